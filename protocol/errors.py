@@ -1,0 +1,186 @@
+"""One root for the errors of this project, then a class for each thing a reader must do about it.
+
+`FencedError` step back; `NotLeaderError` ask elsewhere; `UnavailableError` retry later;
+`CorruptLogError` stop; `RemoteProtocolError` drop the peer; `ConfigError` fix the file.
+Each carries values, not prose, knows the `response_code` it becomes on the wire, and whether the
+same request may succeed later (`retriable`).
+"""
+
+from typing import ClassVar
+
+from protocol.codes import ResponseCode, code_name
+
+
+class BatonError(Exception):
+    """Root of all errors that this project raises on purpose."""
+
+    response_code: ClassVar[ResponseCode] = ResponseCode.SYSTEM_ERROR
+    retriable: ClassVar[bool] = False
+
+
+class FencedError(BatonError):
+    """The caller acts for an epoch that has passed: it must step back.
+
+    `what` names the thing fenced, `given` and `current` are the epochs.
+    """
+
+    response_code = ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
+
+    def __init__(self, what: str, given: int, current: int) -> None:
+        super().__init__(what, given, current)
+        self.what = what
+        self.given = given
+        self.current = current
+
+    def __str__(self) -> str:
+        return f"{self.what}: epoch {self.given} is fenced by {self.current}"
+
+
+class NotLeaderError(BatonError):
+    """Another node decides this. `leader` is its address, or None where it is not known."""
+
+    response_code = ResponseCode.CONTROLLER_NOT_LEADER
+    retriable = True
+
+    def __init__(self, leader: str | None = None) -> None:
+        super().__init__(leader)
+        self.leader = leader
+
+    def __str__(self) -> str:
+        return f"not the leader; the leader is {self.leader or 'not known'}"
+
+
+class UnavailableError(BatonError):
+    """Not now: nothing was done, and the same request may succeed later."""
+
+    response_code = ResponseCode.SERVICE_NOT_AVAILABLE
+    retriable = True
+
+
+class CorruptLogError(BatonError):
+    """Bytes on disk are not what was written (G8). `file` and `offset` (in the log) say where."""
+
+    def __init__(self, file: str, offset: int, what: str) -> None:
+        super().__init__(file, offset, what)
+        self.file = file
+        self.offset = offset
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.file} at offset {self.offset}: {self.what}"
+
+
+class RemoteProtocolError(BatonError):
+    """The peer sent what no frame of the protocol looks like: its connection is of no more use."""
+
+
+class ConfigError(BatonError):
+    """A setting that stops the start.
+
+    `where` is `file:line` or the environment variable; `allowed` says what would be accepted.
+    """
+
+    def __init__(self, key: str, value: object, where: str, allowed: str) -> None:
+        super().__init__(key, value, where, allowed)
+        self.key = key
+        self.value = value
+        self.where = where
+        self.allowed = allowed
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key} = {self.value!r}: {self.allowed}"
+
+
+class BrokerRefusal(BatonError):
+    """Raised inside a processor: answer the request with this code and remark."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(code, remark)
+        self.code = code
+        self.remark = remark
+
+    def __str__(self) -> str:
+        return f"{code_name(self.code)} ({self.code}): {self.remark}"
+
+
+# Codes after which the same request may be answered otherwise by another node or a little later.
+_RETRIABLE_CODES = frozenset(
+    {
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+        ResponseCode.GO_AWAY,
+        ResponseCode.CONTROLLER_NOT_LEADER,
+        ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
+    }
+)
+
+
+class ResponseError(BatonError):
+    """A reply that is not a success, met by the one who asked."""
+
+    def __init__(self, code: int, remark: str | None, address: str) -> None:
+        super().__init__(code, remark, address)
+        self.code = code
+        self.remark = remark or ""
+        self.address = address
+
+    @property
+    def may_succeed_later(self) -> bool:
+        """Whether this very code tells of a passing state."""
+        return self.code in _RETRIABLE_CODES
+
+    def __str__(self) -> str:
+        return f"{self.address} answered {code_name(self.code)} ({self.code}): {self.remark}"
+
+
+class RequestTimeoutError(BatonError):
+    """No answer within `timeout_ms`. Whether the request was carried out is not known."""
+
+    retriable = True
+
+    def __init__(self, address: str, timeout_ms: int, code: int) -> None:
+        super().__init__(address, timeout_ms, code)
+        self.address = address
+        self.timeout_ms = timeout_ms
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"no answer from {self.address} to request {self.code} within {self.timeout_ms} ms"
+
+
+class ConnectError(BatonError):
+    """No connection, or the connection ended before the answer.
+
+    `sent` tells whether the request may have reached the peer: if False nothing was done.
+    """
+
+    response_code = ResponseCode.SERVICE_NOT_AVAILABLE
+    retriable = True
+
+    def __init__(self, address: str, reason: str, *, sent: bool = False) -> None:
+        super().__init__(address, reason)
+        self.address = address
+        self.reason = reason
+        self.sent = sent
+
+    def __str__(self) -> str:
+        return f"{self.address}: {self.reason}"
+
+
+__all__ = [
+    "BatonError",
+    "BrokerRefusal",
+    "ConfigError",
+    "ConnectError",
+    "CorruptLogError",
+    "FencedError",
+    "NotLeaderError",
+    "RemoteProtocolError",
+    "RequestTimeoutError",
+    "ResponseError",
+    "UnavailableError",
+]

@@ -1,0 +1,162 @@
+"""A message as a user makes it, as the store holds it, and the queue that it stands in.
+
+Origin: Java `Message`, `MessageExt`, `MessageQueue`.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Self
+
+import msgspec
+
+from protocol import properties as names
+from protocol.sysflag import (
+    COMPRESSED,
+    COMPRESSION_MASK,
+    COMPRESSION_ZLIB,
+)
+
+
+class MessageQueue(msgspec.Struct, frozen=True, order=True, rename="camel"):
+    """One queue of a topic on one broker group. Ordered by topic, broker name, number, as Java."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}@{self.broker_name}:{self.queue_id}"
+
+
+@dataclass(slots=True)
+class Message:
+    """What a producer sends. `properties` hold the broker's own names and the user's."""
+
+    topic: str
+    body: bytes = b""
+    flag: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, topic: str, body: bytes | str, *, tags: str = "", keys: str = "") -> Self:
+        """A message with the two properties that nearly every user sets."""
+        message = cls(topic, body.encode() if isinstance(body, str) else body)
+        if tags:
+            message.tags = tags
+        if keys:
+            message.keys = keys
+        return message
+
+    @property
+    def tags(self) -> str:
+        return self.properties.get(names.TAGS, "")
+
+    @tags.setter
+    def tags(self, value: str) -> None:
+        self.properties[names.TAGS] = value
+
+    @property
+    def keys(self) -> str:
+        """Keys under which the broker indexes the message, separated by single spaces."""
+        return self.properties.get(names.KEYS, "")
+
+    @keys.setter
+    def keys(self, value: str) -> None:
+        self.properties[names.KEYS] = value
+
+    @property
+    def delay_level(self) -> int:
+        """1 to 18, or 0 for none."""
+        return _int_or_zero(self.properties.get(names.DELAY))
+
+    @delay_level.setter
+    def delay_level(self, level: int) -> None:
+        self.properties[names.DELAY] = str(level)
+
+    @property
+    def uniq_key(self) -> str:
+        """The id that the producer gave the message, or empty."""
+        return self.properties.get(names.UNIQ_KEY, "")
+
+    @property
+    def wait_store_msg_ok(self) -> bool:
+        return self.properties.get(names.WAIT, "true") != "false"
+
+
+@dataclass(slots=True)
+class MessageExt:
+    """A stored message with everything that its record says.
+
+    `body` is as stored, so it may be compressed: `uncompressed_body()` undoes that. Offsets are
+    bytes of the commit log (`physical_offset`) or positions in the queue (`queue_offset`); hosts
+    are "ip:port". `msg_id` is the offset id; the producer's own id is `uniq_key`.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    store_size: int
+    msg_id: str
+    body: bytes
+    body_crc: int
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: str
+    store_timestamp: int
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    properties: dict[str, str]
+    broker_name: str = ""
+
+    @property
+    def tags(self) -> str:
+        return self.properties.get(names.TAGS, "")
+
+    @property
+    def keys(self) -> str:
+        return self.properties.get(names.KEYS, "")
+
+    @property
+    def delay_level(self) -> int:
+        return _int_or_zero(self.properties.get(names.DELAY))
+
+    @property
+    def uniq_key(self) -> str:
+        """The producer's id, or the offset id where it gave none."""
+        return self.properties.get(names.UNIQ_KEY) or self.msg_id
+
+    @property
+    def end_offset(self) -> int:
+        """First byte of the commit log behind this record."""
+        return self.physical_offset + self.store_size
+
+    def uncompressed_body(self) -> bytes:
+        """The body that the producer gave.
+
+        Raises ValueError naming the codec where it is not zlib (lz4 and zstd need libraries that
+        this project does not carry), and zlib.error where the bytes are no zlib stream.
+        """
+        return uncompress(self.body, self.sys_flag)
+
+
+def uncompress(body: bytes, sys_flag: int) -> bytes:
+    """See `MessageExt.uncompressed_body`."""
+    if not sys_flag & COMPRESSED:
+        return body
+    codec = sys_flag & COMPRESSION_MASK
+    if codec not in (0, COMPRESSION_ZLIB):
+        raise ValueError(f"body is compressed with codec 0x{codec:x}, only zlib is supported")
+    return zlib.decompress(body)
+
+
+def _int_or_zero(text: str | None) -> int:
+    try:
+        return int(text) if text else 0
+    except ValueError:
+        return 0
+
+
+__all__ = ["Message", "MessageExt", "MessageQueue", "uncompress"]

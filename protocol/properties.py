@@ -1,0 +1,149 @@
+"""The property string of a message: `key \\x01 value \\x02`, repeated.
+
+Origin: Java `MessageDecoder.messageProperties2String`, `string2messageProperties`, `MessageConst`.
+A reader skips pairs with an empty key or value and takes a missing last separator; where a key
+stands twice the later one counts. A stored string is kept verbatim: order and repeats matter to
+nobody but the bytes' owner, and changing them would change the record.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+NAME_VALUE_SEPARATOR: Final = "\x01"
+PROPERTY_SEPARATOR: Final = "\x02"
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+WAIT: Final = "WAIT"
+DELAY: Final = "DELAY"
+UNIQ_KEY: Final = "UNIQ_KEY"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QID: Final = "REAL_QID"
+RECONSUME_TIME: Final = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+PGROUP: Final = "PGROUP"
+TRAN_MSG: Final = "TRAN_MSG"
+TRANSACTION_ID: Final = "__transactionId__"
+TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+TRAN_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+CLUSTER: Final = "CLUSTER"
+MSG_REGION: Final = "MSG_REGION"
+TRACE_ON: Final = "TRACE_ON"
+MIN_OFFSET: Final = "MIN_OFFSET"
+MAX_OFFSET: Final = "MAX_OFFSET"
+INNER_NUM: Final = "INNER_NUM"
+INNER_BASE: Final = "INNER_BASE"
+INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
+POP_CK: Final = "POP_CK"
+FIRST_POP_TIME: Final = "1ST_POP_TIME"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+CRC32: Final = "__CRC32#"
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+TTL: Final = "TTL"
+PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
+MSG_TYPE: Final = "MSG_TYPE"
+TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
+TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
+INSTANCE_ID: Final = "INSTANCE_ID"
+DUP_INFO: Final = "DUP_INFO"
+
+KEY_SEPARATOR: Final = " "
+PROPERTIES_SIZE_MAX: Final = 32767
+
+# Names that a client may not use for properties of its own (Java `MessageConst.STRING_HASH_SET`).
+RESERVED: Final = frozenset(
+    {
+        KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, RETRY_TOPIC, REAL_TOPIC, REAL_QID, RECONSUME_TIME,
+        MAX_RECONSUME_TIMES, ORIGIN_MESSAGE_ID, PGROUP, TRAN_MSG, TRANSACTION_ID,
+        TRANSACTION_CHECK_TIMES, TRAN_PREPARED_QUEUE_OFFSET, CHECK_IMMUNITY_TIME_IN_SECONDS,
+        CLUSTER, MSG_REGION, TRACE_ON, MIN_OFFSET, MAX_OFFSET, INNER_NUM, INNER_BASE,
+        INNER_MULTI_DISPATCH, INNER_MULTI_QUEUE_OFFSET, POP_CK, FIRST_POP_TIME, SHARDING_KEY,
+        CRC32, CORRELATION_ID, REPLY_TO_CLIENT, TTL, PUSH_REPLY_TIME, MSG_TYPE, TIMER_DELAY_SEC,
+        TIMER_DELAY_MS, TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES, TIMER_DEL_UNIQKEY,
+        INSTANCE_ID, DUP_INFO,
+    }
+)  # fmt: skip
+
+
+def decode_properties(raw: str | bytes) -> dict[str, str]:
+    """Reads a property string. Pairs without key or value are skipped, the last of a key wins."""
+    text = raw if isinstance(raw, str) else bytes(raw).decode("utf-8", "replace")
+    properties: dict[str, str] = {}
+    for pair in text.split(PROPERTY_SEPARATOR):
+        name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
+        if separator and name and value:
+            properties[name] = value
+    return properties
+
+
+def encode_properties(properties: Mapping[str, str]) -> str:
+    """Writes a property string with a separator behind every pair; empty values are left out.
+
+    Neither name nor value may hold a separator: `name_value_problem` tells beforehand.
+    """
+    return "".join(
+        f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}"
+        for name, value in properties.items()
+        if name and value
+    )
+
+
+def name_value_problem(name: str, value: str) -> str | None:
+    """Why this pair cannot be stored as it is, or None."""
+    for what, text in (("name", name), ("value", value)):
+        if not text:
+            return f"the property {what} is empty"
+        if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
+            return f"the property {what} {text!r} holds a separator (\\x01 or \\x02)"
+    return None
+
+
+def find_property(raw: bytes, key: bytes) -> bytes | None:
+    """The value of one key without reading the others, or None if it is absent or empty.
+
+    The last one of a repeated key counts, as in `decode_properties`.
+    """
+    needle = key + b"\x01"
+    end = len(raw)
+    while True:
+        at = raw.rfind(needle, 0, end)
+        if at < 0:
+            return None
+        if at == 0 or raw[at - 1] == 2:
+            start = at + len(needle)
+            stop = raw.find(b"\x02", start)
+            value = raw[start:] if stop < 0 else raw[start:stop]
+            if value:
+                return value
+        # No real start (part of a longer key, or of a value) or nothing behind it: look before.
+        end = at + len(needle) - 1
+
+
+def remove_property(raw: bytes, key: bytes) -> bytes:
+    """The property string without any pair of this key; the others keep their bytes and order."""
+    if key + b"\x01" not in raw:
+        return raw
+    return b"\x02".join(pair for pair in raw.split(b"\x02") if pair.partition(b"\x01")[0] != key)
+
+
+__all__ = [
+    "CHECK_IMMUNITY_TIME_IN_SECONDS", "CLUSTER", "CORRELATION_ID", "CRC32", "DELAY", "DUP_INFO",
+    "FIRST_POP_TIME", "INNER_BASE", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET",
+    "INNER_NUM", "INSTANCE_ID", "KEYS", "KEY_SEPARATOR", "MAX_OFFSET", "MAX_RECONSUME_TIMES",
+    "MIN_OFFSET", "MSG_REGION", "MSG_TYPE", "NAME_VALUE_SEPARATOR", "ORIGIN_MESSAGE_ID", "PGROUP",
+    "POP_CK", "PROPERTIES_SIZE_MAX", "PROPERTY_SEPARATOR", "PUSH_REPLY_TIME", "REAL_QID",
+    "REAL_TOPIC", "RECONSUME_TIME", "REPLY_TO_CLIENT", "RESERVED", "RETRY_TOPIC", "SHARDING_KEY",
+    "TAGS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS", "TIMER_DEL_UNIQKEY",
+    "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TRACE_ON", "TRANSACTION_CHECK_TIMES", "TRANSACTION_ID",
+    "TRAN_MSG", "TRAN_PREPARED_QUEUE_OFFSET", "TTL", "UNIQ_KEY", "WAIT", "decode_properties",
+    "encode_properties", "find_property", "name_value_problem", "remove_property",
+]  # fmt: skip

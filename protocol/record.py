@@ -1,0 +1,382 @@
+"""The record of the commit log: one message, byte for byte as RocketMQ stores it.
+
+     0 totalSize   4 magic        8 bodyCRC    12 queueId      16 flag      20 queueOffset
+    28 physicalOffset            36 sysFlag    40 bornTimestamp             48 bornHost (8|20)
+    56 storeTimestamp            64 storeHost (8|20)           72 reconsumeTimes
+    76 preparedTransactionOffset 84 bodyLength 88 body, topicLength (1|2), topic,
+    propertiesLength (i16), properties
+
+(positions with two IPv4 hosts; each IPv6 host shifts what follows by 12). Magic V2 has a topic
+length of two bytes and is chosen when the topic is longer than 127. With the property CRC the
+properties end in `__CRC32#` \\x01 ten digits \\x02, the decimal CRC of all bytes before these 20,
+least significant digit first. All CRCs have their top bit cleared.
+
+The end of a file that no record fits into is a blank: i32 remaining bytes, magic, anything.
+
+Origin: Java `MessageExtEncoder`, `CommitLog.checkMessageAndReturnSize`, `MessageDecoder`.
+"""
+
+import struct
+import zlib
+from typing import Final, Literal, NamedTuple
+
+from protocol.message import MessageExt
+from protocol.message_id import encode_offset_msg_id, host_text
+from protocol.properties import decode_properties
+from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+
+MAGIC_V1: Final = 0xDAA320A7
+MAGIC_V2: Final = 0xDAA320AB
+MAGIC_BLANK: Final = 0xCBD43194
+# Room that must stay behind a record in its file, so that a blank can be written there.
+END_FILE_MIN_BLANK: Final = 8
+TOPIC_LENGTH_MAX_V1: Final = 127
+CRC_TAIL_SIZE: Final = 20
+CRC_PROPERTY: Final = b"__CRC32#\x01"
+# Record without body, topic, properties, both hosts IPv4, magic V1 (V2: one more).
+FIXED_SIZE_V1: Final = 91
+
+Buffer = bytes | bytearray | memoryview
+Kind = Literal["message", "blank"]
+# The unpacked head, fields in the order of the table above.
+_Head = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
+
+_HEAD_V4: Final = struct.Struct(">IIIiiqqiq8sq8siqi")
+_HEAD_ANY: Final = {
+    (8, 8): _HEAD_V4,
+    (20, 8): struct.Struct(">IIIiiqqiq20sq8siqi"),
+    (8, 20): struct.Struct(">IIIiiqqiq8sq20siqi"),
+    (20, 20): struct.Struct(">IIIiiqqiq20sq20siqi"),
+}
+_TOPIC_V1: Final = struct.Struct(">B")
+_U16: Final = struct.Struct(">H")
+_I16: Final = struct.Struct(">h")
+_FIRST: Final = struct.Struct(">II")
+_crc32 = zlib.crc32
+_pack_v4 = _HEAD_V4.pack
+
+
+class CorruptRecord(Exception):
+    """These bytes are no whole record. `what` says why; the caller knows file and offset."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+class RecordHead(NamedTuple):
+    """What dispatching needs of a record, read without making a message of it.
+
+    `size` covers the whole record (a blank: all that is left of its file). `body_offset` is a
+    position in the scanned buffer. `properties` are the raw bytes, the CRC tail included. For a
+    blank only `size` and `kind` mean anything.
+    """
+
+    size: int
+    kind: Kind
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    store_timestamp: int
+    topic: bytes
+    properties: bytes
+    body_offset: int
+    body_len: int
+    flag: int = 0
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+
+def record_size(
+    topic_len: int, body_len: int, properties_len: int, *, born_v6: bool, store_v6: bool
+) -> int:
+    """Size in bytes of a record with these parts (properties with their CRC tail, if any)."""
+    hosts = 12 * (born_v6 + store_v6)
+    version = topic_len > TOPIC_LENGTH_MAX_V1
+    return FIXED_SIZE_V1 + version + hosts + body_len + topic_len + properties_len
+
+
+def encode_record(
+    *,
+    topic: bytes,
+    queue_id: int,
+    queue_offset: int,
+    physical_offset: int,
+    flag: int,
+    sys_flag: int,
+    born_timestamp: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_transaction_offset: int,
+    body: bytes,
+    properties: bytes,
+    body_crc: int | None = None,
+    append_prop_crc: bool,
+) -> bytes:
+    """The bytes of one record.
+
+    The host bits of `sys_flag` are set from the lengths of the hosts. With `append_prop_crc` a
+    missing last separator of `properties` is added, and they must not hold a `__CRC32#` of their
+    own. Raises struct.error for a number that does not fit its field; the caller checks sizes.
+    """
+    topic_len = len(topic)
+    body_len = len(body)
+    hosts_len = len(born_host) + len(store_host)
+    if append_prop_crc:
+        if properties and properties[-1] != 2:
+            properties += b"\x02"
+        properties_len = len(properties) + CRC_TAIL_SIZE
+    else:
+        properties_len = len(properties)
+    if topic_len <= TOPIC_LENGTH_MAX_V1:
+        magic = MAGIC_V1
+        topic_head = _TOPIC_V1.pack(topic_len)
+        size = 75 + hosts_len + body_len + topic_len + properties_len
+    else:
+        magic = MAGIC_V2
+        topic_head = _U16.pack(topic_len)
+        size = 76 + hosts_len + body_len + topic_len + properties_len
+    if hosts_len == 16:
+        pack = _pack_v4
+        sys_flag &= ~(BORN_HOST_V6 | STORE_HOST_V6)
+    else:
+        pack = _HEAD_ANY[len(born_host), len(store_host)].pack
+        sys_flag = _with_host_bits(sys_flag, born_host, store_host)
+    record = b"".join(
+        (
+            pack(
+                size,
+                magic,
+                _crc32(body) & 0x7FFFFFFF if body_crc is None else body_crc,
+                queue_id,
+                flag,
+                queue_offset,
+                physical_offset,
+                sys_flag,
+                born_timestamp,
+                born_host,
+                store_timestamp,
+                store_host,
+                reconsume_times,
+                prepared_transaction_offset,
+                body_len,
+            ),
+            body,
+            topic_head,
+            topic,
+            _I16.pack(properties_len),
+            properties,
+        )
+    )
+    if append_prop_crc:
+        return record + crc_tail(_crc32(record) & 0x7FFFFFFF)
+    return record
+
+
+def _with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
+    sys_flag &= ~(BORN_HOST_V6 | STORE_HOST_V6)
+    if len(born_host) == 20:
+        sys_flag |= BORN_HOST_V6
+    if len(store_host) == 20:
+        sys_flag |= STORE_HOST_V6
+    return sys_flag
+
+
+def crc_tail(crc: int) -> bytes:
+    """The 20 bytes that end the properties: digits of the CRC, least significant first."""
+    return CRC_PROPERTY + (b"%010d" % crc)[::-1] + b"\x02"
+
+
+def encode_blank(remaining: int) -> bytes:
+    """The 8 bytes that say: nothing more in this file. `remaining` counts them too."""
+    return _FIRST.pack(remaining, MAGIC_BLANK)
+
+
+def scan_record(buf: Buffer, pos: int = 0, *, check_crc: bool = False) -> RecordHead | None:
+    """Reads the record that begins at `pos`, or None if the buffer ends before the record does.
+
+    `check_crc` verifies the property CRC where the record has one, else the body CRC. A blank is
+    returned as soon as its 8 bytes are there, whatever follows. Raises CorruptRecord for bytes
+    that are no record: a wrong magic (unwritten zeros too), sizes that disagree, a wrong CRC.
+    """
+    available = len(buf) - pos
+    if available < 8:
+        return None
+    size, magic = _FIRST.unpack_from(buf, pos)
+    if magic == MAGIC_BLANK:
+        if not 8 <= size <= 0x7FFFFFFF:
+            raise CorruptRecord(f"blank of {size} bytes")
+        return RecordHead(size, "blank", 0, 0, 0, 0, 0, b"", b"", pos + 8, 0)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        raise CorruptRecord(_describe_magic(size, magic))
+    if available < size:
+        _check_size(size)
+        return None
+    head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
+    end = pos + size
+    if check_crc:
+        _check_crc(buf, pos, end, head[2], body_at, head[14])
+    return RecordHead(
+        size,
+        "message",
+        head[3],
+        head[5],
+        head[6],
+        head[7],
+        head[10],
+        bytes(buf[topic_at:topic_end]),
+        bytes(buf[properties_at:end]),
+        body_at,
+        head[14],
+        head[4],
+        head[12],
+        head[13],
+    )
+
+
+def decode_record(
+    buf: Buffer, pos: int = 0, *, read_body: bool = True, check_crc: bool = False
+) -> MessageExt:
+    """The message whose record begins at `pos`; `read_body` False leaves the body empty.
+
+    Raises CorruptRecord also for a blank and for a record that the buffer cuts off.
+    """
+    if len(buf) - pos < 8:
+        raise CorruptRecord("cut off within its first 8 bytes")
+    size, magic = _FIRST.unpack_from(buf, pos)
+    if magic == MAGIC_BLANK:
+        raise CorruptRecord("a blank where a message was expected")
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        raise CorruptRecord(_describe_magic(size, magic))
+    if len(buf) - pos < size:
+        raise CorruptRecord(f"cut off: {len(buf) - pos} of {size} bytes are there")
+    head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
+    end = pos + size
+    if check_crc:
+        _check_crc(buf, pos, end, head[2], body_at, head[14])
+    return _message(
+        head,
+        bytes(buf[body_at : body_at + head[14]]) if read_body else b"",
+        bytes(buf[topic_at:topic_end]),
+        bytes(buf[properties_at:end]),
+    )
+
+
+def _message(head: _Head, body: bytes, topic: bytes, properties: bytes) -> MessageExt:
+    store_host = head[11]
+    return MessageExt(
+        topic=topic.decode("utf-8", "replace"),
+        queue_id=head[3],
+        queue_offset=head[5],
+        physical_offset=head[6],
+        store_size=head[0],
+        msg_id=encode_offset_msg_id(store_host, head[6]),
+        body=body,
+        body_crc=head[2],
+        flag=head[4],
+        sys_flag=head[7],
+        born_timestamp=head[8],
+        born_host=host_text(head[9]),
+        store_timestamp=head[10],
+        store_host=host_text(store_host),
+        reconsume_times=head[12],
+        prepared_transaction_offset=head[13],
+        properties=decode_properties(properties),
+    )
+
+
+def decode_records(buf: Buffer) -> list[MessageExt]:
+    """All messages of a pull reply's body, body CRCs checked, in order.
+
+    Raises CorruptRecord where the bytes are not whole records to the end.
+    """
+    messages: list[MessageExt] = []
+    pos = 0
+    while pos < len(buf):
+        message = decode_record(buf, pos)
+        if message.body_crc != _crc32(message.body) & 0x7FFFFFFF and message.body:
+            raise CorruptRecord(f"body CRC of the record at {pos} is wrong")
+        messages.append(message)
+        pos += message.store_size
+    return messages
+
+
+def _locate(buf: Buffer, pos: int, size: int, magic: int) -> tuple[_Head, int, int, int, int]:
+    """(unpacked head, body_at, topic_at, topic_end, properties_at) of a record wholly in `buf`."""
+    if size < FIXED_SIZE_V1:
+        raise CorruptRecord(f"size {size} is below the smallest record")
+    head = _HEAD_V4.unpack_from(buf, pos)
+    body_at = pos + _HEAD_V4.size
+    host_bits = head[7] & (BORN_HOST_V6 | STORE_HOST_V6)
+    if host_bits:
+        layout = _HEAD_ANY[
+            20 if host_bits & BORN_HOST_V6 else 8, 20 if host_bits & STORE_HOST_V6 else 8
+        ]
+        if size < layout.size + 3:
+            raise CorruptRecord(f"size {size} is below the smallest record with such hosts")
+        head = layout.unpack_from(buf, pos)
+        body_at = pos + layout.size
+    end = pos + size
+    body_len = head[14]
+    after_body = body_at + body_len
+    if body_len < 0 or after_body + 4 > end + (magic == MAGIC_V1):
+        raise CorruptRecord(f"body length {body_len} does not fit into size {size}")
+    if magic == MAGIC_V1:
+        topic_len = buf[after_body]
+        topic_at = after_body + 1
+    else:
+        topic_len = _U16.unpack_from(buf, after_body)[0]
+        topic_at = after_body + 2
+    topic_end = topic_at + topic_len
+    properties_at = topic_end + 2
+    if properties_at > end:
+        raise CorruptRecord(f"topic length {topic_len} does not fit into size {size}")
+    properties_len = _I16.unpack_from(buf, topic_end)[0]
+    if properties_len < 0 or properties_at + properties_len != end:
+        raise CorruptRecord(
+            f"parts sum up to {properties_at + properties_len - pos} bytes, size says {size}"
+        )
+    return head, body_at, topic_at, topic_end, properties_at
+
+
+def _check_size(size: int) -> None:
+    if not FIXED_SIZE_V1 <= size <= 0x7FFFFFFF:
+        raise CorruptRecord(f"size {size} is no size of a record")
+
+
+def _check_crc(buf: Buffer, pos: int, end: int, body_crc: int, body_at: int, body_len: int) -> None:
+    view = memoryview(buf)
+    tail = bytes(view[end - CRC_TAIL_SIZE : end])
+    if tail.startswith(CRC_PROPERTY):
+        if tail != crc_tail(_crc32(view[pos : end - CRC_TAIL_SIZE]) & 0x7FFFFFFF):
+            raise CorruptRecord("property CRC is wrong")
+    elif body_len and body_crc != _crc32(view[body_at : body_at + body_len]) & 0x7FFFFFFF:
+        raise CorruptRecord("body CRC is wrong")
+
+
+def _describe_magic(size: int, magic: int) -> str:
+    if magic == 0 and size == 0:
+        return "zeros where a record should begin"
+    return f"magic {magic:08x} is not one of a record"
+
+
+__all__ = [
+    "CRC_TAIL_SIZE",
+    "END_FILE_MIN_BLANK",
+    "FIXED_SIZE_V1",
+    "MAGIC_BLANK",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "CorruptRecord",
+    "RecordHead",
+    "crc_tail",
+    "decode_record",
+    "decode_records",
+    "encode_blank",
+    "encode_record",
+    "record_size",
+    "scan_record",
+]

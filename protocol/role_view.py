@@ -1,0 +1,53 @@
+"""What a controller has applied about one broker group, as every other package sees it.
+
+Mirrors `RoleView` and `Replica` of `baton.controller.v1`, so that the HA service and the broker
+need not know gRPC. A view is taken only if its `key` grows (R20); a set named here is the committed
+one, never a proposal.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica as the controller knows it; `alive` is first-hand knowledge of that node."""
+
+    broker_id: int
+    address: str = ""
+    ha_address: str = ""
+    alive: bool = False
+    learner: bool = False
+    incarnation: str = ""
+    log_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleView:
+    """`master_broker_id` is None while the group has no master; its address is then empty."""
+
+    cluster_name: str
+    broker_name: str
+    master_broker_id: int | None = None
+    master_address: str = ""
+    master_ha_address: str = ""
+    master_incarnation: str = ""
+    master_epoch: int = 0
+    sync_state_set_epoch: int = 0
+    sync_state_set: frozenset[int] = frozenset()
+    replicas: tuple[Replica, ...] = ()
+    raft_index: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(masterEpoch, syncStateSetEpoch): the order of views (R20)."""
+        return (self.master_epoch, self.sync_state_set_epoch)
+
+    def replica(self, broker_id: int) -> Replica | None:
+        """The registered replica of that id, or None."""
+        for replica in self.replicas:
+            if replica.broker_id == broker_id:
+                return replica
+        return None
+
+
+__all__ = ["Replica", "RoleView"]

@@ -1,0 +1,66 @@
+"""Bits of `sysFlag`: one set in every message, another in pull requests.
+
+Origin: Java `MessageSysFlag`, `PullSysFlag`, `CompressionType`.
+"""
+
+from typing import Final
+
+# --- message ---
+COMPRESSED: Final = 0x1
+MULTI_TAGS: Final = 0x2
+TRANSACTION_NOT_TYPE: Final = 0x0
+TRANSACTION_PREPARED: Final = 0x4
+TRANSACTION_COMMIT: Final = 0x8
+TRANSACTION_ROLLBACK: Final = 0xC
+TRANSACTION_MASK: Final = 0xC
+BORN_HOST_V6: Final = 0x10
+STORE_HOST_V6: Final = 0x20
+NEED_UNWRAP: Final = 0x40
+INNER_BATCH: Final = 0x80
+COMPRESSION_MASK: Final = 0x700
+COMPRESSION_LZ4: Final = 0x100
+COMPRESSION_ZSTD: Final = 0x200
+COMPRESSION_ZLIB: Final = 0x300
+
+# --- pull request ---
+PULL_COMMIT_OFFSET: Final = 0x1
+PULL_SUSPEND: Final = 0x2
+PULL_SUBSCRIPTION: Final = 0x4
+PULL_CLASS_FILTER: Final = 0x8
+PULL_LITE: Final = 0x10
+
+
+def transaction_type(sys_flag: int) -> int:
+    """The transaction bits of a message: 0 none, 4 prepared, 8 commit, 0xC rollback."""
+    return sys_flag & TRANSACTION_MASK
+
+
+def has_queue_unit(sys_flag: int) -> bool:
+    """Whether a record of this flag gets a place in its consume queue (prepared, rollback: no)."""
+    return sys_flag & TRANSACTION_MASK in (TRANSACTION_NOT_TYPE, TRANSACTION_COMMIT)
+
+
+__all__ = [
+    "BORN_HOST_V6",
+    "COMPRESSED",
+    "COMPRESSION_LZ4",
+    "COMPRESSION_MASK",
+    "COMPRESSION_ZLIB",
+    "COMPRESSION_ZSTD",
+    "INNER_BATCH",
+    "MULTI_TAGS",
+    "NEED_UNWRAP",
+    "PULL_CLASS_FILTER",
+    "PULL_COMMIT_OFFSET",
+    "PULL_LITE",
+    "PULL_SUBSCRIPTION",
+    "PULL_SUSPEND",
+    "STORE_HOST_V6",
+    "TRANSACTION_COMMIT",
+    "TRANSACTION_MASK",
+    "TRANSACTION_NOT_TYPE",
+    "TRANSACTION_PREPARED",
+    "TRANSACTION_ROLLBACK",
+    "has_queue_unit",
+    "transaction_type",
+]

@@ -1,0 +1,167 @@
+"""Which names a topic or a group may have, and which topics belong to the broker itself.
+
+Origin: Java `TopicValidator`, `MixAll`, `NamespaceUtil`.
+"""
+
+import re
+from typing import Final
+
+from protocol.codes import ResponseCode
+from protocol.errors import BrokerRefusal
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+LMQ_PREFIX: Final = "%LMQ%"
+TOPIC_LENGTH_MAX: Final = 127
+RETRY_TOPIC_LENGTH_MAX: Final = 255
+GROUP_LENGTH_MAX: Final = 255
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+REPLY_TOPIC_POSTFIX: Final = "REPLY_TOPIC"
+REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
+# Ours: topic and group changes travel in the log as records of this topic (R31). No consume queue.
+METADATA_TOPIC: Final = "rmq_sys_BATON_METADATA"
+
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        AUTO_CREATE_TOPIC,
+        SCHEDULE_TOPIC,
+        BENCHMARK_TOPIC,
+        TRANS_HALF_TOPIC,
+        TRACE_TOPIC,
+        TRANS_OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+# What a client may not send to, though the topic exists.
+NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        TRANS_HALF_TOPIC,
+        TRANS_OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        METADATA_TOPIC,
+    }
+)
+
+_LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def retry_topic(group: str) -> str:
+    """The topic from which a group gets its failed messages again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """The topic that holds what a group failed on too often."""
+    return DLQ_PREFIX + group
+
+
+def reply_topic(cluster_name: str) -> str:
+    """The topic of request-reply answers in a cluster."""
+    return f"{cluster_name}_{REPLY_TOPIC_POSTFIX}"
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether the broker owns this topic (Java `TopicValidator.isSystemTopic`)."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def is_retry_or_dlq(topic: str) -> bool:
+    """Whether the topic belongs to one consumer group."""
+    return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def topic_problem(topic: str) -> str | None:
+    """Why this is no legal topic name, or None if it is one."""
+    if not topic or topic.isspace():
+        return "The specified topic is blank."
+    if _LEGAL.fullmatch(topic) is None:
+        return (
+            "The specified topic contains illegal characters, "
+            "allowing only ^[%|a-zA-Z0-9_-]+$: " + topic[:TOPIC_LENGTH_MAX]
+        )
+    limit = RETRY_TOPIC_LENGTH_MAX if is_retry_or_dlq(topic) else TOPIC_LENGTH_MAX
+    if len(topic) > limit:
+        return f"The specified topic is longer than topic max length {limit}."
+    return None
+
+
+def group_problem(group: str) -> str | None:
+    """Why this is no legal group name, or None if it is one."""
+    if not group or group.isspace():
+        return "The specified group is blank."
+    if len(group) > GROUP_LENGTH_MAX:
+        return f"The specified group is longer than group max length {GROUP_LENGTH_MAX}."
+    if _LEGAL.fullmatch(group) is None:
+        return (
+            "The specified group contains illegal characters, "
+            "allowing only ^[%|a-zA-Z0-9_-]+$: " + group[:GROUP_LENGTH_MAX]
+        )
+    return None
+
+
+def check_topic(topic: str) -> None:
+    """Raises BrokerRefusal INVALID_PARAMETER (29) for an illegal name."""
+    problem = topic_problem(topic)
+    if problem is not None:
+        raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, problem)
+
+
+def check_send_allowed(topic: str) -> None:
+    """Raises BrokerRefusal NO_PERMISSION (16) for a topic that clients must not write."""
+    if topic in NOT_ALLOWED_SEND_TOPICS:
+        raise BrokerRefusal(
+            ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."
+        )
+
+
+__all__ = [
+    "AUTO_CREATE_TOPIC",
+    "BENCHMARK_TOPIC",
+    "DLQ_PREFIX",
+    "GROUP_LENGTH_MAX",
+    "LMQ_PREFIX",
+    "METADATA_TOPIC",
+    "NOT_ALLOWED_SEND_TOPICS",
+    "OFFSET_MOVED_TOPIC",
+    "REPLY_TOPIC_POSTFIX",
+    "RETRY_PREFIX",
+    "RETRY_TOPIC_LENGTH_MAX",
+    "REVIVE_TOPIC_PREFIX",
+    "SCHEDULE_TOPIC",
+    "SELF_TEST_TOPIC",
+    "SYNC_BROKER_MEMBER_PREFIX",
+    "SYSTEM_TOPICS",
+    "SYSTEM_TOPIC_PREFIX",
+    "TIMER_TOPIC",
+    "TOPIC_LENGTH_MAX",
+    "TRACE_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "TRANS_HALF_TOPIC",
+    "TRANS_OP_HALF_TOPIC",
+    "check_send_allowed",
+    "check_topic",
+    "dlq_topic",
+    "group_problem",
+    "is_retry_or_dlq",
+    "is_system_topic",
+    "reply_topic",
+    "retry_topic",
+    "topic_problem",
+]
