@@ -1,0 +1,159 @@
+"""Small files that are replaced as a whole and are never half there.
+
+Invariant: after `replace_file` returned, the new content survives power loss; before that, a crash
+at any point leaves either the old or the new content under the name, never a mixture and never
+nothing. Java's `MixAll.string2File` and `CheckpointFile` overwrite in place; this is the part of
+them that we do not copy.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+BACKUP_SUFFIX = ".bak"
+_TEMP_SUFFIX = ".tmp"
+
+
+def backup_path(path: Path) -> Path:
+    """The name of the second copy of `path`, as RocketMQ spells it."""
+    return path.with_name(path.name + BACKUP_SUFFIX)
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
+    """`pwrite` that goes on after a short write; a full disk raises OSError (ENOSPC)."""
+    written = os.pwrite(fd, data, position)
+    if written == len(data):
+        return
+    view = memoryview(data)
+    while written < len(view):
+        count = os.pwrite(fd, view[written:], position + written)
+        if count == 0:
+            raise OSError(f"pwrite of {len(view) - written} bytes wrote nothing")
+        written += count
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names created, renamed or removed in `directory` durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(path: Path) -> None:
+    """fdatasync a file by name, through a descriptor of its own, so any thread may call this.
+
+    A file that is gone needs no sync: whoever removed it owns that step.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes, *, keep_previous: bool = False) -> None:
+    """Put `data` under `path`, durably and all at once; the parent folder is made if missing.
+
+    With `keep_previous` what was there before becomes `<path>.bak`; the name itself is never
+    without a file in between. Raises OSError if the disk refuses; then the old content stands.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(path.name + _TEMP_SUFFIX)
+    _write_new(temp, data)
+    if keep_previous and path.exists():
+        _link_over(path, backup_path(path))
+    os.replace(temp, path)
+    sync_directory(path.parent)
+
+
+def replace_with_twin(path: Path, data: bytes) -> None:
+    """Put `data` under `path` and then under `<path>.bak`, both durable on return.
+
+    For files whose previous content would be a wrong answer, not just an old one: whichever copy
+    is later lost, the other holds the newest content.
+    """
+    replace_file(path, data)
+    replace_file(backup_path(path), data)
+
+
+def remove_file(path: Path) -> None:
+    """Remove `path` durably; a missing file is fine."""
+    path.unlink(missing_ok=True)
+    if path.parent.exists():
+        sync_directory(path.parent)
+
+
+class UnreadableFileError(ValueError):
+    """Neither the file nor its `.bak` could be used; `reasons` names both with the cause."""
+
+    def __init__(self, path: Path, reasons: tuple[str, ...]) -> None:
+        super().__init__(f"{path}: " + "; ".join(reasons))
+        self.path = path
+        self.reasons = reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """What `load_with_backup` found; `reason` says why not the main file ("" if it was used)."""
+
+    value: T
+    from_backup: bool
+    reason: str
+
+
+def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | None:
+    """Read `path`, or its `.bak` if it is missing, empty or refused by `parse` (ValueError).
+
+    None if neither file exists. Raises UnreadableFileError, which names each file and its reason,
+    if something is there but nothing of it can be used.
+    """
+    reasons: list[str] = []
+    found = False
+    for candidate in (path, backup_path(path)):
+        try:
+            data = candidate.read_bytes()
+        except FileNotFoundError:
+            reasons.append(f"{candidate.name}: missing")
+            continue
+        found = True
+        if not data:
+            reasons.append(f"{candidate.name}: empty")
+            continue
+        try:
+            value = parse(data)
+        except ValueError as error:
+            reasons.append(f"{candidate.name}: {error}")
+            continue
+        return Loaded(value, from_backup=candidate != path, reason=reasons[0] if reasons else "")
+    if not found:
+        return None
+    raise UnreadableFileError(path, tuple(reasons))
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        write_all(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _link_over(source: Path, target: Path) -> None:
+    """Make `target` a second name of `source`'s content without a moment of absence."""
+    temp = target.with_name(target.name + _TEMP_SUFFIX)
+    temp.unlink(missing_ok=True)
+    try:
+        os.link(source, temp)
+    except OSError:  # file systems without hard links
+        _write_new(temp, source.read_bytes())
+    os.replace(temp, target)

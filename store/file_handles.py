@@ -1,0 +1,45 @@
+"""A bounded set of open file descriptors, shared by the many files of consume queues and indexes.
+
+Invariant: at most `limit` descriptors are open. A descriptor is borrowed for one system call and
+must not be kept: the next `fd` call may close it. One thread only.
+"""
+
+import os
+from collections import OrderedDict
+
+
+class FileHandles:
+    """Least recently used descriptors, opened when first asked for."""
+
+    def __init__(self, limit: int = 256) -> None:
+        assert limit >= 1
+        self._limit = limit
+        self._fds: OrderedDict[str, int] = OrderedDict()
+
+    def fd(self, path: str) -> int:
+        """A read-write descriptor of an existing file; FileNotFoundError if there is none."""
+        fd = self._fds.get(path)
+        if fd is not None:
+            self._fds.move_to_end(path)
+            return fd
+        fd = os.open(path, os.O_RDWR)
+        self._fds[path] = fd
+        if len(self._fds) > self._limit:
+            _, oldest = self._fds.popitem(last=False)
+            os.close(oldest)
+        return fd
+
+    def forget(self, path: str) -> None:
+        """Close the descriptor of a file that is about to be removed."""
+        fd = self._fds.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close all; the object can be used again afterwards."""
+        while self._fds:
+            _, fd = self._fds.popitem()
+            os.close(fd)
+
+    def __len__(self) -> int:
+        return len(self._fds)

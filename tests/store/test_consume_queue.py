@@ -1,0 +1,331 @@
+"""The consume queue: units in memory and on disk are one array, and Java's files open."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import CorruptLogError
+from store.consume_queue import FILLER_SIZE, UNIT, UNIT_SIZE, Boundary, ConsumeQueue
+from store.consume_queue_store import ConsumeQueueStore
+from store.file_handles import FileHandles
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
+FILE_SIZE = 10 * UNIT_SIZE
+
+
+def queue_at(path: Path, **kwargs: int) -> ConsumeQueue:
+    return ConsumeQueue(path / "T" / "0", "T", 0, **({"file_size": FILE_SIZE} | kwargs))
+
+
+def filled(path: Path, count: int, *, size: int = 100) -> ConsumeQueue:
+    queue = queue_at(path)
+    for index in range(count):
+        queue.append_unit(index * size, size, index)
+    return queue
+
+
+def reopened(queue: ConsumeQueue) -> ConsumeQueue:
+    queue.close()
+    again = ConsumeQueue(queue.directory, "T", 0, file_size=FILE_SIZE)
+    again.load()
+    return again
+
+
+def indexes(queue: ConsumeQueue) -> list[int]:
+    return [index for index, *_ in queue.iter_units()]
+
+
+@pytest.mark.parametrize("broker", ["b0", "b1"])
+def test_golden_queues_point_at_their_messages(broker: str, tmp_path: Path) -> None:
+    """Every decoded record with a queue is found by (topic, queue id, queue offset)."""
+    store = ConsumeQueueStore(GOLDEN / broker / "consumequeue", file_size=20000)
+    assert store.load() == []
+    lines = (GOLDEN / broker / "commitlog.decoded.jsonl").read_text().splitlines()
+    seen = 0
+    for record in map(json.loads, lines):
+        if record["sysFlag"] & 0xC in (0x4, 0xC):
+            continue
+        queue = store.find(record["topic"], record["queueId"])
+        if queue is None:
+            continue
+        unit = queue.unit_at(record["queueOffset"])
+        assert unit is not None
+        assert unit[:2] == (record["physicalOffset"], record["size"])
+        seen += 1
+    assert seen == sum(queue.max_offset for queue in store.queues()) == 22
+    assert store.last_physical_end == 6760
+    store.close()
+
+
+def test_units_are_read_from_the_tail_and_from_the_file_alike(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 7)
+    queue.write_back()
+    for index in range(7, 12):
+        queue.append_unit(index * 100, 100, index)
+    assert queue.max_offset == 12
+    units = queue.read_units(5, 32)
+    assert [u[2] for u in UNIT.iter_unpack(units)] == [5, 6, 7, 8, 9]  # one file per call
+    assert [u[2] for u in UNIT.iter_unpack(queue.read_units(10, 32))] == [10, 11]
+    assert queue.read_units(12, 1) == b""
+    assert queue.read_units(3, 0) == b""
+    assert queue.read_units(-1, 5) == b""
+    assert indexes(queue) == list(range(12))
+    queue.close()
+
+
+@given(st.lists(st.sampled_from(["append", "write", "reopen", "cut"]), max_size=40), st.data())
+def test_a_queue_is_an_array(steps: list[str], data: st.DataObject) -> None:
+    """Whatever the order of appends, write-backs, cuts and restarts, it reads like a list."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        queue = queue_at(Path(folder))
+        model: list[tuple[int, int, int]] = []
+        end = 0
+        for step in steps:
+            if step == "append":
+                for _ in range(data.draw(st.integers(1, 7))):
+                    model.append((end, 50, len(model)))
+                    queue.append_unit(*model[-1])
+                    end += 50
+            elif step == "write":
+                queue.write_back()
+            elif step == "reopen":
+                queue = reopened(queue)
+            else:
+                cut = data.draw(st.integers(0, end))
+                queue.truncate_dirty(cut)
+                model = [unit for unit in model if unit[0] < cut]
+                end = model[-1][0] + 50 if model else 0
+            assert [unit[1:] for unit in queue.iter_units()] == model
+            assert queue.max_offset == len(model)
+            assert queue.last_physical_end == end
+        queue.close()
+
+
+def test_r22_truncated_units_do_not_come_back(tmp_path: Path) -> None:
+    """Units 0-24 are on disk; the log is cut at unit 7; the process dies; 7 stays the end."""
+    queue = filled(tmp_path, 25)
+    queue.flush()
+    assert queue.truncate_dirty(700)
+    assert not queue.truncate_dirty(700)
+    names = sorted(path.name for path in queue.directory.iterdir())
+    assert names == [f"{0:020d}"]
+    after_crash = ConsumeQueue(queue.directory, "T", 0, file_size=FILE_SIZE)
+    after_crash.load()
+    assert indexes(after_crash) == list(range(7))
+    after_crash.append_unit(700, 50, 70)
+    assert after_crash.unit_at(7) == (700, 50, 70)
+    after_crash.close()
+    queue.close()
+
+
+def test_a_wholly_truncated_queue_keeps_its_place(tmp_path: Path) -> None:
+    """First file expired, the rest cut: the next message still gets index 10, not 0."""
+    queue = filled(tmp_path, 25)
+    queue.write_back()
+    assert queue.delete_expired(1000) == 1
+    queue.truncate_dirty(0)
+    assert (queue.min_offset, queue.max_offset) == (10, 10)
+    queue.close()
+
+
+def test_first_unit_not_zero_is_preceded_by_filler(tmp_path: Path) -> None:
+    """A slave that starts at message 23 of the queue: filler 20-22 as Java writes it."""
+    queue = queue_at(tmp_path)
+    assert queue.put_unit_at(23, 5000, 100, 9)
+    assert (queue.min_offset, queue.max_offset) == (23, 24)
+    queue.write_back()
+    assert [path.name for path in queue.directory.iterdir()] == [f"{400:020d}"]
+    assert queue.unit_at(22) == (0, FILLER_SIZE, 0)
+    assert queue.unit_at(19) is None
+    again = reopened(queue)
+    again.correct_min_offset(4000)
+    assert (again.min_offset, again.max_offset) == (23, 24)
+    assert again.last_physical_end == 5100
+    assert again.truncate_dirty(5000)
+    assert (again.min_offset, again.max_offset) == (23, 23)
+    assert again.last_physical_end == 0
+    again.close()
+
+
+def test_put_unit_at_skips_what_is_built_and_closes_gaps(tmp_path: Path) -> None:
+    queue = queue_at(tmp_path)
+    assert queue.put_unit_at(0, 0, 100, 1)
+    assert not queue.put_unit_at(0, 0, 100, 1)
+    assert queue.put_unit_at(1, 100, 100, 2)
+    assert not queue.put_unit_at(1, 900, 100, 2)
+    assert queue.put_unit_at(4, 400, 100, 3)
+    assert queue.unit_at(2) == (0, FILLER_SIZE, 0)
+    with pytest.raises(CorruptLogError, match="jumps from 5 to 500"):
+        queue.put_unit_at(500, 1000, 100, 1)
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    ("time", "lower", "upper"),
+    [(5, 0, 0), (10, 0, 0), (15, 1, 0), (20, 1, 3), (25, 4, 3), (30, 4, 4), (31, 5, 4)],
+)
+def test_offset_by_time(tmp_path: Path, time: int, lower: int, upper: int) -> None:
+    """LOWER: first at or after. UPPER: last at or before; 0 if all are younger."""
+    times = [10, 20, 20, 20, 30]
+    queue = filled(tmp_path, 5)
+
+    def stored(phy_offset: int, size: int) -> int:
+        return times[phy_offset // size]
+
+    assert queue.offset_by_time(time, Boundary.LOWER, stored) == lower
+    assert queue.offset_by_time(time, Boundary.UPPER, stored) == upper
+    queue.close()
+
+
+def test_offset_by_time_of_an_empty_queue_and_of_filler(tmp_path: Path) -> None:
+    queue = queue_at(tmp_path)
+    assert queue.offset_by_time(5, Boundary.LOWER, lambda _o, _s: 1) == 0
+    queue.put_unit_at(13, 100, 10, 0)
+    assert queue.offset_by_time(1, Boundary.LOWER, lambda _o, _s: 7) == 13
+    assert queue.offset_by_time(8, Boundary.LOWER, lambda _o, _s: 7) == 14
+    queue.close()
+
+
+def test_min_offset_follows_the_log(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 35)
+    queue.write_back()
+    queue.correct_min_offset(1250)
+    assert queue.min_offset == 13
+    assert queue.delete_expired(2500) == 2
+    assert queue.min_offset == 25
+    assert queue.read_units(5, 1) == b""
+    assert queue.delete_expired(10**9) == 1  # the last file stays
+    assert queue.min_offset == queue.max_offset == 35
+    queue.close()
+
+
+def test_load_cuts_behind_a_hole_and_what_followed_stays_gone(tmp_path: Path) -> None:
+    """Power loss left a zero page in the middle: units behind it must never resurface."""
+    queue = filled(tmp_path, 25)
+    queue.flush()
+    queue.close()
+    second = queue.directory / f"{FILE_SIZE:020d}"
+    data = bytearray(second.read_bytes())
+    data[3 * UNIT_SIZE : 4 * UNIT_SIZE] = bytes(UNIT_SIZE)
+    second.write_bytes(data)
+    queue = ConsumeQueue(queue.directory, "T", 0, file_size=FILE_SIZE)
+    queue.load()
+    assert queue.max_offset == 13
+    queue.append_unit(1300, 100, 0)
+    queue = reopened(queue)
+    assert queue.max_offset == 14
+    queue.close()
+
+
+def test_load_refuses_wrong_length_and_missing_file(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 35)
+    queue.close()
+    second = queue.directory / f"{FILE_SIZE:020d}"
+    last = queue.directory / f"{3 * FILE_SIZE:020d}"
+    content = second.read_bytes()
+    second.write_bytes(content[:-1])
+    with pytest.raises(CorruptLogError, match=f"{FILE_SIZE:020d}.*199 bytes where 200"):
+        queue.load()
+    second.unlink()
+    with pytest.raises(CorruptLogError, match=f"{FILE_SIZE:020d}.*missing"):
+        queue.load()
+    second.write_bytes(content)
+    last.write_bytes(b"")
+    queue.load()
+    assert queue.max_offset == 30
+    assert not last.exists()
+    queue.close()
+
+
+def test_a_torn_unit_with_a_negative_field_ends_the_queue(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 8)
+    queue.close()
+    path = queue.directory / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[4 * UNIT_SIZE] = 0x80
+    data[6 * UNIT_SIZE + 8] = 0xFF
+    path.write_bytes(data)
+    queue.load()
+    assert queue.max_offset == 4
+    queue.close()
+
+
+def test_a_full_tail_writes_itself_and_new_files_stay_sparse(tmp_path: Path) -> None:
+    queue = ConsumeQueue(tmp_path / "T" / "0", "T", 0)
+    for index in range(4000):
+        queue.append_unit(index, 1, 0)
+    file = next(iter(queue.directory.iterdir()))
+    stat = file.stat()
+    assert stat.st_size == 6_000_000
+    assert stat.st_blocks * 512 < 1_000_000
+    queue.close()
+    queue.load()
+    assert queue.max_offset == 4000
+    assert file.stat().st_blocks * 512 < 1_000_000
+    queue.close()
+
+
+def test_descriptors_are_bounded(tmp_path: Path) -> None:
+    handles = FileHandles(3)
+    paths = [tmp_path / str(n) for n in range(9)]
+    for path in paths:
+        path.write_bytes(b"x")
+    for path in paths:
+        handles.fd(str(path))
+        assert len(handles) <= 3
+    handles.forget(str(paths[-1]))
+    handles.forget(str(paths[0]))
+    assert len(handles) == 2
+    handles.close()
+    assert len(handles) == 0
+
+
+def test_store_of_queues_over_a_restart(tmp_path: Path) -> None:
+    root = tmp_path / "consumequeue"
+    store = ConsumeQueueStore(root, file_size=FILE_SIZE, open_files_max=2)
+    for topic in ("A", "%RETRY%g"):
+        for queue_id in range(3):
+            queue = store.find_or_create(topic, queue_id)
+            for index in range(15):
+                queue.put_unit_at(index, index * 100 + queue_id, 10, 0)
+    assert store.find("A", 9) is None
+    store.flush()
+    assert store.write_back() == []
+    store.close()
+
+    store = ConsumeQueueStore(root, file_size=FILE_SIZE)
+    assert store.load() == []
+    assert store.topics() == {"A", "%RETRY%g"}
+    assert [q.queue_id for q in store.queues_of("A")] == [0, 1, 2]
+    assert store.last_physical_end == 1412
+    assert store.truncate_dirty(1401) == 4
+    assert store.next_offsets()["A", 0] == 15
+    assert store.next_offsets()["A", 2] == 14
+    store.correct_min_offsets(500)
+    assert {queue.min_offset for queue in store.queues()} == {5}
+    assert store.delete_topic("A") == 3
+    assert not (root / "A").exists()
+    store.destroy_all()
+    assert len(store) == 0
+    assert list(root.iterdir()) == []
+    store.close()
+
+
+def test_a_damaged_queue_is_named_and_removed_to_be_built_anew(tmp_path: Path) -> None:
+    store = ConsumeQueueStore(tmp_path, file_size=FILE_SIZE)
+    store.find_or_create("A", 0).append_unit(0, 10, 0)
+    store.find_or_create("B", 0).append_unit(10, 10, 0)
+    store.flush()
+    store.close()
+    (tmp_path / "A" / "0" / f"{0:020d}").write_bytes(b"short")
+    store = ConsumeQueueStore(tmp_path, file_size=FILE_SIZE)
+    errors = store.load()
+    assert [Path(error.file).parent.parent.name for error in errors] == ["A"]
+    assert store.find("A", 0) is None
+    assert store.find("B", 0) is not None
+    store.close()
