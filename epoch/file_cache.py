@@ -1,0 +1,179 @@
+"""The epoch list of one replica's log, in memory and in `epochFileCheckpoint`.
+
+File, text with LF: number of entries, CRC-32 of the text that follows (top bit cleared; 0 is not
+checked), then `epoch-startOffset` per line. Byte-compatible with Java `EpochFileCache` and
+`CheckpointFile`.
+
+Invariant: a change is durable before the call returns, and is seen in memory only then. The file
+and its `.bak` hold the same newest list (Java's `.bak` holds the list before): an older list would
+give an epoch's bytes to its predecessor, and two logs would then seem equal where they are not.
+"""
+
+import logging
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from epoch.durable_file import UnreadableFileError, load_with_backup, replace_with_twin
+from epoch.entry import MAX_OFFSET, EpochEntry, order_fault, with_ends
+from protocol.errors import CorruptLogError
+
+log = logging.getLogger(__name__)
+
+_CRC_MASK = 0x7FFFFFFF
+
+
+def encode_entries(entries: Sequence[EpochEntry]) -> bytes:
+    """The file's bytes for a list (also for an empty one, which Java fails to write)."""
+    lines = "".join(f"{entry.epoch}-{entry.start_offset}\n" for entry in entries).encode()
+    return b"%d\n%d\n%s" % (len(entries), zlib.crc32(lines) & _CRC_MASK, lines)
+
+
+def decode_entries(data: bytes) -> tuple[EpochEntry, ...]:
+    """The list in a file's bytes; ValueError says what is wrong with them."""
+    head, _, rest = data.partition(b"\n")
+    crc_text, _, lines = rest.partition(b"\n")
+    if not head.isdigit() or not crc_text.isdigit():
+        raise ValueError("the first two lines are not a count and a checksum")
+    crc, count = int(crc_text), int(head)
+    actual_crc = zlib.crc32(lines) & _CRC_MASK
+    rows = lines.splitlines()
+    if len(rows) != count:
+        raise ValueError(f"{len(rows)} entries where {count} are announced")
+    if crc not in (0, actual_crc):
+        raise ValueError(f"checksum {actual_crc} where {crc} is announced")
+    entries: list[EpochEntry] = []
+    for row in rows:
+        epoch, dash, start = row.strip().partition(b"-")
+        if not (dash and epoch.isdigit() and start.isdigit()):
+            raise ValueError(f"no entry: {row!r}")
+        entries.append(EpochEntry(int(epoch), int(start)))
+    fault = order_fault(entries)
+    if fault:
+        raise ValueError(fault)
+    return with_ends(entries)
+
+
+class EpochFileCache:
+    """Epochs ascending; the last one is open. One thread only."""
+
+    def __init__(self, path: Path) -> None:
+        """Load `path`, or `.bak` if it is missing, empty or garbled; neither: an empty list.
+
+        Raises CorruptLogError, with the reasons, if something is there but none of it is usable.
+        """
+        self.path = path
+        #: True if the main file could not be used: an old Java `.bak` may lack the last epoch.
+        self.loaded_from_backup = False
+        self._entries: tuple[EpochEntry, ...] = ()
+        self._load()
+
+    def _load(self) -> None:
+        try:
+            loaded = load_with_backup(self.path, decode_entries)
+        except UnreadableFileError as error:
+            raise CorruptLogError(str(self.path), 0, "; ".join(error.reasons)) from error
+        if loaded is None:
+            return
+        self._entries = loaded.value
+        if loaded.from_backup:
+            self.loaded_from_backup = True
+            log.warning("epoch_file_from_backup file=%s reason=%s", self.path, loaded.reason)
+            replace_with_twin(self.path, encode_entries(self._entries))
+
+    # -- reading
+
+    @property
+    def entries(self) -> tuple[EpochEntry, ...]:
+        """All entries, oldest first."""
+        return self._entries
+
+    @property
+    def last_entry(self) -> EpochEntry | None:
+        return self._entries[-1] if self._entries else None
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest epoch, -1 if there is none."""
+        return self._entries[-1].epoch if self._entries else -1
+
+    def find_by_offset(self, offset: int) -> EpochEntry | None:
+        """The entry with start <= offset < end; an epoch without bytes is never the answer."""
+        index = bisect_right(self._entries, offset, key=lambda entry: entry.start_offset) - 1
+        if index < 0 or offset >= self._entries[index].end_offset:
+            return None
+        return self._entries[index]
+
+    def find_by_epoch(self, epoch: int) -> EpochEntry | None:
+        return next((entry for entry in self._entries if entry.epoch == epoch), None)
+
+    def next_entry(self, epoch: int) -> EpochEntry | None:
+        """The entry of the smallest epoch above `epoch`."""
+        return next((entry for entry in self._entries if entry.epoch > epoch), None)
+
+    # -- changing; each is durable before it returns
+
+    def append(self, entry: EpochEntry) -> bool:
+        """Add a newer epoch; the one before ends where it starts.
+
+        False, and nothing done, if the epoch does not exceed the last one or the start lies below
+        the last start. The given end is not looked at.
+        """
+        last = self.last_entry
+        if last is not None and (
+            entry.epoch <= last.epoch or entry.start_offset < last.start_offset
+        ):
+            return False
+        return self._store((*self._entries, entry))
+
+    def set_last_end(self, end_offset: int) -> None:
+        """Close the last entry in memory only; MAX_OFFSET opens it again. Ends are not stored."""
+        if self._entries:
+            last = replace(self._entries[-1], end_offset=end_offset)
+            self._entries = (*self._entries[:-1], last)
+
+    def truncate_suffix_by_epoch(self, epoch: int) -> bool:
+        """Drop `epoch` and everything newer; what is last then is open. True if any was dropped."""
+        return self._store(tuple(e for e in self._entries if e.epoch < epoch))
+
+    def truncate_suffix_by_offset(self, offset: int) -> bool:
+        """Drop the entries that start at or above `offset`, where the log was cut."""
+        return self._store(tuple(e for e in self._entries if e.start_offset < offset))
+
+    def truncate_prefix_by_offset(self, offset: int) -> bool:
+        """Drop the entries that end at or below `offset`, whose bytes expired; never the last."""
+        last = self.last_entry
+        return self._store(
+            tuple(e for e in self._entries if e.end_offset > offset or e is last),
+        )
+
+    def drop_above(self, log_end: int) -> bool:
+        """Drop the entries that start above the log's end (R25): their bytes were never written.
+
+        Call it once after the log was recovered. An entry at the end itself stays.
+        """
+        return self._store(tuple(e for e in self._entries if e.start_offset <= log_end))
+
+    def replace_all(self, entries: Sequence[EpochEntry]) -> bool:
+        """Put another list in place of this one; ValueError if it is not in order."""
+        fault = order_fault(entries)
+        if fault:
+            raise ValueError(fault)
+        return self._store(tuple(entries))
+
+    def _store(self, entries: tuple[EpochEntry, ...]) -> bool:
+        closed = with_ends(entries)
+        assert not order_fault(closed)
+        same = [(e.epoch, e.start_offset) for e in closed] == [
+            (e.epoch, e.start_offset) for e in self._entries
+        ]
+        if same:
+            return False
+        replace_with_twin(self.path, encode_entries(closed))
+        self._entries = closed
+        return True
+
+
+__all__ = ["MAX_OFFSET", "EpochEntry", "EpochFileCache", "decode_entries", "encode_entries"]
