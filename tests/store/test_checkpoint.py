@@ -1,0 +1,77 @@
+"""The checkpoint: Java's five fields, and our recovery point behind its own CRC."""
+
+from pathlib import Path
+
+import pytest
+
+from store.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
+
+
+@pytest.mark.parametrize("broker", ["b0", "b1"])
+def test_golden_files_load_and_are_rewritten_alike(broker: str) -> None:
+    path = GOLDEN / broker / "checkpoint"
+    checkpoint = StoreCheckpoint(path)
+    assert checkpoint.confirm_phy_offset == 6760
+    assert checkpoint.index_msg_timestamp == 0
+    assert checkpoint.physic_msg_timestamp > 1795221000000
+    assert checkpoint.recovery_offset is None
+    assert checkpoint.encode() == path.read_bytes()
+
+
+def test_values_survive_and_an_unchanged_file_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "store" / "checkpoint"
+    checkpoint = StoreCheckpoint(path)
+    assert checkpoint.min_timestamp == 0
+    checkpoint.physic_msg_timestamp = 10_000
+    checkpoint.logics_msg_timestamp = 9_000
+    checkpoint.index_msg_timestamp = 5_500
+    checkpoint.master_flushed_offset = 7
+    checkpoint.confirm_phy_offset = 1234
+    checkpoint.recovery_offset = 2**40
+    assert checkpoint.flush()
+    assert not checkpoint.flush()
+    checkpoint.close()
+    assert path.stat().st_size == CHECKPOINT_SIZE
+
+    again = StoreCheckpoint(path)
+    assert again.min_timestamp == 6_000
+    assert again.min_timestamp_index == 5_500
+    assert again.master_flushed_offset == 7
+    assert again.confirm_phy_offset == 1234
+    assert again.recovery_offset == 2**40
+    again.recovery_offset = None
+    assert again.flush()
+    again.close()
+    assert StoreCheckpoint(path).recovery_offset is None
+
+
+@pytest.mark.parametrize("at", [7, 64, 79, 83])
+def test_a_torn_recovery_point_is_not_believed(tmp_path: Path, at: int) -> None:
+    """Torn, or a Java broker went on with the file: it writes the first 40 bytes only."""
+    path = tmp_path / "checkpoint"
+    checkpoint = StoreCheckpoint(path)
+    checkpoint.recovery_offset = 4711
+    checkpoint.confirm_phy_offset = 5
+    checkpoint.flush()
+    checkpoint.close()
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    torn = StoreCheckpoint(path)
+    assert torn.recovery_offset is None
+    assert torn.confirm_phy_offset == 5
+
+
+@pytest.mark.parametrize("content", [b"", b"\x01" * 100, bytes(8192)])
+def test_a_file_of_another_length_reads_as_zero_and_is_put_right(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(content)
+    checkpoint = StoreCheckpoint(path)
+    assert checkpoint.encode() == bytes(CHECKPOINT_SIZE)
+    checkpoint.flush()
+    checkpoint.close()
+    assert path.read_bytes() == bytes(CHECKPOINT_SIZE)
