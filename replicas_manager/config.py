@@ -1,0 +1,100 @@
+"""Configuration of the ReplicasManager, and the relations between its times (R34).
+
+Keys are spelled as in RocketMQ's broker.conf where RocketMQ has them (`controllerAddr`,
+`brokerElectionPriority`, `asyncLearner`, `storePathBrokerIdentity`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+GRPC_PORT_OFFSET = 1
+"""A controller's gRPC door stands one port above its remoting door."""
+
+ELECTION_PRIORITY_LAST = 2**31 - 1
+"""Java's default of brokerElectionPriority: the smaller number wins."""
+
+LOOP_PAUSE_MS = 300
+"""The longest pause of a healthy broker's loop that must not cost it the lease (R34)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimings:
+    """Times of the controller sessions in milliseconds; checked against each other by `check`."""
+
+    heartbeat_ms: int = 100
+    """brokerSessionHeartbeatMs: period towards the leader, and towards all while none is known."""
+    follower_heartbeat_ms: int = 500
+    """brokerSessionFollowerHeartbeatMs: period towards controllers known not to lead."""
+    session_timeout_ms: int = 800
+    """brokerSessionTimeoutMs: silence after which the leading controller calls a broker dead."""
+    master_lease_ms: int = 600
+    """masterLeaseMs, counted from the send time of the last heartbeat that the leader answered."""
+
+    def check(self) -> None:
+        """Raises ValueError naming the keys that contradict each other."""
+        if self.heartbeat_ms < 1:
+            raise ValueError(f"brokerSessionHeartbeatMs={self.heartbeat_ms}: must be at least 1")
+        if 2 * self.heartbeat_ms + LOOP_PAUSE_MS >= self.master_lease_ms:
+            raise ValueError(
+                f"masterLeaseMs={self.master_lease_ms} must be above two heartbeats "
+                f"(brokerSessionHeartbeatMs={self.heartbeat_ms}) plus a pause of {LOOP_PAUSE_MS} ms"
+            )
+        if self.master_lease_ms * 1.02 + 100 >= self.session_timeout_ms:
+            raise ValueError(
+                f"brokerSessionTimeoutMs={self.session_timeout_ms} must be above "
+                f"masterLeaseMs={self.master_lease_ms} plus 100 ms and 2 %"
+            )
+        if not self.heartbeat_ms <= self.follower_heartbeat_ms < self.session_timeout_ms:
+            raise ValueError(
+                f"brokerSessionFollowerHeartbeatMs={self.follower_heartbeat_ms} must lie between "
+                f"brokerSessionHeartbeatMs={self.heartbeat_ms} and "
+                f"brokerSessionTimeoutMs={self.session_timeout_ms}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasManagerConfig:
+    """All that the ReplicasManager of one broker process needs to know."""
+
+    cluster_name: str
+    broker_name: str
+    address: str
+    """host:port of the broker's remoting door, as other machines dial it."""
+    ha_address: str
+    """host:port of the HA door, as slaves dial it."""
+    controllers: tuple[str, ...]
+    """gRPC addresses of all controllers; see `grpc_addresses`."""
+    identity_path: Path
+    """storePathBrokerIdentity; the temporary identity stands beside it as `<name>-temp`."""
+    role_path: Path
+    """File of the highest masterEpoch accepted (R2)."""
+    election_priority: int = ELECTION_PRIORITY_LAST
+    learner: bool = False
+    """asyncLearner: receives data, is never in the set and never asks to be elected."""
+    timings: SessionTimings = field(default_factory=SessionTimings)
+
+
+def grpc_addresses(controller_addr: str, controller_grpc_addr: str = "") -> tuple[str, ...]:
+    """gRPC addresses from `controllerAddr` (remoting doors, `;` between) or, if given, from
+    `controllerGrpcAddr` as it stands. Raises ValueError naming the key and the bad part."""
+    if controller_grpc_addr.strip():
+        parts = _split(controller_grpc_addr, "controllerGrpcAddr")
+        return tuple(f"{host}:{port}" for host, port in parts)
+    parts = _split(controller_addr, "controllerAddr")
+    return tuple(f"{host}:{port + GRPC_PORT_OFFSET}" for host, port in parts)
+
+
+def _split(text: str, key: str) -> list[tuple[str, int]]:
+    parts: list[tuple[str, int]] = []
+    for part in (piece.strip() for piece in text.split(";")):
+        if not part:
+            continue
+        host, colon, port = part.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65535:
+            raise ValueError(f"{key}: {part!r} is not host:port")
+        parts.append((host, int(port)))
+    if not parts:
+        raise ValueError(f"{key}: names no controller; give host:port, several joined by ';'")
+    return parts

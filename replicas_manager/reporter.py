@@ -1,0 +1,95 @@
+"""Sends what this broker saw first-hand to the controllers' history, in order, when they listen.
+
+Best effort: at most `KEPT_MAX` events wait; beyond that the oldest go, with one line in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import grpc
+
+from baton.controller.v1 import controller_pb2 as pb
+from protocol.codes import ResponseCode
+from replicas_manager.session import ControllerChannels
+
+log = logging.getLogger(__name__)
+
+KEPT_MAX = 256
+CALL_TIMEOUT_S = 1.0
+RETRY_S = 0.25
+
+
+class EventReporter:
+    """`leader` names the controller to tell, None while none is known."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        incarnation: str,
+        channels: ControllerChannels,
+        leader: Callable[[], str | None],
+    ) -> None:
+        self._broker_name = broker_name
+        self._incarnation = incarnation
+        self._channels = channels
+        self._leader = leader
+        self._waiting: deque[pb.ReportEventRequest] = deque()
+        self._count = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def report(
+        self, kind: str, broker_id: int, master_epoch: int, fields: Mapping[str, object]
+    ) -> None:
+        """Queue one event; its time is now."""
+        self._count += 1
+        if len(self._waiting) >= KEPT_MAX:
+            dropped = self._waiting.popleft()
+            log.warning("event_not_reported kind=%s time_ms=%d", dropped.kind, dropped.time_ms)
+        self._waiting.append(
+            pb.ReportEventRequest(
+                broker_name=self._broker_name,
+                broker_id=broker_id,
+                master_epoch=master_epoch,
+                kind=kind,
+                time_ms=time.time_ns() // 1_000_000,
+                json=json.dumps(dict(fields)),
+                request_id=f"{self._incarnation}/event/{self._count}",
+            )
+        )
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._send_all())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                request = self._waiting[0]
+                if not await self._send(request):
+                    await asyncio.sleep(RETRY_S)
+                elif self._waiting and self._waiting[0] is request:
+                    self._waiting.popleft()
+        finally:
+            self._task = None
+
+    async def _send(self, request: pb.ReportEventRequest) -> bool:
+        """True if the event needs no further attempt."""
+        leader = self._leader()
+        if leader is None:
+            return False
+        try:
+            stub = self._channels.stub(leader)
+            reply = await stub.ReportEvent(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            log.debug("report_failed kind=%s why=%s", request.kind, error.details())
+            return False
+        return bool(reply.status.code != ResponseCode.CONTROLLER_NOT_LEADER)

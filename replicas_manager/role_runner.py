@@ -1,0 +1,129 @@
+"""Carries out role changes one after the other, and everything else in order behind them.
+
+Invariant: the masterEpoch of a role change is durable before the broker is asked to act on it
+(R2), and no action begins while another is awaited. A newer role change replaces what waits: an
+older role change, sets to adopt and outcomes of proposals made under the older role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from protocol.role_view import RoleView
+from replicas_manager.actions import BrokerActions
+from replicas_manager.events import (
+    AdoptView,
+    BecomeMaster,
+    BecomeSlave,
+    LeaseChanged,
+    ProposalApplied,
+    ProposalRefused,
+    ProposalUnknown,
+    RoleAction,
+    SetDead,
+    StandDown,
+)
+
+log = logging.getLogger(__name__)
+
+_Outcome = ProposalApplied | ProposalRefused | ProposalUnknown
+RunnerEffect = RoleAction | AdoptView | SetDead | LeaseChanged | _Outcome
+
+
+class RoleRunner:
+    """`persist` stores a masterEpoch durably (it may block: it runs in a thread);
+    `on_failed` hears of a role change that raised."""
+
+    def __init__(
+        self,
+        actions: BrokerActions,
+        persist: Callable[[int], None],
+        durable_master_epoch: int,
+        on_failed: Callable[[RoleView], None],
+    ) -> None:
+        self.delivered_key = (0, 0)
+        """(masterEpoch, setEpoch) that the broker last heard of: what its proposals rest on."""
+        self._actions = actions
+        self._persist = persist
+        self._durable_master_epoch = durable_master_epoch
+        self._on_failed = on_failed
+        self._queue: deque[RunnerEffect] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def perform(self, effect: RunnerEffect) -> None:
+        """Do it now if nothing is under way and it needs no waiting, else in its turn."""
+        if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
+            self._drop_superseded()
+            self._queue.append(effect)
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._drain())
+        elif self._task is None:
+            self._tell(effect)
+        else:
+            self._queue.append(effect)
+
+    async def close(self) -> None:
+        """Nothing more begins; an action under way is awaited."""
+        self._queue.clear()
+        if self._task is not None:
+            await self._task
+
+    def _drop_superseded(self) -> None:
+        kept = [item for item in self._queue if isinstance(item, SetDead | LeaseChanged)]
+        self._queue = deque(kept)
+
+    async def _drain(self) -> None:
+        try:
+            while self._queue:
+                item = self._queue.popleft()
+                if isinstance(item, BecomeMaster | BecomeSlave | StandDown):
+                    await self._change_role(item)
+                else:
+                    self._tell(item)
+        finally:
+            self._task = None
+
+    async def _change_role(self, action: RoleAction) -> None:
+        view = action.view
+        try:
+            if view.master_epoch > self._durable_master_epoch:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(None, self._persist, view.master_epoch)
+                self._durable_master_epoch = view.master_epoch
+            self.delivered_key = view.key
+            if isinstance(action, BecomeMaster):
+                await self._actions.become_master(view)
+            elif isinstance(action, BecomeSlave):
+                await self._actions.become_slave(view)
+            else:
+                await self._actions.stand_down(view)
+        except Exception:
+            # Whatever the broker met, the group needs this replica in its role: try again.
+            log.exception(
+                "role_change_failed action=%s master_epoch=%d",
+                type(action).__name__,
+                view.master_epoch,
+            )
+            self._on_failed(view)
+
+    def _tell(self, effect: RunnerEffect) -> None:
+        match effect:
+            case AdoptView(view):
+                self.delivered_key = view.key
+                self._actions.adopt_view(view)
+            case SetDead(broker_ids):
+                self._actions.set_dead(broker_ids)
+            case LeaseChanged(valid, _):
+                self._actions.lease_changed(valid)
+            case ProposalApplied(view):
+                self.delivered_key = view.key
+                self._actions.proposal_applied(view)
+            case ProposalRefused(code, remark):
+                self._actions.proposal_refused(code, remark)
+            case ProposalUnknown():
+                self._actions.proposal_unknown()
+            case _:
+                raise AssertionError(f"not for the runner: {effect}")

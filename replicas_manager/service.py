@@ -1,0 +1,451 @@
+"""ReplicasManager: the shell around the role state machine.
+
+Feeds it what sessions, calls, timers and the broker report, and performs its effects: gRPC calls,
+durable files, role changes of the broker. Holds no policy. One per broker process, on the broker's
+loop; public methods are for that loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_never
+
+import grpc
+
+from baton.controller.v1 import controller_pb2 as pb
+from protocol.role_view import RoleView
+from replicas_manager.actions import BrokerActions, LogFacts, Proposal
+from replicas_manager.config import ReplicasManagerConfig
+from replicas_manager.events import (
+    ActionFailed,
+    AdoptView,
+    AlterFailed,
+    AlterReplied,
+    BecomeMaster,
+    BecomeSlave,
+    CloseSession,
+    Effect,
+    ElectFailed,
+    ElectReplied,
+    Event,
+    FactsChanged,
+    FetchFailed,
+    FetchView,
+    LeaseChanged,
+    Notice,
+    NoticeReceived,
+    OpenSessions,
+    PersistRole,
+    ProposalApplied,
+    ProposalRefused,
+    ProposalRequested,
+    ProposalUnknown,
+    RegisterFailed,
+    RegisterReplied,
+    ReportEvent,
+    SaveIdentity,
+    SendAlter,
+    SendElect,
+    SendHeartbeat,
+    SendRegister,
+    SetDead,
+    StandDown,
+    Started,
+    Tick,
+    ViewReceived,
+)
+from replicas_manager.identity import IdentityFile, RoleFile
+from replicas_manager.reporter import EventReporter
+from replicas_manager.role_runner import RoleRunner
+from replicas_manager.session import ControllerChannels, ControllerSession
+from replicas_manager.state import ReplicasState, Role
+from replicas_manager.wire import role_view_of
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 1.0
+GOODBYE_TIMEOUT_S = 0.3
+
+
+def boottime_ms() -> int:
+    """The clock of all deadlines (R8)."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+class ReplicasManager:
+    """Registers the broker, keeps its controller sessions, and changes its role when told.
+
+    `start` raises IdentityError or RoleFileError if the data folder does not fit; otherwise it
+    returns at once and goes on in the background: the broker stays fenced until `actions` is told
+    a role. `incarnation` is made afresh for each process start.
+    """
+
+    def __init__(
+        self,
+        config: ReplicasManagerConfig,
+        actions: BrokerActions,
+        *,
+        incarnation: str = "",
+        clock_ms: Callable[[], int] = boottime_ms,
+    ) -> None:
+        config.timings.check()
+        self.incarnation = incarnation or secrets.token_hex(8)
+        self._config = config
+        self._actions = actions
+        self._clock_ms = clock_ms
+        self._identity = IdentityFile(config.identity_path, config.cluster_name, config.broker_name)
+        self._role_file = RoleFile(config.role_path)
+        self._check_code = ""
+        self._channels = ControllerChannels()
+        self._sessions: dict[str, ControllerSession] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._registered = asyncio.Event()
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._state: ReplicasState | None = None
+        self._runner: RoleRunner | None = None
+        self._reporter = EventReporter(
+            config.broker_name, self.incarnation, self._channels, lambda: self.leader
+        )
+
+    # ----------------------------------------------------------------------------- for the broker
+
+    @property
+    def broker_id(self) -> int:
+        """The id that the controller assigned, 0 until then."""
+        return self._state.broker_id if self._state is not None else 0
+
+    @property
+    def view(self) -> RoleView | None:
+        """The newest role view taken; the broker may still be on its way into that role."""
+        return self._state.view if self._state is not None else None
+
+    @property
+    def role(self) -> Role:
+        return self._state.role if self._state is not None else Role.NONE
+
+    @property
+    def leader(self) -> str | None:
+        """gRPC address of the leading controller, None while none is known."""
+        return self._state.leader if self._state is not None else None
+
+    @property
+    def highest_master_epoch(self) -> int:
+        """The highest masterEpoch accepted by this replica (R2)."""
+        return self._state.highest_master_epoch if self._state is not None else 0
+
+    def lease_valid(self, now_ms: int) -> bool:
+        """Whether this process is master and the leader answered it less than masterLeaseMs ago.
+
+        `now_ms` is CLOCK_BOOTTIME in milliseconds.
+        """
+        return self._state is not None and self._state.lease_valid(now_ms)
+
+    def propose(self, proposal: Proposal) -> None:
+        """Ask for a new SyncStateSet. One at a time: the next only after an outcome (R11)."""
+        runner = self._runner
+        assert runner is not None, "a proposal comes from a master"
+        event = ProposalRequested(
+            new_set=proposal.new_set,
+            reason=proposal.reason,
+            confirm_offset=proposal.confirm_offset,
+            based_on=runner.delivered_key,
+        )
+        asyncio.get_running_loop().call_soon(self._step, event)
+
+    def report_event(self, kind: str, **fields: object) -> None:
+        """Add an event (`opened`, `first_ack`, `truncated`, ...) to the controllers' history."""
+        self._reporter.report(kind, self.broker_id, self.highest_master_epoch, fields)
+
+    def facts_changed(self) -> None:
+        """Heartbeat at once: controllers should hear of the log as it is now."""
+        self._step(FactsChanged())
+
+    def on_remoting_role_notice(self, master_epoch: int, sync_state_set_epoch: int) -> None:
+        """A NOTIFY_BROKER_ROLE_CHANGED (1008) came: only a hint, the view itself is fetched."""
+        self._step(NoticeReceived(master_epoch, sync_state_set_epoch))
+
+    async def start(self) -> None:
+        """Read the durable facts and begin to register."""
+        identity = self._identity.load()
+        highest = max(self._role_file.load(), self._actions.log_facts().epoch, 0)
+        self._check_code = identity.check_code
+        self._state = ReplicasState(
+            broker_name=self._config.broker_name,
+            broker_id=identity.broker_id,
+            incarnation=self.incarnation,
+            controllers=self._config.controllers,
+            highest_master_epoch=highest,
+            timings=self._config.timings,
+            learner=self._config.learner,
+        )
+        self._runner = RoleRunner(
+            self._actions,
+            self._role_file.store,
+            highest,
+            lambda view: self._step(ActionFailed(view)),
+        )
+        log.info(
+            "replicas_manager_started broker_name=%s broker_id=%d incarnation=%s master_epoch=%d",
+            self._config.broker_name,
+            identity.broker_id,
+            self.incarnation,
+            highest,
+        )
+        self._step(Started())
+
+    async def wait_registered(self) -> int:
+        """Wait until the controllers know this process; returns its broker id."""
+        await self._registered.wait()
+        return self.broker_id
+
+    async def close(self, reason: str = "planned stop") -> None:
+        """Say Goodbye to every controller and stop. A role change under way is awaited."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
+        await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))
+        if self._runner is not None:
+            await self._runner.close()
+        await self._reporter.close()
+        for task in self._calls:
+            task.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls)
+        await self._channels.close()
+
+    # ------------------------------------------------------------------------------------- engine
+
+    def _step(self, event: Event) -> None:
+        state = self._state
+        if self._closed or state is None:
+            return
+        for effect in state.step(event, self._clock_ms()):
+            self._perform(effect)
+        self._arm()
+
+    def _arm(self) -> None:
+        """One timer for all deadlines of the core."""
+        assert self._state is not None
+        deadline_ms = self._state.next_deadline_ms()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline_ms is not None and not self._closed:
+            delay_s = max(deadline_ms - self._clock_ms(), 0) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, Tick())
+
+    def _perform(self, effect: Effect) -> None:
+        assert self._state is not None and self._runner is not None
+        match effect:
+            case (
+                BecomeMaster()
+                | BecomeSlave()
+                | StandDown()
+                | AdoptView()
+                | SetDead()
+                | ProposalApplied()
+                | ProposalRefused()
+                | ProposalUnknown()
+                | LeaseChanged()
+            ):
+                self._log_role(effect)
+                self._runner.perform(effect)
+            case PersistRole():
+                pass  # the runner stores the epoch in a thread before the role change it permits
+            case SendHeartbeat():
+                self._heartbeat(effect)
+            case SendRegister():
+                self._call(self._register(effect))
+            case SendElect():
+                self._call(self._elect(effect))
+            case SendAlter():
+                self._call(self._alter(effect))
+            case FetchView():
+                self._call(self._fetch(effect))
+            case SaveIdentity(broker_id):
+                self._identity.save(broker_id)
+                log.info("broker_id_assigned broker_id=%d", broker_id)
+            case OpenSessions(broker_id):
+                self._open_sessions(broker_id)
+            case CloseSession(controller, reason):
+                session = self._sessions.get(controller)
+                if session is not None:
+                    session.drop(reason)
+            case ReportEvent(kind, fields):
+                self.report_event(kind, **dict(fields))
+            case Notice(name, fields, warning):
+                text = " ".join(f"{key}={value}" for key, value in fields)
+                log.log(logging.WARNING if warning else logging.INFO, "%s %s", name, text)
+            case _:
+                assert_never(effect)
+
+    def _log_role(self, effect: Effect) -> None:
+        if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
+            view = effect.view
+            log.info(
+                "role_changed broker_name=%s action=%s master=%s master_epoch=%d set=%s",
+                self._config.broker_name,
+                type(effect).__name__,
+                view.master_broker_id,
+                view.master_epoch,
+                sorted(view.sync_state_set),
+            )
+
+    # ----------------------------------------------------------------------------------- sessions
+
+    def _open_sessions(self, broker_id: int) -> None:
+        self._registered.set()
+        hello = pb.Hello(
+            cluster_name=self._config.cluster_name,
+            broker_name=self._config.broker_name,
+            broker_id=broker_id,
+            incarnation=self.incarnation,
+            log_id=self._actions.log_facts().log_id,
+        )
+        for address in self._config.controllers:
+            if address not in self._sessions:
+                self._sessions[address] = ControllerSession(
+                    address, hello, self._channels, self._step
+                )
+
+    def _heartbeat(self, effect: SendHeartbeat) -> None:
+        session = self._sessions.get(effect.controller)
+        if session is None:
+            return
+        facts = self._actions.log_facts()
+        session.heartbeat(
+            effect,
+            pb.Heartbeat(
+                sequence=effect.sequence,
+                sent_ms=effect.sent_ms,
+                epoch=facts.epoch,
+                max_offset=facts.max_offset,
+                confirm_offset=facts.confirm_offset,
+                election_priority=self._config.election_priority,
+                master_epoch=effect.master_epoch,
+                sync_state_set_epoch=effect.sync_state_set_epoch,
+                min_offset=facts.min_offset,
+            ),
+        )
+
+    # -------------------------------------------------------------------------------------- calls
+
+    def _call(self, coroutine: Coroutine[Any, Any, Event]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(coroutine))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _answer(self, coroutine: Coroutine[Any, Any, Event]) -> None:
+        self._step(await coroutine)
+
+    async def _register(self, effect: SendRegister) -> Event:
+        facts = self._actions.log_facts()
+        request = pb.RegisterBrokerRequest(
+            cluster_name=self._config.cluster_name,
+            broker_name=self._config.broker_name,
+            broker_id=effect.broker_id,
+            register_check_code=self._check_code,
+            address=self._config.address,
+            ha_address=self._config.ha_address,
+            incarnation=self.incarnation,
+            log_id=facts.log_id,
+            learner=self._config.learner,
+            epoch=facts.epoch,
+            max_offset=facts.max_offset,
+            confirm_offset=facts.confirm_offset,
+            election_priority=self._config.election_priority,
+            request_id=effect.request_id,
+        )
+        stub = self._channels.stub(effect.target)
+        try:
+            reply = await stub.RegisterBroker(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return RegisterFailed(effect.target, _what(error))
+        return RegisterReplied(
+            effect.target,
+            reply.status.code,
+            reply.status.remark,
+            reply.broker_id,
+            _view(reply),
+        )
+
+    async def _elect(self, effect: SendElect) -> Event:
+        request = pb.ElectMasterRequest(
+            cluster_name=self._config.cluster_name,
+            broker_name=self._config.broker_name,
+            broker_id=self.broker_id,
+            designate=False,
+            expected_master_epoch=effect.expected_master_epoch,
+            request_id=effect.request_id,
+            reason=effect.reason,
+        )
+        stub = self._channels.stub(effect.target)
+        try:
+            reply = await stub.ElectMaster(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return ElectFailed(effect.target, _what(error))
+        return ElectReplied(effect.target, reply.status.code, reply.status.remark, _view(reply))
+
+    async def _alter(self, effect: SendAlter) -> Event:
+        request = pb.AlterSyncStateSetRequest(
+            broker_name=self._config.broker_name,
+            master_broker_id=self.broker_id,
+            master_incarnation=self.incarnation,
+            master_epoch=effect.master_epoch,
+            sync_state_set_epoch=effect.sync_state_set_epoch,
+            new_set=[
+                pb.Member(broker_id=broker_id, incarnation=incarnation)
+                for broker_id, incarnation in effect.members
+            ],
+            request_id=effect.request_id,
+            confirm_offset=effect.confirm_offset,
+            reason=effect.reason,
+        )
+        stub = self._channels.stub(effect.target)
+        try:
+            reply = await stub.AlterSyncStateSet(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return AlterFailed(effect.request_id, effect.target, _what(error))
+        return AlterReplied(
+            effect.request_id,
+            effect.target,
+            reply.status.code,
+            reply.status.remark,
+            _view(reply),
+        )
+
+    async def _fetch(self, effect: FetchView) -> Event:
+        request = pb.GetReplicaInfoRequest(broker_name=self._config.broker_name)
+        stub = self._channels.stub(effect.target)
+        try:
+            reply = await stub.GetReplicaInfo(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return FetchFailed(effect.target, _what(error))
+        view = _view(reply)
+        if view is None:
+            return FetchFailed(effect.target, reply.status.remark)
+        return ViewReceived(effect.target, view, pushed=False)
+
+
+def _what(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
+
+
+def _view(
+    reply: pb.RegisterBrokerReply
+    | pb.ElectMasterReply
+    | pb.AlterSyncStateSetReply
+    | pb.GetReplicaInfoReply,
+) -> RoleView | None:
+    return role_view_of(reply.view) if reply.HasField("view") else None
+
+
+__all__ = ["BrokerActions", "LogFacts", "Proposal", "ReplicasManager", "Role", "boottime_ms"]

@@ -1,0 +1,197 @@
+"""The stream to one controller: Hello, heartbeats up, answers and role views down, Goodbye.
+
+A shell without policy: it says what happened (`SessionOpened`, `AnswerReceived`, ...) and redials
+with a growing delay as long as it lives. Views are handed on in the order in which they came.
+An end without Goodbye is a death to the controller, so a planned stop says it explicitly: to a
+gRPC server a killed peer and a closed one look alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from baton.controller.v1 import controller_pb2 as pb
+from baton.controller.v1 import controller_pb2_grpc
+from replicas_manager.events import (
+    AnswerReceived,
+    Event,
+    SendHeartbeat,
+    SessionClosed,
+    SessionOpened,
+    SessionRefused,
+    ViewReceived,
+)
+from replicas_manager.wire import role_view_of
+
+log = logging.getLogger(__name__)
+
+REDIAL_FIRST_S = 0.05
+REDIAL_MOST_S = 1.0
+OUTBOX_MAX = 32
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # how long one attempt to connect may take
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # keepalive_timeout_ms alone never notices a stopped peer; the ping timeout does.
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class ControllerChannels:
+    """One channel per controller address, shared by its session and the unary calls."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = channel
+        return channel
+
+    def stub(self, address: str) -> controller_pb2_grpc.ControllerServiceStub:
+        return controller_pb2_grpc.ControllerServiceStub(  # type: ignore[no-untyped-call]
+            self.channel(address)
+        )
+
+    async def drop(self, address: str) -> None:
+        """Give up the connection; the next use dials anew."""
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for channel in channels:
+            await channel.close()
+
+
+class ControllerSession:
+    """Keeps one BrokerSession with the controller at `address` until `close`."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: pb.Hello,
+        channels: ControllerChannels,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.address = address
+        self._hello = hello
+        self._channels = channels
+        self._emit = emit
+        self._outbox: asyncio.Queue[pb.BrokerMessage | None] | None = None
+        self._drop_reason = ""
+        self._call: grpc.aio.StreamStreamCall | None = None
+        self._closing = False
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def heartbeat(self, effect: SendHeartbeat, heartbeat: pb.Heartbeat) -> None:
+        """Queue it; a peer that does not read loses the oldest ones."""
+        outbox = self._outbox
+        if outbox is None:
+            return
+        if outbox.full():
+            outbox.get_nowait()
+        outbox.put_nowait(pb.BrokerMessage(heartbeat=heartbeat))
+
+    def drop(self, reason: str) -> None:
+        """The session is of no use: end it and dial again over a new connection."""
+        self._drop_reason = reason
+        if self._call is not None:
+            self._call.cancel()
+
+    async def close(self, reason: str, timeout_s: float) -> None:
+        """Say Goodbye, give the controller `timeout_s` to end the stream, then end it."""
+        self._closing = True
+        if self._outbox is not None:
+            while not self._outbox.empty():
+                self._outbox.get_nowait()
+            self._outbox.put_nowait(pb.BrokerMessage(goodbye=pb.Goodbye(reason=reason)))
+            self._outbox.put_nowait(None)
+            await asyncio.wait([self._task], timeout=timeout_s)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _keep(self) -> None:
+        delay_s = REDIAL_FIRST_S
+        while not self._closing:
+            channel = self._channels.channel(self.address)
+            await channel.channel_ready()
+            heard = await self._talk()
+            if self._drop_reason:
+                log.info("session_dropped controller=%s why=%s", self.address, self._drop_reason)
+                self._drop_reason = ""
+                await self._channels.drop(self.address)
+            if self._closing:
+                return
+            delay_s = REDIAL_FIRST_S if heard else min(2 * delay_s, REDIAL_MOST_S)
+            await asyncio.sleep(delay_s)
+
+    async def _talk(self) -> bool:
+        """One stream from Hello to its end. True if the controller took the session."""
+        heard = False
+        outbox: asyncio.Queue[pb.BrokerMessage | None] = asyncio.Queue(OUTBOX_MAX)
+        outbox.put_nowait(pb.BrokerMessage(hello=self._hello))
+        call = self._channels.stub(self.address).BrokerSession(_requests(outbox))
+        self._call = call
+        self._outbox = outbox
+        self._emit(SessionOpened(self.address))
+        try:
+            async for message in call:
+                event = self._event_of(message)
+                if event is not None:
+                    heard = heard or not isinstance(event, SessionRefused)
+                    self._emit(event)
+        except grpc.aio.AioRpcError as error:
+            log.debug("session_broken controller=%s why=%s", self.address, error.details())
+        except asyncio.CancelledError:
+            # Raised alike for our own task and for the call that `drop` cancelled.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+        finally:
+            self._outbox = None
+            self._call = None
+            call.cancel()
+            self._emit(SessionClosed(self.address))
+        return heard
+
+    def _event_of(self, message: pb.ControllerMessage) -> Event | None:
+        kind = message.WhichOneof("kind")
+        if kind == "answer":
+            answer = message.answer
+            return AnswerReceived(
+                controller=self.address,
+                sent_ms=answer.sent_ms,
+                leader=answer.leader,
+                controller_epoch=answer.controller_epoch,
+                leader_grpc_address=answer.leader_grpc_address,
+                master_epoch=answer.master_epoch,
+                sync_state_set_epoch=answer.sync_state_set_epoch,
+            )
+        if kind == "view":
+            return ViewReceived(self.address, role_view_of(message.view))
+        if kind == "refused":
+            status = message.refused.status
+            return SessionRefused(self.address, status.code, status.remark)
+        return None
+
+
+async def _requests(
+    outbox: asyncio.Queue[pb.BrokerMessage | None],
+) -> AsyncIterator[pb.BrokerMessage]:
+    while (message := await outbox.get()) is not None:
+        yield message
