@@ -1,0 +1,316 @@
+"""`DurableJournal`: pysyncobj's log on disk, so that a node forgets nothing that it answered.
+
+File `journal`: magic, then groups. A group is `u32 length, u32 CRC-32` (big-endian) of a payload of
+operations, applied whole or not at all:
+
+    1  u64 index, u64 term, u32 size, command     an entry is added
+    2  u64 index                                  entries from this index on are cut
+
+A truncate-and-add is therefore atomic: it is one group, written by one `sync`. Loading stops at a
+torn last group (it spoke of nothing that left this node) and ends the process at a bad group with a
+good one behind it. Term and vote are in `meta`, replaced with fsync before the message that they
+allow leaves; a bad one is fatal, a missing one is legal only beside an empty journal.
+
+Invariant: `sync` returns before any message that speaks of the entries leaves. It is called where
+the commit index advances (a leader counts itself) and by the transport. Any OSError here ends the
+process: nothing is known about the disk after it. pysyncobj's own journal never syncs, has no
+checksums, and rewrites itself in place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn, overload
+
+from controller.raft.snapshot import LogEntry
+
+__all__ = ["DurableJournal", "JournalDamage"]
+
+_MAGIC: Final = b"BATONJ01"
+_GROUP: Final = struct.Struct(">II")
+_ADD: Final = struct.Struct(">BQQI")
+_CUT: Final = struct.Struct(">BQ")
+_GROUP_BYTES_MAX: Final = 1 << 30
+
+
+class JournalDamage(Exception):
+    """The journal or its meta file is not what was written. The text names file and offset."""
+
+
+class DurableJournal:
+    """Entries in memory, mirrored to `folder/journal` at each `sync`. One thread uses it.
+
+    `head` are the two entries that the snapshot beside it ends with, older first; the prefix up to
+    the first of them is cut, since pysyncobj throws a journal away that does not begin with them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        head: tuple[LogEntry, LogEntry] | None,
+        on_fatal: Callable[[str], NoReturn],
+    ) -> None:
+        self._folder = folder
+        self._path = folder / "journal"
+        self._meta_path = folder / "meta"
+        self._on_fatal = on_fatal
+        self._snapshot_index = head[1][1] if head else 1
+        self._entries: list[LogEntry] = []
+        self._durable: list[LogEntry] = []
+        self._dirty_from = 0
+        self._commit_index = 0
+        self.sync_count = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._fd, self._end = self._open()
+        self._term, self._voted_for = self._load_meta()
+        if head is not None:
+            self._cut_up_to(head)
+
+    # pysyncobj's Journal interface, in its spelling.
+
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        self._entries.append((command, idx, term))
+
+    def clear(self) -> None:
+        self._entries = []
+        self._rewrite()
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803
+        self._dirty_from = min(self._dirty_from, entryFrom)
+        del self._entries[entryFrom:]
+
+    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803
+        self._entries = self._entries[entryTo:]
+        self._rewrite()
+
+    @overload
+    def __getitem__(self, item: int) -> LogEntry: ...
+    @overload
+    def __getitem__(self, item: slice) -> list[LogEntry]: ...
+    def __getitem__(self, item: int | slice) -> LogEntry | list[LogEntry]:
+        return self._entries[item]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+        if raftCommitIndex > self._commit_index:
+            self._commit_index = raftCommitIndex
+            self.sync()
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        return self._snapshot_index
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+        if (term, votedForNodeId) == (self._term, self._voted_for):
+            return
+        self._term, self._voted_for = term, votedForNodeId
+        text = json.dumps({"term": term, "votedFor": votedForNodeId}, sort_keys=True)
+        content = b"%08x %s\n" % (zlib.crc32(text.encode()), text.encode())
+        try:
+            self._replace(self._meta_path, content)
+        except OSError as exc:
+            self._on_fatal(f"cannot store term and vote in {self._meta_path}: {exc}")
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        return self._term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+        return self._voted_for
+
+    def onOneSecondTimer(self) -> None:  # noqa: N802
+        pass
+
+    def _destroy(self) -> None:
+        if self._fd >= 0:
+            self.sync()
+            os.close(self._fd)
+            self._fd = -1
+
+    # Durability.
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the journal file."""
+        return self._end
+
+    def sync(self) -> None:
+        """Makes the entries durable as they are now: one group, one fdatasync, none if equal."""
+        first = self._first_difference()
+        self._dirty_from = len(self._entries)
+        if first == len(self._entries) == len(self._durable):
+            return
+        operations = []
+        if first < len(self._durable):
+            operations.append(_CUT.pack(2, self._durable[first][1]))
+        operations += map(_encode_add, self._entries[first:])
+        payload = b"".join(operations)
+        group = _GROUP.pack(len(payload), zlib.crc32(payload)) + payload
+        try:
+            _write_all(self._fd, group, self._end)
+            os.fdatasync(self._fd)
+        except OSError as exc:
+            self._on_fatal(f"cannot write {self._path}: {exc}")
+        self._end += len(group)
+        del self._durable[first:]
+        self._durable += self._entries[first:]
+        self.sync_count += 1
+
+    def _first_difference(self) -> int:
+        """Position from which memory and disk differ; entries cut and added again may agree."""
+        common = min(len(self._entries), len(self._durable))
+        position = min(self._dirty_from, common)
+        while position < common and self._entries[position] == self._durable[position]:
+            position += 1
+        return position
+
+    def _rewrite(self) -> None:
+        """A new file in place of the old one: prefixes are cut by rename, never in place.
+
+        A group for each entry, so that later damage to one has a whole one behind it and is named.
+        """
+        groups = map(_encode_add, self._entries)
+        content = _MAGIC + b"".join(_GROUP.pack(len(g), zlib.crc32(g)) + g for g in groups)
+        try:
+            self._replace(self._path, content)
+            os.close(self._fd)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as exc:
+            self._on_fatal(f"cannot replace {self._path}: {exc}")
+        self._end = len(content)
+        self._durable = list(self._entries)
+        self._dirty_from = len(self._entries)
+
+    def _replace(self, path: Path, content: bytes) -> None:
+        temporary = path.with_name(path.name + ".tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, content, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    # Loading.
+
+    def _open(self) -> tuple[int, int]:
+        if not self._path.exists():
+            self._replace(self._path, _MAGIC)
+        fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            end = self._load(self._path.read_bytes())
+            if end < os.fstat(fd).st_size:
+                os.ftruncate(fd, end)
+                os.fsync(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, end
+
+    def _load(self, data: bytes) -> int:
+        if not data.startswith(_MAGIC):
+            raise JournalDamage(f"{self._path} at offset 0: no journal of this version")
+        position = len(_MAGIC)
+        while (payload := _group_at(data, position)) is not None:
+            self._apply_group(payload, position)
+            position += _GROUP.size + len(payload)
+        if position < len(data):
+            later = _find_group(data, position + 1)
+            if later is not None:
+                raise JournalDamage(
+                    f"{self._path} at offset {position}: a damaged group, with a whole one behind"
+                    f" it at {later}"
+                )
+        self._durable = list(self._entries)
+        self._dirty_from = len(self._entries)
+        return position
+
+    def _apply_group(self, payload: bytes, offset: int) -> None:
+        position = 0
+        try:
+            while position < len(payload):
+                if payload[position] == 1:
+                    _, index, term, size = _ADD.unpack_from(payload, position)
+                    position += _ADD.size
+                    if self._entries and index != self._entries[-1][1] + 1:
+                        raise JournalDamage(
+                            f"{self._path} at offset {offset}: entry {index} behind"
+                            f" {self._entries[-1][1]}"
+                        )
+                    self._entries.append((payload[position : position + size], index, term))
+                    position += size
+                elif payload[position] == 2:
+                    (_, index) = _CUT.unpack_from(payload, position)
+                    position += _CUT.size
+                    while self._entries and self._entries[-1][1] >= index:
+                        self._entries.pop()
+                else:
+                    raise JournalDamage(
+                        f"{self._path} at offset {offset}: operation {payload[position]} is unknown"
+                    )
+        except struct.error as exc:
+            raise JournalDamage(f"{self._path} at offset {offset}: {exc}") from exc
+
+    def _load_meta(self) -> tuple[int, str | None]:
+        try:
+            content = self._meta_path.read_bytes()
+        except FileNotFoundError:
+            if self._entries:
+                raise JournalDamage(
+                    f"{self._meta_path} is missing beside a journal with entries: this node does"
+                    " not know whom it voted for; restore it or empty the folder and rejoin"
+                ) from None
+            return 0, None
+        checksum, _, text = content.rstrip(b"\n").partition(b" ")
+        if checksum != b"%08x" % zlib.crc32(text):
+            raise JournalDamage(f"{self._meta_path}: checksum differs")
+        meta = json.loads(text)
+        return int(meta["term"]), meta["votedFor"]
+
+    def _cut_up_to(self, head: tuple[LogEntry, LogEntry]) -> None:
+        for position in range(len(self._entries) - 1):
+            if self._entries[position][1] == head[0][1]:
+                if position and tuple(self._entries[position : position + 2]) == head:
+                    self.deleteEntriesTo(position)
+                return
+
+
+def _encode_add(entry: LogEntry) -> bytes:
+    command, index, term = entry
+    return _ADD.pack(1, index, term, len(command)) + command
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _group_at(data: bytes, position: int) -> bytes | None:
+    """The payload of the whole group at `position`, or None."""
+    if position + _GROUP.size > len(data):
+        return None
+    size, crc = _GROUP.unpack_from(data, position)
+    payload = data[position + _GROUP.size : position + _GROUP.size + size]
+    if not 0 < size <= _GROUP_BYTES_MAX or len(payload) != size or zlib.crc32(payload) != crc:
+        return None
+    return payload
+
+
+def _find_group(data: bytes, position: int) -> int | None:
+    """The next offset from `position` on where a whole group stands."""
+    for candidate in range(position, len(data) - _GROUP.size):
+        if data[candidate + _GROUP.size] in (1, 2) and _group_at(data, candidate) is not None:
+            return candidate
+    return None
