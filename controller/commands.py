@@ -1,0 +1,239 @@
+"""The commands of the controller's replicated log, and their bytes.
+
+A command holds everything that `ControllerState.apply` may look at: the proposer's clock, the
+liveness it saw (`live`), the epochs it means to replace (R10). Applied in the same order they give
+the same state on every node. The bytes are canonical JSON (keys in order, no spaces) with a version
+`"v"` and the command's name as `"type"`; a node that meets bytes it cannot read must stop, since
+skipping an entry would let it drift from the others.
+
+Origin: the events and request headers of RocketMQ's `org.apache.rocketmq.controller.impl` (RIP-44),
+with liveness stamped in as its jRaft controller does.
+"""
+
+from typing import Final, Self
+
+import msgspec
+
+__all__ = [
+    "ANY_EPOCH",
+    "COMMAND_SIZE_MAX",
+    "NO_BROKER",
+    "AlterSyncStateSet",
+    "AnyCommand",
+    "ApplyBrokerId",
+    "BecomeController",
+    "CleanBrokerData",
+    "Command",
+    "CommandDecodeError",
+    "ElectMaster",
+    "LiveBroker",
+    "Member",
+    "RegisterBroker",
+    "ReportEvent",
+    "decode",
+    "encode",
+]
+
+VERSION: Final = 1
+COMMAND_SIZE_MAX: Final = 64 * 1024
+"""Bytes of one encoded command (pysyncobj keeps its journal entries small)."""
+NO_BROKER: Final = 0
+"""In place of a broker id: nobody in particular. Ids start at 1; -1 is read as this too."""
+ANY_EPOCH: Final = -1
+"""In place of an expected epoch: whatever it is."""
+ELECTION_PRIORITY_DEFAULT: Final = 2**31 - 1
+"""RocketMQ's `brokerElectionPriority`: the smaller one wins."""
+
+
+class CommandDecodeError(ValueError):
+    """Bytes in the log that are no command of a version known here: the process must stop."""
+
+
+class LiveBroker(msgspec.Struct, frozen=True):
+    """One living replica as the leader saw it when it proposed (its newest heartbeat).
+
+    `epoch` is the last entry of the epoch file and the offsets are bytes of the commit log; -1
+    where a heartbeat has not told. `master_epoch` is the highest that the broker accepted.
+    """
+
+    broker_id: int
+    incarnation: str = ""
+    epoch: int = -1
+    max_offset: int = -1
+    confirm_offset: int = -1
+    election_priority: int = ELECTION_PRIORITY_DEFAULT
+    min_offset: int = -1
+    master_epoch: int = -1
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A member of a proposed SyncStateSet, with the process life whose acks were counted (R12)."""
+
+    broker_id: int
+    incarnation: str = ""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What every command carries.
+
+    `request_id` is unique over all proposers and is kept through every retry of one request: the
+    state answers a repeated one from its table (R11); empty means not to be remembered.
+    `controller_epoch` is the one that the proposer's gate opened with: commands of a deposed leader
+    are refused. `now_ms` is the proposer's wall clock.
+    """
+
+    request_id: str = ""
+    controller_epoch: int = 0
+    now_ms: int = 0
+
+    def stamped(self, *, controller_epoch: int, now_ms: int) -> Self:
+        """The same command as the leader of `controller_epoch` proposes it at `now_ms`."""
+        return msgspec.structs.replace(self, controller_epoch=controller_epoch, now_ms=now_ms)
+
+
+class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
+    """Makes a broker known, or renews what is known of it (1003, and the native RegisterBroker).
+
+    `broker_id` NO_BROKER asks for an id; `register_check_code` then makes asking again harmless.
+    An empty `incarnation` marks a broker that speaks only remoting: it must have applied for its id
+    before (1013), as in RocketMQ. `epoch`, `max_offset` and `confirm_offset` tell of its log, -1
+    where unknown. `live` decides whether the master is told of (1003 names only a living one) and
+    whether a second life of this id is refused (R18).
+    """
+
+    broker_name: str
+    cluster_name: str = ""
+    broker_id: int = NO_BROKER
+    register_check_code: str = ""
+    address: str = ""
+    ha_address: str = ""
+    incarnation: str = ""
+    log_id: str = ""
+    learner: bool = False
+    epoch: int = -1
+    max_offset: int = -1
+    confirm_offset: int = -1
+    election_priority: int = ELECTION_PRIORITY_DEFAULT
+    live: tuple[LiveBroker, ...] = ()
+
+
+class ApplyBrokerId(Command, frozen=True, kw_only=True, tag="apply_broker_id"):
+    """Takes the id that 1012 offered (1013). `register_check_code` is `address;millis`."""
+
+    broker_name: str
+    cluster_name: str = ""
+    broker_id: int = NO_BROKER
+    register_check_code: str = ""
+
+
+class AlterSyncStateSet(Command, frozen=True, kw_only=True, tag="alter_sync_state_set"):
+    """The master (id, incarnation, epoch) replaces the set of `sync_state_set_epoch` (1001).
+
+    `confirm_offset` is the master's at proposal, -1 if not told. `live` holds the group's living
+    replicas.
+    """
+
+    broker_name: str
+    master_broker_id: int
+    master_epoch: int
+    sync_state_set_epoch: int
+    new_set: tuple[Member, ...]
+    master_incarnation: str = ""
+    confirm_offset: int = -1
+    reason: str = ""
+    live: tuple[LiveBroker, ...] = ()
+
+
+class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
+    """Replaces the master of `expected_master_epoch` (1002, and the liveness scan).
+
+    `broker_id` NO_BROKER means that the controller asks, else that broker does; with `designate`
+    only it may win. `unclean` lifts the rule that the winner comes from the SyncStateSet: only for
+    an operator who names the replica (G5). `confirm_floor` is the highest confirmOffset that a
+    member must have by now (R16), -1 if none was heard. `reason` and `detected_ms` (wall clock, 0
+    if unknown) say how and when the need was seen.
+    """
+
+    broker_name: str
+    cluster_name: str = ""
+    broker_id: int = NO_BROKER
+    designate: bool = False
+    unclean: bool = False
+    expected_master_epoch: int = ANY_EPOCH
+    confirm_floor: int = -1
+    reason: str = ""
+    detected_ms: int = 0
+    live: tuple[LiveBroker, ...] = ()
+
+
+class CleanBrokerData(Command, frozen=True, kw_only=True, tag="clean_broker_data"):
+    """Forgets replicas (1011); no `broker_ids` means the whole group."""
+
+    broker_name: str
+    cluster_name: str = ""
+    broker_ids: tuple[int, ...] = ()
+    clean_living_broker: bool = False
+    live: tuple[LiveBroker, ...] = ()
+
+
+class BecomeController(Command, frozen=True, kw_only=True, tag="become_controller"):
+    """A new Raft leader opens its gate; raises the controller epoch and so fences older commands.
+
+    `nonce` is random per attempt; it is the request id of this command as well.
+    """
+
+    node: str
+    nonce: str
+
+
+class ReportEvent(Command, frozen=True, kw_only=True, tag="report_event"):
+    """What a broker saw first-hand (role_changed, opened, first_ack, truncated, lease_lost).
+
+    `time_ms` is the broker's wall clock; `json` holds further fields, as text of a JSON object.
+    """
+
+    broker_name: str
+    broker_id: int
+    kind: str
+    master_epoch: int = 0
+    time_ms: int = 0
+    json: str = ""
+
+
+AnyCommand = (
+    RegisterBroker
+    | ApplyBrokerId
+    | AlterSyncStateSet
+    | ElectMaster
+    | CleanBrokerData
+    | BecomeController
+    | ReportEvent
+)
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    v: int
+    command: AnyCommand
+
+
+_encoder = msgspec.json.Encoder(order="sorted")
+_decoder = msgspec.json.Decoder(_Envelope)
+
+
+def encode(command: AnyCommand) -> bytes:
+    """The canonical bytes of `command`. Raises ValueError above COMMAND_SIZE_MAX bytes."""
+    raw = _encoder.encode(_Envelope(VERSION, command))
+    if len(raw) > COMMAND_SIZE_MAX:
+        raise ValueError(f"a command of {len(raw)} bytes; at most {COMMAND_SIZE_MAX} are allowed")
+    return raw
+
+
+def decode(raw: bytes) -> AnyCommand:
+    """The command in `raw`. Raises CommandDecodeError if this version cannot read it."""
+    try:
+        envelope = _decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise CommandDecodeError(f"not a command: {error}") from error
+    if envelope.v != VERSION:
+        raise CommandDecodeError(f"a command of version {envelope.v}; known is {VERSION}")
+    return envelope.command

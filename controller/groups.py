@@ -1,0 +1,183 @@
+"""One broker group as the controller records it, and the views made from it.
+
+Origin: `BrokerReplicaInfo` and `SyncStateInfo` of RocketMQ's ReplicasInfoManager, joined in one
+value: there they are two maps, and cleaning one of them leaves half a group that nobody can repair.
+
+Invariants (`check`): ids ascend and stay below `next_broker_id`; the SyncStateSet holds registered
+replicas and no learner; a master is in the set; once a master was elected the set is not empty.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace as replace_dataclass
+from typing import Final
+
+import msgspec
+
+from controller.commands import ELECTION_PRIORITY_DEFAULT, NO_BROKER, LiveBroker
+from protocol.role_view import Replica, RoleView
+
+__all__ = [
+    "EPOCH_MAX",
+    "BrokerGroup",
+    "ReplicaRecord",
+    "fill_alive",
+    "living_replicas",
+]
+
+EPOCH_MAX: Final = 2**30
+"""Epochs are int32 on the wire. A reported one above this is nonsense: no new epoch goes by it."""
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True):
+    """What one replica registered last.
+
+    `suspect` marks a member of the set whose log was replaced (new log id): its log may miss what
+    it acked (R17). It lasts until the replica leaves the set or is elected all the same.
+    """
+
+    broker_id: int
+    register_check_code: str = ""
+    address: str = ""
+    ha_address: str = ""
+    incarnation: str = ""
+    log_id: str = ""
+    learner: bool = False
+    epoch: int = -1
+    max_offset: int = -1
+    confirm_offset: int = -1
+    election_priority: int = ELECTION_PRIORITY_DEFAULT
+    suspect: bool = False
+
+    @property
+    def endpoint(self) -> tuple[str, str, str, str, bool]:
+        """What others see of it; a change of this is told to them."""
+        return (self.address, self.ha_address, self.incarnation, self.log_id, self.learner)
+
+
+class BrokerGroup(msgspec.Struct, frozen=True):
+    """The recorded state of one broker group. `master_broker_id` is NO_BROKER without a master.
+
+    `needs_election` is the reason why the recorded master must be elected anew though nobody saw
+    it die (R3), empty if there is none. `confirm_floor` is the highest confirmOffset that an Alter
+    or an election told of (R16). `unclean_epoch` is the last masterEpoch won outside the set, 0 if
+    none was. `joined_ms` is the state's clock when the newest id came in.
+    """
+
+    cluster_name: str
+    broker_name: str
+    next_broker_id: int = 1
+    replicas: tuple[ReplicaRecord, ...] = ()
+    master_broker_id: int = NO_BROKER
+    master_incarnation: str = ""
+    master_epoch: int = 0
+    sync_state_set_epoch: int = 0
+    sync_state_set: tuple[int, ...] = ()
+    needs_election: str = ""
+    confirm_floor: int = -1
+    unclean_epoch: int = 0
+    joined_ms: int = 0
+
+    def replica(self, broker_id: int) -> ReplicaRecord | None:
+        """The record of that id, or None."""
+        for record in self.replicas:
+            if record.broker_id == broker_id:
+                return record
+        return None
+
+    def with_replica(self, record: ReplicaRecord) -> "BrokerGroup":
+        """The group with that record put in place of the one of the same id, or added."""
+        others = [other for other in self.replicas if other.broker_id != record.broker_id]
+        replicas = tuple(sorted([*others, record], key=lambda each: each.broker_id))
+        return msgspec.structs.replace(self, replicas=replicas)
+
+    def role_view(self, living: Collection[int], raft_index: int) -> RoleView:
+        """The group as others see it; `living` are the ids shown as alive."""
+        master = self.replica(self.master_broker_id)
+        return RoleView(
+            cluster_name=self.cluster_name,
+            broker_name=self.broker_name,
+            master_broker_id=self.master_broker_id or None,
+            master_address=master.address if master else "",
+            master_ha_address=master.ha_address if master else "",
+            master_incarnation=self.master_incarnation,
+            master_epoch=self.master_epoch,
+            sync_state_set_epoch=self.sync_state_set_epoch,
+            sync_state_set=frozenset(self.sync_state_set),
+            replicas=tuple(
+                Replica(
+                    broker_id=record.broker_id,
+                    address=record.address,
+                    ha_address=record.ha_address,
+                    alive=record.broker_id in living,
+                    learner=record.learner,
+                    incarnation=record.incarnation,
+                    log_id=record.log_id,
+                )
+                for record in self.replicas
+            ),
+            raft_index=raft_index,
+        )
+
+    def highest_reported_epoch(self, live: Mapping[int, LiveBroker]) -> tuple[int, int]:
+        """(epoch, broker id) of the highest epoch that any replica knows of; (-1, 0) if none."""
+        highest = (-1, NO_BROKER)
+        for record in self.replicas:
+            seen = live.get(record.broker_id)
+            told = (record.epoch, seen.epoch, seen.master_epoch) if seen else (record.epoch,)
+            highest = max([highest, *((e, record.broker_id) for e in told if e <= EPOCH_MAX)])
+        return highest
+
+    def next_master_epoch(self, live: Mapping[int, LiveBroker]) -> int:
+        """The epoch after this one; above every epoch that a replica reported (R19)."""
+        return max(self.master_epoch, self.highest_reported_epoch(live)[0]) + 1
+
+    def check(self) -> None:
+        """Asserts the invariants named at the head of this module."""
+        ids = [record.broker_id for record in self.replicas]
+        assert ids == sorted(set(ids)) and ids, (self.broker_name, ids)
+        assert ids[0] > 0 and ids[-1] < self.next_broker_id, (ids, self.next_broker_id)
+        members = self.sync_state_set
+        assert members == tuple(sorted(set(members))), members
+        for member in members:
+            record = self.replica(member)
+            assert record is not None, f"member {member} is not registered"
+            assert not record.learner, f"member {member} is a learner"
+        assert bool(members) == (self.master_epoch > 0), (members, self.master_epoch)
+        assert (self.sync_state_set_epoch > 0) == (self.master_epoch > 0)
+        if self.master_broker_id != NO_BROKER:
+            assert self.master_broker_id in members, (self.master_broker_id, members)
+        else:
+            assert not self.master_incarnation
+        for record in self.replicas:
+            assert not record.suspect or record.broker_id in members, record
+
+
+def living_replicas(group: BrokerGroup, live: Collection[LiveBroker]) -> dict[int, LiveBroker]:
+    """The registered replicas that live, by id, in the life that they registered.
+
+    A life that has not registered yet counts as dead: nothing recorded was said by it. Facts that
+    no heartbeat has told are those of the registration.
+    """
+    living: dict[int, LiveBroker] = {}
+    for seen in live:
+        record = group.replica(seen.broker_id)
+        if record is None or record.incarnation != seen.incarnation:
+            continue
+        if seen.max_offset < 0:
+            seen = msgspec.structs.replace(
+                seen,
+                epoch=record.epoch,
+                max_offset=record.max_offset,
+                confirm_offset=record.confirm_offset,
+                election_priority=record.election_priority,
+            )
+        living[seen.broker_id] = seen
+    return living
+
+
+def fill_alive(view: RoleView, living: Collection[int]) -> RoleView:
+    """`view` with `alive` of its replicas set by `living`."""
+    replicas = tuple(
+        replace_dataclass(replica, alive=replica.broker_id in living) for replica in view.replicas
+    )
+    return replace_dataclass(view, replicas=replicas)

@@ -1,0 +1,86 @@
+"""The events of the failover history (DESIGN section 5, "History").
+
+An event is made while a command is applied, so every node has the same ones in the same order. It
+is named by (log, raft_index, part): `log` is the random name that the replicated log got from its
+first leader, since a log that is begun anew counts its indexes from 1 again; `part` tells apart
+several events of one command. Times are wall clocks, for people to read.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+__all__ = ["HISTORY_EVENTS_MAX", "REPORTED_KINDS", "EventKind", "HistoryEvent"]
+
+HISTORY_EVENTS_MAX: Final = 2_000
+"""Events kept in the replicated state; the file keeps all."""
+
+
+class EventKind(StrEnum):
+    """What can happen. The last five are reported by brokers, the others follow from commands."""
+
+    BROKER_REGISTERED = "broker_registered"
+    ELECTED = "elected"
+    ELECTION_FAILED = "election_failed"
+    SET_ALTERED = "set_altered"
+    BROKER_CLEANED = "broker_cleaned"
+    CONTROLLER_LEADER_CHANGED = "controller_leader_changed"
+    ROLE_CHANGED = "role_changed"
+    OPENED = "opened"
+    FIRST_ACK = "first_ack"
+    TRUNCATED = "truncated"
+    LEASE_LOST = "lease_lost"
+
+
+REPORTED_KINDS: Final = frozenset(
+    {
+        EventKind.ROLE_CHANGED,
+        EventKind.OPENED,
+        EventKind.FIRST_ACK,
+        EventKind.TRUNCATED,
+        EventKind.LEASE_LOST,
+    }
+)
+
+
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the history. Fields that do not apply keep their default and are left out.
+
+    `time_ms` is the proposer's clock, for reported kinds the broker's own. `broker_id` is who it is
+    about (winner, registered, reporting), 0 if nobody. `set_before` and `sync_state_set` ascend.
+    `detected_ms` is when the need for an election was seen and `reason` how. Offsets are bytes, -1
+    where unknown. `json` holds what a broker added to its report, as text of a JSON object.
+    """
+
+    log: str
+    raft_index: int
+    part: int = 0
+    time_ms: int
+    kind: EventKind
+    broker_name: str = ""
+    broker_id: int = 0
+    incarnation: str = ""
+    address: str = ""
+    master_epoch: int = 0
+    sync_state_set_epoch: int = 0
+    controller_epoch: int = 0
+    node: str = ""
+    master_before: int = 0
+    set_before: tuple[int, ...] = ()
+    sync_state_set: tuple[int, ...] = ()
+    max_offset: int = -1
+    confirm_offset: int = -1
+    unclean: bool = False
+    reason: str = ""
+    detected_ms: int = 0
+    json: str = ""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """(log, raft_index, part): no two events share it."""
+        return (self.log, self.raft_index, self.part)
+
+    def to_json(self) -> str:
+        """The event as one line of JSON, without the line end; the form in the file."""
+        return msgspec.json.encode(self, order="sorted").decode()

@@ -1,0 +1,280 @@
+"""The controller's replicated state: `apply` takes one command after the other.
+
+`ControllerState` is a value: `apply` gives the next one and leaves its own as it was, so an error
+midway loses nothing. It is total (every readable command has an answer), deterministic (no clock,
+no random, no order of sets: what it may look at is in the command), and its rules for one group are
+those of `group_rules`. What is common to all commands is here: the state's clock, the fence of
+deposed controllers, the table of answered requests (R11), the history, and the effects, which are
+found by comparing the group before and after, so that no change can go unannounced.
+
+Origin: RocketMQ's ReplicasInfoManager and its events (RIP-44).
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any, Final, Self
+
+import msgspec
+
+from controller.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    BecomeController,
+    CleanBrokerData,
+    ElectMaster,
+    LiveBroker,
+    RegisterBroker,
+)
+from controller.group_rules import Change, GroupCommand, change_group
+from controller.groups import BrokerGroup, fill_alive, living_replicas
+from controller.history import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
+from controller.results import (
+    CommandResult,
+    ControllerChanged,
+    Effect,
+    GroupRemoved,
+    HistoryAppended,
+    ReplicasChanged,
+    RoleChanged,
+    SetChanged,
+)
+from protocol.codes import ResponseCode
+from protocol.role_view import RoleView
+
+__all__ = [
+    "ANSWERS_MAX",
+    "CommandResult",
+    "ControllerState",
+    "Effect",
+    "SnapshotError",
+    "Transition",
+]
+
+ANSWERS_MAX: Final = 512
+"""Requests whose answers are remembered; far more than can be in flight."""
+SNAPSHOT_VERSION: Final = 1
+
+
+class SnapshotError(ValueError):
+    """A snapshot that this version cannot read."""
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The answer once given to a request id."""
+
+    request_id: str
+    result: CommandResult
+
+
+class Transition(msgspec.Struct, frozen=True):
+    """What applying one command came to: the next state, the answer, and what it sets off."""
+
+    state: "ControllerState"
+    result: CommandResult
+    effects: tuple[Effect, ...] = ()
+
+
+class ControllerState(msgspec.Struct, frozen=True):
+    """All that the controllers agree on.
+
+    `clock_ms` is the highest wall clock of any proposer. `log_name` is the random name that the
+    first leader gave this replicated log. `answered` and `history` hold the newest last.
+    """
+
+    clock_ms: int = 0
+    applied_index: int = 0
+    controller_epoch: int = 0
+    controller_node: str = ""
+    controller_nonce: str = ""
+    log_name: str = ""
+    groups: dict[str, BrokerGroup] = {}
+    answered: tuple[Answered, ...] = ()
+    history: tuple[HistoryEvent, ...] = ()
+
+    def apply(self, command: AnyCommand, index: int) -> Transition:
+        """Applies the log's entry number `index`. Never raises for a command that decodes."""
+        state = msgspec.structs.replace(
+            self,
+            applied_index=max(self.applied_index, index),
+            clock_ms=max(self.clock_ms, command.now_ms),
+        )
+        request_id = command.request_id
+        if isinstance(command, BecomeController):
+            request_id = request_id or command.nonce
+        if (known := self.answer_to(request_id)) is not None:
+            return Transition(state, known)
+        if isinstance(command, BecomeController):
+            return state._become_controller(command, request_id)
+        if command.controller_epoch < self.controller_epoch:
+            return Transition(state, self._deposed(command.controller_epoch))
+        return state._change_group(command)
+
+    def answer_to(self, request_id: str) -> CommandResult | None:
+        """What was answered to that request, if it is still remembered."""
+        if request_id:
+            for answered in reversed(self.answered):
+                if answered.request_id == request_id:
+                    return answered.result
+        return None
+
+    def group(self, broker_name: str) -> BrokerGroup | None:
+        return self.groups.get(broker_name)
+
+    def role_view(self, broker_name: str, living: Collection[int] = ()) -> RoleView | None:
+        """The group as others see it, with `living` shown as alive; None if it is not known."""
+        group = self.groups.get(broker_name)
+        return None if group is None else group.role_view(living, self.applied_index)
+
+    def next_broker_id(self, broker_name: str) -> int:
+        """The id that 1012 offers; reserves nothing."""
+        group = self.groups.get(broker_name)
+        return 1 if group is None else group.next_broker_id
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold between any two commands."""
+        for broker_name, group in self.groups.items():
+            assert broker_name == group.broker_name
+            group.check()
+        assert len(self.answered) <= ANSWERS_MAX
+        assert len(self.history) <= HISTORY_EVENTS_MAX
+        keys = [event.key for event in self.history]
+        assert len(set(keys)) == len(keys)
+
+    def to_snapshot(self) -> dict[str, Any]:
+        """The state as plain JSON values, the same on every node that applied the same log."""
+        plain = msgspec.to_builtins(self, order="sorted")
+        return {"v": SNAPSHOT_VERSION, "state": plain}
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Mapping[str, Any]) -> Self:
+        """The state that `to_snapshot` was taken of. Raises SnapshotError if it cannot be read."""
+        if snapshot.get("v") != SNAPSHOT_VERSION:
+            raise SnapshotError(f"a snapshot of version {snapshot.get('v')!r}")
+        try:
+            return msgspec.convert(snapshot.get("state"), cls)
+        except msgspec.ValidationError as error:
+            raise SnapshotError(str(error)) from error
+
+    def digest(self) -> str:
+        """A hash of everything in the state: equal on all nodes at one index, or one is wrong."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+    # --- applying ---
+
+    def _deposed(self, controller_epoch: int) -> CommandResult:
+        return CommandResult(
+            ResponseCode.CONTROLLER_NOT_LEADER,
+            f"proposed in controller epoch {controller_epoch}, by now it is "
+            f"{self.controller_epoch}",
+            controller_epoch=self.controller_epoch,
+        )
+
+    def _become_controller(self, command: BecomeController, request_id: str) -> Transition:
+        epoch = self.controller_epoch + 1
+        state = msgspec.structs.replace(
+            self,
+            controller_epoch=epoch,
+            controller_node=command.node,
+            controller_nonce=command.nonce,
+            log_name=self.log_name or command.nonce,
+        )
+        event = HistoryEvent(
+            log="",
+            raft_index=0,
+            time_ms=0,
+            kind=EventKind.CONTROLLER_LEADER_CHANGED,
+            node=command.node,
+        )
+        state, effects = state._with_events((event,))
+        result = CommandResult(ResponseCode.SUCCESS, controller_epoch=epoch)
+        changed = ControllerChanged(command.node, command.nonce, epoch)
+        return Transition(state._remembering(request_id, result), result, (changed, *effects))
+
+    def _change_group(self, command: GroupCommand) -> Transition:
+        before = self.groups.get(command.broker_name)
+        change = change_group(before, command, self.clock_ms)
+        live = _live_of(command)
+        state = self._with_group(command.broker_name, change.group)
+        state, appended = state._with_events(change.events)
+        result = _result(change, live, state.applied_index)
+        announced = _announced(before, change.group, live, state.applied_index)
+        return Transition(
+            state._remembering(command.request_id, result), result, (*announced, *appended)
+        )
+
+    def _with_group(self, broker_name: str, group: BrokerGroup | None) -> "ControllerState":
+        groups = {name: each for name, each in self.groups.items() if name != broker_name}
+        if group is not None:
+            groups[broker_name] = group
+        return msgspec.structs.replace(self, groups=groups)
+
+    def _with_events(
+        self, drafts: tuple[HistoryEvent, ...]
+    ) -> "tuple[ControllerState, tuple[Effect, ...]]":
+        if not drafts:
+            return self, ()
+        events = tuple(
+            msgspec.structs.replace(
+                draft,
+                log=self.log_name,
+                raft_index=self.applied_index,
+                part=part,
+                time_ms=draft.time_ms or self.clock_ms,
+                controller_epoch=self.controller_epoch,
+            )
+            for part, draft in enumerate(drafts)
+        )
+        history = (*self.history, *events)[-HISTORY_EVENTS_MAX:]
+        state = msgspec.structs.replace(self, history=history)
+        return state, tuple(HistoryAppended(event) for event in events)
+
+    def _remembering(self, request_id: str, result: CommandResult) -> "ControllerState":
+        if not request_id:
+            return self
+        answered = (*self.answered, Answered(request_id, result))[-ANSWERS_MAX:]
+        return msgspec.structs.replace(self, answered=answered)
+
+
+def _live_of(command: GroupCommand) -> tuple[LiveBroker, ...]:
+    if isinstance(command, RegisterBroker | AlterSyncStateSet | ElectMaster | CleanBrokerData):
+        return command.live
+    return ()
+
+
+def _result(change: Change, live: tuple[LiveBroker, ...], index: int) -> CommandResult:
+    group = change.group
+    if group is None:
+        return CommandResult(change.code, change.remark)
+    living = living_replicas(group, live)
+    master = living.get(group.master_broker_id)
+    return CommandResult(
+        code=change.code,
+        remark=change.remark,
+        view=group.role_view(living, index),
+        broker_id=change.broker_id,
+        master_alive=master is not None and master.incarnation == group.master_incarnation,
+    )
+
+
+def _announced(
+    before: BrokerGroup | None,
+    after: BrokerGroup | None,
+    live: tuple[LiveBroker, ...],
+    index: int,
+) -> tuple[Effect, ...]:
+    """At most one effect: the view that it carries tells of everything."""
+    if after is None:
+        return () if before is None else (GroupRemoved(before.broker_name),)
+    if after is before:
+        return ()
+    view = after.role_view(living_replicas(after, live), index)
+    if before is None:
+        return (ReplicasChanged(view),)
+    if before.master_epoch != after.master_epoch:
+        return (RoleChanged(view),)
+    if before.sync_state_set_epoch != after.sync_state_set_epoch:
+        return (SetChanged(view),)
+    everyone = [record.broker_id for record in after.replicas]
+    if fill_alive(before.role_view((), index), everyone) != fill_alive(view, everyone):
+        return (ReplicasChanged(view),)
+    return ()
