@@ -1,0 +1,90 @@
+"""The `ha:` section: keys spelled as RocketMQ spells them, our own beside them.
+
+Origin: the ha* keys of org.apache.rocketmq.store.config.MessageStoreConfig. What the store must
+know too (flushDiskType, haSyncFlush, minInSyncReplicas, haListenPort, segment size) is in `store:`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ha.master_core import MasterPolicy
+from ha.slave_core import SlavePolicy
+from ha.sync_state import SyncPolicy
+
+
+class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Times in ms, sizes in bytes. Raises ValueError for values that contradict each other."""
+
+    ha_send_heartbeat_interval: int = 100
+    ha_housekeeping_interval: int = 20_000
+    ha_transfer_batch_size: int = 1 << 20
+    ha_max_time_slave_not_catchup: int = 15_000  # for slaves that do not answer heartbeats
+    ha_flow_control_enable: bool = False
+    max_ha_transfer_byte_in_second: int = 100 << 20
+    sync_from_last_file: bool = False
+    async_learner: bool = False
+
+    ha_transfer_window_size: int = 8 << 20  # sent and not yet acked, per slave
+    ha_slave_silent_time: int = 600  # R14: oldest unacked byte or ping
+    ha_join_time: int = 200  # R13
+    ha_join_lag_size: int = 16 << 20
+    ha_confirm_beat_interval: int = 20
+    ha_reconnect_interval: int = 20
+    ha_reconnect_interval_max: int = 1_000
+
+    def __post_init__(self) -> None:
+        for name in (
+            "ha_send_heartbeat_interval",
+            "ha_transfer_batch_size",
+            "ha_slave_silent_time",
+            "ha_reconnect_interval",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name.replace('_', ' ')} must be above 0")
+        if self.ha_slave_silent_time < 3 * self.ha_send_heartbeat_interval:
+            raise ValueError(
+                "haSlaveSilentTime must be at least three times haSendHeartbeatInterval: "
+                "a slave answers each heartbeat, and one may be late"
+            )
+        if self.ha_housekeeping_interval <= 2 * self.ha_send_heartbeat_interval:
+            raise ValueError("haHousekeepingInterval must exceed two haSendHeartbeatInterval")
+        if self.ha_transfer_window_size < self.ha_transfer_batch_size:
+            raise ValueError("haTransferWindowSize must hold one haTransferBatchSize")
+
+    def sync_policy(self, *, min_in_sync_replicas: int, sync_flush: bool) -> SyncPolicy:
+        return SyncPolicy(
+            min_in_sync_replicas=min_in_sync_replicas,
+            sync_flush=sync_flush,
+            slave_silent_ms=self.ha_slave_silent_time,
+            quiet_slave_ms=self.ha_max_time_slave_not_catchup,
+            join_ms=self.ha_join_time,
+            join_lag_bytes_max=self.ha_join_lag_size,
+        )
+
+    def master_policy(self, *, segment_size: int) -> MasterPolicy:
+        flow = self.max_ha_transfer_byte_in_second if self.ha_flow_control_enable else None
+        return MasterPolicy(
+            segment_size=segment_size,
+            batch_bytes=self.ha_transfer_batch_size,
+            window_bytes=self.ha_transfer_window_size,
+            heartbeat_ms=self.ha_send_heartbeat_interval,
+            confirm_beat_ms=self.ha_confirm_beat_interval,
+            housekeeping_ms=self.ha_housekeeping_interval,
+            flow_bytes_per_s=flow,
+        )
+
+    def slave_policy(self, *, ha_sync_flush: bool, proof_needed: bool) -> SlavePolicy:
+        return SlavePolicy(
+            sync_flush=ha_sync_flush,
+            sync_from_last_file=self.sync_from_last_file,
+            async_learner=self.async_learner,
+            proof_needed=proof_needed,
+            retry_ms=self.ha_reconnect_interval,
+            retry_ms_max=self.ha_reconnect_interval_max,
+            keepalive_ms=max(1_000, self.ha_send_heartbeat_interval),
+            housekeeping_ms=self.ha_housekeeping_interval,
+        )
+
+
+__all__ = ["HAConfig"]

@@ -1,0 +1,469 @@
+"""The master's end of every HA connection: what to send next, and which ack counts. Pure.
+
+A connection goes WAIT_HANDSHAKE -> WAIT_ACK -> TRANSFER. After the slave's first ack, log bytes are
+sent as long as less than a window of them is unacked; a frame never leaves its epoch nor its
+segment, and its header is made before moving on, so the last chunk of an epoch carries that epoch.
+Invariants: a connection's next offset lies in its transfer epoch; an ack counts only from the
+newest connection of its broker id (R18) and never above what was verified or sent there.
+Origin: Java AutoSwitchHAConnection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from epoch.entry import EpochEntry, with_ends
+from ha.sync_state import SyncEffect, SyncState
+from ha.wire import (
+    SlaveHandshake,
+    TransferHeader,
+    encode_master_handshake,
+    encode_transfer_header,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MasterPolicy:
+    """Times in ms, sizes in bytes. `segment_size` is the commit log's mapped file size."""
+
+    segment_size: int
+    batch_bytes: int = 1 << 20
+    window_bytes: int = 8 << 20
+    heartbeat_ms: int = 100
+    confirm_beat_ms: int = 20
+    """A risen confirmOffset with nothing else to carry it is sent on this late at most."""
+    housekeeping_ms: int = 20_000
+    flow_bytes_per_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendBytes:
+    connection_id: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendLog:
+    """Send `header`, then the log's bytes [offset, offset + size), in one segment."""
+
+    connection_id: int
+    header: bytes
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
+    """`flush`: let what was sent before go out first; otherwise drop it."""
+
+    connection_id: int
+    reason: str
+    flush: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveFollowing:
+    """That slave has taken our history and follows from `offset` on."""
+
+    broker_id: int
+    offset: int
+
+
+MasterEffect = SyncEffect | SendBytes | SendLog | CloseConnection | SlaveFollowing
+
+
+class Stage(Enum):
+    WAIT_HANDSHAKE = "wait_handshake"
+    WAIT_ACK = "wait_ack"
+    TRANSFER = "transfer"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class SlaveConnection:
+    """One socket of a slave. Offsets are exclusive ends; `next_offset` is the next byte to send."""
+
+    connection_id: int
+    address: str
+    opened_ms: int
+    stage: Stage = Stage.WAIT_HANDSHAKE
+    broker_id: int = -1
+    learner: bool = False
+    sync_from_last_file: bool = False
+    verified: int = 0
+    """The end of our log when the handshake went out: a first ack cannot be above it."""
+    start_offset: int = 0
+    next_offset: int = 0
+    acked: int = -1
+    entry: EpochEntry | None = None
+    announced_epoch: int = -1
+    sent_confirm: int = -1
+    read_ms: int = 0
+    sent_ms: int = 0
+    bytes_sent: int = 0
+    flow_second: int = -1
+    flow_bytes: int = 0
+
+
+class MasterCore:
+    """All HA connections of one mastership. Connection ids are the shell's, never reused."""
+
+    def __init__(
+        self,
+        sync: SyncState,
+        policy: MasterPolicy,
+        entries: Sequence[EpochEntry],
+        *,
+        min_offset: int,
+        now_ms: int,
+    ) -> None:
+        self.sync = sync
+        self.policy = policy
+        self.min_offset = min_offset
+        self.connections: dict[int, SlaveConnection] = {}
+        self.wakeup_ms = now_ms + sync.policy.tick_ms
+        self._half_window = policy.window_bytes // 2
+        self._entries: tuple[EpochEntry, ...] = ()
+        self._following: dict[int, SlaveConnection] = {}
+        self._adopt_entries(entries)
+
+    @property
+    def entries(self) -> tuple[EpochEntry, ...]:
+        return self._entries
+
+    # -- the log and the history
+
+    def appended(self, written: int, now_ms: int) -> list[MasterEffect]:
+        """This broker's log now ends at `written`, the end of a message."""
+        effects: list[MasterEffect] = list(self.sync.appended(written, now_ms))
+        for connection in self._following.values():
+            self._transfer(connection, now_ms, effects)
+        return effects
+
+    def flushed(self, flushed: int, now_ms: int) -> list[MasterEffect]:
+        return self._confirming(list(self.sync.flushed_to(flushed, now_ms)), now_ms)
+
+    def epochs_changed(self, entries: Sequence[EpochEntry], now_ms: int) -> list[MasterEffect]:
+        """An epoch was appended, or old ones dropped: every connection sees its new end at once.
+
+        Without that a live connection would go on in an epoch that has ended (issues 9689, 6505).
+        """
+        self._adopt_entries(entries)
+        effects: list[MasterEffect] = []
+        for connection in list(self._following.values()):
+            connection.entry = self._entry_to_send(connection)
+            self._transfer(connection, now_ms, effects)
+            if connection.stage is Stage.TRANSFER:
+                self._announce(connection, now_ms, effects)
+        return effects
+
+    def log_trimmed(self, min_offset: int, now_ms: int) -> list[MasterEffect]:
+        """Expired segments are gone; the log begins at `min_offset`. Who needs them is told."""
+        if min_offset <= self.min_offset:
+            return []
+        self.min_offset = min_offset
+        effects: list[MasterEffect] = []
+        for connection in list(self._following.values()):
+            if connection.next_offset < min_offset:
+                effects += self._refuse_gone(connection, connection.next_offset, now_ms)
+        return effects
+
+    # -- connections
+
+    def connection_opened(self, connection_id: int, address: str, now_ms: int) -> None:
+        self.connections[connection_id] = SlaveConnection(
+            connection_id, address, now_ms, read_ms=now_ms, sent_ms=now_ms
+        )
+
+    def handshake_received(
+        self, connection_id: int, handshake: SlaveHandshake, now_ms: int
+    ) -> list[MasterEffect]:
+        """Answers with our history. An older connection of the same broker is closed (R18)."""
+        connection = self.connections[connection_id]
+        assert connection.stage is Stage.WAIT_HANDSHAKE
+        if handshake.broker_id == self.sync.broker_id:
+            return self._close(
+                connection, f"slave claims to be broker {handshake.broker_id}, this master", now_ms
+            )
+        effects: list[MasterEffect] = []
+        for older in list(self.connections.values()):
+            if older.broker_id == handshake.broker_id:
+                effects += self._close(older, "superseded by a newer connection", now_ms)
+        connection.stage = Stage.WAIT_ACK
+        connection.broker_id = handshake.broker_id
+        connection.learner = handshake.async_learner
+        connection.sync_from_last_file = handshake.sync_from_last_file
+        connection.read_ms = connection.sent_ms = now_ms
+        connection.verified = self.sync.written
+        self.sync.connected(
+            handshake.broker_id, connection_id, now_ms, learner=handshake.async_learner
+        )
+        reply = encode_master_handshake(self.sync.written, self._entries)
+        effects.append(SendBytes(connection_id, reply))
+        return effects
+
+    def acks_received(
+        self, connection_id: int, offsets: Sequence[int], now_ms: int
+    ) -> list[MasterEffect]:
+        """Acks of one read, oldest first. One that goes back or was never sent ends the peer.
+
+        Offsets below 0 mean "nothing yet" and are ignored (issue 6728), as are late reads of a
+        connection that has been given up.
+        """
+        connection = self.connections.get(connection_id)
+        if connection is None:
+            return []
+        connection.read_ms = now_ms
+        offsets = [offset for offset in offsets if offset >= 0]
+        if not offsets:
+            return []
+        effects: list[MasterEffect] = []
+        first = connection.stage is Stage.WAIT_ACK
+        if first:
+            effects += self._start_transfer(connection, offsets[0], now_ms)
+        if connection.stage is not Stage.TRANSFER:
+            return effects
+        for offset in offsets:
+            if not connection.acked <= offset <= max(connection.next_offset, connection.verified):
+                return effects + self._close(
+                    connection,
+                    f"ack of {offset}; acked before {connection.acked}, "
+                    f"sent up to {connection.next_offset}",
+                    now_ms,
+                )
+            connection.acked = offset
+        connection.verified = 0
+        effects += self.sync.acked(connection.broker_id, connection_id, connection.acked, now_ms)
+        if first:
+            effects.append(SlaveFollowing(connection.broker_id, connection.acked))
+        self._transfer(connection, now_ms, effects)
+        if first:
+            self._announce(connection, now_ms, effects)
+        return self._confirming(effects, now_ms)
+
+    def connection_closed(self, connection_id: int, now_ms: int) -> list[MasterEffect]:
+        """The socket is gone, whoever closed it. Unknown ids are ignored."""
+        connection = self.connections.pop(connection_id, None)
+        if connection is None:
+            return []
+        return self._confirming(self._forget(connection, now_ms), now_ms)
+
+    # -- time
+
+    def tick(self, now_ms: int) -> list[MasterEffect]:
+        """Heartbeats, housekeeping, and the set's own deadlines. Due whenever `wakeup_ms` is."""
+        effects: list[MasterEffect] = list(self.sync.tick(now_ms))
+        self.wakeup_ms = now_ms + self.sync.policy.tick_ms
+        policy = self.policy
+        for connection in list(self.connections.values()):
+            if now_ms - connection.read_ms >= policy.housekeeping_ms:
+                silent_ms = now_ms - connection.read_ms
+                effects += self._close(connection, f"nothing read for {silent_ms} ms", now_ms)
+            elif connection.stage is Stage.TRANSFER:
+                self._transfer(connection, now_ms, effects)
+                behind = connection.sent_confirm < self.sync.confirm_offset
+                due_ms = policy.confirm_beat_ms if behind else policy.heartbeat_ms
+                if now_ms - connection.sent_ms >= due_ms:
+                    self._announce(connection, now_ms, effects)
+                else:
+                    self.wakeup_ms = min(self.wakeup_ms, connection.sent_ms + due_ms)
+        return effects
+
+    def confirmed(self, effects: Sequence[SyncEffect], now_ms: int) -> list[MasterEffect]:
+        """Effects of the set's own events (adopt, refused, dead), with what they entail here."""
+        return self._confirming(list(effects), now_ms)
+
+    # -- inside
+
+    def _adopt_entries(self, entries: Sequence[EpochEntry]) -> None:
+        self._entries = with_ends(entries)
+
+    def _start_transfer(
+        self, connection: SlaveConnection, ack: int, now_ms: int
+    ) -> list[MasterEffect]:
+        """Chooses the first byte to send: the slave's own end, or for an empty slave our first."""
+        if ack > connection.verified:
+            return self._close(
+                connection,
+                f"first ack is {ack}, our log ended at {connection.verified}",
+                now_ms,
+            )
+        start = ack
+        if ack == 0:
+            start = self.min_offset
+            if connection.sync_from_last_file:
+                written = self.sync.written
+                start = max(start, written - written % self.policy.segment_size)
+        if start < self.min_offset:
+            # R27: a heartbeat at our first byte tells a native slave to begin anew from there.
+            return self._refuse_gone(connection, start, now_ms)
+        connection.next_offset = connection.start_offset = start
+        connection.entry = self._entry_at(start)
+        if connection.entry is None:
+            return self._close(connection, f"no epoch covers offset {start}", now_ms)
+        connection.stage = Stage.TRANSFER
+        self._following[connection.connection_id] = connection
+        if start > self.min_offset and ack == 0:
+            self.sync.set_whole(connection.broker_id, connection.connection_id, False)
+        return []
+
+    def _refuse_gone(
+        self, connection: SlaveConnection, wanted: int, now_ms: int
+    ) -> list[MasterEffect]:
+        entry = self._entry_at(self.min_offset) or EpochEntry(self.sync.master_epoch, 0)
+        head = TransferHeader(
+            0, self.min_offset, entry.epoch, entry.start_offset, self.sync.confirm_offset
+        )
+        tell = SendBytes(connection.connection_id, encode_transfer_header(head))
+        reason = f"wants offset {wanted}, our log begins at {self.min_offset}"
+        return [tell, *self._close(connection, reason, now_ms, flush=True)]
+
+    def _entry_at(self, offset: int) -> EpochEntry | None:
+        """The newest epoch that started at or before `offset`; so empty ones are passed over."""
+        found = None
+        for entry in self._entries:
+            if entry.start_offset > offset:
+                break
+            found = entry
+        return found
+
+    def _entry_to_send(self, connection: SlaveConnection) -> EpochEntry | None:
+        """The connection's epoch as the list has it now."""
+        current = connection.entry
+        if current is not None:
+            for entry in self._entries:
+                if entry.epoch == current.epoch:
+                    return entry
+        return self._entry_at(connection.next_offset)
+
+    def _entry_after(self, epoch: int) -> EpochEntry | None:
+        for entry in self._entries:
+            if entry.epoch > epoch:
+                return entry
+        return None
+
+    def _transfer(
+        self, connection: SlaveConnection, now_ms: int, effects: list[MasterEffect]
+    ) -> None:
+        """Sends what the window allows, in order. Epochs that end on the way are announced."""
+        policy = self.policy
+        written = self.sync.written
+        entry = connection.entry
+        while entry is not None:
+            offset = connection.next_offset
+            if offset >= entry.end_offset:
+                following = self._entry_after(entry.epoch)
+                assert following is not None, "an ended epoch without a next one"
+                if connection.announced_epoch < entry.epoch:
+                    # An empty epoch travels too: the slave's history must equal ours (R25).
+                    self._announce(connection, now_ms, effects)
+                connection.entry = entry = following
+                continue
+            room = policy.window_bytes - (offset - max(connection.acked, connection.start_offset))
+            size = min(
+                written - offset,
+                entry.end_offset - offset,
+                policy.batch_bytes,
+                room,
+                policy.segment_size - offset % policy.segment_size,
+            )
+            if size <= 0 or (size == room and room < min(policy.batch_bytes, self._half_window)):
+                return  # small frames for a full window's last bytes would cost a wake-up each
+            if policy.flow_bytes_per_s is not None:
+                size = self._within_flow(connection, size, now_ms)
+                if size == 0:
+                    return
+            self._emit(connection, entry, size, now_ms, effects)
+
+    def _within_flow(self, connection: SlaveConnection, size: int, now_ms: int) -> int:
+        allowed = self.policy.flow_bytes_per_s
+        assert allowed is not None
+        second = now_ms // 1000
+        if connection.flow_second != second:
+            connection.flow_second, connection.flow_bytes = second, 0
+        size = max(0, min(size, allowed - connection.flow_bytes))
+        connection.flow_bytes += size
+        return size
+
+    def _announce(
+        self, connection: SlaveConnection, now_ms: int, effects: list[MasterEffect]
+    ) -> None:
+        """A heartbeat: where we are, in which epoch, and how far all is confirmed."""
+        if connection.entry is not None:
+            self._emit(connection, connection.entry, 0, now_ms, effects)
+
+    def _emit(
+        self,
+        connection: SlaveConnection,
+        entry: EpochEntry,
+        size: int,
+        now_ms: int,
+        effects: list[MasterEffect],
+    ) -> None:
+        offset = connection.next_offset
+        confirm = self.sync.confirm_offset
+        header = encode_transfer_header(
+            TransferHeader(size, offset, entry.epoch, entry.start_offset, confirm)
+        )
+        effects.append(SendLog(connection.connection_id, header, offset, size))
+        connection.next_offset = offset + size
+        connection.announced_epoch = entry.epoch
+        connection.sent_confirm = confirm
+        connection.sent_ms = now_ms
+        connection.bytes_sent += size
+
+    def _confirming(self, effects: list[MasterEffect], now_ms: int) -> list[MasterEffect]:
+        """Sees to it that a risen confirmOffset travels soon, but in no frame of its own yet."""
+        confirm = self.sync.confirm_offset
+        for connection in self._following.values():
+            if connection.sent_confirm < confirm:
+                due_ms = max(now_ms, connection.sent_ms + self.policy.confirm_beat_ms)
+                if due_ms < self.wakeup_ms:
+                    self.wakeup_ms = due_ms
+        return effects
+
+    def _close(
+        self, connection: SlaveConnection, reason: str, now_ms: int, *, flush: bool = False
+    ) -> list[MasterEffect]:
+        self.connections.pop(connection.connection_id, None)
+        effects: list[MasterEffect] = [CloseConnection(connection.connection_id, reason, flush)]
+        return effects + self._forget(connection, now_ms)
+
+    def _forget(self, connection: SlaveConnection, now_ms: int) -> list[MasterEffect]:
+        connection.stage = Stage.CLOSED
+        self._following.pop(connection.connection_id, None)
+        if connection.broker_id < 0:
+            return []
+        return list(self.sync.disconnected(connection.broker_id, connection.connection_id, now_ms))
+
+    def check_invariants(self) -> None:
+        """For tests and the simulation, after each step."""
+        self.sync.check_invariants()
+        newest: set[int] = set()
+        for connection in self.connections.values():
+            if connection.broker_id >= 0:
+                assert connection.broker_id not in newest, "R18: two connections of one broker"
+                newest.add(connection.broker_id)
+            following = connection.connection_id in self._following
+            assert following == (connection.stage is Stage.TRANSFER)
+            if connection.stage is Stage.TRANSFER:
+                assert connection.acked <= connection.next_offset <= self.sync.written
+                entry = connection.entry
+                assert entry is None or (
+                    entry.start_offset <= connection.next_offset <= entry.end_offset
+                )
+
+
+__all__ = [
+    "CloseConnection",
+    "MasterCore",
+    "MasterEffect",
+    "MasterPolicy",
+    "SendBytes",
+    "SendLog",
+    "SlaveConnection",
+    "SlaveFollowing",
+    "Stage",
+]

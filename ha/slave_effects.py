@@ -1,0 +1,130 @@
+"""What the slave core asks of its shell. Frozen values, to be performed in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epoch.entry import EpochEntry
+from protocol.role_view import RoleView
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendToMaster:
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProveMaster:
+    """Ask the master by its remoting address who it is; feed `peer_proved` or `peer_unproved`."""
+
+    view: RoleView
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateTo:
+    """Cut the log (R22), then feed `log_changed`."""
+
+    from_offset: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAt:
+    """Put what log there is aside and begin an empty one whose first byte will be `offset`."""
+
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptEpochs:
+    """The whole epoch list from now on."""
+
+    entries: tuple[EpochEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEpoch:
+    epoch: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLog:
+    """Write `data` at `offset`, which is the log's end. The view is valid until the next read."""
+
+    offset: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FlushTo:
+    """Under haSyncFlush: make all below `offset` durable, then feed `turn_ended` again."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """All below `offset` is confirmed and here: let readers see the whole messages in it."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The history is settled; the log follows from `offset`."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """This replica cannot follow until an operator has looked; said once per reason."""
+
+    reason: str
+
+
+SlaveEffect = (
+    Dial
+    | Hangup
+    | SendToMaster
+    | ProveMaster
+    | TruncateTo
+    | BeginAt
+    | AdoptEpochs
+    | AppendEpoch
+    | AppendLog
+    | FlushTo
+    | Confirm
+    | Following
+    | Diverged
+)
+
+
+__all__ = [
+    "AdoptEpochs",
+    "AppendEpoch",
+    "AppendLog",
+    "BeginAt",
+    "Confirm",
+    "Dial",
+    "Diverged",
+    "FlushTo",
+    "Following",
+    "Hangup",
+    "ProveMaster",
+    "SendToMaster",
+    "SlaveEffect",
+    "TruncateTo",
+]

@@ -1,0 +1,482 @@
+"""Whose acks a write waits for, how far it is confirmed, and who should join or leave. Pure.
+
+The required set is the recorded SyncStateSet, together with the members of a proposal that has no
+certain outcome and with a slave that is joining. Invariants (SAFETY.md):
+- R1   it always contains the recorded set: it grows when an expand is proposed and shrinks only
+       when a shrink is committed, so every replica that may be elected is one we wait for.
+- R15  confirmOffset never falls, ends a message, counts the flushed offset under SYNC_FLUSH, and
+       stands while the recorded set is below minInSyncReplicas or a required member is not there.
+- R11  one proposal at a time; after an unknown outcome its members stay until that very request is
+       answered or a committed bump of the set's epoch overtakes it.
+- R18  one ack per broker id: that of its newest connection.
+Origin: Java AutoSwitchHAService (computeConfirmOffset, maybeExpand/ShrinkSyncStateSet), RIP-44.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocol.codes import ResponseCode
+
+_ENDS_MAX = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPolicy:
+    """The numbers behind the decisions; times in ms, sizes in bytes."""
+
+    min_in_sync_replicas: int = 1
+    sync_flush: bool = False
+    slave_silent_ms: int = 600
+    """R14: the age at which an unacked byte, or the last ping of a pinging slave, is too old."""
+    quiet_slave_ms: int = 15_000
+    """The same for a slave that does not answer heartbeats (Java acks every 5 s when idle)."""
+    join_ms: int = 200
+    """R13: how long a joining slave may hold confirmOffset."""
+    join_lag_bytes_max: int = 16 << 20
+    join_pause_ms: int = 1_000
+    retry_ms: int = 50
+    retry_ms_max: int = 1_000
+    tick_ms: int = 50
+    stall_ms: int = 100
+    """R8: a tick that comes later than this shifts every deadline by which others are judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A SyncStateSet to put to the controller, on top of (master_epoch, sync_state_set_epoch)."""
+
+    new_set: frozenset[int]
+    add: frozenset[int]
+    remove: frozenset[int]
+    reason: str
+    confirm_offset: int
+    master_epoch: int
+    sync_state_set_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmAdvanced:
+    """All below `offset` is on every required member."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeSet:
+    proposal: Proposal
+
+
+SyncEffect = ConfirmAdvanced | ProposeSet
+
+
+@dataclass(slots=True)
+class Follower:
+    """A replica as its newest connection shows it. `ack` is -1 until that connection acked."""
+
+    broker_id: int
+    absent_since_ms: int
+    connection_id: int | None = None
+    learner: bool = False
+    whole: bool = True
+    """False: its log begins later than ours, so it lacks old messages (R13)."""
+    ack: int = -1
+    ack_ms: int = 0
+    pongs: int = 0
+    unacked_since_ms: int | None = None
+    unacked_mark: int = 0
+    join_after_ms: int = 0
+
+    @property
+    def following(self) -> bool:
+        return self.connection_id is not None and self.ack >= 0
+
+
+class SyncState:
+    """One mastership's view of its replicas. Offsets are exclusive ends in the commit log."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: int,
+        master_epoch: int,
+        recorded: Iterable[int],
+        sync_state_set_epoch: int,
+        epoch_start_offset: int,
+        written: int,
+        flushed: int,
+        confirm_offset: int,
+        now_ms: int,
+        policy: SyncPolicy | None = None,
+        candidates: Iterable[int] | None = None,
+    ) -> None:
+        """`candidates`: the ids that may be members (registered, no learners); None means any."""
+        self.policy = policy or SyncPolicy()
+        self.broker_id = broker_id
+        self.master_epoch = master_epoch
+        self.recorded = frozenset(recorded)
+        self.sync_state_set_epoch = sync_state_set_epoch
+        self.epoch_start_offset = epoch_start_offset
+        self.written = written
+        self.flushed = flushed
+        self.confirm_offset = confirm_offset
+        self.proposal: Proposal | None = None
+        self.outcome_unknown = False
+        self.joining: dict[int, int] = {}
+        self.dead: frozenset[int] = frozenset()
+        self._candidates = None if candidates is None else frozenset(candidates)
+        self._followers = {
+            i: Follower(i, now_ms) for i in sorted(self.recorded) if i != self.broker_id
+        }
+        self._ends: deque[int] = deque([written] if written > confirm_offset else [])
+        self._required_others: tuple[int, ...] = ()
+        self._retry_at_ms = now_ms
+        self._retry_ms = self.policy.retry_ms
+        self._ticked_ms = now_ms
+        self._renew_required()
+
+    # -- what others ask
+
+    @property
+    def required_set(self) -> frozenset[int]:
+        """This broker and every member whose ack confirmOffset waits for (R1)."""
+        return frozenset(self._required_others) | {self.broker_id}
+
+    @property
+    def required_set_whole(self) -> bool:
+        """Whether every required member is connected and following."""
+        return all(
+            (f := self._followers.get(i)) is not None and f.following for i in self._required_others
+        )
+
+    def follower(self, broker_id: int) -> Follower | None:
+        return self._followers.get(broker_id)
+
+    # -- the log
+
+    def begin(self, now_ms: int) -> list[SyncEffect]:
+        """The first look, once the mastership is set up."""
+        return self._settle(now_ms)
+
+    def appended(self, written: int, now_ms: int) -> list[SyncEffect]:
+        """The log now ends at `written`, which is the end of a message."""
+        if written <= self.written:
+            return []
+        self.written = written
+        self._ends.append(written)
+        if len(self._ends) > _ENDS_MAX:
+            # Coarser steps are still message ends; only confirmOffset's grain suffers.
+            self._ends = deque(e for n, e in enumerate(self._ends) if n % 2 or e == written)
+        for follower in self._followers.values():
+            if follower.unacked_since_ms is None and follower.connection_id is not None:
+                follower.unacked_since_ms = now_ms
+                follower.unacked_mark = written
+        return self._advance()
+
+    def flushed_to(self, flushed: int, now_ms: int) -> list[SyncEffect]:
+        """All below `flushed` is on this broker's disk."""
+        if flushed <= self.flushed:
+            return []
+        self.flushed = flushed
+        return self._settle(now_ms) if self.policy.sync_flush else []
+
+    # -- slaves
+
+    def connected(
+        self,
+        broker_id: int,
+        connection_id: int,
+        now_ms: int,
+        *,
+        learner: bool = False,
+        whole: bool = True,
+    ) -> None:
+        """A newer connection of that id: only its acks count from now on (R18)."""
+        if broker_id == self.broker_id:
+            return
+        follower = self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
+        if follower.following:
+            follower.absent_since_ms = now_ms
+        follower.connection_id = connection_id
+        follower.learner = learner
+        follower.whole = whole
+        follower.ack = -1
+        follower.ack_ms = now_ms
+        follower.pongs = 0
+        follower.unacked_since_ms = now_ms
+        follower.unacked_mark = self.written
+
+    def disconnected(self, broker_id: int, connection_id: int, now_ms: int) -> list[SyncEffect]:
+        follower = self._followers.get(broker_id)
+        if follower is None or follower.connection_id != connection_id:
+            return []
+        if follower.following:
+            follower.absent_since_ms = now_ms
+        follower.connection_id = None
+        follower.ack = -1
+        follower.unacked_since_ms = None
+        if self.joining.pop(broker_id, None) is not None:
+            self._renew_required()
+        return self._settle(now_ms)
+
+    def acked(
+        self, broker_id: int, connection_id: int, offset: int, now_ms: int
+    ) -> list[SyncEffect]:
+        """That slave holds all below `offset`. The caller has checked that it was sent or verified.
+
+        An older connection's ack, and one below 0 (issue 6728), count for nothing.
+        """
+        follower = self._followers.get(broker_id)
+        if follower is None or follower.connection_id != connection_id or offset < 0:
+            return []
+        if offset == follower.ack and now_ms - follower.ack_ms <= 1_000:
+            follower.pongs += 1
+        follower.ack_ms = now_ms
+        first = follower.ack < 0
+        if offset > follower.ack:
+            follower.ack = offset
+            if offset >= self.written:
+                follower.unacked_since_ms = None
+            elif offset >= follower.unacked_mark:
+                follower.unacked_since_ms = now_ms
+                follower.unacked_mark = self.written
+        if first or broker_id not in self.recorded:
+            return self._settle(now_ms)
+        return self._advance()
+
+    def set_whole(self, broker_id: int, connection_id: int, whole: bool) -> None:
+        """Whether that connection's slave holds all that this broker holds from its first byte."""
+        follower = self._followers.get(broker_id)
+        if follower is not None and follower.connection_id == connection_id:
+            follower.whole = whole
+
+    def set_dead(self, broker_ids: Iterable[int], now_ms: int) -> list[SyncEffect]:
+        """The ids that the controllers call dead right now (R14)."""
+        self.dead = frozenset(broker_ids) - {self.broker_id}
+        return self._settle(now_ms)
+
+    # -- the recorded set
+
+    def adopt(
+        self,
+        recorded: Iterable[int],
+        sync_state_set_epoch: int,
+        now_ms: int,
+        *,
+        candidates: Iterable[int] | None = None,
+    ) -> list[SyncEffect]:
+        """Takes a committed set, if its epoch grows (R20). A bump ends an open proposal (R11)."""
+        if candidates is not None:
+            self._candidates = frozenset(candidates)
+        if sync_state_set_epoch > self.sync_state_set_epoch:
+            self.recorded = frozenset(recorded)
+            self.sync_state_set_epoch = sync_state_set_epoch
+            for broker_id in self.recorded - {self.broker_id}:
+                self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
+                self.joining.pop(broker_id, None)
+            if self.proposal is not None:
+                self._end_proposal()
+                self._retry_ms = self.policy.retry_ms
+            self._renew_required()
+        return self._settle(now_ms)
+
+    def begin_epoch(
+        self,
+        master_epoch: int,
+        epoch_start_offset: int,
+        recorded: Iterable[int],
+        sync_state_set_epoch: int,
+        now_ms: int,
+        *,
+        candidates: Iterable[int] | None = None,
+    ) -> list[SyncEffect]:
+        """The same master goes on in a higher epoch; connections and acks stay."""
+        assert master_epoch > self.master_epoch
+        self.master_epoch = master_epoch
+        self.epoch_start_offset = epoch_start_offset
+        return self.adopt(recorded, sync_state_set_epoch, now_ms, candidates=candidates)
+
+    def refused(self, code: int, now_ms: int) -> list[SyncEffect]:
+        """The controller answered the open proposal with a refusal.
+
+        "Same set" (2013) proves nothing about an earlier copy of the request, nor that the set
+        which we hold recorded is the current one: the union stays until the bump arrives (R11).
+        """
+        if self.proposal is None:
+            return []
+        if code == ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED:
+            self.outcome_unknown = True
+            return []
+        self._end_proposal()
+        self._retry_at_ms = now_ms + self._retry_ms
+        self._retry_ms = min(self._retry_ms * 2, self.policy.retry_ms_max)
+        self._renew_required()
+        return self._settle(now_ms)
+
+    def unknown(self) -> None:
+        """No answer came. The members of the proposal stay required (R11, issue 5663)."""
+        self.outcome_unknown = self.proposal is not None
+
+    def tick(self, now_ms: int) -> list[SyncEffect]:
+        """To be called every `policy.tick_ms`."""
+        late_ms = now_ms - self._ticked_ms - self.policy.tick_ms
+        self._ticked_ms = now_ms
+        if late_ms > self.policy.stall_ms:
+            self._postpone(late_ms)
+        expired = [i for i, deadline in self.joining.items() if deadline <= now_ms]
+        for broker_id in expired:
+            del self.joining[broker_id]
+            self._followers[broker_id].join_after_ms = now_ms + self.policy.join_pause_ms
+        if expired:
+            self._renew_required()
+        return self._settle(now_ms)
+
+    # -- decisions
+
+    def _settle(self, now_ms: int) -> list[SyncEffect]:
+        """Confirms what can be confirmed, then proposes what should be proposed."""
+        effects = self._advance()
+        if self.proposal is None and now_ms >= self._retry_at_ms:
+            effects += self._propose(now_ms)
+        return effects
+
+    def _advance(self) -> list[SyncEffect]:
+        """R15. The lowest of the ends of this log and of the required acks, down to a message."""
+        if len(self.recorded) < self.policy.min_in_sync_replicas:
+            return []
+        limit = min(self.written, self.flushed) if self.policy.sync_flush else self.written
+        followers = self._followers
+        for broker_id in self._required_others:
+            follower = followers.get(broker_id)
+            if follower is None or follower.connection_id is None or follower.ack < 0:
+                return []  # frozen: a required member does not follow (issue 6662)
+            if follower.ack < limit:
+                limit = follower.ack
+        ends = self._ends
+        confirmed = self.confirm_offset
+        while ends and ends[0] <= limit:
+            confirmed = ends.popleft()
+        if confirmed == self.confirm_offset:
+            return []
+        self.confirm_offset = confirmed
+        return [ConfirmAdvanced(confirmed)]
+
+    def _propose(self, now_ms: int) -> list[SyncEffect]:
+        remove: dict[int, str] = {}
+        for broker_id in sorted(self.recorded - {self.broker_id}):
+            reason = self._reason_to_remove(broker_id, now_ms)
+            if reason is not None:
+                remove[broker_id] = reason
+        if remove:
+            # All of them in one request: with one left behind, the controller refuses (issue 9897).
+            why = ", ".join(f"{i} {reason}" for i, reason in remove.items())
+            return [self._open_proposal(self.recorded - remove.keys(), why)]
+        near = [f for f in self._followers.values() if self._may_join(f)]
+        add = frozenset(f.broker_id for f in near if f.ack >= self.confirm_offset)
+        if add:
+            why = f"{', '.join(map(str, sorted(add)))} caught up"
+            return [self._open_proposal(self.recorded | add, why)]
+        self._start_joining(near, now_ms)
+        return []
+
+    def _reason_to_remove(self, broker_id: int, now_ms: int) -> str | None:
+        """R14. Why a recorded member should leave, or None."""
+        if broker_id in self.dead:
+            return "is dead to the controllers"
+        policy = self.policy
+        follower = self._followers[broker_id]
+        if not follower.following:
+            absent = now_ms - follower.absent_since_ms >= policy.slave_silent_ms
+            return "is not connected" if absent else None
+        since = follower.unacked_since_ms
+        if since is not None and now_ms - since >= policy.slave_silent_ms:
+            return "is behind"
+        patience = policy.slave_silent_ms if follower.pongs >= 2 else policy.quiet_slave_ms
+        return "is silent" if now_ms - follower.ack_ms >= patience else None
+
+    def _may_join(self, follower: Follower) -> bool:
+        """R13, but for confirmOffset: near, alive, of this epoch, complete, no learner."""
+        broker_id = follower.broker_id
+        return (
+            follower.following
+            and broker_id not in self.recorded
+            and broker_id not in self.dead
+            and not follower.learner
+            and follower.whole
+            and (self._candidates is None or broker_id in self._candidates)
+            and follower.ack >= self.epoch_start_offset
+            and self.written - follower.ack <= self.policy.join_lag_bytes_max
+        )
+
+    def _start_joining(self, near: list[Follower], now_ms: int) -> None:
+        """R13: with the set {master} confirmOffset is the log's end, which no slave ever reaches
+        under load; so a near one holds it still, for a short while."""
+        before = len(self.joining)
+        for follower in near:
+            if follower.broker_id not in self.joining and now_ms >= follower.join_after_ms:
+                self.joining[follower.broker_id] = now_ms + self.policy.join_ms
+        if len(self.joining) != before:
+            self._renew_required()
+
+    def _open_proposal(self, new_set: frozenset[int], reason: str) -> ProposeSet:
+        self.proposal = Proposal(
+            new_set=new_set,
+            add=new_set - self.recorded,
+            remove=self.recorded - new_set,
+            reason=reason,
+            confirm_offset=self.confirm_offset,
+            master_epoch=self.master_epoch,
+            sync_state_set_epoch=self.sync_state_set_epoch,
+        )
+        self.outcome_unknown = False
+        for broker_id in self.proposal.add:
+            self.joining.pop(broker_id, None)
+        self._renew_required()
+        return ProposeSet(self.proposal)
+
+    def _end_proposal(self) -> None:
+        self.proposal = None
+        self.outcome_unknown = False
+
+    def _renew_required(self) -> None:
+        required = self.recorded | self.joining.keys()
+        if self.proposal is not None:
+            required |= self.proposal.new_set
+        self._required_others = tuple(sorted(required - {self.broker_id}))
+
+    def _postpone(self, stall_ms: int) -> None:
+        """R8: time in which we did not look is no evidence against anyone."""
+        for follower in self._followers.values():
+            follower.absent_since_ms += stall_ms
+            follower.ack_ms += stall_ms
+            if follower.unacked_since_ms is not None:
+                follower.unacked_since_ms += stall_ms
+        self.joining = {i: deadline + stall_ms for i, deadline in self.joining.items()}
+
+    def check_invariants(self) -> None:
+        """For tests and the simulation, after each step."""
+        required = self.required_set
+        assert self.recorded <= required, "R1: a recorded member is not waited for"
+        if self.proposal is not None:
+            assert self.proposal.new_set <= required, "R11: the union lost a member"
+            assert self.proposal.sync_state_set_epoch == self.sync_state_set_epoch
+        assert self.joining.keys() <= required
+        assert not self.joining.keys() & self.recorded
+        assert self.confirm_offset <= self.written, "R15: confirmed what is not written"
+        ends = list(self._ends)
+        assert ends == sorted(set(ends)) and all(e > self.confirm_offset for e in ends)
+        assert not ends or ends[-1] == self.written
+        assert bool(ends) == (self.written > self.confirm_offset)
+
+
+__all__ = [
+    "ConfirmAdvanced",
+    "Follower",
+    "Proposal",
+    "ProposeSet",
+    "SyncEffect",
+    "SyncPolicy",
+    "SyncState",
+]

@@ -1,0 +1,125 @@
+"""What a slave does with its log before it follows a master: keep, cut, begin anew, refuse. Pure.
+
+Nothing is cut without proof that the peer is the master that the controllers named (R21), never
+below the own confirmOffset (R23), and never where no epoch vouches for the bytes.
+Origin: Java AutoSwitchHAClient.doTruncate, which looks at none of the three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epoch.consistent_point import NO_CONSISTENT_POINT, consistent_point
+from epoch.entry import EpochEntry, within_log
+from ha.wire import MasterHandshake
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLog:
+    """This replica's log as it stands. Offsets are exclusive ends but for `min_offset`."""
+
+    min_offset: int
+    max_offset: int
+    confirm_offset: int
+    entries: tuple[EpochEntry, ...]
+
+    @property
+    def last_epoch(self) -> int:
+        return self.entries[-1].epoch if self.entries else -1
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The whole log is a prefix of the master's."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutTo:
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAnew:
+    """The master no longer has the bytes that follow ours (R27)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """This log cannot follow that master; an operator has to look."""
+
+    reason: str
+
+
+Verdict = Keep | CutTo | BeginAnew | Refuse
+
+
+def judge_log(own: LocalLog, master: MasterHandshake, *, member: bool) -> Verdict:
+    """How `own` can become a prefix of the master's log.
+
+    `member`: this replica is in the recorded SyncStateSet, so its bytes may be acknowledged ones.
+    """
+    if own.max_offset == 0:
+        return Keep()
+    if not own.entries:
+        return Refuse(
+            f"the commit log holds {own.max_offset} bytes but there is no epoch file to tell whose "
+            "they are; restore the epoch file, or move the store aside so that this replica "
+            "fetches everything anew"
+        )
+    point = consistent_point(own.entries, own.max_offset, master.entries, master.max_offset)
+    if point == NO_CONSISTENT_POINT:
+        if master.entries and master.entries[0].start_offset > own.max_offset and not member:
+            return BeginAnew(
+                f"our log ends at {own.max_offset}, the master's history begins at "
+                f"{master.entries[0].start_offset}"
+            )
+        return Refuse(
+            f"our epochs {_brief(own.entries)} and the master's {_brief(master.entries)} have no "
+            "point in common; if the master is the right one, move this store aside and restart"
+        )
+    if point >= own.max_offset:
+        return Keep()
+    if point < own.confirm_offset:
+        return Refuse(
+            f"the master's log leaves ours at {point}, below our confirmOffset "
+            f"{own.confirm_offset}: acknowledged bytes would be cut; compare both logs, then elect "
+            "the right one by hand or move this store aside"
+        )
+    if point < own.min_offset:
+        return Refuse(
+            f"the master's log leaves ours at {point}, below our first byte {own.min_offset}; "
+            "move this store aside and restart"
+        )
+    return CutTo(point)
+
+
+def epochs_after(own: LocalLog, master: MasterHandshake) -> tuple[EpochEntry, ...]:
+    """The epoch list of our log once it is a prefix of the master's: the master's own, as far as
+    our bytes go, behind what it may have dropped with expired segments.
+
+    So an empty epoch of ours that nobody else knows goes (issue 9942), and one of its that carries
+    no bytes comes (R25).
+    """
+    theirs = within_log(master.entries, own.max_offset)
+    if not theirs:
+        return own.entries
+    return (*(e for e in own.entries if e.epoch < theirs[0].epoch), *theirs)
+
+
+def _brief(entries: tuple[EpochEntry, ...]) -> str:
+    shown = [f"{e.epoch}@{e.start_offset}" for e in entries[-4:]]
+    return "[" + ("… " if len(entries) > 4 else "") + " ".join(shown) + "]"
+
+
+__all__ = [
+    "BeginAnew",
+    "CutTo",
+    "Keep",
+    "LocalLog",
+    "Refuse",
+    "Verdict",
+    "epochs_after",
+    "judge_log",
+]

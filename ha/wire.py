@@ -1,0 +1,196 @@
+"""The four frames of an AutoSwitchHA connection, exactly as RocketMQ lays them out.
+
+All integers are big-endian. Slave to master: one handshake, then acks. Master to slave: one
+handshake, then transfer frames; a transfer frame without a body is a heartbeat and tells the next
+offset that would be sent. Frames may cut messages anywhere.
+Origin: Java AutoSwitchHAClient, AutoSwitchHAConnection (RIP-44).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from epoch.entry import EpochEntry, order_fault, with_ends
+from protocol.errors import RemoteProtocolError
+
+
+class HAState(IntEnum):
+    """Java HAConnectionState; the first i32 of every frame."""
+
+    READY = 0
+    HANDSHAKE = 1
+    TRANSFER = 2
+    SUSPEND = 3
+    SHUTDOWN = 4
+
+
+SLAVE_HANDSHAKE: Final = struct.Struct(
+    ">"
+    "i"  # 0  state, HANDSHAKE
+    "h"  # 4  isSyncFromLastFile, 0 or 1
+    "h"  # 6  isAsyncLearner, 0 or 1
+    "q"  # 8  slaveBrokerId
+)
+SLAVE_ACK: Final = struct.Struct(
+    ">"
+    "i"  # 0  state, TRANSFER
+    "q"  # 4  end of the slave's log, exclusive
+)
+MASTER_HANDSHAKE: Final = struct.Struct(
+    ">"
+    "i"  # 0  state, HANDSHAKE
+    "i"  # 4  size of the epoch list in bytes, 12 an entry
+    "q"  # 8  end of the master's log, exclusive
+    "i"  # 16 last epoch, -1 if there is none
+)
+EPOCH_ENTRY: Final = struct.Struct(
+    ">"
+    "i"  # 0  epoch
+    "q"  # 4  start offset
+)
+TRANSFER_HEADER: Final = struct.Struct(
+    ">"
+    "i"  # 0  state, TRANSFER
+    "i"  # 4  size of the body
+    "q"  # 8  offset of the body's first byte
+    "i"  # 16 epoch of the body
+    "q"  # 20 start offset of that epoch
+    "q"  # 28 confirmOffset
+)
+
+EPOCHS_MAX: Final = 1 << 20
+"""More entries than this in one handshake is nonsense (Java dies above 1,000)."""
+BODY_SIZE_MAX: Final = 1 << 30
+"""A body never leaves one segment, and a segment is 1 GiB."""
+
+
+class SlaveHandshake(NamedTuple):
+    """What a slave says of itself when it connects."""
+
+    broker_id: int
+    sync_from_last_file: bool = False
+    async_learner: bool = False
+
+
+class MasterHandshake(NamedTuple):
+    """The master's history. `entries` ascend; ends are filled in, the last one is unbounded."""
+
+    max_offset: int
+    last_epoch: int
+    entries: tuple[EpochEntry, ...]
+
+
+class TransferHeader(NamedTuple):
+    """The head of a transfer frame. `offset` is -1 where Java has not yet chosen a start.
+
+    `epoch_start_offset` may lie above `offset`: Java labels the final chunk of an epoch with the
+    next one. Ours never does.
+    """
+
+    body_size: int
+    offset: int
+    epoch: int
+    epoch_start_offset: int
+    confirm_offset: int
+
+
+def encode_slave_handshake(handshake: SlaveHandshake) -> bytes:
+    return SLAVE_HANDSHAKE.pack(
+        HAState.HANDSHAKE,
+        handshake.sync_from_last_file,
+        handshake.async_learner,
+        handshake.broker_id,
+    )
+
+
+def decode_slave_handshake(frame: bytes | bytearray | memoryview) -> SlaveHandshake:
+    """Reads 16 bytes. Raises RemoteProtocolError on another state or an id below 0."""
+    state, last_file, learner, broker_id = SLAVE_HANDSHAKE.unpack_from(frame)
+    if state != HAState.HANDSHAKE:
+        raise RemoteProtocolError(f"HA frame of state {state} where a handshake was expected")
+    if broker_id < 0:
+        raise RemoteProtocolError(f"HA handshake of broker id {broker_id}")
+    return SlaveHandshake(broker_id, last_file == 1, learner == 1)
+
+
+def encode_ack(max_offset: int) -> bytes:
+    return SLAVE_ACK.pack(HAState.TRANSFER, max_offset)
+
+
+def encode_master_handshake(max_offset: int, entries: Sequence[EpochEntry]) -> bytes:
+    """`max_offset` is the end of the master's log; `entries` ascend by epoch."""
+    last_epoch = entries[-1].epoch if entries else -1
+    head = MASTER_HANDSHAKE.pack(
+        HAState.HANDSHAKE, EPOCH_ENTRY.size * len(entries), max_offset, last_epoch
+    )
+    return head + b"".join(EPOCH_ENTRY.pack(e.epoch, e.start_offset) for e in entries)
+
+
+def master_handshake_size(head: bytes | bytearray | memoryview) -> int:
+    """The size of the whole handshake frame, from its first 20 bytes.
+
+    Raises RemoteProtocolError on another state, a size below 0, no multiple of 12, or nonsense.
+    """
+    state: int
+    body_size: int
+    state, body_size, _, _ = MASTER_HANDSHAKE.unpack_from(head)
+    if state != HAState.HANDSHAKE:
+        raise RemoteProtocolError(f"HA frame of state {state} where a handshake was expected")
+    if not 0 <= body_size <= EPOCHS_MAX * EPOCH_ENTRY.size or body_size % EPOCH_ENTRY.size:
+        raise RemoteProtocolError(f"HA handshake with an epoch list of {body_size} bytes")
+    return MASTER_HANDSHAKE.size + body_size
+
+
+def decode_master_handshake(frame: bytes | bytearray | memoryview) -> MasterHandshake:
+    """Reads a whole frame. Raises RemoteProtocolError if the epochs are out of order.
+
+    Equal starts are fine: an epoch in which nothing was written is still an epoch.
+    """
+    size = master_handshake_size(frame)
+    _, _, max_offset, last_epoch = MASTER_HANDSHAKE.unpack_from(frame)
+    pairs = EPOCH_ENTRY.iter_unpack(frame[MASTER_HANDSHAKE.size : size])
+    entries = with_ends(EpochEntry(epoch, start) for epoch, start in pairs)
+    fault = order_fault(entries)
+    if fault:
+        raise RemoteProtocolError(f"HA handshake: {fault}")
+    if entries and entries[-1].epoch != last_epoch:
+        raise RemoteProtocolError(
+            f"HA handshake of last epoch {last_epoch}, its list ends at {entries[-1].epoch}"
+        )
+    return MasterHandshake(max_offset, last_epoch, entries)
+
+
+def encode_transfer_header(header: TransferHeader) -> bytes:
+    return TRANSFER_HEADER.pack(HAState.TRANSFER, *header)
+
+
+def decode_transfer_header(frame: bytes | bytearray | memoryview, at: int = 0) -> TransferHeader:
+    """Reads 36 bytes at `at`. Raises RemoteProtocolError on another state or a nonsense size."""
+    state, *fields = TRANSFER_HEADER.unpack_from(frame, at)
+    header = TransferHeader._make(fields)
+    if state != HAState.TRANSFER:
+        raise RemoteProtocolError(f"HA frame of state {state} where a transfer was expected")
+    if not 0 <= header.body_size <= BODY_SIZE_MAX:
+        raise RemoteProtocolError(f"HA transfer frame with a body of {header.body_size} bytes")
+    if header.body_size and header.offset < 0:
+        raise RemoteProtocolError(f"HA transfer frame with a body at offset {header.offset}")
+    return header
+
+
+__all__ = [
+    "HAState",
+    "MasterHandshake",
+    "SlaveHandshake",
+    "TransferHeader",
+    "decode_master_handshake",
+    "decode_slave_handshake",
+    "decode_transfer_header",
+    "encode_ack",
+    "encode_master_handshake",
+    "encode_slave_handshake",
+    "encode_transfer_header",
+    "master_handshake_size",
+]
