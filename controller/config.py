@@ -1,0 +1,243 @@
+"""Settings of one controller node, as they stand in the `controller:` section.
+
+RocketMQ's keys keep RocketMQ's spelling and meaning (`ControllerConfig`, `JraftConfig` left out);
+ours stand beside them. Values that only make sense together are checked together (SAFETY R34): a
+lease that outlives the session timeout, or a Raft election slower than the failover budget, stops
+the start instead of surprising someone at night.
+
+Ports: a peer's address in `controllerDLegerPeers` is its remoting door; the gRPC door and the Raft
+port stand `grpcPortOffset` and `raftPortOffset` above it.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+__all__ = ["ControllerConfig", "Peer", "RaftTimings", "parse_peers"]
+
+PAUSE_ALLOWED_MS: Final = 300
+"""How long a broker or a controller may stand still without its lease running out (R34)."""
+LEASE_MARGIN_MS: Final = 100
+CLOCK_DRIFT_PERCENT: Final = 2
+FAILOVER_BUDGET_MS: Final = 1_000
+AFTER_RAFT_ELECTION_MS: Final = 200
+"""What is left for gate, election, push and first write after a Raft election (R34)."""
+
+_PEER = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;]+):(?P<port>\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One controller node: its id in the group and the addresses of its three ports."""
+
+    node_id: str
+    host: str
+    port: int
+    grpc_port: int
+    raft_port: int
+
+    @property
+    def remoting_address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{self.host}:{self.grpc_port}"
+
+    @property
+    def raft_address(self) -> str:
+        return f"{self.host}:{self.raft_port}"
+
+
+@dataclass(frozen=True, slots=True)
+class RaftTimings:
+    """Raft's own times, in milliseconds."""
+
+    election_min_ms: int
+    election_max_ms: int
+    heartbeat_ms: int
+    tick_ms: int
+
+
+def parse_peers(text: str, grpc_port_offset: int, raft_port_offset: int) -> tuple[Peer, ...]:
+    """Reads `n0-host:9878;n1-host:9978` in its order. Raises ValueError saying what is wrong."""
+    peers: list[Peer] = []
+    for item in filter(None, (part.strip() for part in text.split(";"))):
+        match = _PEER.fullmatch(item)
+        if match is None:
+            raise ValueError(f"controllerDLegerPeers: {item!r} is not of the form id-host:port")
+        port = int(match["port"])
+        peer = Peer(
+            match["id"], match["host"], port, port + grpc_port_offset, port + raft_port_offset
+        )
+        if not 0 < port <= 65_535 - max(grpc_port_offset, raft_port_offset):
+            raise ValueError(
+                f"controllerDLegerPeers: port {port} of {match['id']} leaves no room for the "
+                "gRPC and Raft ports above it"
+            )
+        if any(peer.node_id == known.node_id for known in peers):
+            raise ValueError(f"controllerDLegerPeers: id {peer.node_id} stands twice")
+        if any(peer.remoting_address == known.remoting_address for known in peers):
+            raise ValueError(f"controllerDLegerPeers: {peer.remoting_address} stands twice")
+        peers.append(peer)
+    if not peers:
+        raise ValueError("controllerDLegerPeers: needs at least one id-host:port")
+    return tuple(peers)
+
+
+class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The `controller:` section. Times are milliseconds unless a key says otherwise."""
+
+    # Who I am, and who the others are.
+    controller_group: str = msgspec.field(name="controllerDLegerGroup", default="group1")
+    controller_peers: str = msgspec.field(name="controllerDLegerPeers", default="n0-127.0.0.1:9878")
+    controller_self_id: str = msgspec.field(name="controllerDLegerSelfId", default="n0")
+    grpc_port_offset: int = 1
+    raft_port_offset: int = 2
+    bind_address: str = "0.0.0.0"
+    raft_bind_address: str = ""
+    """Empty: the host of the own peer entry. Raft has no password yet: keep it off open networks."""
+
+    # Where things are kept.
+    controller_store_path: str = "~/batonmq/controller"
+    config_store_path: str = ""
+    """Empty: `controller.properties` in controllerStorePath."""
+    config_black_list: str = "configBlackList;configStorePath"
+
+    # Elections, as RocketMQ names them. These may be changed while running (code 1009).
+    enable_elect_unclean_master: bool = False
+    notify_broker_role_changed: bool = True
+    elect_master_max_retry_count: int = 3
+    is_process_read_event: bool = False
+    scan_not_active_broker_interval: int = 5_000
+    scan_inactive_master_interval: int = 5_000
+    server_channel_max_idle_time_seconds: int = 120
+
+    # Sessions of native brokers (SAFETY R5, R34).
+    broker_session_heartbeat_ms: int = 100
+    broker_session_timeout_ms: int = 800
+    master_lease_ms: int = 600
+
+    # Raft.
+    raft_election_timeout_min_ms: int = 300
+    raft_election_timeout_max_ms: int = 600
+    raft_heartbeat_ms: int = 50
+    raft_tick_ms: int = 10
+    propose_timeout_ms: int = 3_000
+
+    # What RocketMQ has and this controller has no use for; read, kept and shown, without effect.
+    controller_type: str = "DLedger"
+    mapped_file_size: int = 1 << 30
+    controller_thread_pool_nums: int = 16
+    controller_request_thread_pool_queue_capacity: int = 50_000
+    rocketmq_home: str = ""
+
+    def __post_init__(self) -> None:
+        self._check_addresses()
+        self._check_times()
+
+    def _check_addresses(self) -> None:
+        for name, offset in (
+            ("grpcPortOffset", self.grpc_port_offset),
+            ("raftPortOffset", self.raft_port_offset),
+        ):
+            if not 0 < offset < 1_000:
+                raise ValueError(f"{name}: {offset} is not between 1 and 999")
+        if self.grpc_port_offset == self.raft_port_offset:
+            raise ValueError("grpcPortOffset and raftPortOffset: must differ")
+        peers = self.peers
+        if all(peer.node_id != self.controller_self_id for peer in peers):
+            known = ", ".join(peer.node_id for peer in peers)
+            raise ValueError(
+                f"controllerDLegerSelfId: {self.controller_self_id!r} is not among the peers "
+                f"({known})"
+            )
+        ports = [
+            (peer.host, port)
+            for peer in peers
+            for port in (peer.port, peer.grpc_port, peer.raft_port)
+        ]
+        if len(set(ports)) != len(ports):
+            raise ValueError(
+                "controllerDLegerPeers: peers on one host must leave room for each other's gRPC "
+                "and Raft ports"
+            )
+
+    def _check_times(self) -> None:
+        for name, value in (
+            ("brokerSessionHeartbeatMs", self.broker_session_heartbeat_ms),
+            ("raftHeartbeatMs", self.raft_heartbeat_ms),
+            ("raftTickMs", self.raft_tick_ms),
+            ("proposeTimeoutMs", self.propose_timeout_ms),
+            ("scanNotActiveBrokerInterval", self.scan_not_active_broker_interval),
+            ("scanInactiveMasterInterval", self.scan_inactive_master_interval),
+        ):
+            if value <= 0:
+                raise ValueError(f"{name}: {value} is not above 0")
+        needed_lease = 2 * self.broker_session_heartbeat_ms + PAUSE_ALLOWED_MS
+        if needed_lease >= self.master_lease_ms:
+            raise ValueError(
+                f"masterLeaseMs: {self.master_lease_ms} must exceed 2 x brokerSessionHeartbeatMs "
+                f"({self.broker_session_heartbeat_ms}) + {PAUSE_ALLOWED_MS} = {needed_lease}"
+            )
+        drift = self.master_lease_ms * CLOCK_DRIFT_PERCENT / 100
+        needed_timeout = self.master_lease_ms + LEASE_MARGIN_MS + drift
+        if needed_timeout >= self.broker_session_timeout_ms:
+            raise ValueError(
+                f"brokerSessionTimeoutMs: {self.broker_session_timeout_ms} must exceed "
+                f"masterLeaseMs ({self.master_lease_ms}) + {LEASE_MARGIN_MS} + "
+                f"{CLOCK_DRIFT_PERCENT} % = {needed_timeout:g}"
+            )
+        if self.raft_election_timeout_max_ms + AFTER_RAFT_ELECTION_MS >= FAILOVER_BUDGET_MS:
+            raise ValueError(
+                f"raftElectionTimeoutMaxMs: {self.raft_election_timeout_max_ms} must stay below "
+                f"{FAILOVER_BUDGET_MS - AFTER_RAFT_ELECTION_MS}"
+            )
+        if self.raft_election_timeout_max_ms <= self.raft_election_timeout_min_ms:
+            raise ValueError(
+                f"raftElectionTimeoutMaxMs: {self.raft_election_timeout_max_ms} must exceed "
+                f"raftElectionTimeoutMinMs ({self.raft_election_timeout_min_ms})"
+            )
+        if self.raft_election_timeout_min_ms <= 3 * self.raft_heartbeat_ms:
+            raise ValueError(
+                f"raftElectionTimeoutMinMs: {self.raft_election_timeout_min_ms} must exceed "
+                f"3 x raftHeartbeatMs ({self.raft_heartbeat_ms})"
+            )
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        return parse_peers(self.controller_peers, self.grpc_port_offset, self.raft_port_offset)
+
+    @property
+    def self_peer(self) -> Peer:
+        return next(peer for peer in self.peers if peer.node_id == self.controller_self_id)
+
+    @property
+    def store_path(self) -> str:
+        return os.path.expanduser(self.controller_store_path)
+
+    @property
+    def config_path(self) -> str:
+        if self.config_store_path:
+            return os.path.expanduser(self.config_store_path)
+        return os.path.join(self.store_path, "controller.properties")
+
+    @property
+    def black_list(self) -> frozenset[str]:
+        """Keys that code 1009 may not touch: RocketMQ's fixed three and the configured ones."""
+        configured = (key.strip() for key in self.config_black_list.split(";"))
+        return frozenset({"configBlackList", "configStorePath", "rocketmqHome"}) | {
+            key for key in configured if key
+        }
+
+    @property
+    def raft_timings(self) -> RaftTimings:
+        return RaftTimings(
+            self.raft_election_timeout_min_ms,
+            self.raft_election_timeout_max_ms,
+            self.raft_heartbeat_ms,
+            self.raft_tick_ms,
+        )

@@ -1,0 +1,108 @@
+"""The gate: this node decides things only behind it.
+
+Being Raft's leader is no permission: pysyncobj calls a node leader before it knows what its
+predecessor committed, and for a while after it was deposed. So a new leader proposes
+`BecomeController`, and only when that command comes back applied does the gate open, with the
+controller epoch it was given. By then everything older is applied here too. Commands carry that
+epoch; the state refuses older ones, so whatever a deposed leader still has under way is fenced.
+
+The gate closes at any other role, and when another node's `BecomeController` is applied here.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+
+from controller.commands import BecomeController
+from controller.log import Applied, ReplicatedLog
+from controller.machine import Commit
+from controller.results import ControllerChanged
+
+__all__ = ["LeaderGate"]
+
+log = logging.getLogger(__name__)
+
+
+class LeaderGate:
+    """Open or closed; `on_change(open)` is called at each change, on the loop's thread.
+
+    `controller_epoch` is that of this node's leadership while open, 0 while closed.
+    """
+
+    def __init__(
+        self,
+        replicated_log: ReplicatedLog,
+        node_id: str,
+        *,
+        wall_ms: Callable[[], int],
+        timeout_ms: int,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self._log = replicated_log
+        self._node_id = node_id
+        self._wall_ms = wall_ms
+        self._timeout_ms = timeout_ms
+        self._on_change = on_change
+        self._opening: asyncio.Task[None] | None = None
+        self.controller_epoch = 0
+        replicated_log.on_role(self._role_changed)
+        replicated_log.on_applied(self._applied)
+
+    @property
+    def open(self) -> bool:
+        return self.controller_epoch > 0
+
+    def close(self) -> None:
+        """Closes it for good: the node is stopping."""
+        self._role_changed(False)
+
+    def _role_changed(self, leading: bool) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+        self._shut("role lost")
+        if leading:
+            self._opening = asyncio.get_running_loop().create_task(self._become_controller())
+
+    async def _become_controller(self) -> None:
+        """Proposes until applied. The same nonce throughout: an attempt may come through late."""
+        nonce = uuid.uuid4().hex
+        while True:
+            command = BecomeController(
+                node=self._node_id, nonce=nonce, request_id=nonce, now_ms=self._wall_ms()
+            )
+            outcome = await self._log.propose(command, self._timeout_ms)
+            if isinstance(outcome, Applied) and outcome.result.ok:
+                self._opening = None
+                self._open(outcome.result.controller_epoch)
+                return
+            log.warning("gate_not_open node=%s outcome=%r", self._node_id, outcome)
+            await asyncio.sleep(0.05)
+
+    def _open(self, controller_epoch: int) -> None:
+        if self._log.state.controller_epoch != controller_epoch:
+            return  # a later controller was applied before we came to run; its node leads
+        self.controller_epoch = controller_epoch
+        log.info("gate_opened node=%s controller_epoch=%d", self._node_id, controller_epoch)
+        self._on_change(True)
+
+    def _applied(self, commit: Commit) -> None:
+        for effect in commit.effects:
+            if (
+                isinstance(effect, ControllerChanged)
+                and effect.controller_epoch > self.controller_epoch
+            ):
+                self._shut(f"{effect.node} leads now")
+
+    def _shut(self, why: str) -> None:
+        if not self.open:
+            return
+        log.info(
+            "gate_closed node=%s controller_epoch=%d why=%r",
+            self._node_id,
+            self.controller_epoch,
+            why,
+        )
+        self.controller_epoch = 0
+        self._on_change(False)

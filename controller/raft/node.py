@@ -1,0 +1,305 @@
+"""`RaftLog`: the replicated log over pysyncobj, one TCP port per node.
+
+Invariant: a command has one order on all nodes, and this class answers for it honestly: a proposer
+hears `Applied` only after this node applied the command, `NotApplied` only when it cannot ever be
+applied, else `Unknown`.
+
+pysyncobj ticks in its own thread, and commands are applied there. That thread touches nothing of
+the event loop's: `_commit` and every callback only post to the loop (`call_soon_threadsafe`). It
+ends with the thread that built it, so `start()` belongs into the main thread.
+
+The journal is in memory. A node that restarts has forgotten its log and its vote; it fetches the
+state from the others (log or snapshot). When a majority restarts at once, the state is gone.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from pysyncobj.config import FAIL_REASON, SyncObjConf
+from pysyncobj.syncobj import SyncObj, SyncObjException, replicated
+
+from controller.commands import AnyCommand
+from controller.config import Peer, RaftTimings
+from controller.log import Applied, LogStatus, NotApplied, Outcome, Unknown
+from controller.machine import Commit, Machine
+from controller.raft import transport
+from controller.state import ControllerState
+
+__all__ = ["PortTakenError", "RaftLog", "make_conf"]
+
+log = logging.getLogger(__name__)
+
+_LEADER: Final = 2
+"""pysyncobj's _RAFT_STATE.LEADER."""
+
+_BARRIER: Final = b""
+"""The command of a read barrier: changes nothing, proves that the log was reached."""
+
+_NEVER_APPLIED: Final = {
+    FAIL_REASON.QUEUE_FULL: "queue full",
+    FAIL_REASON.MISSING_LEADER: "no leader",
+    FAIL_REASON.REQUEST_DENIED: "denied",
+    FAIL_REASON.NOT_LEADER: "not the leader",
+}
+_UNKNOWN: Final = {
+    FAIL_REASON.LEADER_CHANGED: "leader changed",
+    FAIL_REASON.DISCARDED: "discarded",
+    FAIL_REASON.UNKNOWN_OUTCOME: "outcome unknown",
+}
+
+_EXIT_FATAL: Final = 70
+
+
+class PortTakenError(OSError):
+    """A port of this node cannot be bound; the message names it and why."""
+
+
+def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjConf:
+    """The settings that make pysyncobj fit for a controller.
+
+    One 64 MiB batch, because batches that split lose acknowledged entries, livelock a diverged
+    follower and choke on commands near a multiple of the size. No idle time-out of connections,
+    because it drops the first vote request between followers. Raises TypeError for a name that
+    pysyncobj does not know, which it would silently take.
+    """
+    settings: dict[str, Any] = {
+        "raftMinTimeout": timings.election_min_ms / 1000,
+        "raftMaxTimeout": timings.election_max_ms / 1000,
+        "appendEntriesPeriod": timings.heartbeat_ms / 1000,
+        "autoTickPeriod": timings.tick_ms / 1000,
+        "leaderFallbackTimeout": timings.election_min_ms / 1000,
+        "appendEntriesUseBatch": False,
+        "appendEntriesBatchSizeBytes": 2**26,
+        "connectionTimeout": 1e6,
+        "connectionRetryTime": 0.2,
+        "tcp_keepalive": (1, 1, 3),
+        "commandsWaitLeader": False,
+        "commandsQueueSize": 1000,
+        "maxBindRetries": 10,
+        "bindRetryTime": 0.1,
+        "logCompactionMinEntries": 2000,
+        "useFork": False,
+        "bindAddress": bind_address,
+        "journalFile": None,
+        # The snapshot stays in memory like the journal; pysyncobj wants a name to use a serializer.
+        "fullDumpFile": os.devnull,
+        **own,
+    }
+    unknown = settings.keys() - vars(SyncObjConf()).keys()
+    if unknown:
+        raise TypeError(f"pysyncobj has no setting named {', '.join(sorted(unknown))}")
+    return SyncObjConf(**settings)
+
+
+class _Node(SyncObj):  # type: ignore[misc]
+    """The replicated object: one method, so its number in the log can never change."""
+
+    def __init__(
+        self, self_address: str, others: list[str], conf: SyncObjConf, owner: "RaftLog"
+    ) -> None:
+        self._owner = owner
+        super().__init__(self_address, others, conf=conf, transportClass=transport.GuardedTransport)
+
+    @replicated  # type: ignore[untyped-decorator]
+    def _commit(self, raw: bytes) -> Any:
+        # Never raises: pysyncobj would retry the entry on every node at every tick, for ever.
+        return self._owner._apply(raw, self.raftLastApplied + 1)
+
+    def close_pipe(self) -> None:
+        """Closes the two ends that pysyncobj leaves open. After the tick thread has ended."""
+        notifier = self._SyncObj__pipeNotifier
+        os.close(notifier._PipeNotifier__pipeR)
+        os.close(notifier._PipeNotifier__pipeW)
+
+
+def exit_process(what: str) -> NoReturn:
+    """The end of a node that cannot go on without risking a diverged state."""
+    log.critical("raft_fatal what=%r", what)
+    logging.shutdown()
+    os._exit(_EXIT_FATAL)
+
+
+class RaftLog:
+    """See `controller.log.ReplicatedLog`. One object per node and start; not to be reused."""
+
+    def __init__(
+        self,
+        self_peer: Peer,
+        peers: tuple[Peer, ...],
+        machine: Machine,
+        timings: RaftTimings,
+        *,
+        bind_host: str = "",
+        on_fatal: Callable[[str], object] = exit_process,
+    ) -> None:
+        self._self_peer = self_peer
+        self._peers = peers
+        self._machine = machine
+        self._timings = timings
+        self._bind_host = bind_host or self_peer.host
+        self._on_fatal = on_fatal
+        self._state = machine.state
+        self._node: _Node | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._leading = False
+        self._waiting: set[asyncio.Future[Outcome]] = set()
+        self._barrier: asyncio.Future[Outcome] | None = None
+        self._role_callbacks: list[Callable[[bool], None]] = []
+        self._applied_callbacks: list[Callable[[Commit], None]] = []
+
+    # The event loop's side.
+
+    @property
+    def state(self) -> ControllerState:
+        return self._state
+
+    async def start(self) -> None:
+        """Binds the Raft port and joins the others. Raises PortTakenError."""
+        self._loop = asyncio.get_running_loop()
+        host, port = self._bind_host, self._self_peer.raft_port
+        _check_port_free(host, port)
+        transport.install()
+        conf = make_conf(
+            self._timings,
+            f"{host}:{port}",
+            serializer=self._machine.to_snapshot,
+            deserializer=self._restore,
+            onStateChanged=self._on_state_changed,
+        )
+        others = [peer.raft_address for peer in self._peers if peer is not self._self_peer]
+        others = [address for address in others if address != self._self_peer.raft_address]
+        self._node = _Node(self._self_peer.raft_address, others, conf, self)
+        try:
+            await asyncio.to_thread(self._node.waitBinded)
+        except SyncObjException as error:
+            raise PortTakenError(f"cannot bind Raft port {host}:{port}") from error
+
+    async def propose(self, command: AnyCommand, timeout_ms: int) -> Outcome:
+        return await self._propose(self._machine.encode(command), timeout_ms)
+
+    async def read_barrier(self, timeout_ms: int) -> bool:
+        """Readers that wait at the same time share one barrier only if it starts after them."""
+        return isinstance(await self._propose(_BARRIER, timeout_ms), Applied)
+
+    def leader_hint(self) -> str | None:
+        leader = self._node._getLeader() if self._node is not None else None
+        if leader is None:
+            return None
+        return next((peer.node_id for peer in self._peers if peer.raft_address == leader.id), None)
+
+    def status(self) -> LogStatus:
+        node = self._node
+        if node is None:
+            return LogStatus(0, 0, 0)
+        return LogStatus(node.raftCurrentTerm, node.raftLastApplied, node.raftCommitIndex)
+
+    def on_role(self, callback: Callable[[bool], None]) -> None:
+        self._role_callbacks.append(callback)
+
+    def on_applied(self, callback: Callable[[Commit], None]) -> None:
+        self._applied_callbacks.append(callback)
+
+    async def close(self) -> None:
+        node, self._node = self._node, None
+        self._fail_waiting("closing")
+        if node is not None:
+            await asyncio.to_thread(node.destroy_synchronous)
+            node.close_pipe()
+
+    async def _propose(self, raw: bytes, timeout_ms: int) -> Outcome:
+        node, loop = self._node, self._loop
+        if node is None or loop is None or not self._leading:
+            # pysyncobj would forward it to the leader; there is nobody behind that gate.
+            return NotApplied("not the leader")
+        future: asyncio.Future[Outcome] = loop.create_future()
+        self._waiting.add(future)
+
+        def finished(result: Any, reason: int) -> None:
+            self._post(self._resolve, future, result, reason)
+
+        node._commit(raw, callback=finished)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await future
+        except TimeoutError:
+            return Unknown(f"no answer within {timeout_ms} ms")
+        finally:
+            self._waiting.discard(future)
+
+    def _resolve(self, future: asyncio.Future[Outcome], result: Any, reason: int) -> None:
+        if future.done():
+            return
+        if reason == FAIL_REASON.SUCCESS:
+            future.set_result(Applied(result))
+        elif reason in _NEVER_APPLIED:
+            future.set_result(NotApplied(_NEVER_APPLIED[reason]))
+        else:
+            future.set_result(Unknown(_UNKNOWN.get(reason, f"reason {reason}")))
+
+    def _fail_waiting(self, why: str) -> None:
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(Unknown(why))
+
+    def _role_changed(self, leading: bool) -> None:
+        if leading == self._leading or self._node is None:
+            return
+        self._leading = leading
+        if not leading:
+            self._fail_waiting("leadership lost")
+        for callback in self._role_callbacks:
+            callback(leading)
+
+    def _committed(self, commit: Commit) -> None:
+        self._state = commit.state
+        for callback in self._applied_callbacks:
+            callback(commit)
+
+    # The tick thread's side: apply, and post to the loop.
+
+    def _apply(self, raw: bytes, raft_index: int) -> Any:
+        if raw == _BARRIER:
+            return None
+        try:
+            commit = self._machine.commit(raw, raft_index)
+        except BaseException as error:
+            # The command is in the log of every node: skipping it here would diverge.
+            self._on_fatal(f"cannot apply entry {raft_index}: {error!r}")
+            return None
+        self._post(self._committed, commit)
+        return commit.result
+
+    def _restore(self, state: dict[str, Any], raft_index: int) -> None:
+        try:
+            commit = self._machine.restore(state, raft_index)
+        except BaseException as error:
+            self._on_fatal(f"cannot load a snapshot: {error!r}")
+            return
+        self._post(self._committed, commit)
+
+    def _on_state_changed(self, old: int, new: int) -> None:
+        self._post(self._role_changed, new == _LEADER)
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            pass  # the loop is closed: nobody is left to tell
+
+
+def _check_port_free(host: str, port: int) -> None:
+    """pysyncobj retries a failed bind out of sight; a taken port is said at once."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise PortTakenError(f"cannot bind Raft port {host}:{port}: {error.strerror}") from error

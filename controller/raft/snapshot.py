@@ -1,0 +1,157 @@
+"""Snapshots of the controller's state: checked bytes instead of pickles.
+
+Layout: `BATONSS1`, CRC32 of the rest as u32 big-endian, then canonical JSON
+`{"entries": [[base64 command, index, term], ...2], "state": {...}, "v": 1}`. The two entries are the
+last applied one and the one before it, which pysyncobj puts at the head of a shortened log.
+
+`MemorySnapshots` stands where pysyncobj has its `Serializer`. A snapshot that fails its checksum is
+refused before anything is replaced, so the leader sends it anew; the stock class logs the failure
+and then reports success.
+"""
+
+import base64
+import binascii
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pysyncobj.config import SERIALIZER_STATE
+
+__all__ = ["BadSnapshot", "LogEntry", "MemorySnapshots", "decode_snapshot", "encode_snapshot"]
+
+LogEntry = tuple[bytes, int, int]
+"""(command, index, term), as pysyncobj keeps it."""
+
+_MAGIC: Final = b"BATONSS1"
+_CRC: Final = struct.Struct(">I")
+_HEAD_SIZE: Final = len(_MAGIC) + _CRC.size
+_VERSION: Final = 1
+
+
+class BadSnapshot(ValueError):
+    """The bytes are not a whole snapshot."""
+
+
+def encode_snapshot(state: dict[str, Any], entries: tuple[LogEntry, LogEntry]) -> bytes:
+    document = {
+        "v": _VERSION,
+        "state": state,
+        "entries": [
+            [base64.b64encode(command).decode("ascii"), index, term]
+            for command, index, term in entries
+        ],
+    }
+    body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    return _MAGIC + _CRC.pack(zlib.crc32(body)) + body
+
+
+def decode_snapshot(data: bytes) -> tuple[dict[str, Any], tuple[LogEntry, LogEntry]]:
+    """Raises BadSnapshot when a byte is missing, changed or of another version."""
+    if len(data) < _HEAD_SIZE or not data.startswith(_MAGIC):
+        raise BadSnapshot("no snapshot header")
+    body = data[_HEAD_SIZE:]
+    if zlib.crc32(body) != _CRC.unpack_from(data, len(_MAGIC))[0]:
+        raise BadSnapshot("checksum differs")
+    try:
+        document = json.loads(body)
+        if document["v"] != _VERSION:
+            raise BadSnapshot(f"version {document['v']} is not {_VERSION}")
+        first, second = (
+            (base64.b64decode(command, validate=True), int(index), int(term))
+            for command, index, term in document["entries"]
+        )
+        state = document["state"]
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise BadSnapshot(f"unreadable: {error}") from error
+    return state, (first, second)
+
+
+@dataclass(slots=True)
+class _Transmission:
+    data: bytes
+    sent: int = 0
+
+
+class MemorySnapshots:
+    """The newest snapshot of this node, in memory, and those under way to and from others.
+
+    `capture()` gives the state as a JSON value, `restore(state, index)` replaces it by that after
+    entry `index`; both are called on the thread that applies commands.
+    """
+
+    def __init__(
+        self,
+        file_name: str | None,
+        batch_size_bytes: int,
+        use_fork: bool,
+        capture: Callable[[], dict[str, Any]],
+        restore: Callable[[dict[str, Any], int], None],
+        checker: object,
+    ) -> None:
+        assert not use_fork and checker is None
+        self._batch_size_bytes = batch_size_bytes
+        self._capture = capture
+        self._restore = restore
+        self._data: bytes | None = None
+        self._index = 0
+        self._finished = False
+        self._outgoing: dict[object, _Transmission] = {}
+        self._incoming: bytearray | None = None
+
+    def checkSerializing(self) -> tuple[int, int | None]:
+        if not self._finished:
+            return SERIALIZER_STATE.NOT_SERIALIZING, None
+        self._finished = False
+        self._outgoing.clear()
+        return SERIALIZER_STATE.SUCCESS, self._index
+
+    def serialize(self, data: tuple[object, LogEntry, LogEntry, object], index: int) -> None:
+        """`data` is (None, last applied entry, the one before it, nodes); `index` is the latter's."""
+        _, last, before_last, _ = data
+        self._data = encode_snapshot(self._capture(), (last, before_last))
+        self._index = index
+        self._finished = True
+
+    def deserialize(self) -> tuple[None, LogEntry, LogEntry, tuple[()]]:
+        assert self._data is not None
+        state, (last, before_last) = decode_snapshot(self._data)
+        self._restore(state, last[1])
+        return None, last, before_last, ()
+
+    def getTransmissionData(self, node: object) -> tuple[bytes, bool, bool] | None:
+        """The next piece for a follower: (bytes, first, last). The last piece is empty."""
+        if self._data is None or self._finished:
+            return None
+        transmission = self._outgoing.setdefault(node, _Transmission(self._data))
+        first = transmission.sent == 0
+        piece = transmission.data[transmission.sent : transmission.sent + self._batch_size_bytes]
+        transmission.sent += len(piece)
+        if not piece:
+            del self._outgoing[node]
+        return piece, first, not piece
+
+    def setTransmissionData(self, data: tuple[bytes, bool, bool] | None) -> bool:
+        """Takes a piece; true when a whole, checked snapshot has come and may be loaded."""
+        if data is None:
+            return False
+        piece, first, last = data
+        if first:
+            self._incoming = bytearray()
+        if self._incoming is None:
+            return False
+        self._incoming += piece
+        if not last:
+            return False
+        whole, self._incoming = bytes(self._incoming), None
+        try:
+            decode_snapshot(whole)
+        except BadSnapshot:
+            return False
+        self._data = whole
+        return True
+
+    def cancelTransmisstion(self, node: object) -> None:
+        self._outgoing.pop(node, None)

@@ -1,0 +1,189 @@
+"""What both doors ask for, without a transport: commands through the log, reads from its state.
+
+Only the leader behind its open gate answers; others raise NotLeaderError with the leader's address.
+A proposal whose end is unknown raises OutcomeUnknownError: the door must not answer it with a code
+that a broker would take for a refusal (SAFETY R11).
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from controller.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    CleanBrokerData,
+    ElectMaster,
+    LiveBroker,
+    RegisterBroker,
+)
+from controller.config import ControllerConfig, Peer
+from controller.errors import OutcomeUnknownError
+from controller.gate import LeaderGate
+from controller.groups import fill_alive
+from controller.history import HistoryEvent
+from controller.log import Applied, NotApplied, ReplicatedLog
+from controller.results import CommandResult
+from controller.state import ControllerState
+from protocol.errors import NotLeaderError
+from protocol.role_view import RoleView
+
+__all__ = ["ControllerRequests", "LivenessView", "Metadata", "monotonic_ms", "wall_ms"]
+
+
+def monotonic_ms() -> int:
+    """CLOCK_BOOTTIME: goes on while the machine sleeps (SAFETY R8)."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class LivenessView(Protocol):
+    """What this node knows first-hand of who is alive."""
+
+    def live(self, broker_name: str, now_ms: int) -> tuple[LiveBroker, ...]: ...
+
+    def confirm_floor(self, broker_name: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Who this node is and what it knows of the others. `leader` is a hint, None if unknown."""
+
+    group: str
+    self_peer: Peer
+    leader: Peer | None
+    is_leader: bool
+    controller_epoch: int
+    term: int
+    applied_index: int
+    committed_index: int
+    peers: tuple[Peer, ...]
+
+
+class ControllerRequests:
+    def __init__(
+        self,
+        config: ControllerConfig,
+        replicated_log: ReplicatedLog,
+        gate: LeaderGate,
+        liveness: LivenessView,
+    ) -> None:
+        self.config = config
+        self._log = replicated_log
+        self._gate = gate
+        self._liveness = liveness
+        self._peers = config.peers
+        self._self_peer = config.self_peer
+
+    @property
+    def state(self) -> ControllerState:
+        """What is applied on this node, leader or not."""
+        return self._log.state
+
+    @property
+    def leading(self) -> bool:
+        return self._gate.open
+
+    @property
+    def controller_epoch(self) -> int:
+        return self._gate.controller_epoch
+
+    def leader(self) -> Peer | None:
+        """The leader as far as this node knows; this node only while its gate is open."""
+        hint = self._log.leader_hint()
+        return next((peer for peer in self._peers if peer.node_id == hint), None)
+
+    def metadata(self) -> Metadata:
+        status = self._log.status()
+        return Metadata(
+            group=self.config.controller_group,
+            self_peer=self._self_peer,
+            leader=self.leader(),
+            is_leader=self._gate.open,
+            controller_epoch=self.state.controller_epoch,
+            term=status.term,
+            applied_index=status.applied_index,
+            committed_index=status.committed_index,
+            peers=self._peers,
+        )
+
+    async def submit(self, command: AnyCommand) -> CommandResult:
+        """Proposes with this leadership's stamp and what is known of the group's liveness.
+
+        Raises NotLeaderError (it never takes effect here) and OutcomeUnknownError.
+        """
+        if not self._gate.open:
+            raise self.not_leader()
+        stamped = self._with_liveness(command).stamped(
+            controller_epoch=self._gate.controller_epoch, now_ms=wall_ms()
+        )
+        outcome = await self._log.propose(stamped, self.config.propose_timeout_ms)
+        match outcome:
+            case Applied(result):
+                return result
+            case NotApplied():
+                raise self.not_leader()
+        raise OutcomeUnknownError(outcome.reason)
+
+    async def reading(self) -> ControllerState:
+        """The state to answer a read from. Raises NotLeaderError, OutcomeUnknownError.
+
+        Polled reads may be as stale as the gate; with `isProcessReadEvent` each one first passes
+        the log, so that it sees all that was answered before it.
+        """
+        if not self._gate.open:
+            raise self.not_leader()
+        if self.config.is_process_read_event and not await self._log.read_barrier(
+            self.config.propose_timeout_ms
+        ):
+            raise OutcomeUnknownError("no majority confirmed the read")
+        if not self._gate.open:
+            raise self.not_leader()
+        return self._log.state
+
+    def view(self, broker_name: str) -> RoleView | None:
+        """The group as applied here, `alive` filled with what this node sees."""
+        view = self._log.state.role_view(broker_name)
+        return None if view is None else self.with_alive(view)
+
+    def with_alive(self, view: RoleView) -> RoleView:
+        alive = {
+            broker.broker_id for broker in self._liveness.live(view.broker_name, monotonic_ms())
+        }
+        return fill_alive(view, alive)
+
+    def history(
+        self, state: ControllerState, broker_name: str, after_index: int, limit: int
+    ) -> list[HistoryEvent]:
+        """The events after `after_index`, oldest first; the newest `limit` of them (0: all)."""
+        events = [
+            event
+            for event in state.history
+            if event.raft_index > after_index and broker_name in ("", event.broker_name)
+        ]
+        return events[-limit:] if limit > 0 else events
+
+    def not_leader(self) -> NotLeaderError:
+        leader = self.leader()
+        if leader is None or leader.node_id == self._self_peer.node_id:
+            return NotLeaderError(None)
+        return NotLeaderError(leader.remoting_address)
+
+    def _with_liveness(self, command: AnyCommand) -> AnyCommand:
+        match command:
+            case ElectMaster():
+                return replace(
+                    command,
+                    live=self._liveness.live(command.broker_name, monotonic_ms()),
+                    confirm_floor=self._liveness.confirm_floor(command.broker_name),
+                )
+            case RegisterBroker() | AlterSyncStateSet() | CleanBrokerData():
+                return replace(
+                    command, live=self._liveness.live(command.broker_name, monotonic_ms())
+                )
+        return command
