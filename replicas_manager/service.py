@@ -11,8 +11,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, assert_never
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, assert_never
 
 import grpc
 
@@ -66,6 +66,8 @@ from replicas_manager.state import ReplicasState, Role
 from replicas_manager.wire import role_view_of
 
 log = logging.getLogger(__name__)
+
+_Request = TypeVar("_Request", SendRegister, SendElect, SendAlter, FetchView)
 
 CALL_TIMEOUT_S = 1.0
 GOODBYE_TIMEOUT_S = 0.3
@@ -263,13 +265,13 @@ class ReplicasManager:
             case SendHeartbeat():
                 self._heartbeat(effect)
             case SendRegister():
-                self._call(self._register(effect))
+                self._call(self._register, effect)
             case SendElect():
-                self._call(self._elect(effect))
+                self._call(self._elect, effect)
             case SendAlter():
-                self._call(self._alter(effect))
+                self._call(self._alter, effect)
             case FetchView():
-                self._call(self._fetch(effect))
+                self._call(self._fetch, effect)
             case SaveIdentity(broker_id):
                 self._identity.save(broker_id)
                 log.info("broker_id_assigned broker_id=%d", broker_id)
@@ -338,13 +340,15 @@ class ReplicasManager:
 
     # -------------------------------------------------------------------------------------- calls
 
-    def _call(self, coroutine: Coroutine[Any, Any, Event]) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(coroutine))
+    def _call(self, ask: Callable[[_Request], Awaitable[Event]], effect: _Request) -> None:
+        """Ask in a task of its own; what comes of it is the next event."""
+
+        async def answer() -> None:
+            self._step(await ask(effect))
+
+        task = asyncio.get_running_loop().create_task(answer())
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
-
-    async def _answer(self, coroutine: Coroutine[Any, Any, Event]) -> None:
-        self._step(await coroutine)
 
     async def _register(self, effect: SendRegister) -> Event:
         facts = self._actions.log_facts()

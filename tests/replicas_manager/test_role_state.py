@@ -597,7 +597,7 @@ def test_a_refused_alter_is_told_with_its_code(script: Script) -> None:
 
 
 def test_r11_an_unknown_alter_is_asked_again_with_the_same_request_id(script: Script) -> None:
-    """1. The reply is lost. 2. Said once as unknown. 3. The same request goes out until answered."""
+    """1. The reply is lost. 2. Said once as unknown. 3. The same request goes out again."""
     script.master(members={1})
     propose(script, 1, 2)
     first = script.only(SendAlter)

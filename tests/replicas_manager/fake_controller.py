@@ -1,0 +1,170 @@
+"""A scripted gRPC door of a controller: answers as told, remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from baton.controller.v1 import controller_pb2 as pb
+from baton.controller.v1 import controller_pb2_grpc
+
+
+def replica_message(broker_id: int, incarnation: str, *, alive: bool = True) -> pb.Replica:
+    return pb.Replica(
+        broker_id=broker_id,
+        address=f"127.0.0.1:{10000 + broker_id}",
+        ha_address=f"127.0.0.1:{11000 + broker_id}",
+        alive=alive,
+        incarnation=incarnation,
+    )
+
+
+def view_message(
+    master: int, epoch: int, set_epoch: int, members: list[int], incarnations: dict[int, str]
+) -> pb.RoleView:
+    return pb.RoleView(
+        cluster_name="C",
+        broker_name="broker-a",
+        master_broker_id=master,
+        master_address=f"127.0.0.1:{10000 + master}",
+        master_ha_address=f"127.0.0.1:{11000 + master}",
+        master_incarnation=incarnations.get(master, ""),
+        master_epoch=epoch,
+        sync_state_set_epoch=set_epoch,
+        sync_state_set=members,
+        replicas=[replica_message(i, life) for i, life in sorted(incarnations.items())],
+        raft_index=100 * epoch + set_epoch,
+    )
+
+
+class FakeSession:
+    """One broker's stream as the controller sees it."""
+
+    def __init__(self, hello: pb.Hello, context: grpc.aio.ServicerContext) -> None:
+        self.hello = hello
+        self.heartbeats: list[pb.Heartbeat] = []
+        self.goodbye: str | None = None
+        self.ended = asyncio.Event()
+        self._context = context
+        self._writing = asyncio.Lock()
+
+    async def write(self, message: pb.ControllerMessage) -> None:
+        """One at a time: two writes at once end a gRPC stream."""
+        async with self._writing:
+            await self._context.write(message)
+
+    async def push(self, view: pb.RoleView) -> None:
+        await self.write(pb.ControllerMessage(view=view))
+
+    async def abort(self) -> None:
+        await self._context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+class FakeController(controller_pb2_grpc.ControllerServiceServicer):
+    """`handlers[method]` makes the reply; unset methods abort with UNIMPLEMENTED."""
+
+    def __init__(self) -> None:
+        self.leader = True
+        self.controller_epoch = 1
+        self.answering = True
+        self.key = (0, 0)
+        self.leader_address = ""
+        self.refuse: pb.Status | None = None
+        self.refusals = 0
+        self.asked: dict[str, list[Any]] = {}
+        self.handlers: dict[str, Callable[[Any], Any | Awaitable[Any]]] = {}
+        self.sessions: list[FakeSession] = []
+        self.address = ""
+        self._changed = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, port: int = 0) -> None:
+        self._server = grpc.aio.server()
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(self, self._server)
+        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{bound}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        await self._server.stop(None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that this door sees."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def session(self, count: int = 1) -> FakeSession:
+        await self.until(lambda: len(self.sessions) >= count)
+        return self.sessions[-1]
+
+    async def _reply(self, method: str, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        self.asked.setdefault(method, []).append(request)
+        self._changed.set()
+        handler = self.handlers.get(method)
+        if handler is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, method)
+            raise AssertionError("abort raises")
+        reply = handler(request)
+        return await reply if asyncio.iscoroutine(reply) else reply
+
+    async def RegisterBroker(self, request: Any, context: Any) -> Any:
+        return await self._reply("RegisterBroker", request, context)
+
+    async def AlterSyncStateSet(self, request: Any, context: Any) -> Any:
+        return await self._reply("AlterSyncStateSet", request, context)
+
+    async def ElectMaster(self, request: Any, context: Any) -> Any:
+        return await self._reply("ElectMaster", request, context)
+
+    async def GetReplicaInfo(self, request: Any, context: Any) -> Any:
+        return await self._reply("GetReplicaInfo", request, context)
+
+    async def ReportEvent(self, request: Any, context: Any) -> Any:
+        return await self._reply("ReportEvent", request, context)
+
+    async def BrokerSession(
+        self, request_iterator: AsyncIterator[pb.BrokerMessage], context: Any
+    ) -> None:
+        session: FakeSession | None = None
+        try:
+            async for message in request_iterator:
+                kind = message.WhichOneof("kind")
+                if kind == "hello":
+                    if self.refuse is not None:
+                        refused = pb.Refused(status=self.refuse)
+                        await context.write(pb.ControllerMessage(refused=refused))
+                        self.refusals += 1
+                        return
+                    session = FakeSession(message.hello, context)
+                    self.sessions.append(session)
+                elif kind == "heartbeat" and session is not None:
+                    session.heartbeats.append(message.heartbeat)
+                    if self.answering:
+                        await session.write(
+                            pb.ControllerMessage(answer=self._answer(message.heartbeat))
+                        )
+                elif kind == "goodbye" and session is not None:
+                    session.goodbye = message.goodbye.reason
+                    return
+                self._changed.set()
+        finally:
+            if session is not None:
+                session.ended.set()
+            self._changed.set()
+
+    def _answer(self, heartbeat: pb.Heartbeat) -> pb.HeartbeatAnswer:
+        return pb.HeartbeatAnswer(
+            sequence=heartbeat.sequence,
+            sent_ms=heartbeat.sent_ms,
+            leader=self.leader,
+            controller_epoch=self.controller_epoch,
+            leader_grpc_address=self.leader_address,
+            master_epoch=self.key[0],
+            sync_state_set_epoch=self.key[1],
+        )

@@ -1,0 +1,469 @@
+"""The shell: a ReplicasManager against a scripted gRPC door, over real sockets and files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_controller import FakeController, view_message
+
+from baton.controller.v1 import controller_pb2 as pb
+from protocol.role_view import RoleView
+from replicas_manager.actions import LogFacts
+from replicas_manager.config import ReplicasManagerConfig
+from replicas_manager.errors import IdentityError
+from replicas_manager.service import ReplicasManager, Role, boottime_ms
+
+
+@dataclass(frozen=True)
+class Wanted:
+    new_set: frozenset[int]
+    reason: str = "expand"
+    confirm_offset: int = 0
+
+
+class Broker:
+    """Writes down what it is told; a gate can hold a role change open."""
+
+    def __init__(self, role_path: Path) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.facts = LogFacts(epoch=-1, max_offset=0, confirm_offset=0, min_offset=0, log_id="log")
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures = 0
+        self.persisted_at_action: list[int] = []
+        self._role_path = role_path
+        self._changed = asyncio.Event()
+
+    def log_facts(self) -> LogFacts:
+        return self.facts
+
+    async def _role(self, name: str, view: RoleView) -> None:
+        self.persisted_at_action.append(json.loads(self._role_path.read_bytes())["masterEpoch"])
+        self._note(name, view.master_epoch)
+        await self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the disk said no")
+        self._note(f"{name} done", view.master_epoch)
+
+    async def become_master(self, view: RoleView) -> None:
+        await self._role("master", view)
+
+    async def become_slave(self, view: RoleView) -> None:
+        await self._role("slave", view)
+
+    async def stand_down(self, view: RoleView) -> None:
+        self._note("stand_down", view.master_epoch)
+
+    def adopt_view(self, view: RoleView) -> None:
+        self._note("adopt", view.sync_state_set_epoch)
+
+    def set_dead(self, broker_ids: frozenset[int]) -> None:
+        self._note("dead", broker_ids)
+
+    def proposal_applied(self, view: RoleView) -> None:
+        self._note("applied", view.sync_state_set)
+
+    def proposal_refused(self, code: int, remark: str) -> None:
+        self._note("refused", code)
+
+    def proposal_unknown(self) -> None:
+        self._note("unknown")
+
+    def lease_changed(self, valid: bool) -> None:
+        self._note("lease", valid)
+
+    def _note(self, *what: Any) -> None:
+        self.calls.append(what)
+        self._changed.set()
+
+    async def until(self, *what: Any) -> None:
+        async with asyncio.timeout(10):
+            while what not in self.calls:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class Scene:
+    """One fake controller, one broker, one manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.identity = folder / "brokerIdentity"
+        self.temp = folder / "brokerIdentity-temp"
+        self.controller = FakeController()
+        self.broker = Broker(folder / "brokerRole.json")
+        self.manager: ReplicasManager | None = None
+        self.controller.handlers["RegisterBroker"] = self.register
+        self.controller.handlers["ReportEvent"] = lambda request: pb.ReportEventReply()
+        self.controller.handlers["ElectMaster"] = lambda request: pb.ElectMasterReply(
+            status=pb.Status(code=2012, remark="no candidate")
+        )
+        self.view: pb.RoleView | None = None
+
+    def register(self, request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
+        return pb.RegisterBrokerReply(broker_id=request.broker_id or 1, view=self.view)
+
+    def make(self, *addresses: str, cluster: str = "C", incarnation: str = "life") -> Any:
+        config = ReplicasManagerConfig(
+            cluster_name=cluster,
+            broker_name="broker-a",
+            address="127.0.0.1:10911",
+            ha_address="127.0.0.1:10912",
+            controllers=addresses or (self.controller.address,),
+            identity_path=self.identity,
+            role_path=self.folder / "brokerRole.json",
+        )
+        self.manager = ReplicasManager(config, self.broker, incarnation=incarnation)
+        return self.manager
+
+    async def started(self) -> Any:
+        manager = self.make()
+        await manager.start()
+        async with asyncio.timeout(10):
+            await manager.wait_registered()
+        return manager
+
+    async def master(self, members: list[int] | None = None) -> Any:
+        """Registered, elected in epoch 1, with a lease."""
+        manager = await self.started()
+        session = await self.controller.session()
+        lives = {1: "life", 2: "life-2"}
+        self.controller.key = (1, 1)
+        await session.push(view_message(1, 1, 1, members or [1], lives))
+        await self.broker.until("master done", 1)
+        await self.broker.until("lease", True)
+        return manager
+
+
+def play(folder: Path, script: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run() -> None:
+        scene = Scene(folder)
+        await scene.controller.start()
+        try:
+            await script(scene)
+        finally:
+            if scene.manager is not None:
+                await scene.manager.close()
+            await scene.controller.stop()
+
+    asyncio.run(run())
+
+
+# ------------------------------------------------- ReplicasManagerRegisterTest of the Java project
+
+
+def test_register_success(tmp_path: Path) -> None:
+    """testBrokerRegisterSuccess: the id is durable, the temporary file gone."""
+
+    async def script(scene: Scene) -> None:
+        manager = await scene.started()
+        assert manager.broker_id == 1
+        assert scene.identity.read_text() == "C#broker-a#1"
+        assert not scene.temp.exists()
+
+    play(tmp_path, script)
+
+
+def test_restart_with_changed_names_is_refused_with_both_sides(tmp_path: Path) -> None:
+    """...AndRestartWithChangedBrokerConfig: says which file, what it holds, what to do."""
+
+    async def script(scene: Scene) -> None:
+        scene.identity.write_text("C#broker-a#1")
+        manager = scene.make(cluster="Other")
+        with pytest.raises(IdentityError) as caught:
+            await manager.start()
+        text = str(caught.value)
+        assert str(scene.identity) in text
+        assert "brokerClusterName=C" in text and "brokerClusterName=Other" in text
+        assert "remove the file" in text
+
+    play(tmp_path, script)
+
+
+def test_a_garbled_identity_is_refused(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        scene.identity.write_bytes(b"\xff\x00garbage")
+        with pytest.raises(IdentityError, match="brokerIdentity"):
+            await scene.make().start()
+        scene.identity.write_text("C#broker-a#0")
+        with pytest.raises(IdentityError, match="not an identity"):
+            await scene.make().start()
+
+    play(tmp_path, script)
+
+
+def test_a_lost_register_reply_leaks_no_id(tmp_path: Path) -> None:
+    """...AtApplyBrokerIdFailed: 1. The controller assigns, the reply is lost, the process dies.
+    2. The temporary file stands, no identity. 3. The next life asks with the same code."""
+
+    async def script(scene: Scene) -> None:
+        codes: list[str] = []
+
+        async def lose(request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
+            codes.append(request.register_check_code)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        scene.controller.handlers["RegisterBroker"] = lose
+        first = scene.make(incarnation="life-1")
+        await first.start()
+        await scene.controller.until(lambda: bool(codes))
+        await first.close()
+        assert not scene.identity.exists()
+        assert scene.temp.read_text() == f"C#broker-a#0#{codes[0]}"
+
+        def assign(request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
+            codes.append(request.register_check_code)
+            return pb.RegisterBrokerReply(broker_id=7)
+
+        scene.controller.handlers["RegisterBroker"] = assign
+        second = await scene.started()
+        assert second.broker_id == 7
+        assert codes[-1] == codes[0] != ""
+        assert scene.identity.read_text() == "C#broker-a#7"
+        assert not scene.temp.exists()
+
+    play(tmp_path, script)
+
+
+def test_a_temporary_identity_of_java_is_taken_up(tmp_path: Path) -> None:
+    """...AtCreateMetadataFileAndDeleteTemp: restart finishes with the code that was kept."""
+
+    async def script(scene: Scene) -> None:
+        scene.temp.write_text("C#broker-a#3#127.0.0.1:10911;1700000000000")
+        await scene.started()
+        request = scene.controller.asked["RegisterBroker"][0]
+        assert request.register_check_code == "127.0.0.1:10911;1700000000000"
+
+    play(tmp_path, script)
+
+
+def test_restart_registers_the_same_id_under_a_new_incarnation(tmp_path: Path) -> None:
+    """...AtRegisterSuccess: the permanent file is kept and rules."""
+
+    async def script(scene: Scene) -> None:
+        scene.identity.write_text("C#broker-a#5")
+        scene.temp.write_text("C#broker-a#0#old")
+        manager = await scene.started()
+        assert manager.broker_id == 5
+        request = scene.controller.asked["RegisterBroker"][0]
+        assert (request.broker_id, request.incarnation) == (5, "life")
+        assert request.address == "127.0.0.1:10911"
+        assert not scene.temp.exists()
+
+    play(tmp_path, script)
+
+
+# ------------------------------------------------------------------------------- roles and session
+
+
+def test_r2_the_epoch_is_on_disk_when_the_broker_is_asked_to_act(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.master()
+        assert scene.broker.persisted_at_action == [1]
+
+    play(tmp_path, script)
+
+
+def test_r2_the_highest_epoch_is_remembered_over_a_restart(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        first = await scene.master()
+        await first.close()
+        scene.make(incarnation="life-2")
+        assert scene.manager is not None
+        await scene.manager.start()
+        assert scene.manager.highest_master_epoch == 1
+        assert scene.manager.role is Role.NONE
+
+    play(tmp_path, script)
+
+
+def test_hello_heartbeats_and_goodbye(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        scene.broker.facts = LogFacts(3, 900, 800, 100, "log-9")
+        manager = await scene.started()
+        session = await scene.controller.session()
+        hello = session.hello
+        assert (hello.broker_id, hello.incarnation, hello.log_id) == (1, "life", "log-9")
+        await scene.controller.until(lambda: bool(session.heartbeats))
+        heartbeat = session.heartbeats[0]
+        assert (heartbeat.epoch, heartbeat.max_offset, heartbeat.min_offset) == (3, 900, 100)
+        await manager.close("maintenance")
+        await session.ended.wait()
+        assert session.goodbye == "maintenance"
+
+    play(tmp_path, script)
+
+
+def test_a_newer_view_replaces_what_waits_behind_a_running_change(tmp_path: Path) -> None:
+    """1. Becoming slave of epoch 1 hangs. 2. Epochs 2 and 3 are pushed. 3. After the hang only
+    epoch 3 is acted on, and it was on disk before."""
+
+    async def script(scene: Scene) -> None:
+        await scene.started()
+        session = await scene.controller.session()
+        lives = {1: "life", 2: "life-2"}
+        scene.broker.gate.clear()
+        await session.push(view_message(2, 1, 1, [2], lives))
+        await scene.broker.until("slave", 1)
+        await session.push(view_message(2, 2, 2, [2], lives))
+        await session.push(view_message(1, 3, 3, [1], lives))
+        await scene.controller.until(lambda: session.heartbeats[-1].master_epoch == 3)
+        scene.broker.gate.set()
+        await scene.broker.until("master done", 3)
+        assert ("slave", 2) not in scene.broker.calls
+        assert scene.broker.persisted_at_action == [1, 3]
+
+    play(tmp_path, script)
+
+
+def test_a_role_change_that_raised_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.started()
+        session = await scene.controller.session()
+        scene.broker.failures = 1
+        await session.push(view_message(2, 1, 1, [2], {1: "life", 2: "life-2"}))
+        await scene.broker.until("slave done", 1)
+        assert scene.broker.calls.count(("slave", 1)) == 2
+
+    play(tmp_path, script)
+    assert "role_change_failed" in caplog.text
+
+
+def test_the_lease_is_valid_while_the_leader_answers(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        manager = await scene.master()
+        assert manager.lease_valid(boottime_ms())
+        scene.controller.answering = False
+        await scene.broker.until("lease", False)
+        assert not manager.lease_valid(boottime_ms())
+        assert manager.role is Role.MASTER
+
+    play(tmp_path, script)
+
+
+def test_r36_a_controller_that_comes_back_is_found_again(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        manager = await scene.master()
+        session = await scene.controller.session()
+        port = int(scene.controller.address.rpartition(":")[2])
+        await scene.controller.stop()
+        await session.ended.wait()
+        await scene.broker.until("lease", False)
+        scene.broker.calls.remove(("lease", True))
+        await scene.controller.start(port)
+        await scene.broker.until("lease", True)
+        assert manager.role is Role.MASTER
+        assert not [call for call in scene.broker.calls if call[0] == "stand_down"]
+
+    play(tmp_path, script)
+
+
+def test_a_proposal_goes_out_and_its_outcome_comes_back(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        manager = await scene.master()
+        lives = {1: "life", 2: "life-2"}
+        scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
+            view=view_message(1, 1, 2, [1, 2], lives)
+        )
+        manager.propose(Wanted(frozenset({1, 2}), confirm_offset=44))
+        await scene.broker.until("applied", frozenset({1, 2}))
+        request = scene.controller.asked["AlterSyncStateSet"][0]
+        assert (request.master_incarnation, request.confirm_offset) == ("life", 44)
+        assert [(m.broker_id, m.incarnation) for m in request.new_set] == [
+            (1, "life"),
+            (2, "life-2"),
+        ]
+
+    play(tmp_path, script)
+
+
+def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replicas_manager.service.CALL_TIMEOUT_S", 0.05)
+
+    async def script(scene: Scene) -> None:
+        manager = await scene.master()
+        lives = {1: "life", 2: "life-2"}
+
+        async def lose(request: pb.AlterSyncStateSetRequest) -> pb.AlterSyncStateSetReply:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        scene.controller.handlers["AlterSyncStateSet"] = lose
+        manager.propose(Wanted(frozenset({1, 2})))
+        await scene.broker.until("unknown")
+        scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
+            view=view_message(1, 1, 2, [1, 2], lives)
+        )
+        await scene.broker.until("applied", frozenset({1, 2}))
+        ids = {request.request_id for request in scene.controller.asked["AlterSyncStateSet"]}
+        assert len(ids) == 1
+
+    play(tmp_path, script)
+
+
+def test_events_reach_the_history(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        manager = await scene.master()
+        manager.report_event("opened", end_offset=5)
+        asked = scene.controller.asked
+        await scene.controller.until(
+            lambda: any(r.kind == "opened" for r in asked.get("ReportEvent", []))
+        )
+        event = next(r for r in asked["ReportEvent"] if r.kind == "opened")
+        assert (event.broker_id, event.master_epoch) == (1, 1)
+        assert json.loads(event.json) == {"end_offset": 5}
+        assert asked["ReportEvent"][0].kind == "role_changed"
+
+    play(tmp_path, script)
+
+
+def test_registration_follows_the_leader(tmp_path: Path) -> None:
+    """The first controller asked is not the leader, the second is not there at all."""
+
+    async def script(scene: Scene) -> None:
+        follower = FakeController()
+        await follower.start()
+        follower.leader = False
+        follower.handlers["RegisterBroker"] = lambda request: pb.RegisterBrokerReply(
+            status=pb.Status(code=2007, remark="not the leader")
+        )
+        try:
+            manager = scene.make(follower.address, "127.0.0.1:1", scene.controller.address)
+            await manager.start()
+            async with asyncio.timeout(10):
+                await manager.wait_registered()
+            await follower.session()
+            await scene.controller.session()
+            await manager.close()
+        finally:
+            await follower.stop()
+
+    play(tmp_path, script)
+
+
+def test_a_refused_session_is_said_and_dialled_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R18: another incarnation lives. Once it is gone, this one is taken."""
+
+    async def script(scene: Scene) -> None:
+        scene.controller.refuse = pb.Status(code=2005, remark="another incarnation lives")
+        await scene.started()
+        await scene.controller.until(lambda: scene.controller.refusals > 0)
+        scene.controller.refuse = None
+        await scene.controller.session()
+
+    play(tmp_path, script)
+    assert "another incarnation lives" in caplog.text
