@@ -17,6 +17,7 @@ import msgspec
 __all__ = [
     "ANY_EPOCH",
     "COMMAND_SIZE_MAX",
+    "ELECTION_PRIORITY_DEFAULT",
     "NO_BROKER",
     "AlterSyncStateSet",
     "AnyCommand",

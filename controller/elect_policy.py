@@ -27,11 +27,13 @@ register need not be the one that lacks nothing."""
 class Choice(msgspec.Struct, frozen=True):
     """The outcome: `winner` is NO_BROKER if there is none, and `refusal` then says why.
 
-    `keeps_master` means that the recorded master stands: nothing is to be elected.
+    `keeps_master` means that the recorded master stands: nothing is to be elected. `blocked` means
+    that nothing may be decided here before an operator names the master (R19).
     """
 
     winner: int = NO_BROKER
     keeps_master: bool = False
+    blocked: bool = False
     refusal: str = ""
 
 
@@ -64,8 +66,9 @@ def choose_master(
         told_epoch, told_by = group.highest_reported_epoch(living)
         if told_epoch > group.master_epoch:
             return Choice(
+                blocked=True,
                 refusal=f"broker {told_by} knows of masterEpoch {told_epoch}, recorded is "
-                f"{group.master_epoch}: the controllers forgot; name the master to elect"
+                f"{group.master_epoch}: the controllers forgot; name the master to elect",
             )
     if unclean:
         return _unclean_master(group, living, asker, designate)

@@ -265,7 +265,7 @@ def _renew(
     events: list[HistoryEvent] = []
     if member and (renewed.learner or (suspect and healthy_left)):
         why = "became a learner" if renewed.learner else "its log was replaced"
-        after = _without_members(after, {broker_id}, living)
+        after = _without_members(after, {broker_id})
         events.append(_altered_event(group, after, broker_id, f"broker {broker_id}: {why}"))
     if renewed.endpoint != record.endpoint:
         events.insert(0, _registered_event(after, renewed))
@@ -290,9 +290,7 @@ def _altered_event(
     )
 
 
-def _without_members(
-    group: BrokerGroup, leaving: set[int], living: dict[int, LiveBroker]
-) -> BrokerGroup:
+def _without_members(group: BrokerGroup, leaving: set[int]) -> BrokerGroup:
     """The set shrinks by the state's own decision; a master among those leaving is deposed."""
     kept = tuple(member for member in group.sync_state_set if member not in leaving)
     assert kept, "the set would be empty"
@@ -301,7 +299,7 @@ def _without_members(
     )
     group = _absolved(group)
     if group.master_broker_id in leaving:
-        group = _deposed(group, living)
+        group = _deposed(group)
     return group
 
 
@@ -316,13 +314,13 @@ def _absolved(group: BrokerGroup) -> BrokerGroup:
     return msgspec.structs.replace(group, replicas=replicas)
 
 
-def _deposed(group: BrokerGroup, living: dict[int, LiveBroker]) -> BrokerGroup:
+def _deposed(group: BrokerGroup) -> BrokerGroup:
     """No master, in a new epoch; the set stands so that a returning member can win."""
     return msgspec.structs.replace(
         group,
         master_broker_id=NO_BROKER,
         master_incarnation="",
-        master_epoch=group.next_master_epoch(living),
+        master_epoch=group.master_epoch + 1,
         needs_election="",
     )
 
@@ -493,15 +491,20 @@ def _elect_master(group: BrokerGroup | None, command: ElectMaster, clock_ms: int
             f"master {choice.winner} of masterEpoch {group.master_epoch} lives",
         )
     if choice.winner == NO_BROKER:
+        if choice.blocked:
+            return _refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, choice.refusal)
         return _nobody_elected(group, command, asker, choice.refusal)
     return _elected(group, command, choice.winner)
 
 
 def _elected(group: BrokerGroup, command: ElectMaster, winner: int) -> Change:
     living = living_replicas(group, command.live)
-    unclean = group.master_epoch > 0 and winner not in group.sync_state_set
+    unclean = group.master_epoch > 0 and not (
+        winner in group.sync_state_set and _is_healthy(group, winner)
+    )
     # R9: the live old members stay, so that the first acks of the new epoch are no single copy.
-    # After an unclean election the old set says nothing about the winner's log.
+    # After an unclean election the old set says nothing about the winner's log, and the old
+    # confirmOffset is no measure any more (R16).
     kept = (
         set()
         if unclean
@@ -551,7 +554,7 @@ def _nobody_elected(group: BrokerGroup, command: ElectMaster, asker: int, refusa
         return _refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, refusal)
     if group.master_broker_id == NO_BROKER:
         return _refused(group, ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE, refusal)
-    after = _deposed(group, living_replicas(group, command.live))
+    after = _deposed(group)
     event = _event(
         EventKind.ELECTION_FAILED,
         after,
@@ -604,7 +607,7 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> C
         return Change(group=group)
     after = msgspec.structs.replace(group, replicas=kept)
     if ids & set(group.sync_state_set):
-        after = _without_members(after, ids, living_replicas(after, command.live))
+        after = _without_members(after, ids)
     removed = [record.broker_id for record in group.replicas if record.broker_id in ids]
     text = "broker " + ", ".join(str(broker_id) for broker_id in removed)
     return Change(group=after, events=(_cleaned_event(group, after, text),))

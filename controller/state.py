@@ -120,6 +120,10 @@ class ControllerState(msgspec.Struct, frozen=True):
     def group(self, broker_name: str) -> BrokerGroup | None:
         return self.groups.get(broker_name)
 
+    def broker_names(self) -> tuple[str, ...]:
+        """The known groups, in order of name."""
+        return tuple(sorted(self.groups))
+
     def role_view(self, broker_name: str, living: Collection[int] = ()) -> RoleView | None:
         """The group as others see it, with `living` shown as alive; None if it is not known."""
         group = self.groups.get(broker_name)
