@@ -100,7 +100,7 @@ class _Session:
     opened_ms: int
     heard_ms: int
     heard_awake_ms: int
-    facts: HeartbeatFacts = HeartbeatFacts()
+    facts: HeartbeatFacts
     closed_ms: int | None = None
     goodbye: bool = False
     held_back_ms: int = 0

@@ -1,4 +1,4 @@
-"""What the liveness core is told, and what it wants done: plain values, see `controller.liveness`."""
+"""What the liveness core is told, and what it wants done: values; see `controller.liveness`."""
 
 from dataclasses import dataclass
 
