@@ -1,0 +1,57 @@
+# Every target works as the first command in a fresh clone: those that need it call `setup` themselves.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: help setup demo test lint bench soak proto lock clean
+
+help:
+	@echo "make demo    a three-replica cluster, its master killed a few times, and the verdict"
+	@echo "make test    all tests (fast ones first; what a machine lacks is named)"
+	@echo "make setup   the virtual environment with .venv/bin/batonmq and .venv/bin/mqctl"
+	@echo "make lint    formatting, lint, types, import layers"
+	@echo "make bench   side by side with Apache RocketMQ 5.3.3 (needs a JDK 17 and Maven)"
+	@echo "make soak    the long tests"
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "setup: $(PYTHON) is missing; Python 3.11 or newer is needed (make PYTHON=python3.12 …)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: $(PYTHON) is older than 3.11" >&2; exit 1; }
+	@echo "setup: virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setup: packages of requirements.lock (about a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(STAMP)
+	@echo "setup: done; $(BIN)/batonmq and $(BIN)/mqctl are there"
+
+demo: $(STAMP)
+	@$(BIN)/batonmq demo
+
+test: $(STAMP)
+	@$(BIN)/python -m tests.run
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@$(BIN)/python -m bench.compare $(BENCH_ARGS)
+
+soak: $(STAMP)
+	@$(BIN)/python -m tests.run --soak
+
+proto: $(STAMP)
+	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --grpc_python_out=proto --pyi_out=proto proto/baton/controller/v1/controller.proto
+
+lock:
+	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip -q install pip-tools
+	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra dev -o requirements.lock pyproject.toml
+	rm -rf .venv-lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

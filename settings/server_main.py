@@ -1,0 +1,102 @@
+"""What every server process does around its service: arguments, configuration, signals, exit code.
+
+`run_server("broker", SECTIONS, serve)` is the whole of a main module. Exit codes: 0 after SIGTERM or
+SIGINT, 1 if the service cannot run or had to stop (one line says why), 2 for arguments or a
+configuration that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+from protocol.errors import BatonError, ConfigError
+from settings.loader import load_settings
+
+log = logging.getLogger(__name__)
+
+LOG_FORMAT: Final = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s %(message)s"
+LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+class ServerMain:
+    """What a service is given: its sections, and the two ways in which it ends."""
+
+    def __init__(self, sections: Mapping[str, Any]) -> None:
+        self.sections = sections
+        self._stop = asyncio.Event()
+        self.failure: BaseException | None = None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+
+    def fail(self, exc: BaseException) -> None:
+        """The process must end: it stops as on SIGTERM, and exits with 1."""
+        if self.failure is None:
+            self.failure = exc
+        self._stop.set()
+
+    async def stopped(self) -> None:
+        """Waits for a signal or a failure."""
+        await self._stop.wait()
+
+
+Serve = Callable[[ServerMain], Awaitable[None]]
+
+
+def run_server(name: str, sections: Mapping[str, type[msgspec.Struct]], serve: Serve) -> int:
+    """Runs one service to its end; the exit code."""
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("-c", "--config", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--pid-file", type=Path, help="where to write this process's id")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="INFO")
+    arguments = parser.parse_args()
+    logging.basicConfig(
+        level=arguments.log_level, format=LOG_FORMAT, datefmt="%Y-%m-%dT%H:%M:%S", stream=sys.stderr
+    )
+    try:
+        loaded = load_settings(arguments.config, sections, environ=os.environ)
+    except ConfigError as exc:
+        print(f"{name}: {exc}", file=sys.stderr)
+        return 2
+    except OSError as exc:
+        print(f"{name}: {arguments.config}: {exc.strerror}", file=sys.stderr)
+        return 2
+    if arguments.pid_file is not None:
+        _write_pid(arguments.pid_file)
+    return uvloop.run(_run(name, loaded, serve))
+
+
+async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
+    main = ServerMain(sections)
+    # What start-up made lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    try:
+        await serve(main)
+    except (BatonError, OSError, ValueError) as exc:
+        print(f"{name}: {exc}", file=sys.stderr)
+        return 1
+    if main.failure is not None:
+        print(f"{name}: stopped: {main.failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _write_pid(path: Path) -> None:
+    """By rename: whoever polls the file never reads half a number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(f"{os.getpid()}\n")
+    os.replace(temporary, path)
