@@ -6,6 +6,7 @@ nothing. Java's `MixAll.string2File` and `CheckpointFile` overwrite in place; th
 them that we do not copy.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ T = TypeVar("T")
 
 BACKUP_SUFFIX = ".bak"
 _TEMP_SUFFIX = ".tmp"
+_ZERO_BYTES = 1 << 16
 
 
 def backup_path(path: Path) -> Path:
@@ -34,6 +36,29 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> N
         if count == 0:
             raise OSError(f"pwrite of {len(view) - written} bytes wrote nothing")
         written += count
+
+
+def zero_range(fd: int, begin: int, end: int) -> bool:
+    """Zero what is not zero in bytes [begin, end) of a file; holes stay holes.
+
+    True if anything was written; the caller syncs.
+    """
+    changed = False
+    while begin < end:
+        chunk = os.pread(fd, min(_ZERO_BYTES, end - begin), begin)
+        if not chunk:
+            break
+        if chunk.count(0) != len(chunk):
+            write_all(fd, bytes(len(chunk)), begin)
+            changed = True
+        begin += len(chunk)
+        try:
+            begin = max(begin, os.lseek(fd, begin, os.SEEK_DATA))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            break
+    return changed
 
 
 def sync_directory(directory: Path) -> None:

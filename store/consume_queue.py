@@ -14,7 +14,6 @@ damaged log) may be filler, (0, 0x7FFFFFFF, 0). One thread owns a queue; only `s
 paths that `write_back` returned may run elsewhere.
 """
 
-import errno
 import logging
 import os
 import shutil
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from epoch.durable_file import sync_directory, sync_file, write_all
+from epoch.durable_file import sync_directory, sync_file, write_all, zero_range
 from protocol.errors import CorruptLogError
 from store.file_handles import FileHandles
 
@@ -40,7 +39,6 @@ _RECOVERED_FILES_MAX = 3
 _TAIL_BYTES_MAX = 64 * 1024
 _SCAN_UNITS = 1 << 15
 _FIRST_SCAN_UNITS = 1 << 8
-_ZERO_BYTES = 1 << 16
 _NAME_DIGITS = 20
 
 _pack = UNIT.pack
@@ -368,7 +366,7 @@ class ConsumeQueue:
         start = self._starts[-1]
         end = min(written_end, start + self._file_size)
         path = self._path(start)
-        if position < end and _zero_data(self._handles.fd(path), position - start, end - start):
+        if position < end and zero_range(self._handles.fd(path), position - start, end - start):
             sync_file(Path(path))
 
     def _refresh_last_physical_end(self) -> None:
@@ -479,23 +477,3 @@ class ConsumeQueue:
         self._tail.clear()
         self._dirty.clear()
         self._tail_position = self._minimum = self.last_physical_end = 0
-
-
-def _zero_data(fd: int, begin: int, end: int) -> bool:
-    """Zero what is not zero in [begin, end) of a file; holes stay holes. True if any was."""
-    changed = False
-    while begin < end:
-        chunk = os.pread(fd, min(_ZERO_BYTES, end - begin), begin)
-        if not chunk:
-            break
-        if chunk.count(0) != len(chunk):
-            write_all(fd, bytes(len(chunk)), begin)
-            changed = True
-        begin += len(chunk)
-        try:
-            begin = max(begin, os.lseek(fd, begin, os.SEEK_DATA))
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            break
-    return changed

@@ -15,6 +15,7 @@ from epoch.durable_file import (
     sync_directory,
     sync_file,
     write_all,
+    zero_range,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "sync_directory",
     "sync_file",
     "write_all",
+    "zero_range",
 ]

@@ -1,0 +1,177 @@
+"""The index's arithmetic on many entries at once, with numpy.
+
+Imported only when a batch is large enough to pay for it (`index_file`), so an idle broker never
+loads numpy. Everything here gives the same bytes as the scalar way in `index_file`.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.tags import java_string_hash
+
+I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
+
+ENTRY = np.dtype([("hash", ">i4"), ("phy", ">i8"), ("diff", ">i4"), ("prev", ">i4")])
+assert ENTRY.itemsize == 20
+
+# Slots per block whose change is noted: 4 KiB of the file.
+_BLOCK_SLOTS = 1024
+_powers: U32 = np.ones(1, dtype=np.uint32)
+
+
+def _powers_of_31(length: int) -> U32:
+    """31 ** (length - 1), ..., 31 ** 0, modulo 2 ** 32."""
+    global _powers
+    if length > len(_powers):
+        steps = np.full(2 * length, 31, dtype=np.uint32)
+        steps[0] = 1
+        _powers = np.cumprod(steps, dtype=np.uint32)
+    return _powers[:length][::-1]
+
+
+def key_hashes(topic_hashes: Sequence[int], keys: Sequence[bytes]) -> I64:
+    """Index hashes (0 ... 2**31 - 1) of `topic#key`, in order.
+
+    `topic_hashes` are Java hashes of `topic#` modulo 2**32, one per key. Keys of one length are
+    hashed together: those of one client nearly all have one length.
+    """
+    by_length: dict[int, list[int]] = {}
+    result = np.empty(len(keys), dtype=np.uint32)
+    for position, key in enumerate(keys):
+        if key.isascii():
+            by_length.setdefault(len(key), []).append(position)
+        else:
+            text = key.decode("utf-8", "replace")
+            units = len(text.encode("utf-16-be", "surrogatepass")) // 2
+            shifted = topic_hashes[position] * pow(31, units, 1 << 32)
+            result[position] = (shifted + java_string_hash(text)) & 0xFFFFFFFF
+    for length, positions in by_length.items():
+        chars = np.frombuffer(b"".join([keys[p] for p in positions]), dtype=np.uint8)
+        table = chars.reshape(len(positions), length).astype(np.uint32)
+        own = (table * _powers_of_31(length)).sum(axis=1, dtype=np.uint32)
+        prefix = np.array([topic_hashes[p] for p in positions], dtype=np.uint32)
+        result[positions] = prefix * np.uint32(pow(31, length, 1 << 32)) + own
+    signed = np.abs(result.view(np.int32).astype(np.int64))
+    signed[signed == 1 << 31] = 0  # Java: abs(MIN_VALUE) is negative and becomes 0
+    return signed
+
+
+class SlotTable:
+    """The slots of one index file in memory: the newest entry number of each, 0 if none."""
+
+    def __init__(self, slot_num: int) -> None:
+        self._slots: npt.NDArray[np.int32] = np.zeros(slot_num, dtype=np.int32)
+        self._changed = np.zeros(-(-slot_num // _BLOCK_SLOTS), dtype=np.bool_)
+
+    @classmethod
+    def read(cls, fd: int, position: int, slot_num: int) -> "SlotTable":
+        """Take over the slots at `position` of a file; holes cost neither time nor memory."""
+        table = cls(slot_num)
+        end = position + 4 * slot_num
+        at = position
+        while at < end:
+            try:
+                at = max(at, os.lseek(fd, at, os.SEEK_DATA))
+            except OSError:  # ENXIO: no data from here on
+                break
+            at -= (at - position) % 4
+            hole = min(os.lseek(fd, at, os.SEEK_HOLE), end)
+            hole += -(hole - position) % 4
+            raw = os.pread(fd, min(hole - at, 1 << 20), at)
+            values = np.frombuffer(raw[: len(raw) // 4 * 4], dtype=">i4")
+            first = (at - position) // 4
+            table._slots[first : first + len(values)] = values
+            if not len(values):
+                break
+            at += 4 * len(values)
+        return table
+
+    @classmethod
+    def of_entries(cls, hashes: npt.NDArray[np.int32], slot_num: int) -> "SlotTable":
+        """Build the slots anew from the hashes of entries 1, 2, ...; every block counts as changed.
+
+        A later entry of the same slot wins.
+        """
+        table = cls(slot_num)
+        table._changed[:] = True
+        slots = hashes % np.int32(slot_num)
+        np.maximum.at(table._slots, slots, np.arange(1, len(hashes) + 1, dtype=np.int32))
+        return table
+
+    def used(self) -> int:
+        """How many slots are not empty."""
+        return int(np.count_nonzero(self._slots))
+
+    def get(self, slot: int) -> int:
+        return int(self._slots[slot])
+
+    def set(self, slot: int, entry: int) -> None:
+        self._slots[slot] = entry
+        self._changed[slot // _BLOCK_SLOTS] = True
+
+    def chain(self, hashes: I64, first_entry: int) -> tuple[npt.NDArray[np.int32], I64, I64]:
+        """Chain entries `first_entry`, ... to what their slots hold, and to each other.
+
+        Returns (previous entry of each, slots whose head changes, their new heads); nothing is
+        changed until `apply`, so that the entries can be written first.
+        """
+        slots = hashes % len(self._slots)
+        order = np.argsort(slots, kind="stable")
+        sorted_slots = slots[order]
+        numbers = order + first_entry
+        previous_sorted = self._slots[sorted_slots]
+        previous_sorted[previous_sorted >= first_entry] = 0
+        same = sorted_slots[1:] == sorted_slots[:-1]
+        previous_sorted[1:][same] = numbers[:-1][same]
+        previous = np.empty(len(hashes), dtype=np.int32)
+        previous[order] = previous_sorted
+        is_last = np.append(~same, True)
+        return previous, sorted_slots[is_last], numbers[is_last]
+
+    def apply(self, slots: I64, heads: I64) -> int:
+        """Set new heads; how many of these slots were empty before."""
+        were_empty = int(np.count_nonzero(self._slots[slots] == 0))
+        self._slots[slots] = heads
+        self._changed[slots // _BLOCK_SLOTS] = True
+        return were_empty
+
+    def changed_runs(self) -> Iterator[tuple[int, bytes]]:
+        """(first slot, bytes in file order) of each run of changed blocks; then none is changed."""
+        blocks = np.flatnonzero(self._changed)
+        for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
+            if len(run):
+                first = int(run[0]) * _BLOCK_SLOTS
+                last = (int(run[-1]) + 1) * _BLOCK_SLOTS
+                yield first, self._slots[first:last].astype(">i4").tobytes()
+        self._changed[:] = False
+
+
+def pack_entries(
+    hashes: I64, phy_offsets: Sequence[int], diffs: Sequence[int], previous: npt.NDArray[np.int32]
+) -> bytes:
+    """The 20-byte entries in file order."""
+    entries = np.empty(len(hashes), dtype=ENTRY)
+    entries["hash"] = hashes
+    entries["phy"] = phy_offsets
+    entries["diff"] = diffs
+    entries["prev"] = previous
+    return entries.tobytes()
+
+
+def good_entries(raw: bytes, phy_min: int, phy_max: int) -> int:
+    """How many leading entries could have been written: offsets in bounds and never falling."""
+    phy = np.frombuffer(raw, dtype=ENTRY)["phy"].astype(np.int64)
+    if not len(phy):
+        return 0
+    good = (phy >= phy_min) & (phy <= phy_max)
+    good[1:] &= phy[1:] >= phy[:-1]
+    return len(phy) if good.all() else int(np.argmin(good))
+
+
+def entry_hashes(raw: bytes) -> npt.NDArray[np.int32]:
+    """The key hashes of packed entries."""
+    return np.frombuffer(raw, dtype=ENTRY)["hash"].astype(np.int32)

@@ -1,0 +1,395 @@
+"""One file of the hash index: which records of the log have a key. Byte-compatible with Java.
+
+    header 40 | slots x 4 | entries x 20                       (big endian, sparse, full size)
+    header: begin timestamp i64, end timestamp i64, begin offset i64, end offset i64,
+            used slots i32, entry count i32
+    entry:  key hash i32, commit-log offset i64, seconds since begin timestamp i32,
+            previous entry of the same slot i32
+
+Entries are numbered from 1, in the order of the log; a slot holds the number of its newest entry,
+0 if none; the count is the number the next entry gets. Origin: Java `IndexFile`.
+
+Order of writes: entries, slots, header. What lies at or above the header's count is not there; a
+slot that points there is repaired from the entries. Once a batch has come, slots live in memory and
+reach the file at `write_slots`; after an unclean exit `verify` builds them anew from the entries,
+so nothing has to be read from the log again.
+
+Invariants: previous < own number, so a chain ends; offsets of entries never fall; the entries of
+one record are in one file.
+"""
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epoch.durable_file import sync_directory, sync_file, write_all, zero_range
+from protocol.tags import java_string_hash
+from store.file_handles import FileHandles
+
+if TYPE_CHECKING:
+    from store.index_batch import SlotTable
+
+HEADER = struct.Struct(">qqqqii")
+ENTRY = struct.Struct(">iqii")
+_SLOT = struct.Struct(">i")
+SLOT_SIZE = _SLOT.size
+assert (HEADER.size, SLOT_SIZE, ENTRY.size) == (40, 4, 20)
+
+_DIFF_MAX = 2**31 - 1
+# From so many entries on, numpy is quicker than the loop, also counting what its import costs.
+BATCH_MIN = 64
+_VERIFY_ENTRIES = 1 << 16
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The index's hash of a key of a topic: 0 ... 2**31 - 1."""
+    value = abs(java_string_hash(f"{topic}#{key}"))
+    return 0 if value == 1 << 31 else value
+
+
+def file_size(slot_num: int, index_num: int) -> int:
+    """Bytes of a file with so many slots and room for `index_num` entries (0 is never used)."""
+    return HEADER.size + slot_num * SLOT_SIZE + index_num * ENTRY.size
+
+
+class IndexFile:
+    """One file; the newest may grow, all may be queried and cut. One thread only."""
+
+    __slots__ = (
+        "_entries_at",
+        "_handles",
+        "_index_num",
+        "_slot_num",
+        "_table",
+        "begin_phy_offset",
+        "begin_timestamp",
+        "count",
+        "end_phy_offset",
+        "end_timestamp",
+        "path",
+        "used_slots",
+    )
+
+    def __init__(self, path: Path, slot_num: int, index_num: int, handles: FileHandles) -> None:
+        """Open an existing file; ValueError says why it is none. See `create`."""
+        self.path = path
+        self._slot_num = slot_num
+        self._index_num = index_num
+        self._handles = handles
+        self._entries_at = HEADER.size + slot_num * SLOT_SIZE
+        self._table: SlotTable | None = None
+        self.begin_timestamp: int
+        self.end_timestamp: int
+        self.begin_phy_offset: int
+        self.end_phy_offset: int
+        self.used_slots: int
+        self.count: int
+        size = path.stat().st_size
+        if size != file_size(slot_num, index_num):
+            raise ValueError(f"{size} bytes where {file_size(slot_num, index_num)} belong")
+        (
+            self.begin_timestamp,
+            self.end_timestamp,
+            self.begin_phy_offset,
+            self.end_phy_offset,
+            self.used_slots,
+            self.count,
+        ) = HEADER.unpack(os.pread(self._fd, HEADER.size, 0))
+        if self.count == 0:
+            self.count = 1
+        if not 1 <= self.count <= index_num:
+            raise ValueError(f"entry count {self.count} where at most {index_num} fit")
+        if not 0 <= self.begin_phy_offset <= self.end_phy_offset:
+            raise ValueError(
+                f"begin offset {self.begin_phy_offset}, end offset {self.end_phy_offset}"
+            )
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        slot_num: int,
+        index_num: int,
+        handles: FileHandles,
+        *,
+        inherits: "IndexFile | None" = None,
+    ) -> "IndexFile":
+        """Make an empty file; it shows the end of the one before it until it has an entry."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        timestamp = inherits.end_timestamp if inherits else 0
+        phy_offset = inherits.end_phy_offset if inherits else 0
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            os.ftruncate(fd, file_size(slot_num, index_num))
+            header = HEADER.pack(timestamp, timestamp, phy_offset, phy_offset, 0, 1)
+            write_all(fd, header, 0)
+        finally:
+            os.close(fd)
+        sync_directory(path.parent)
+        return cls(path, slot_num, index_num, handles)
+
+    @property
+    def _fd(self) -> int:
+        return self._handles.fd(str(self.path))
+
+    @property
+    def room(self) -> int:
+        """How many entries still fit."""
+        return self._index_num - self.count
+
+    @property
+    def is_empty(self) -> bool:
+        return self.count <= 1
+
+    # -- writing
+
+    def put(
+        self, hashes: Sequence[int], phy_offsets: Sequence[int], timestamps: Sequence[int]
+    ) -> None:
+        """Add entries, at most `room`, offsets never falling; one per position of the sequences.
+
+        After an OSError (disk full) nothing was added.
+        """
+        assert len(hashes) <= self.room
+        if self.is_empty:
+            self.begin_timestamp = timestamps[0]
+            self.begin_phy_offset = phy_offsets[0]
+        begin = self.begin_timestamp
+        diffs = [min(max((t - begin) // 1000, 0), _DIFF_MAX) for t in timestamps]
+        if len(hashes) >= BATCH_MIN:
+            self._put_batch(hashes, phy_offsets, diffs)
+        else:
+            self._put_few(hashes, phy_offsets, diffs)
+        self.count += len(hashes)
+        self.end_timestamp = timestamps[-1]
+        self.end_phy_offset = phy_offsets[-1]
+        self._write_header()
+
+    def _put_few(
+        self, hashes: Sequence[int], phy_offsets: Sequence[int], diffs: Sequence[int]
+    ) -> None:
+        heads: dict[int, int] = {}
+        used = 0
+        packed = bytearray()
+        for number, (hash_, phy_offset, diff) in enumerate(
+            zip(hashes, phy_offsets, diffs, strict=True), self.count
+        ):
+            slot = hash_ % self._slot_num
+            previous = heads.get(slot)
+            if previous is None:
+                previous = self._head(slot)
+                used += previous == 0
+                previous = previous if previous < self.count else 0
+            packed += ENTRY.pack(hash_, phy_offset, diff, previous)
+            heads[slot] = number
+        write_all(self._fd, packed, self._entry_at(self.count))
+        for slot, number in heads.items():
+            self._set_head(slot, number)
+        self.used_slots += used
+
+    def _put_batch(
+        self, hashes: Sequence[int], phy_offsets: Sequence[int], diffs: Sequence[int]
+    ) -> None:
+        import numpy as np
+
+        from store.index_batch import pack_entries
+
+        table = self._slots_in_memory()
+        array = np.asarray(hashes, dtype=np.int64)
+        previous, slots, heads = table.chain(array, self.count)
+        packed = pack_entries(array, phy_offsets, diffs, previous)
+        write_all(self._fd, packed, self._entry_at(self.count))
+        self.used_slots += table.apply(slots, heads)
+
+    def _slots_in_memory(self) -> "SlotTable":
+        if self._table is None:
+            from store.index_batch import SlotTable
+
+            self._table = SlotTable.read(self._fd, HEADER.size, self._slot_num)
+        return self._table
+
+    def _entry_at(self, number: int) -> int:
+        return self._entries_at + number * ENTRY.size
+
+    def _write_header(self) -> None:
+        header = HEADER.pack(
+            self.begin_timestamp,
+            self.end_timestamp,
+            self.begin_phy_offset,
+            self.end_phy_offset,
+            self.used_slots,
+            self.count,
+        )
+        write_all(self._fd, header, 0)
+
+    def _head(self, slot: int) -> int:
+        if self._table is not None:
+            return self._table.get(slot)
+        raw = os.pread(self._fd, SLOT_SIZE, HEADER.size + slot * SLOT_SIZE)
+        value: int = _SLOT.unpack(raw)[0]
+        return value
+
+    def _set_head(self, slot: int, number: int) -> None:
+        if self._table is not None:
+            self._table.set(slot, number)
+        else:
+            write_all(self._fd, _SLOT.pack(number), HEADER.size + slot * SLOT_SIZE)
+
+    def write_slots(self, *, release: bool = False) -> None:
+        """Bring the slots kept in memory into the file; with `release` drop them from memory."""
+        if self._table is None:
+            return
+        end = HEADER.size + self._slot_num * SLOT_SIZE
+        for first, raw in self._table.changed_runs():
+            position = HEADER.size + first * SLOT_SIZE
+            write_all(self._fd, raw[: end - position], position)
+        if release:
+            self._table = None
+
+    # -- reading
+
+    def entry(self, number: int) -> tuple[int, int, int, int]:
+        """(key hash, commit-log offset, seconds since begin, previous entry)."""
+        hash_, phy_offset, diff, previous = ENTRY.unpack(
+            os.pread(self._fd, ENTRY.size, self._entry_at(number))
+        )
+        return hash_, phy_offset, diff, previous
+
+    def is_time_matched(self, begin_ms: int, end_ms: int) -> bool:
+        """Whether the file may hold entries stored in [begin_ms, end_ms]."""
+        return begin_ms <= self.end_timestamp and end_ms >= self.begin_timestamp
+
+    def select_phy_offsets(
+        self, hash_: int, max_num: int, begin_ms: int, end_ms: int, found: list[int]
+    ) -> None:
+        """Append to `found`, newest first and each once, until it holds `max_num`.
+
+        Times are kept in whole seconds: an entry matches if its second overlaps the window. The
+        walk ends at the first entry older than the window, as in Java.
+        """
+        number = self._head(hash_ % self._slot_num)
+        above = self.count
+        while 0 < number < above and len(found) < max_num:
+            above = number
+            entry_hash, phy_offset, diff, number = self.entry(number)
+            stored_ms = self.begin_timestamp + diff * 1000
+            if stored_ms + 999 < begin_ms:
+                break
+            if entry_hash == hash_ and stored_ms <= end_ms and phy_offset not in found:
+                found.append(phy_offset)
+
+    # -- cutting and repair
+
+    def first_entry_at_or_above(self, phy_offset: int) -> int:
+        """Number of the first entry of a record at or above `phy_offset`; `count` if none."""
+        low, high = 1, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle)[1] >= phy_offset:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def truncate_to(self, phy_offset: int) -> bool:
+        """Drop the entries of records at or above `phy_offset`; True if there were any.
+
+        Durable on return. Slots step back along their chains first and are synced; only then the
+        count falls; a crash between leaves dropped entries out of reach, and doing it again is
+        harmless.
+        """
+        keep = self.first_entry_at_or_above(phy_offset)
+        if keep == self.count:
+            return False
+        for number in range(self.count - 1, keep - 1, -1):
+            hash_, _, _, previous = self.entry(number)
+            slot = hash_ % self._slot_num
+            if self._head(slot) >= previous:
+                self._set_head(slot, previous)
+                self.used_slots -= previous == 0
+        self.write_slots()
+        sync_file(self.path)
+        self._lower_count(keep)
+        return True
+
+    def _lower_count(self, keep: int) -> None:
+        dropped, self.count = self.count - keep, keep
+        if keep > 1:
+            _, self.end_phy_offset, diff, _ = self.entry(keep - 1)
+            self.end_timestamp = self.begin_timestamp + diff * 1000
+        else:
+            self.end_phy_offset, self.end_timestamp = self.begin_phy_offset, self.begin_timestamp
+        self._write_header()
+        sync_file(self.path)
+        # Old entries behind the count could pass for new ones that a power loss kept from disk.
+        if zero_range(self._fd, self._entry_at(keep), self._entry_at(keep + dropped)):
+            sync_file(self.path)
+
+    def verify(self) -> bool:
+        """After an unclean exit: keep what the entries prove, and build the slots from them.
+
+        False if something had to be dropped; then the caller cuts the last record off too, whose
+        entries may be among the lost ones.
+        """
+        good = self._count_good()
+        whole = good == self.count
+        if not whole:
+            self._lower_count(good)
+        self._rebuild_slots()
+        return whole
+
+    def _count_good(self) -> int:
+        """The number behind the last entry that could have been written."""
+        number, floor = 1, self.begin_phy_offset
+        while number < self.count:
+            step = min(_VERIFY_ENTRIES, self.count - number)
+            raw = os.pread(self._fd, step * ENTRY.size, self._entry_at(number))
+            good = self._good_in(raw, floor)
+            number += good
+            if good < step:
+                break
+            floor = self.entry(number - 1)[1]
+        return number
+
+    def _good_in(self, raw: bytes, floor: int) -> int:
+        if len(raw) >= BATCH_MIN * BATCH_MIN * ENTRY.size:
+            from store.index_batch import good_entries
+
+            return good_entries(raw, floor, self.end_phy_offset)
+        for position, (_, phy_offset, _, _) in enumerate(ENTRY.iter_unpack(raw)):
+            if not floor <= phy_offset <= self.end_phy_offset:
+                return position
+            floor = phy_offset
+        return len(raw) // ENTRY.size
+
+    def _rebuild_slots(self) -> None:
+        raw = os.pread(self._fd, (self.count - 1) * ENTRY.size, self._entry_at(1))
+        if self.count > BATCH_MIN * BATCH_MIN:
+            from store.index_batch import SlotTable, entry_hashes
+
+            self._table = SlotTable.of_entries(entry_hashes(raw), self._slot_num)
+            self.used_slots = self._table.used()
+        else:
+            zero_range(self._fd, HEADER.size, self._entries_at)
+            heads = {
+                hash_ % self._slot_num: number
+                for number, (hash_, _, _, _) in enumerate(ENTRY.iter_unpack(raw), 1)
+            }
+            for slot, number in heads.items():
+                self._set_head(slot, number)
+            self.used_slots = len(heads)
+        self.write_slots(release=True)
+        self._write_header()
+
+    def close(self) -> None:
+        """Write the slots and let go of the file; not synced."""
+        self.write_slots(release=True)
+        self._handles.forget(str(self.path))
+
+    def destroy(self) -> None:
+        """Remove the file; the caller syncs the folder."""
+        self._table = None
+        self._handles.forget(str(self.path))
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,313 @@
+"""The hash index of a store: a row of index files, fed from dispatch, asked by key.
+
+Entries are deferred: `put` only notes a record, `drain` turns what was noted into entries, in one
+batch. Draining happens when enough is noted, on the owner's idle tick, and before a query.
+What was noted and not drained is lost by a crash; `end_phy_offset` after `load` says from where
+the log must be dispatched to the index again.
+
+Invariant: records enter in the order of the log, each once, all entries of a record in one file;
+a record at or below `end_phy_offset` is skipped. One thread owns the service; `sync_file` on the
+paths that `write_back` returned may run elsewhere. Origin: Java `IndexService`.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from epoch.durable_file import sync_directory, sync_file
+from protocol.tags import java_string_hash
+from store.file_handles import FileHandles
+from store.index_file import BATCH_MIN, IndexFile, key_hash
+
+log = logging.getLogger(__name__)
+
+_DRAIN_RECORDS = 512
+_TOPIC_HASHES_MAX = 4096
+_NAME_FORMAT = "%Y%m%d%H%M%S"
+_NAME_DIGITS = 17
+
+
+class IndexAnswer(NamedTuple):
+    """Offsets of records whose key may match (hashes can collide), newest first."""
+
+    phy_offsets: list[int]
+    last_update_timestamp: int
+    last_update_phy_offset: int
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class IndexService:
+    """Index files oldest first; only the last one grows."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        slot_num: int = 5_000_000,
+        index_num: int = 20_000_000,
+        clock_ms: Callable[[], int] = _wall_clock_ms,
+    ) -> None:
+        """`root` is the `index` folder; `slot_num` and `index_num` are maxHashSlotNum and
+        maxIndexNum. Wall time only names new files."""
+        self._root = root
+        self._slot_num = slot_num
+        self._index_num = index_num
+        self._clock_ms = clock_ms
+        self._handles = FileHandles(32)
+        self._files: list[IndexFile] = []
+        self._dirty: set[Path] = set()
+        self._topic_hashes: dict[str, int] = {}
+        # (topic, UNIQ_KEY or None, KEYS or None, commit-log offset, store timestamp)
+        self._noted: list[tuple[str, bytes | None, bytes | None, int, int]] = []
+        #: Offset of the newest record that is indexed, -1 if none.
+        self.end_phy_offset = -1
+        #: Store timestamp of that record in ms, 0 if none.
+        self.end_timestamp = 0
+
+    # -- feeding
+
+    def put(
+        self,
+        topic: str,
+        uniq_key: bytes | None,
+        keys: bytes | None,
+        phy_offset: int,
+        store_timestamp: int,
+    ) -> None:
+        """Note a record. `keys` is the raw KEYS value (keys parted by spaces)."""
+        noted = self._noted
+        noted.append((topic, uniq_key, keys, phy_offset, store_timestamp))
+        if len(noted) >= _DRAIN_RECORDS:
+            self.drain()
+
+    @property
+    def noted(self) -> int:
+        """How many records wait to be drained."""
+        return len(self._noted)
+
+    def drain(self) -> None:
+        """Turn what was noted into entries. After an OSError (disk full) the rest stays noted."""
+        while self._noted:
+            taken = self._drain_into(self._file_with_room())
+            del self._noted[:taken]
+
+    def _drain_into(self, file: IndexFile) -> int:
+        """Index records from the front as far as `file` has room; how many were dealt with."""
+        topics: list[str] = []
+        keys: list[bytes] = []
+        phy_offsets: list[int] = []
+        timestamps: list[int] = []
+        room, taken, newest = file.room, 0, self.end_phy_offset
+        for topic, uniq_key, raw_keys, phy_offset, timestamp in self._noted:
+            if phy_offset > newest:
+                pieces = [] if uniq_key is None or not uniq_key else [uniq_key]
+                if raw_keys:
+                    pieces += [piece for piece in raw_keys.split(b" ") if piece]
+                # Only a file too small for one record's keys makes it lose some of them.
+                del pieces[self._index_num - 1 :]
+                if len(pieces) > room - len(keys):
+                    break
+                newest = phy_offset
+                for piece in pieces:
+                    topics.append(topic)
+                    keys.append(piece)
+                    phy_offsets.append(phy_offset)
+                    timestamps.append(timestamp)
+            taken += 1
+        if keys:
+            file.put(self._hashes(topics, keys), phy_offsets, timestamps)
+            self._dirty.add(file.path)
+            self.end_phy_offset, self.end_timestamp = phy_offsets[-1], timestamps[-1]
+        elif taken == 0:
+            self._roll()
+        return taken
+
+    def _hashes(self, topics: list[str], keys: list[bytes]) -> list[int]:
+        if len(keys) < BATCH_MIN:
+            return [
+                key_hash(topic, key.decode("utf-8", "replace"))
+                for topic, key in zip(topics, keys, strict=True)
+            ]
+        from store.index_batch import key_hashes
+
+        cache = self._topic_hashes
+        if len(cache) > _TOPIC_HASHES_MAX:
+            cache.clear()
+        prefixes: list[int] = []
+        for topic in topics:
+            value = cache.get(topic)
+            if value is None:
+                value = cache[topic] = java_string_hash(topic + "#") & 0xFFFFFFFF
+            prefixes.append(value)
+        hashes: list[int] = key_hashes(prefixes, keys).tolist()
+        return hashes
+
+    def _file_with_room(self) -> IndexFile:
+        if not self._files or self._files[-1].room <= 0:
+            self._roll()
+        return self._files[-1]
+
+    def _roll(self) -> None:
+        last = self._files[-1] if self._files else None
+        if last is not None:
+            last.write_slots(release=True)
+            self._dirty.add(last.path)
+        self._files.append(
+            IndexFile.create(
+                self._root / self._next_name(),
+                self._slot_num,
+                self._index_num,
+                self._handles,
+                inherits=last,
+            )
+        )
+
+    def _next_name(self) -> str:
+        """Local time with milliseconds, as Java names it, and above the name before."""
+        now_ms = self._clock_ms()
+        name = f"{time.strftime(_NAME_FORMAT, time.localtime(now_ms // 1000))}{now_ms % 1000:03d}"
+        if self._files:
+            following = int(self._files[-1].path.name) + 1
+            name = max(name, f"{following:0{_NAME_DIGITS}d}")
+        return name
+
+    @staticmethod
+    def preload() -> None:
+        """Load numpy now, on any thread, so that the first large batch does not wait for it."""
+        import store.index_batch  # noqa: F401
+
+    # -- asking
+
+    def query(
+        self, topic: str, key: str, max_num: int, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> IndexAnswer:
+        """Records with `key` stored in [begin_ms, end_ms], at most `max_num`, newest first.
+
+        The caller compares the records' real keys: other keys may share the hash.
+        """
+        self.drain()
+        found: list[int] = []
+        hash_ = key_hash(topic, key)
+        for file in reversed(self._files):
+            if len(found) >= max_num:
+                break
+            if not file.is_empty and file.is_time_matched(begin_ms, end_ms):
+                file.select_phy_offsets(hash_, max_num, begin_ms, end_ms, found)
+        return IndexAnswer(found, self.end_timestamp, max(0, self.end_phy_offset))
+
+    # -- against the log
+
+    def truncate_to(self, phy_offset: int) -> bool:
+        """Drop what points at or above `phy_offset`, durably; True if anything did."""
+        self._noted = [record for record in self._noted if record[3] < phy_offset]
+        changed = False
+        while self._files:
+            last = self._files[-1]
+            if not last.is_empty and last.begin_phy_offset < phy_offset:
+                changed = last.truncate_to(phy_offset) or changed
+                break
+            changed = changed or not last.is_empty
+            self._remove(last)
+        self._find_end()
+        return changed
+
+    def delete_expired(self, log_min_offset: int) -> int:
+        """Remove files all of whose records the log no longer has, never the last; how many."""
+        removed = 0
+        while len(self._files) > 1 and self._files[0].end_phy_offset < log_min_offset:
+            self._remove(self._files[0])
+            removed += 1
+        return removed
+
+    def _remove(self, file: IndexFile) -> None:
+        self._files.remove(file)
+        self._dirty.discard(file.path)
+        file.destroy()
+        sync_directory(self._root)
+
+    def _find_end(self) -> None:
+        newest = next((file for file in reversed(self._files) if not file.is_empty), None)
+        self.end_phy_offset = newest.end_phy_offset if newest else -1
+        self.end_timestamp = newest.end_timestamp if newest else 0
+
+    # -- flush and life
+
+    def load(self, *, clean: bool, safe_timestamp: int = 0) -> None:
+        """Find the files. What is behind `end_phy_offset` then must be dispatched again.
+
+        After an unclean exit, files newer than `safe_timestamp` (the checkpoint's
+        indexMsgTimestamp) and the last one are verified entry by entry and their slots built anew;
+        Java deletes the former and loses their entries. A file that is damaged is cut or removed,
+        and those behind it are removed, to be built again from the log.
+        """
+        assert not self._files and not self._noted
+        if not self._root.is_dir():
+            return
+        names = sorted(name for name in os.listdir(self._root) if name.isdigit())
+        for name in names:
+            file = self._open(self._root / name)
+            if file is None:
+                break
+            self._files.append(file)
+            is_last = name == names[-1]
+            trusted = clean or (not is_last and file.end_timestamp <= safe_timestamp)
+            if not trusted and not file.verify():
+                log.warning("index_file_cut file=%s end_phy_offset=%d", name, file.end_phy_offset)
+                break
+        dropped = names[len(self._files) :]
+        for name in dropped:
+            log.warning("index_file_dropped file=%s", name)
+            (self._root / name).unlink()
+        if dropped:
+            sync_directory(self._root)
+        if not clean and self._files and not self._files[-1].is_empty:
+            # The newest record may have only some of its entries; it is dispatched again.
+            self._files[-1].truncate_to(self._files[-1].end_phy_offset)
+        self._find_end()
+
+    def _open(self, path: Path) -> IndexFile | None:
+        try:
+            return IndexFile(path, self._slot_num, self._index_num, self._handles)
+        except ValueError as error:
+            log.error("index_file_damaged file=%s reason=%s", path, error)
+            self._handles.forget(str(path))
+            return None
+
+    def write_back(self) -> list[Path]:
+        """Drain, and return the paths to sync since the last call; slots stay in memory."""
+        self.drain()
+        paths = sorted(self._dirty)
+        self._dirty.clear()
+        return paths
+
+    def flush(self) -> int:
+        """Everything noted so far is durable on return, slots too; the newest store timestamp.
+
+        That timestamp is what the checkpoint's indexMsgTimestamp may be set to.
+        """
+        self.drain()
+        if self._files:
+            self._files[-1].write_slots()
+        for path in self.write_back():
+            sync_file(path)
+        return self.end_timestamp
+
+    def destroy(self) -> None:
+        """Remove all files (an empty log has no index)."""
+        self._noted.clear()
+        for file in tuple(self._files):
+            self._remove(file)
+        self._find_end()
+
+    def close(self) -> None:
+        """Drain, write the slots and close; not synced (see `flush`)."""
+        self.drain()
+        for file in self._files:
+            file.close()
+        self._handles.close()

@@ -1,0 +1,451 @@
+"""The index: Java's files answer, ours has the same bytes either way, no crash hides a key."""
+
+import json
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.tags import java_string_hash
+from store.file_handles import FileHandles
+from store.index_file import ENTRY, HEADER, IndexFile, file_size, key_hash
+from store.index_service import IndexService
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
+SLOTS, ENTRIES = 1000, 4000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 1_795_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def service_at(root: Path, *, index_num: int = ENTRIES, clean: bool = True) -> IndexService:
+    service = IndexService(root, slot_num=SLOTS, index_num=index_num, clock_ms=Clock())
+    service.load(clean=clean)
+    return service
+
+
+def golden_records(broker: str) -> list[dict[str, object]]:
+    lines = (GOLDEN / broker / "commitlog.decoded.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("broker", ["b0", "b1"])
+def test_every_golden_message_is_found_by_each_of_its_keys(broker: str, tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / broker / "index", tmp_path / "index")
+    service = service_at(tmp_path / "index")
+    asked = 0
+    for record in golden_records(broker):
+        properties = record["properties"]
+        assert isinstance(properties, dict)
+        if record["sysFlag"] == 0xC:
+            continue
+        keys = [properties.get("UNIQ_KEY"), *properties.get("KEYS", "").split(" ")]
+        for key in filter(None, keys):
+            answer = service.query(str(record["topic"]), key, 64)
+            assert record["physicalOffset"] in answer.phy_offsets
+            asked += 1
+    assert asked == 41
+    assert service.end_phy_offset == 6516
+    assert service.query("GoldTopic", "no such key", 64).phy_offsets == []
+    service.close()
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("broker", ["b0", "b1"])
+def test_the_golden_file_is_built_again_byte_by_byte(
+    broker: str, few: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fed with the same records, one by one or as one batch, ours equals Java's file."""
+    if not few:
+        monkeypatch.setattr("store.index_file.BATCH_MIN", 1)
+        monkeypatch.setattr("store.index_service.BATCH_MIN", 1)
+    service = service_at(tmp_path / "index")
+    for record in golden_records(broker):
+        properties = record["properties"]
+        assert isinstance(properties, dict)
+        keys = properties.get("KEYS")
+        if record["sysFlag"] != 0xC:
+            service.put(
+                str(record["topic"]),
+                properties["UNIQ_KEY"].encode() if "UNIQ_KEY" in properties else None,
+                keys.encode() if keys is not None else None,
+                record["physicalOffset"],  # type: ignore[arg-type]
+                record["storeTimestamp"],  # type: ignore[arg-type]
+            )
+        if few:
+            service.drain()
+    service.flush()
+    service.close()
+    (ours,) = (tmp_path / "index").iterdir()
+    (javas,) = (GOLDEN / broker / "index").iterdir()
+    assert HEADER.unpack_from(ours.read_bytes()) == HEADER.unpack_from(javas.read_bytes())
+    assert ours.read_bytes() == javas.read_bytes()
+
+
+keys_strategy = st.lists(
+    st.one_of(
+        st.text(st.characters(codec="utf-8", exclude_characters=" "), min_size=1, max_size=8),
+        st.sampled_from(["a", "b", "k" * 56, "ä", "polygenelubricants", "\U0001f600"]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(keys_strategy)
+def test_numpy_hashes_keys_as_java_does(keys: list[str]) -> None:
+    from store.index_batch import key_hashes
+
+    topics = [f"topic{index % 3}" for index in range(len(keys))]
+    prefixes = [java_string_hash(topic + "#") & 0xFFFFFFFF for topic in topics]
+    hashes = key_hashes(prefixes, [key.encode() for key in keys]).tolist()
+    assert hashes == [key_hash(topic, key) for topic, key in zip(topics, keys, strict=True)]
+
+
+def test_the_hash_of_min_value_is_zero() -> None:
+    """abs(Integer.MIN_VALUE) is negative in Java, and counts as 0; numpy agrees."""
+    from store.index_batch import key_hashes
+
+    text = "polygenelubricants"
+    assert java_string_hash(text) == -(2**31)
+    assert key_hashes([0], [text.encode()]).tolist() == [0]
+
+
+@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=90), min_size=1, max_size=6))
+def test_batches_and_single_puts_make_the_same_file(batches: list[list[int]]) -> None:
+    """Chains within a batch and to older batches are Java's, whichever way entries come."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        handles = FileHandles(4)
+        one, many = (
+            IndexFile.create(Path(folder) / name, 7, ENTRIES, handles) for name in ("1", "2")
+        )
+        offset = 0
+        for hashes in batches:
+            offsets = list(range(offset, offset + len(hashes)))
+            offset += len(hashes)
+            times = [5000 + 700 * o for o in offsets]
+            for hash_, at, time in zip(hashes, offsets, times, strict=True):
+                one.put([hash_], [at], [time])
+            many.put(hashes, offsets, times)
+        one.close()
+        many.close()
+        handles.close()
+        assert one.path.read_bytes() == many.path.read_bytes()
+
+
+def fill(service: IndexService, count: int, *, first: int = 0) -> None:
+    for number in range(first, first + count):
+        service.put("T", b"U%d" % number, b"k%d all" % (number % 10), number * 100, 1000 * number)
+
+
+def test_query_by_key_and_time_newest_first_over_several_files(tmp_path: Path) -> None:
+    service = service_at(tmp_path, index_num=100)  # 33 records of three keys each per file
+    fill(service, 150)
+    assert service.query("T", "all", 5).phy_offsets == [14900, 14800, 14700, 14600, 14500]
+    assert len(list(tmp_path.iterdir())) == 5
+    assert service.query("T", "U77", 64).phy_offsets == [7700]
+    assert service.query("T", "U77", 64, 77_500, 77_600).phy_offsets == [7700]  # whole seconds
+    assert service.query("T", "U77", 64, 78_000, 99_000).phy_offsets == []
+    assert service.query("T", "U77", 64, 0, 76_999).phy_offsets == []
+    assert service.query("T", "all", 64, 40_000, 42_000).phy_offsets == [4200, 4100, 4000]
+    assert len(service.query("T", "k3", 64).phy_offsets) == 15
+    assert service.query("Other", "all", 64).phy_offsets == []
+    answer = service.query("T", "all", 1)
+    assert (answer.last_update_timestamp, answer.last_update_phy_offset) == (149_000, 14900)
+    service.close()
+    again = service_at(tmp_path, index_num=100)
+    assert len(again.query("T", "all", 1000).phy_offsets) == 150
+    assert again.end_phy_offset == 14900
+    again.close()
+
+
+def test_a_record_is_indexed_once(tmp_path: Path) -> None:
+    """Dispatch begins again somewhat before the end of the index."""
+    service = service_at(tmp_path)
+    fill(service, 10)
+    service.drain()
+    fill(service, 6, first=6)
+    service.drain()
+    fill(service, 2, first=3)
+    assert service.query("T", "all", 64).phy_offsets == [n * 100 for n in range(11, -1, -1)]
+    assert service.noted == 0
+    service.close()
+
+
+def test_odd_keys_are_indexed_as_java_does(tmp_path: Path) -> None:
+    """Empty pieces are skipped; a key given twice is found once; a record without keys passes."""
+    service = service_at(tmp_path)
+    service.put("T", None, b"  a  b a ", 0, 1)
+    service.put("T", b"", b"", 100, 1)
+    service.put("T", None, None, 200, 1)
+    service.put("T", "ключ".encode(), b"\xff", 300, 1)
+    assert service.query("T", "a", 64).phy_offsets == [0]
+    assert service.query("T", "b", 64).phy_offsets == [0]
+    assert service.query("T", "", 64).phy_offsets == []
+    assert service.query("T", "ключ", 64).phy_offsets == [300]
+    service.close()
+
+
+def test_the_first_record_of_an_empty_log_is_indexed(tmp_path: Path) -> None:
+    service = service_at(tmp_path)
+    assert service.end_phy_offset == -1
+    service.put("T", b"U", None, 0, 1)
+    assert service.query("T", "U", 1).phy_offsets == [0]
+    service.truncate_to(0)
+    assert service.end_phy_offset == -1
+    service.put("T", b"U", None, 0, 1)
+    assert service.query("T", "U", 1).phy_offsets == [0]
+    service.close()
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 3200, 3300, 3301, 8000, 14900, 14901])
+def test_r22_truncated_entries_are_out_of_reach(
+    tmp_path: Path, cut: int, batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is cut; other records come to the same offsets; no old key leads there."""
+    if batch:
+        monkeypatch.setattr("store.index_file.BATCH_MIN", 1)
+    service = service_at(tmp_path, index_num=100)
+    fill(service, 150)
+    service.drain()
+    assert service.truncate_to(cut) == (cut <= 14900)
+    kept = [n * 100 for n in range(149, -1, -1) if n * 100 < cut]
+    assert service.query("T", "all", 1000).phy_offsets == kept
+    assert service.end_phy_offset == (kept[0] if kept else -1)
+    assert not service.truncate_to(cut)
+
+    # A crash now: nothing was written after the truncation returned.
+    crashed = service_at(tmp_path, index_num=100, clean=False)
+    survivors = crashed.query("T", "all", 1000).phy_offsets
+    assert survivors == kept[1:]  # the newest record is dispatched again
+    for offset in range(cut, 16_000, 100):
+        crashed.put("T", b"new%d" % offset, b"fresh", offset, 10**6)
+    assert crashed.query("T", "all", 1000).phy_offsets == survivors
+    assert crashed.query("T", "U149", 64).phy_offsets in ([], [14900][: cut > 14900])
+    assert len(crashed.query("T", "fresh", 1000).phy_offsets) == len(range(cut, 16_000, 100))
+    crashed.close()
+    service._handles.close()
+
+
+def test_r22_a_crash_within_the_truncation_is_made_good_by_doing_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots went back, the header did not: reading is right already, repeating finishes it."""
+    service = service_at(tmp_path)
+    fill(service, 40)
+    service.drain()
+
+    class Crash(Exception):
+        pass
+
+    def crash(path: Path) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr("store.index_file.sync_file", crash)
+        with pytest.raises(Crash):
+            service.truncate_to(2000)
+    resumed = service_at(tmp_path)
+    expected = [n * 100 for n in range(19, -1, -1)]
+    assert resumed.query("T", "all", 64).phy_offsets == expected
+    assert resumed.truncate_to(2000)
+    assert resumed.query("T", "all", 64).phy_offsets == expected
+    assert resumed.end_phy_offset == 1900
+    resumed.close()
+    service._handles.close()
+
+
+@pytest.mark.parametrize("count", [30, 3000])
+def test_after_a_kill_slots_are_built_from_entries(tmp_path: Path, count: int) -> None:
+    """Slots were in memory only (batches); the log need not be read again but for the last."""
+    service = service_at(tmp_path, index_num=20_000)
+    fill(service, count)
+    service.drain()
+    service._handles.close()  # killed: neither slots nor close
+    again = service_at(tmp_path, index_num=20_000, clean=False)
+    assert again.end_phy_offset == (count - 2) * 100
+    fill(again, 1, first=count - 1)
+    found = again.query("T", "all", 5000).phy_offsets
+    assert found == [n * 100 for n in range(count - 1, -1, -1)]
+    assert again.query("T", "U7", 64).phy_offsets == [700]
+    again.close()
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_power_loss_left_a_hole_among_the_entries(
+    tmp_path: Path, batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything behind the hole is cut off and comes again from the log."""
+    service = service_at(tmp_path)
+    fill(service, 500)
+    service.close()
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    at = HEADER.size + 4 * SLOTS + 301 * ENTRY.size
+    data[at : at + 5 * ENTRY.size] = bytes(5 * ENTRY.size)
+    path.write_bytes(data)
+    if batch:
+        monkeypatch.setattr("store.index_file.BATCH_MIN", 1)
+    service = service_at(tmp_path, clean=False)
+    assert service.end_phy_offset < 10_000
+    resume = service.end_phy_offset // 100 + 1
+    fill(service, 500 - resume, first=resume)
+    found = service.query("T", "all", 1000).phy_offsets
+    assert found == [n * 100 for n in range(499, -1, -1)]
+    service.close()
+
+
+def test_a_damaged_file_and_those_behind_it_are_built_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = service_at(tmp_path, index_num=100)
+    fill(service, 150)
+    service.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / names[1]).write_bytes(b"short")
+    again = service_at(tmp_path, index_num=100)
+    assert "5 bytes where 6040 belong" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[:1]
+    assert again.end_phy_offset == 3200
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ((0, 0, 0, 0, 0, 101), "entry count 101"),
+        ((0, 0, 0, 0, 0, -1), "entry count -1"),
+        ((0, 0, 9, 8, 0, 5), "begin offset 9, end offset 8"),
+    ],
+)
+def test_a_garbled_header_is_not_believed(
+    tmp_path: Path,
+    header: tuple[int, ...],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    size = file_size(SLOTS, 100)
+    (tmp_path / "20260101000000000").write_bytes(HEADER.pack(*header).ljust(size, b"\0"))
+    service = service_at(tmp_path, index_num=100)
+    assert reason in caplog.text
+    assert service.end_phy_offset == -1
+    service.close()
+
+
+def test_files_below_the_log_expire_but_the_last_stays(tmp_path: Path) -> None:
+    service = service_at(tmp_path, index_num=100)
+    fill(service, 150)
+    service.drain()
+    assert service.delete_expired(3200) == 0
+    assert service.delete_expired(3300) == 1
+    assert service.delete_expired(10**9) == 3
+    assert len(list(tmp_path.iterdir())) == 1
+    assert service.query("T", "all", 1000).phy_offsets[-1] == 13200
+    service.destroy()
+    assert list(tmp_path.iterdir()) == []
+    assert service.end_phy_offset == -1
+    service.close()
+
+
+def test_names_grow_even_if_the_clock_does_not(tmp_path: Path) -> None:
+    clock = Clock()
+    service = IndexService(tmp_path, slot_num=SLOTS, index_num=100, clock_ms=clock)
+    service.load(clean=True)
+    for round_ in range(5):
+        fill(service, 33, first=33 * round_)
+        service.drain()
+        clock.now_ms -= 3_600_000
+    names = [file.path.name for file in service._files]
+    assert names == sorted(set(names))
+    assert all(len(name) == 17 for name in names)
+    service.close()
+
+
+def test_flush_makes_slots_durable_and_tells_the_time(tmp_path: Path) -> None:
+    service = service_at(tmp_path)
+    assert service.flush() == 0
+    fill(service, 600)
+    assert service.flush() == 599_000
+    assert service.write_back() == []
+    (path,) = tmp_path.iterdir()
+    count = struct.unpack_from(">i", path.read_bytes(), 36)[0]
+    assert count == 1 + 1800
+    twin = tmp_path / "twin"
+    twin.mkdir()
+    shutil.copy(path, twin)
+    copy = service_at(twin)
+    assert len(copy.query("T", "all", 1000).phy_offsets) == 600
+    copy.close()
+    service.close()
+
+
+def test_new_files_are_sparse_and_idle_brokers_load_no_numpy(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from store.index_service import IndexService
+service = IndexService(Path({str(tmp_path)!r}))
+service.load(clean=True)
+for number in range(40):
+    service.put("T", b"U%d" % number, None, number, number)
+    if number % 20 == 19:
+        service.drain()
+assert service.query("T", "U17", 4).phy_offsets == [17]
+service.flush()
+service.close()
+assert "numpy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size == 420_000_040
+    assert path.stat().st_blocks * 512 < 1_000_000
+
+
+def test_r22_random_life_equals_a_plain_list(tmp_path: Path) -> None:
+    """Puts, drains, cuts, kills and restarts in any order: queries equal a scan of a list."""
+    rng = random.Random(7)
+    service = service_at(tmp_path, index_num=300)
+    model: list[tuple[int, str]] = []
+    for _ in range(150):
+        step = rng.random()
+        if step < 0.6:
+            for _ in range(rng.choice([1, 5, 120])):
+                offset = model[-1][0] + rng.randint(1, 50) if model else 0
+                key = f"k{rng.randint(0, 30)}"
+                model.append((offset, key))
+                service.put("T", None, key.encode(), offset, offset)
+        elif step < 0.7:
+            service.drain()
+        elif step < 0.85:
+            cut = rng.randint(0, model[-1][0] + 10) if model else 0
+            service.truncate_to(cut)
+            model = [entry for entry in model if entry[0] < cut]
+        else:
+            clean = rng.random() < 0.5
+            if clean:
+                service.flush()
+                service.close()
+            else:
+                service._handles.close()
+            service = service_at(tmp_path, index_num=300, clean=clean)
+            for offset, key in model:
+                if offset > service.end_phy_offset:
+                    service.put("T", None, key.encode(), offset, offset)
+        key = f"k{rng.randint(0, 30)}"
+        expected = [offset for offset, k in reversed(model) if k == key]
+        assert service.query("T", key, 10_000).phy_offsets == expected
+    service.close()
