@@ -8,9 +8,6 @@ with its quirks mended:
 (d) fencing comes before equality: a deposed master sees 2002 or 2000, also with the same set.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import msgspec
 
 from controller.commands import (
@@ -26,45 +23,38 @@ from controller.commands import (
     ReportEvent,
 )
 from controller.elect_policy import choose_master
-from controller.groups import EPOCH_MAX, BrokerGroup, ReplicaRecord, living_replicas
+from controller.group_changes import (
+    Change,
+    absolved,
+    altered_event,
+    deposed,
+    event_of,
+    is_healthy,
+    refused,
+    without_members,
+)
+from controller.groups import BrokerGroup, ReplicaRecord, living_replicas
 from controller.history import REPORTED_KINDS, EventKind, HistoryEvent
+from controller.registration import apply_broker_id, register
 from protocol.codes import ResponseCode
 
 __all__ = [
-    "REASON_MASTER_RESTARTED",
-    "Change",
     "GroupCommand",
     "change_group",
 ]
-
-REASON_MASTER_RESTARTED = "master_restarted"
 
 GroupCommand = (
     RegisterBroker | ApplyBrokerId | AlterSyncStateSet | ElectMaster | CleanBrokerData | ReportEvent
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a command came to. `group` is the group after it, None if there is none.
-
-    `events` still lack log, index, part, and where 0 the time: the state stamps them.
-    """
-
-    group: BrokerGroup | None
-    code: ResponseCode = ResponseCode.SUCCESS
-    remark: str = ""
-    broker_id: int = NO_BROKER
-    events: tuple[HistoryEvent, ...] = ()
-
-
 def change_group(group: BrokerGroup | None, command: GroupCommand, clock_ms: int) -> Change:
     """Carries out `command` on `group` (None if unknown); `clock_ms` is the state's clock."""
     match command:
         case RegisterBroker():
-            return _register(group, command, clock_ms)
+            return register(group, command, clock_ms)
         case ApplyBrokerId():
-            return _apply_broker_id(group, command, clock_ms)
+            return apply_broker_id(group, command, clock_ms)
         case AlterSyncStateSet():
             return _alter_sync_state_set(group, command)
         case ElectMaster():
@@ -75,262 +65,12 @@ def change_group(group: BrokerGroup | None, command: GroupCommand, clock_ms: int
             return _report_event(group, command)
 
 
-def _refused(group: BrokerGroup | None, code: ResponseCode, remark: str) -> Change:
-    return Change(group=group, code=code, remark=remark)
-
-
-def _event(kind: EventKind, group: BrokerGroup, **fields: Any) -> HistoryEvent:
-    """An event about `group` as it stands after what happened."""
-    return HistoryEvent(
-        log="",
-        raft_index=0,
-        time_ms=fields.pop("time_ms", 0),
-        kind=kind,
-        broker_name=group.broker_name,
-        master_epoch=fields.pop("master_epoch", group.master_epoch),
-        sync_state_set_epoch=group.sync_state_set_epoch,
-        sync_state_set=group.sync_state_set,
-        **fields,
-    )
-
-
-# --- registration -----------------------------------------------------------------------------
-
-
-def _apply_broker_id(group: BrokerGroup | None, command: ApplyBrokerId, clock_ms: int) -> Change:
-    if command.broker_id < 1:
-        return _refused(group, ResponseCode.CONTROLLER_BROKER_ID_INVALID, "ids start at 1")
-    if group is None and command.broker_id != 1:
-        return _refused(
-            group,
-            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-            f"broker set {command.broker_name} is not known, so its first id is 1, "
-            f"not {command.broker_id}",
-        )
-    if group is not None and (foreign := _foreign_cluster(group, command.cluster_name)):
-        return foreign
-    record = group.replica(command.broker_id) if group else None
-    if record is not None:
-        if record.register_check_code != command.register_check_code:
-            return _refused(
-                group,
-                ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-                f"id {command.broker_id} belongs to another broker of {command.broker_name}",
-            )
-        return Change(group=group, broker_id=command.broker_id)
-    record = ReplicaRecord(
-        broker_id=command.broker_id,
-        register_check_code=command.register_check_code,
-        address=command.register_check_code.split(";")[0],
-    )
-    return _admitted(group, record, command, clock_ms)
-
-
-def _foreign_cluster(group: BrokerGroup, cluster_name: str) -> Change | None:
-    if not cluster_name or not group.cluster_name or group.cluster_name == cluster_name:
-        return None
-    return _refused(
-        group,
-        ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-        f"broker set {group.broker_name} belongs to cluster {group.cluster_name}, "
-        f"not to {cluster_name}",
-    )
-
-
-def _admitted(
-    group: BrokerGroup | None,
-    record: ReplicaRecord,
-    command: RegisterBroker | ApplyBrokerId,
-    clock_ms: int,
-) -> Change:
-    """A new id comes in; the next one offered lies above it (quirk a)."""
-    if group is None:
-        group = BrokerGroup(cluster_name=command.cluster_name, broker_name=command.broker_name)
-    group = msgspec.structs.replace(
-        group.with_replica(record),
-        next_broker_id=max(group.next_broker_id, record.broker_id + 1),
-        joined_ms=clock_ms,
-    )
-    return Change(
-        group=group, broker_id=record.broker_id, events=(_registered_event(group, record),)
-    )
-
-
-def _registered_event(group: BrokerGroup, record: ReplicaRecord) -> HistoryEvent:
-    return _event(
-        EventKind.BROKER_REGISTERED,
-        group,
-        broker_id=record.broker_id,
-        incarnation=record.incarnation,
-        address=record.address,
-        max_offset=record.max_offset,
-        confirm_offset=record.confirm_offset,
-        reason="learner" if record.learner else "",
-    )
-
-
-def _register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) -> Change:
-    if command.epoch > EPOCH_MAX:
-        return _refused(
-            group, ResponseCode.CONTROLLER_INVALID_REQUEST, f"epoch {command.epoch} is no epoch"
-        )
-    if group is not None and (foreign := _foreign_cluster(group, command.cluster_name)):
-        return foreign
-    native = bool(command.incarnation)
-    broker_id = command.broker_id
-    if broker_id < 1:
-        if not native or not command.register_check_code:
-            return _refused(
-                group,
-                ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
-                "an id is given only to a broker that tells its incarnation and a check code",
-            )
-        broker_id = _id_for_check_code(group, command.register_check_code)
-    record = group.replica(broker_id) if group else None
-    if record is None and not native:
-        return _refused(
-            group,
-            ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
-            f"broker {command.broker_name}:{broker_id} has not applied for its id",
-        )
-    if record is None:
-        return _admitted(group, _renewed(ReplicaRecord(broker_id), command), command, clock_ms)
-    assert group is not None
-    if command.register_check_code and record.register_check_code != command.register_check_code:
-        return _refused(
-            group,
-            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-            f"id {broker_id} belongs to another broker of {group.broker_name}",
-        )
-    living = living_replicas(group, command.live)
-    if record.incarnation and record.incarnation != command.incarnation and broker_id in living:
-        return _refused(
-            group,
-            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-            f"another process with id {broker_id} of {group.broker_name} lives "
-            f"(incarnation {record.incarnation})",
-        )
-    return _renew(group, record, command, living)
-
-
-def _id_for_check_code(group: BrokerGroup | None, check_code: str) -> int:
-    if group is None:
-        return 1
-    for record in group.replicas:
-        if record.register_check_code == check_code:
-            return record.broker_id
-    return group.next_broker_id
-
-
-def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
-    return msgspec.structs.replace(
-        record,
-        register_check_code=command.register_check_code or record.register_check_code,
-        address=command.address or record.address,
-        ha_address=command.ha_address,
-        incarnation=command.incarnation,
-        log_id=command.log_id,
-        learner=command.learner,
-        epoch=command.epoch,
-        max_offset=command.max_offset,
-        confirm_offset=command.confirm_offset,
-        election_priority=command.election_priority,
-    )
-
-
-def _renew(
-    group: BrokerGroup,
-    record: ReplicaRecord,
-    command: RegisterBroker,
-    living: dict[int, LiveBroker],
-) -> Change:
-    """A known replica registers again: maybe another life, another address, another log."""
-    renewed = _renewed(record, command)
-    broker_id = record.broker_id
-    member = broker_id in group.sync_state_set
-    others = [other for other in group.sync_state_set if other != broker_id]
-    if member and renewed.learner and not others:
-        return _refused(
-            group,
-            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-            f"broker {broker_id} is the only in-sync replica of {group.broker_name}: "
-            "it cannot become a learner",
-        )
-    log_replaced = bool(record.log_id and command.log_id and record.log_id != command.log_id)
-    suspect = member and (record.suspect or log_replaced)
-    healthy_left = any(_is_healthy(group, other) and other in living for other in others)
-    after = group.with_replica(msgspec.structs.replace(renewed, suspect=suspect))
-    if broker_id == group.master_broker_id and renewed.incarnation != group.master_incarnation:
-        after = msgspec.structs.replace(after, needs_election=REASON_MASTER_RESTARTED)
-    events: list[HistoryEvent] = []
-    if member and (renewed.learner or (suspect and healthy_left)):
-        why = "became a learner" if renewed.learner else "its log was replaced"
-        after = _without_members(after, {broker_id})
-        events.append(_altered_event(group, after, broker_id, f"broker {broker_id}: {why}"))
-    if renewed.endpoint != record.endpoint:
-        events.insert(0, _registered_event(after, renewed))
-    return Change(group=after, broker_id=broker_id, events=tuple(events))
-
-
-def _is_healthy(group: BrokerGroup, broker_id: int) -> bool:
-    record = group.replica(broker_id)
-    return record is not None and not record.suspect
-
-
-def _altered_event(
-    before: BrokerGroup, after: BrokerGroup, broker_id: int, reason: str, **fields: Any
-) -> HistoryEvent:
-    return _event(
-        EventKind.SET_ALTERED,
-        after,
-        broker_id=broker_id,
-        set_before=before.sync_state_set,
-        reason=reason,
-        **fields,
-    )
-
-
-def _without_members(group: BrokerGroup, leaving: set[int]) -> BrokerGroup:
-    """The set shrinks by the state's own decision; a master among those leaving is deposed."""
-    kept = tuple(member for member in group.sync_state_set if member not in leaving)
-    assert kept, "the set would be empty"
-    group = msgspec.structs.replace(
-        group, sync_state_set=kept, sync_state_set_epoch=group.sync_state_set_epoch + 1
-    )
-    group = _absolved(group)
-    if group.master_broker_id in leaving:
-        group = _deposed(group)
-    return group
-
-
-def _absolved(group: BrokerGroup) -> BrokerGroup:
-    """Who is out of the set is no suspect: it is added again only by what it acks from now on."""
-    replicas = tuple(
-        msgspec.structs.replace(record, suspect=False)
-        if record.suspect and record.broker_id not in group.sync_state_set
-        else record
-        for record in group.replicas
-    )
-    return msgspec.structs.replace(group, replicas=replicas)
-
-
-def _deposed(group: BrokerGroup) -> BrokerGroup:
-    """No master, in a new epoch; the set stands so that a returning member can win."""
-    return msgspec.structs.replace(
-        group,
-        master_broker_id=NO_BROKER,
-        master_incarnation="",
-        master_epoch=group.master_epoch + 1,
-        needs_election="",
-    )
-
-
 # --- the SyncStateSet -------------------------------------------------------------------------
 
 
 def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet) -> Change:
     if group is None:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
             f"broker set {command.broker_name} is not known",
@@ -344,8 +84,8 @@ def _alter_sync_state_set(group: BrokerGroup | None, command: AlterSyncStateSet)
         sync_state_set_epoch=group.sync_state_set_epoch + 1,
         confirm_floor=max(group.confirm_floor, command.confirm_offset),
     )
-    after = _absolved(after)
-    event = _altered_event(
+    after = absolved(after)
+    event = altered_event(
         group,
         after,
         command.master_broker_id,
@@ -360,26 +100,26 @@ def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> Change | None:
     if NO_BROKER in (command.master_broker_id, group.master_broker_id) or (
         group.master_broker_id != command.master_broker_id
     ):
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_INVALID_MASTER,
             f"the master is {group.master_broker_id or None}, not {command.master_broker_id}",
         )
     if group.master_incarnation != command.master_incarnation:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_INVALID_MASTER,
             f"the master is another process of broker {group.master_broker_id} "
             f"(incarnation {group.master_incarnation or 'not told'})",
         )
     if group.master_epoch != command.master_epoch:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
             f"masterEpoch is {group.master_epoch}, not {command.master_epoch}",
         )
     if group.sync_state_set_epoch != command.sync_state_set_epoch:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
             f"syncStateSetEpoch is {group.sync_state_set_epoch}, "
@@ -391,7 +131,7 @@ def _fenced(group: BrokerGroup, command: AlterSyncStateSet) -> Change | None:
 def _unfit_members(group: BrokerGroup, command: AlterSyncStateSet) -> Change | None:
     new_set = {member.broker_id: member for member in command.new_set}
     if tuple(sorted(new_set)) == group.sync_state_set:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
             f"the SyncStateSet is {list(group.sync_state_set)} already",
@@ -401,7 +141,7 @@ def _unfit_members(group: BrokerGroup, command: AlterSyncStateSet) -> Change | N
         if refusal := _unfit_member(group, member, living):
             return refusal
     if group.master_broker_id not in new_set:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
             f"master {group.master_broker_id} is not in the new SyncStateSet {sorted(new_set)}",
@@ -425,17 +165,17 @@ def _unfit_member(
     elif not _names_the_life(group, record, member):
         unfit = "is another process by now"
     if unfit:
-        return _refused(
+        return refused(
             group, ResponseCode.CONTROLLER_INVALID_REPLICAS, f"broker {broker_id} {unfit}"
         )
     seen = living.get(broker_id)
     if seen is None:
-        return _refused(
+        return refused(
             group, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, f"broker {broker_id} does not live"
         )
     master = living.get(group.master_broker_id)
     if master is not None and 0 <= master.min_offset < seen.min_offset:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_INVALID_REPLICAS,
             f"the log of broker {broker_id} begins at {seen.min_offset}, "
@@ -463,13 +203,13 @@ def _how_set_changed(before: tuple[int, ...], after: tuple[int, ...]) -> str:
 
 def _elect_master(group: BrokerGroup | None, command: ElectMaster, clock_ms: int) -> Change:
     if group is None:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
             f"broker set {command.broker_name} is not known",
         )
     if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
             f"masterEpoch is {group.master_epoch}, not {command.expected_master_epoch}",
@@ -485,14 +225,14 @@ def _elect_master(group: BrokerGroup | None, command: ElectMaster, clock_ms: int
         now_ms=clock_ms,
     )
     if choice.keeps_master:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
             f"master {choice.winner} of masterEpoch {group.master_epoch} lives",
         )
     if choice.winner == NO_BROKER:
         if choice.blocked:
-            return _refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, choice.refusal)
+            return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, choice.refusal)
         return _nobody_elected(group, command, asker, choice.refusal)
     return _elected(group, command, choice.winner)
 
@@ -500,7 +240,7 @@ def _elect_master(group: BrokerGroup | None, command: ElectMaster, clock_ms: int
 def _elected(group: BrokerGroup, command: ElectMaster, winner: int) -> Change:
     living = living_replicas(group, command.live)
     unclean = group.master_epoch > 0 and not (
-        winner in group.sync_state_set and _is_healthy(group, winner)
+        winner in group.sync_state_set and is_healthy(group, winner)
     )
     # R9: the live old members stay, so that the first acks of the new epoch are no single copy.
     # After an unclean election the old set says nothing about the winner's log, and the old
@@ -511,7 +251,7 @@ def _elected(group: BrokerGroup, command: ElectMaster, winner: int) -> Change:
         else {
             member
             for member in group.sync_state_set
-            if member in living and _is_healthy(group, member)
+            if member in living and is_healthy(group, member)
         }
     )
     record = group.replica(winner)
@@ -529,9 +269,9 @@ def _elected(group: BrokerGroup, command: ElectMaster, winner: int) -> Change:
         confirm_floor=-1 if unclean else floor,
         unclean_epoch=master_epoch if unclean else group.unclean_epoch,
     )
-    after = _absolved(after)
+    after = absolved(after)
     seen = living.get(winner)
-    event = _event(
+    event = event_of(
         EventKind.ELECTED,
         after,
         broker_id=winner,
@@ -551,11 +291,11 @@ def _elected(group: BrokerGroup, command: ElectMaster, winner: int) -> Change:
 def _nobody_elected(group: BrokerGroup, command: ElectMaster, asker: int, refusal: str) -> Change:
     """Only the controller's own election deposes a master that is gone, once, and never epoch 0."""
     if asker != NO_BROKER:
-        return _refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, refusal)
+        return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, refusal)
     if group.master_broker_id == NO_BROKER:
-        return _refused(group, ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE, refusal)
-    after = _deposed(group)
-    event = _event(
+        return refused(group, ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE, refusal)
+    after = deposed(group)
+    event = event_of(
         EventKind.ELECTION_FAILED,
         after,
         broker_id=group.master_broker_id,
@@ -587,18 +327,18 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> C
     ids = set(command.broker_ids)
     if not command.clean_living_broker and group is not None:
         if not ids and group.master_broker_id != NO_BROKER:
-            return _refused(
+            return refused(
                 group, code, f"broker set {group.broker_name} has a master; name the dead ids"
             )
         if alive := sorted(ids & {seen.broker_id for seen in command.live}):
-            return _refused(group, code, f"broker {alive[0]} lives")
+            return refused(group, code, f"broker {alive[0]} lives")
     if group is None:
-        return _refused(group, code, f"broker set {command.broker_name} is not known")
+        return refused(group, code, f"broker set {command.broker_name} is not known")
     kept = tuple(record for record in group.replicas if record.broker_id not in ids)
     if not ids or not kept:
         return Change(group=None, events=(_cleaned_event(group, group, "the whole group"),))
     if group.sync_state_set and not set(group.sync_state_set) - ids:
-        return _refused(
+        return refused(
             group,
             code,
             "no in-sync replica would be left; elect another by name first, or clean the group",
@@ -607,14 +347,14 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> C
         return Change(group=group)
     after = msgspec.structs.replace(group, replicas=kept)
     if ids & set(group.sync_state_set):
-        after = _without_members(after, ids)
+        after = without_members(after, ids)
     removed = [record.broker_id for record in group.replicas if record.broker_id in ids]
     text = "broker " + ", ".join(str(broker_id) for broker_id in removed)
     return Change(group=after, events=(_cleaned_event(group, after, text),))
 
 
 def _cleaned_event(before: BrokerGroup, after: BrokerGroup, reason: str) -> HistoryEvent:
-    return _event(
+    return event_of(
         EventKind.BROKER_CLEANED,
         after,
         master_before=before.master_broker_id,
@@ -625,18 +365,18 @@ def _cleaned_event(before: BrokerGroup, after: BrokerGroup, reason: str) -> Hist
 
 def _report_event(group: BrokerGroup | None, command: ReportEvent) -> Change:
     if group is None or group.replica(command.broker_id) is None:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
             f"broker {command.broker_name}:{command.broker_id} is not known",
         )
     if command.kind not in REPORTED_KINDS:
-        return _refused(
+        return refused(
             group,
             ResponseCode.CONTROLLER_INVALID_REQUEST,
             f"a broker reports {', '.join(sorted(REPORTED_KINDS))}, not {command.kind!r}",
         )
-    event = _event(
+    event = event_of(
         EventKind(command.kind),
         group,
         broker_id=command.broker_id,

@@ -42,18 +42,25 @@ class HistoryFile:
             raise
 
     def append(self, events: Iterable[HistoryEvent]) -> int:
-        """Writes those events that the file lacks, in one piece. Returns how many these were.
+        """Writes those events that the file lacks. Returns how many these were.
 
-        Events of one log must come in its order. Raises OSError.
+        Events of one log must come in its order. Raises OSError; what could not be written is then
+        taken off again, so that the next line begins on a line of its own.
         """
-        lines: list[str] = []
         fresh = [event for event in events if self._take(event)]
-        for event in fresh:
-            lines.append(event.to_json() + "\n")
-            self.recent.append(event)
-        if lines:
-            os.write(self._descriptor, "".join(lines).encode())
-        return len(lines)
+        if not fresh:
+            return 0
+        raw = "".join(event.to_json() + "\n" for event in fresh).encode()
+        size_bytes = os.fstat(self._descriptor).st_size
+        try:
+            written_bytes = os.write(self._descriptor, raw)
+            while written_bytes < len(raw):
+                written_bytes += os.write(self._descriptor, raw[written_bytes:])
+        except OSError:
+            os.ftruncate(self._descriptor, size_bytes)
+            raise
+        self.recent.extend(fresh)
+        return len(fresh)
 
     def close(self) -> None:
         """Makes the file durable and closes it. Harmless when repeated."""

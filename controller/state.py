@@ -25,7 +25,8 @@ from controller.commands import (
     LiveBroker,
     RegisterBroker,
 )
-from controller.group_rules import Change, GroupCommand, change_group
+from controller.group_changes import Change
+from controller.group_rules import GroupCommand, change_group
 from controller.groups import BrokerGroup, fill_alive, living_replicas
 from controller.history import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
 from controller.results import (

@@ -1,0 +1,202 @@
+"""How replicas come in, and come back: 1013, 1003, and the native RegisterBroker.
+
+A replica is (id, check code); a life of it is an incarnation; what it holds is a log id. Another
+incarnation of the recorded master opens an election (R3), another log of a member makes it a
+suspect (R17), and a second life is refused while the first one lives (R18).
+
+Origin: ReplicasInfoManager#applyBrokerId and #registerBroker.
+"""
+
+import msgspec
+
+from controller.commands import ApplyBrokerId, LiveBroker, RegisterBroker
+from controller.group_changes import (
+    Change,
+    altered_event,
+    event_of,
+    is_healthy,
+    refused,
+    without_members,
+)
+from controller.groups import EPOCH_MAX, BrokerGroup, ReplicaRecord, living_replicas
+from controller.history import EventKind, HistoryEvent
+from protocol.codes import ResponseCode
+
+__all__ = ["REASON_MASTER_RESTARTED", "apply_broker_id", "register"]
+
+REASON_MASTER_RESTARTED = "master_restarted"
+
+
+def apply_broker_id(group: BrokerGroup | None, command: ApplyBrokerId, clock_ms: int) -> Change:
+    if command.broker_id < 1:
+        return refused(group, ResponseCode.CONTROLLER_BROKER_ID_INVALID, "ids start at 1")
+    if group is None and command.broker_id != 1:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"broker set {command.broker_name} is not known, so its first id is 1, "
+            f"not {command.broker_id}",
+        )
+    if group is not None and (foreign := _foreign_cluster(group, command.cluster_name)):
+        return foreign
+    record = group.replica(command.broker_id) if group else None
+    if record is not None:
+        if record.register_check_code != command.register_check_code:
+            return refused(
+                group,
+                ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+                f"id {command.broker_id} belongs to another broker of {command.broker_name}",
+            )
+        return Change(group=group, broker_id=command.broker_id)
+    record = ReplicaRecord(
+        broker_id=command.broker_id,
+        register_check_code=command.register_check_code,
+        address=command.register_check_code.split(";")[0],
+    )
+    return _admitted(group, record, command, clock_ms)
+
+
+def _foreign_cluster(group: BrokerGroup, cluster_name: str) -> Change | None:
+    if not cluster_name or not group.cluster_name or group.cluster_name == cluster_name:
+        return None
+    return refused(
+        group,
+        ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+        f"broker set {group.broker_name} belongs to cluster {group.cluster_name}, "
+        f"not to {cluster_name}",
+    )
+
+
+def _admitted(
+    group: BrokerGroup | None,
+    record: ReplicaRecord,
+    command: RegisterBroker | ApplyBrokerId,
+    clock_ms: int,
+) -> Change:
+    """A new id comes in; the next one offered lies above it (quirk a)."""
+    if group is None:
+        group = BrokerGroup(cluster_name=command.cluster_name, broker_name=command.broker_name)
+    group = msgspec.structs.replace(
+        group.with_replica(record),
+        next_broker_id=max(group.next_broker_id, record.broker_id + 1),
+        joined_ms=clock_ms,
+    )
+    return Change(
+        group=group, broker_id=record.broker_id, events=(_registered_event(group, record),)
+    )
+
+
+def _registered_event(group: BrokerGroup, record: ReplicaRecord) -> HistoryEvent:
+    return event_of(
+        EventKind.BROKER_REGISTERED,
+        group,
+        broker_id=record.broker_id,
+        incarnation=record.incarnation,
+        address=record.address,
+        max_offset=record.max_offset,
+        confirm_offset=record.confirm_offset,
+        reason="learner" if record.learner else "",
+    )
+
+
+def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) -> Change:
+    if command.epoch > EPOCH_MAX:
+        return refused(
+            group, ResponseCode.CONTROLLER_INVALID_REQUEST, f"epoch {command.epoch} is no epoch"
+        )
+    if group is not None and (foreign := _foreign_cluster(group, command.cluster_name)):
+        return foreign
+    native = bool(command.incarnation)
+    broker_id = command.broker_id
+    if broker_id < 1:
+        if not native or not command.register_check_code:
+            return refused(
+                group,
+                ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+                "an id is given only to a broker that tells its incarnation and a check code",
+            )
+        broker_id = _id_for_check_code(group, command.register_check_code)
+    record = group.replica(broker_id) if group else None
+    if record is None and not native:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+            f"broker {command.broker_name}:{broker_id} has not applied for its id",
+        )
+    if record is None:
+        return _admitted(group, _renewed(ReplicaRecord(broker_id), command), command, clock_ms)
+    assert group is not None
+    if command.register_check_code and record.register_check_code != command.register_check_code:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"id {broker_id} belongs to another broker of {group.broker_name}",
+        )
+    living = living_replicas(group, command.live)
+    if record.incarnation and record.incarnation != command.incarnation and broker_id in living:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"another process with id {broker_id} of {group.broker_name} lives "
+            f"(incarnation {record.incarnation})",
+        )
+    return _renew(group, record, command, living)
+
+
+def _id_for_check_code(group: BrokerGroup | None, check_code: str) -> int:
+    if group is None:
+        return 1
+    for record in group.replicas:
+        if record.register_check_code == check_code:
+            return record.broker_id
+    return group.next_broker_id
+
+
+def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
+    return msgspec.structs.replace(
+        record,
+        register_check_code=command.register_check_code or record.register_check_code,
+        address=command.address or record.address,
+        ha_address=command.ha_address,
+        incarnation=command.incarnation,
+        log_id=command.log_id,
+        learner=command.learner,
+        epoch=command.epoch,
+        max_offset=command.max_offset,
+        confirm_offset=command.confirm_offset,
+        election_priority=command.election_priority,
+    )
+
+
+def _renew(
+    group: BrokerGroup,
+    record: ReplicaRecord,
+    command: RegisterBroker,
+    living: dict[int, LiveBroker],
+) -> Change:
+    """A known replica registers again: maybe another life, another address, another log."""
+    renewed = _renewed(record, command)
+    broker_id = record.broker_id
+    member = broker_id in group.sync_state_set
+    others = [other for other in group.sync_state_set if other != broker_id]
+    if member and renewed.learner and not others:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"broker {broker_id} is the only in-sync replica of {group.broker_name}: "
+            "it cannot become a learner",
+        )
+    log_replaced = bool(record.log_id and command.log_id and record.log_id != command.log_id)
+    suspect = member and (record.suspect or log_replaced)
+    healthy_left = any(is_healthy(group, other) and other in living for other in others)
+    after = group.with_replica(msgspec.structs.replace(renewed, suspect=suspect))
+    if broker_id == group.master_broker_id and renewed.incarnation != group.master_incarnation:
+        after = msgspec.structs.replace(after, needs_election=REASON_MASTER_RESTARTED)
+    events: list[HistoryEvent] = []
+    if member and (renewed.learner or (suspect and healthy_left)):
+        why = "became a learner" if renewed.learner else "its log was replaced"
+        after = without_members(after, {broker_id})
+        events.append(altered_event(group, after, broker_id, f"broker {broker_id}: {why}"))
+    if renewed.endpoint != record.endpoint:
+        events.insert(0, _registered_event(after, renewed))
+    return Change(group=after, broker_id=broker_id, events=tuple(events))
