@@ -46,4 +46,4 @@ class RemotingServer(Endpoint):
             await listener.wait_closed()
 
 
-__all__ = ["RemotingServer"]
+__all__ = ["Processors", "RemotingServer"]

@@ -1,0 +1,261 @@
+"""Reads the JSON that Java's fastjson writes, which is not always JSON.
+
+Beyond the standard: keys that are numbers (`{0:"a"}`), objects (`{{"topic":"T"}:1}`) or bare words,
+single quotes, and `{"$ref":"$.a.b"}` where an object instance is written a second time. Number,
+boolean and null keys become their text, as in standard JSON; an object key becomes an `ObjectKey`.
+
+Standard JSON without references, by far the most, takes the fast path.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?[LlFfDdSsBb]?")
+_WORD: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.-]*")
+_SPACE: Final = re.compile(r"[ \t\r\n\f\b\ufeff]*")
+_PLAIN: Final = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
+_ESCAPES: Final = {
+    "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0",
+    '"': '"', "'": "'", "\\": "\\", "/": "/",
+}  # fmt: skip
+_WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
+_DEPTH_MAX: Final = 200
+
+_decode: Final = msgspec.json.Decoder().decode
+
+# The members of an object that stands as a key, sorted by name.
+ObjectKey = tuple[tuple[str, Any], ...]
+
+
+class FastjsonError(ValueError):
+    """The text is neither JSON nor fastjson's dialect; `position` counts characters from 0."""
+
+    def __init__(self, what: str, position: int) -> None:
+        super().__init__(what, position)
+        self.what = what
+        self.position = position
+
+    def __str__(self) -> str:
+        return f"{self.what} at character {self.position}"
+
+
+def loads(data: bytes | str) -> Any:
+    """The value of a text. Raises FastjsonError."""
+    has_reference = ('"$ref"' in data) if isinstance(data, str) else (b'"$ref"' in data)
+    if not has_reference:
+        try:
+            return _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+    text = data if isinstance(data, str) else bytes(data).decode("utf-8", "replace")
+    reader = _Reader(text)
+    value = reader.read_all()
+    return _resolve(value, value, ()) if has_reference else value
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def read_all(self) -> Any:
+        value = self._value()
+        self._skip_space()
+        if self._at != len(self._text):
+            raise FastjsonError("something follows the value", self._at)
+        return value
+
+    def _skip_space(self) -> str:
+        match = _SPACE.match(self._text, self._at)
+        if match is not None:
+            self._at = match.end()
+        return self._text[self._at : self._at + 1]
+
+    def _value(self) -> Any:
+        char = self._skip_space()
+        if char == "{" or char == "[":
+            self._depth += 1
+            if self._depth > _DEPTH_MAX:
+                raise FastjsonError(f"nested deeper than {_DEPTH_MAX}", self._at)
+            value = self._object() if char == "{" else self._array()
+            self._depth -= 1
+            return value
+        if char == '"' or char == "'":
+            return self._string(char)
+        number = _NUMBER.match(self._text, self._at)
+        if number is not None:
+            self._at = number.end()
+            return _number(number)
+        return self._word()
+
+    def _word(self) -> Any:
+        word = _WORD.match(self._text, self._at)
+        if word is None or word.group() not in _WORDS:
+            raise FastjsonError("a value was expected", self._at)
+        self._at = word.end()
+        return _WORDS[word.group()]
+
+    def _object(self) -> dict[Any, Any]:
+        self._at += 1
+        members: dict[Any, Any] = {}
+        while True:
+            char = self._skip_space()
+            if char == ",":
+                self._at += 1
+                continue
+            if char == "}":
+                self._at += 1
+                return members
+            key = self._key(char)
+            if self._skip_space() != ":":
+                raise FastjsonError("a colon was expected", self._at)
+            self._at += 1
+            members[key] = self._value()
+            if self._skip_space() not in (",", "}"):
+                raise FastjsonError("a comma or the end of an object was expected", self._at)
+
+    def _key(self, char: str) -> Any:
+        if char == "{":
+            return object_key(self._value())
+        if char == '"' or char == "'":
+            return self._string(char)
+        number = _NUMBER.match(self._text, self._at)
+        word = _WORD.match(self._text, self._at) if number is None else number
+        if word is None:
+            raise FastjsonError("a key was expected", self._at)
+        self._at = word.end()
+        return word.group()
+
+    def _array(self) -> list[Any]:
+        self._at += 1
+        items: list[Any] = []
+        while True:
+            char = self._skip_space()
+            if char == ",":
+                self._at += 1
+                continue
+            if char == "]":
+                self._at += 1
+                return items
+            items.append(self._value())
+            if self._skip_space() not in (",", "]"):
+                raise FastjsonError("a comma or the end of an array was expected", self._at)
+
+    def _string(self, quote: str) -> str:
+        start = self._at
+        self._at += 1
+        pieces: list[str] = []
+        while True:
+            plain = _PLAIN[quote].match(self._text, self._at)
+            assert plain is not None
+            pieces.append(plain.group())
+            self._at = plain.end() + 1
+            end = self._text[plain.end() : self._at]
+            if end == quote:
+                return "".join(pieces)
+            if not end:
+                raise FastjsonError("a string does not end", start)
+            pieces.append(self._escape())
+
+    def _escape(self) -> str:
+        char = self._text[self._at : self._at + 1]
+        self._at += 1
+        if char in _ESCAPES and char:
+            return _ESCAPES[char]
+        if char == "u" or char == "x":
+            digits = 4 if char == "u" else 2
+            code = self._hex(digits)
+            if 0xD800 <= code < 0xDC00 and self._text[self._at : self._at + 2] == "\\u":
+                self._at += 2
+                low = self._hex(4)
+                return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00 & 0x3FF))
+            return chr(code)
+        raise FastjsonError("an unknown escape", self._at - 1)
+
+    def _hex(self, digits: int) -> int:
+        text = self._text[self._at : self._at + digits]
+        try:
+            if len(text) != digits:
+                raise ValueError
+            code = int(text, 16)
+        except ValueError:
+            raise FastjsonError("hexadecimal digits were expected", self._at) from None
+        self._at += digits
+        return code
+
+
+def _number(match: re.Match[str]) -> int | float:
+    text = match.group().rstrip("LlFfDdSsBb")
+    return float(text) if match.group(1) or match.group(2) else int(text)
+
+
+def object_key(value: Any) -> Any:
+    """A hashable form of an object that stands as a key."""
+    if isinstance(value, dict):
+        return tuple(sorted((str(name), object_key(member)) for name, member in value.items()))
+    if isinstance(value, list):
+        return tuple(object_key(item) for item in value)
+    return value
+
+
+# ---- references ----
+
+
+def _resolve(value: Any, root: Any, path: tuple[Any, ...]) -> Any:
+    """Replaces references in place. `path` holds the containers from the root to `value`."""
+    if isinstance(value, dict):
+        reference = value.get("$ref")
+        if len(value) == 1 and isinstance(reference, str):
+            return _find(reference, root, path)
+        inner = (*path, value)
+        for name, member in value.items():
+            value[name] = _resolve(member, root, inner)
+    elif isinstance(value, list):
+        inner = (*path, value)
+        for index, item in enumerate(value):
+            value[index] = _resolve(item, root, inner)
+    return value
+
+
+def _find(reference: str, root: Any, path: tuple[Any, ...]) -> Any:
+    if reference == "@":
+        return path[-1]
+    if reference == "..":
+        return path[-2] if len(path) > 1 else root
+    if not reference.startswith("$"):
+        raise FastjsonError(f"reference {reference!r} is not understood", 0)
+    found = root
+    for step in _steps(reference[1:]):
+        try:
+            found = found[int(step)] if isinstance(found, list) else found[step]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise FastjsonError(f"reference {reference!r} leads nowhere", 0) from None
+    return found
+
+
+def _steps(path: str) -> list[str]:
+    """`.a.b[0]`, with a backslash before characters of a name that would mean something."""
+    steps: list[str] = []
+    current = ""
+    at = 0
+    while at < len(path):
+        char = path[at]
+        at += 1
+        if char == "\\" and at < len(path):
+            current += path[at]
+            at += 1
+        elif char in ".[]":
+            if current:
+                steps.append(current)
+            current = ""
+        else:
+            current += char
+    if current:
+        steps.append(current.strip("'\""))
+    return steps
+
+
+__all__ = ["FastjsonError", "ObjectKey", "loads", "object_key"]

@@ -1,0 +1,146 @@
+"""What a broker registers with a name server (request 103), plain or compressed.
+
+The compressed form is one zlib stream of: i32 + DataVersion JSON; i32 topics; per topic i32 + text
+`name readNums writeNums perm filterType attributesJson`; i32 + filter server JSON array; and from
+version 413 on i32 mappings, each i32 + JSON. It has no topicSysFlag and no order flag. A Java
+broker says `compressed=false` even when it compressed, so the body itself is looked at.
+
+Origin: Java `RegisterBrokerBody`.
+"""
+
+import json
+import struct
+import zlib
+from typing import Any, Final
+
+import msgspec
+
+from protocol.body import Body
+from protocol.codes import MQ_VERSION, MQ_VERSION_TOPIC_MAPPING
+from protocol.errors import RemoteProtocolError
+from protocol.fastjson import FastjsonError, loads
+from protocol.route_bodies import DataVersion
+from protocol.topic_bodies import TopicConfig, TopicConfigAndMappingSerializeWrapper
+
+_I32: Final = struct.Struct(">i")
+_ZLIB_FIRST_BYTE: Final = 0x78
+# No cluster's registration comes near; a stream that inflates to more is an attack or an error.
+INFLATED_SIZE_MAX: Final = 256 << 20
+
+
+class RegisterBrokerBody(Body):
+    filter_server_list: list[str] = msgspec.field(default_factory=list)
+    topic_config_serialize_wrapper: TopicConfigAndMappingSerializeWrapper = msgspec.field(
+        default_factory=TopicConfigAndMappingSerializeWrapper
+    )
+
+    @classmethod
+    def decode_wire(cls, data: bytes, version: int = MQ_VERSION) -> "RegisterBrokerBody":
+        """Reads either form; `version` is the sender's. Raises RemoteProtocolError."""
+        if not data:
+            return cls()
+        if data[0] != _ZLIB_FIRST_BYTE:
+            return cls.decode(data)
+        return _decode_compressed(data, version)
+
+    def encode_compressed(self, version: int = MQ_VERSION) -> bytes:
+        """The compressed form; `version` is the one that the header carries."""
+        wrapper = self.topic_config_serialize_wrapper
+        parts = [_sized(wrapper.data_version.encode())]
+        parts.append(_I32.pack(len(wrapper.topic_config_table)))
+        parts += [_sized(_topic_text(topic)) for topic in wrapper.topic_config_table.values()]
+        parts.append(_sized(msgspec.json.encode(self.filter_server_list)))
+        if version >= MQ_VERSION_TOPIC_MAPPING:
+            mappings = wrapper.topic_queue_mapping_info_map
+            parts.append(_I32.pack(len(mappings)))
+            parts += [_sized(msgspec.json.encode(mapping)) for mapping in mappings.values()]
+        return zlib.compress(b"".join(parts))
+
+
+def crc32_of(body: bytes) -> int:
+    """The header field `bodyCrc32`: never negative, and 0 means unchecked."""
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def _sized(text: bytes) -> bytes:
+    return _I32.pack(len(text)) + text
+
+
+def _topic_text(topic: TopicConfig) -> bytes:
+    attributes = json.dumps(topic.attributes, separators=(",", ":"), ensure_ascii=False)
+    return (
+        f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm}"
+        f" {topic.topic_filter_type} {attributes}"
+    ).encode()
+
+
+def _decode_compressed(data: bytes, version: int) -> RegisterBrokerBody:
+    inflater = zlib.decompressobj()
+    try:
+        reader = _Reader(inflater.decompress(data, INFLATED_SIZE_MAX))
+        if inflater.unconsumed_tail or not inflater.eof:
+            raise RemoteProtocolError("RegisterBrokerBody: the zlib stream is cut off or too long")
+        data_version = DataVersion.decode(reader.text())
+        topics = [_topic_of(reader.text()) for _ in range(reader.count())]
+        filters = loads(reader.text())
+        mappings: dict[str, Any] = {}
+        if version >= MQ_VERSION_TOPIC_MAPPING and not reader.at_end:
+            for _ in range(reader.count()):
+                mapping = loads(reader.text())
+                mappings[str(mapping.get("topic", ""))] = mapping
+    except (zlib.error, FastjsonError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError(f"RegisterBrokerBody: {error}") from error
+    return RegisterBrokerBody(
+        filter_server_list=[str(name) for name in filters or []],
+        topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
+            data_version=data_version,
+            topic_config_table={topic.topic_name: topic for topic in topics},
+            topic_queue_mapping_info_map=mappings,
+        ),
+    )
+
+
+class _Reader:
+    """Length-prefixed pieces of an inflated body."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._at >= len(self._data)
+
+    def count(self) -> int:
+        if self._at + 4 > len(self._data):
+            raise RemoteProtocolError("RegisterBrokerBody: cut off")
+        (value,) = _I32.unpack_from(self._data, self._at)
+        self._at += 4
+        if not 0 <= value <= len(self._data):
+            raise RemoteProtocolError(f"RegisterBrokerBody: a length of {value}")
+        return int(value)
+
+    def text(self) -> bytes:
+        size = self.count()
+        start, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise RemoteProtocolError("RegisterBrokerBody: cut off")
+        return self._data[start : self._at]
+
+
+def _topic_of(text: bytes) -> TopicConfig:
+    fields = text.decode().split(" ", 5)
+    if len(fields) < 5:
+        raise RemoteProtocolError(f"RegisterBrokerBody: topic {text!r} has too few fields")
+    attributes = loads(fields[5]) if len(fields) > 5 and fields[5] else {}
+    return TopicConfig(
+        topic_name=fields[0],
+        read_queue_nums=int(fields[1]),
+        write_queue_nums=int(fields[2]),
+        perm=int(fields[3]),
+        topic_filter_type=fields[4],
+        attributes={str(key): str(value) for key, value in (attributes or {}).items()},
+    )
+
+
+__all__ = ["RegisterBrokerBody", "crc32_of"]
