@@ -1,0 +1,197 @@
+"""The controllers as one broker sees them: sessions, who leads, whom to ask, when to heartbeat.
+
+Pure. Invariants: the leader is a controller whose session is open and whose last answer claimed
+the lead under the highest controller epoch heard; while no leader is known, every session is
+heartbeaten at the full pace, so that a new leader is found within one heartbeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replicas_manager.config import SessionTimings
+from replicas_manager.events import (
+    AnswerReceived,
+    CloseSession,
+    Effect,
+    Notice,
+    SendHeartbeat,
+)
+
+
+@dataclass(slots=True)
+class _Session:
+    heartbeat_due_ms: int
+    heard_ms: int
+    sequence: int = 0
+    closing: bool = False
+    behind_since_ms: int | None = None
+    dead: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What an answer means: `authoritative` if it came from the leader, `changed` if that
+    controller was not known as leader before."""
+
+    authoritative: bool
+    changed: bool
+
+
+class Controllers:
+    """`addresses`: gRPC addresses of all controllers, at least one."""
+
+    def __init__(self, addresses: tuple[str, ...], timings: SessionTimings) -> None:
+        assert addresses, "a ReplicasManager needs a controller"
+        self.addresses = addresses
+        self.leader: str | None = None
+        self.controller_epoch = 0
+        self._timings = timings
+        self._sessions: dict[str, _Session] = {}
+        self._leader_heard_ms = 0
+        self._hint = ""
+        self._turn = 0
+        self._lost_said = False
+
+    def __contains__(self, controller: str) -> bool:
+        return controller in self._sessions
+
+    def check_invariants(self) -> None:
+        assert self.leader is None or self.leader in self._sessions
+
+    # ------------------------------------------------------------------------------- what happens
+
+    def started(self, now_ms: int) -> None:
+        self._leader_heard_ms = now_ms
+
+    def opened(self, controller: str, now_ms: int) -> None:
+        self._sessions[controller] = _Session(heartbeat_due_ms=now_ms, heard_ms=now_ms)
+
+    def closed(self, controller: str, now_ms: int) -> None:
+        self._sessions.pop(controller, None)
+        if self.leader == controller:
+            self._unlead(now_ms)
+        if not self._sessions:
+            # Wiped controllers count their leaderships from the start again.
+            self.controller_epoch = 0
+
+    def answered(self, event: AnswerReceived, known_key: tuple[int, int], now_ms: int) -> Heard:
+        """An answer of an open session. `known_key` is the key of the view in force."""
+        session = self._sessions[event.controller]
+        session.heard_ms = now_ms
+        if (event.master_epoch, event.sync_state_set_epoch) <= known_key:
+            session.behind_since_ms = None
+        elif session.behind_since_ms is None:
+            session.behind_since_ms = now_ms
+        if event.leader and event.controller_epoch >= self.controller_epoch:
+            changed = self.leader != event.controller
+            self.leader = event.controller
+            self.controller_epoch = event.controller_epoch
+            self._leader_heard_ms = now_ms
+            if changed:
+                self._hint = ""
+                session.heartbeat_due_ms = now_ms
+            return Heard(authoritative=True, changed=changed)
+        if self.leader == event.controller:
+            self._unlead(now_ms)
+        if self.leader is None and not event.leader and event.leader_grpc_address:
+            self._hint = event.leader_grpc_address
+        return Heard(authoritative=False, changed=False)
+
+    def back(self) -> list[Effect]:
+        """After a leader was found: said if its absence was said."""
+        if not self._lost_said:
+            return []
+        self._lost_said = False
+        return [Notice("controllers_back", (("leader", self.leader or ""),))]
+
+    def note_dead(self, controller: str, dead: frozenset[int]) -> None:
+        session = self._sessions.get(controller)
+        if session is not None:
+            session.dead = dead
+
+    def hasten(self, now_ms: int) -> None:
+        """Heartbeat to all at once."""
+        for session in self._sessions.values():
+            session.heartbeat_due_ms = now_ms
+
+    def _unlead(self, now_ms: int) -> None:
+        self.leader = None
+        self.hasten(now_ms)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def target(self) -> str:
+        """The controller to ask: the leader, who somebody says leads, else each in turn."""
+        if self.leader is not None:
+            return self.leader
+        return self._hint or self.addresses[self._turn % len(self.addresses)]
+
+    def pass_over(self, target: str) -> None:
+        """`target` did not answer as leader: do not ask it first again."""
+        if self._hint == target:
+            self._hint = ""
+        elif self.leader != target:
+            self._turn += 1
+
+    def verdict(self) -> frozenset[int] | None:
+        """Who is dead by the leader's word, None if there is no word."""
+        return None if self.leader is None else self._sessions[self.leader].dead
+
+    def ahead(self) -> tuple[str, int] | None:
+        """A controller that knows a newer view than ours, and since when."""
+        for controller, session in self._sessions.items():
+            if session.behind_since_ms is not None:
+                return controller, session.behind_since_ms
+        return None
+
+    # ---------------------------------------------------------------------------------- what is due
+
+    def due(
+        self, now_ms: int, deadlines: list[int], key: tuple[int, int], *, tell_loss: bool
+    ) -> list[Effect]:
+        """Heartbeats, silent sessions, a lost leader. `key` goes out with the heartbeats."""
+        timings = self._timings
+        if self.leader is not None:
+            silent_ms = self._sessions[self.leader].heard_ms + 3 * timings.heartbeat_ms
+            if now_ms >= silent_ms:
+                self._unlead(now_ms)
+            else:
+                deadlines.append(silent_ms)
+        effects: list[Effect] = []
+        for controller, session in self._sessions.items():
+            if not session.closing:
+                effects += self._session_due(controller, session, now_ms, deadlines, key)
+        if tell_loss and self.leader is None and not self._lost_said:
+            lost_ms = self._leader_heard_ms + timings.session_timeout_ms
+            if now_ms >= lost_ms:
+                self._lost_said = True
+                fields = (("silent_ms", now_ms - self._leader_heard_ms),)
+                effects.append(Notice("controllers_lost", fields, warning=True))
+            else:
+                deadlines.append(lost_ms)
+        return effects
+
+    def _session_due(
+        self,
+        controller: str,
+        session: _Session,
+        now_ms: int,
+        deadlines: list[int],
+        key: tuple[int, int],
+    ) -> list[Effect]:
+        timings = self._timings
+        silent_ms = session.heard_ms + 2 * timings.session_timeout_ms
+        if now_ms >= silent_ms:
+            session.closing = True
+            return [CloseSession(controller, f"silent for {now_ms - session.heard_ms} ms")]
+        effects: list[Effect] = []
+        if now_ms >= session.heartbeat_due_ms:
+            session.sequence += 1
+            follower = self.leader is not None and controller != self.leader
+            session.heartbeat_due_ms = now_ms + (
+                timings.follower_heartbeat_ms if follower else timings.heartbeat_ms
+            )
+            effects.append(SendHeartbeat(controller, session.sequence, now_ms, *key))
+        deadlines += (silent_ms, session.heartbeat_due_ms)
+        return effects
