@@ -1,16 +1,16 @@
 """The slave's end of its one HA connection: when to dial, what to cut, write and ack. Pure.
 
 READY -> CONNECTING -> HANDSHAKE -> (PROVING, CUTTING) -> TRANSFER; every failure leads back to
-READY with a short, growing delay. Invariants: an ack never exceeds the log (nor, under haSyncFlush, what
-is flushed); nothing is acked to a peer whose history ends below the epoch this replica has accepted
-(R2); an epoch is in the epoch file before its first byte is in the log.
+READY with a short, growing delay. Invariants: an ack never exceeds the log (nor, under haSyncFlush,
+what is flushed); nothing is acked to a peer whose history ends below the epoch this replica has
+accepted (R2); an epoch is in the epoch file before its first byte is in the log.
 Effects are to be performed in order, each completely, before the next event is fed.
 Origin: Java AutoSwitchHAClient.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from epoch.entry import within_log
@@ -241,11 +241,18 @@ class SlaveCore:
         assert self.phase is Phase.CUTTING
         return self._settle_history(log, now_ms)
 
+    def cut_refused(self, reason: str, now_ms: int) -> list[SlaveEffect]:
+        """The store would not cut there (R23, or no record ends at that offset)."""
+        assert self.phase is Phase.CUTTING
+        return self._diverge(f"{reason}; compare both logs, or move this store aside", now_ms)
+
     def _settle_history(self, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
         peer = self._peer
         assert peer is not None
         self._take(log)
         member = self.broker_id in self.view.sync_state_set
+        # What was confirmed counts, though the store may still be busy showing it to readers.
+        log = replace(log, confirm_offset=self.confirm_offset)
         verdict = judge_log(log, peer, member=member)
         if isinstance(verdict, Refuse):
             return self._diverge(verdict.reason, now_ms)
@@ -280,8 +287,8 @@ class SlaveCore:
         """R27: the old log goes aside and the next handshake finds an empty one."""
         effects = self._hang_up(reason, now_ms)
         self._dial_at_ms = now_ms
-        self.max_offset = 0
-        return [BeginAt(0, reason), *effects]
+        self.max_offset = self.confirm_offset = 0
+        return [BeginAt(0, reason), AdoptEpochs(()), *effects]
 
     def _diverge(self, reason: str, now_ms: int) -> list[SlaveEffect]:
         """Cannot follow. Said once, tried again ever more rarely, for ever."""
@@ -298,10 +305,12 @@ class SlaveCore:
 
     def frame_received(self, header: TransferHeader, now_ms: int) -> list[SlaveEffect]:
         """The head of a transfer frame; its body follows through `body_received`."""
-        if self.phase is not Phase.TRANSFER:
-            return self._hang_up("a transfer frame before the handshake was settled", now_ms)
         body_size, offset, epoch, epoch_start, confirm = header
         self.read_ms = now_ms
+        if self.phase is not Phase.TRANSFER:
+            if body_size:
+                return self._hang_up("log bytes before our first ack", now_ms)
+            return []  # Java heartbeats from its handshake on
         if not body_size:
             self._note_beat(now_ms)
             if offset < 0:
@@ -365,6 +374,7 @@ class SlaveCore:
         """An empty log begins where the master's does, or at the master's last segment."""
         assert self._peer is not None
         self.max_offset = offset
+        self.confirm_offset = 0
         entries = within_log(self._peer.entries, offset)
         self.last_epoch = entries[-1].epoch if entries else -1
         return [BeginAt(offset, "the master's log begins there"), AdoptEpochs(entries)]
@@ -413,7 +423,7 @@ class SlaveCore:
         self._log = log
         self.max_offset = log.max_offset
         self.last_epoch = log.last_epoch
-        self.confirm_offset = log.confirm_offset
+        self.confirm_offset = max(self.confirm_offset, log.confirm_offset)
 
     def _dial(self, now_ms: int) -> list[SlaveEffect]:
         if not self.view.master_ha_address:

@@ -103,6 +103,8 @@ def epochs_after(own: LocalLog, master: MasterHandshake) -> tuple[EpochEntry, ..
     no bytes comes (R25).
     """
     theirs = within_log(master.entries, own.max_offset)
+    if own.max_offset == 0:
+        return theirs
     if not theirs:
         return own.entries
     return (*(e for e in own.entries if e.epoch < theirs[0].epoch), *theirs)

@@ -1,0 +1,234 @@
+"""Sockets and timer of the master side: does what the master core says, decides nothing.
+
+Log bytes go out as `writelines([header, view])` with a view of the store's read-only map, so Python
+copies none of them; a view that the kernel would not take yet is held by the transport, no longer
+than the window of unacked bytes is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+from ha.clock import ByteRate
+from ha.master_core import (
+    CloseConnection,
+    MasterCore,
+    MasterEffect,
+    SendBytes,
+    SendLog,
+    SlaveConnection,
+)
+from ha.ports import HAListener, LogStore
+from ha.protocol import SlaveFrameReader
+from ha.sync_state import ConfirmAdvanced, ProposeSet
+from protocol.errors import RemoteProtocolError
+
+log = logging.getLogger(__name__)
+
+
+class SlaveLink(asyncio.Protocol):
+    """One accepted HA connection. `attach` gives it to the acting master, or ends it."""
+
+    def __init__(self, connection_id: int, attach: Callable[[SlaveLink], MasterShell | None]):
+        self.connection_id = connection_id
+        self.address = "?"
+        self.rate = ByteRate()
+        self.reader = SlaveFrameReader()
+        self.transport: asyncio.Transport | None = None
+        self._attach = attach
+        self._shell: MasterShell | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        peer = transport.get_extra_info("peername")
+        self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self.transport = transport
+        self._shell = self._attach(self)
+        if self._shell is None:
+            # Not the master: a slave must not take us for one (Java accepts here).
+            self.end()
+
+    def data_received(self, data: bytes) -> None:
+        if self._shell is not None:
+            self._shell.received(self, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        shell, self._shell, self.transport = self._shell, None, None
+        if shell is not None:
+            shell.lost(self)
+
+    def end(self, *, flush: bool = False) -> None:
+        """Closes the socket and lets go of all views of the log. The shell hears no more of it."""
+        transport, self.transport, self._shell = self.transport, None, None
+        if transport is not None:
+            if flush:
+                transport.close()
+            else:
+                transport.abort()
+
+
+class MasterShell:
+    """The HA connections of one mastership."""
+
+    def __init__(
+        self,
+        core: MasterCore,
+        store: LogStore,
+        listener: HAListener,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.core = core
+        self._store = store
+        self._listener = listener
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[int, SlaveLink] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_ms = 0
+        self._entries = store.epochs.entries
+        self._closed = False
+
+    def start(self, effects: Iterable[MasterEffect]) -> None:
+        """Performs the mastership's first effects and starts the timer."""
+        self._arm()
+        self.perform(effects)
+
+    def close(self) -> None:
+        """Ends every connection. Nothing is sent or confirmed after it."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.end()
+
+    def attach(self, link: SlaveLink) -> None:
+        self._links[link.connection_id] = link
+        self.core.connection_opened(link.connection_id, link.address, self._now_ms())
+
+    def received(self, link: SlaveLink, data: bytes) -> None:
+        try:
+            handshake, acks = link.reader.feed(data)
+        except RemoteProtocolError as error:
+            log.warning("ha_slave_dropped address=%s reason=%s", link.address, error)
+            self._links.pop(link.connection_id, None)
+            link.end()
+            self.perform(self.core.connection_closed(link.connection_id, self._now_ms()))
+            return
+        now_ms = self._now_ms()
+        if handshake is not None:
+            log.info(
+                "ha_slave_connected address=%s broker_id=%d learner=%s",
+                link.address,
+                handshake.broker_id,
+                handshake.async_learner,
+            )
+            self.perform(self.core.handshake_received(link.connection_id, handshake, now_ms))
+        if acks:
+            self.perform(self.core.acks_received(link.connection_id, acks, now_ms))
+
+    def lost(self, link: SlaveLink) -> None:
+        if self._links.pop(link.connection_id, None) is not None:
+            log.info("ha_slave_lost address=%s", link.address)
+            self.perform(self.core.connection_closed(link.connection_id, self._now_ms()))
+
+    def appended(self, written: int) -> None:
+        self.perform(self.core.appended(written, self._now_ms()))
+
+    def flushed(self, flushed: int) -> None:
+        self.perform(self.core.flushed(flushed, self._now_ms()))
+
+    def epochs_changed(self) -> None:
+        self._entries = self._store.epochs.entries
+        self.perform(self.core.epochs_changed(self._entries, self._now_ms()))
+
+    def perform(self, effects: Iterable[MasterEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, SendLog):
+                self._send_log(effect)
+            elif isinstance(effect, ConfirmAdvanced):
+                self._listener.on_confirm_offset(effect.offset)
+            elif isinstance(effect, SendBytes):
+                link = self._links.get(effect.connection_id)
+                if link is not None and link.transport is not None:
+                    link.transport.write(effect.data)
+            elif isinstance(effect, CloseConnection):
+                self._close_link(effect)
+            elif isinstance(effect, ProposeSet):
+                log.info(
+                    "sync_state_set_proposed add=%s remove=%s reason=%r confirm_offset=%d",
+                    sorted(effect.proposal.add),
+                    sorted(effect.proposal.remove),
+                    effect.proposal.reason,
+                    effect.proposal.confirm_offset,
+                )
+                self._listener.on_proposal(effect.proposal)
+            else:
+                log.info(
+                    "ha_slave_following broker_id=%d offset=%d", effect.broker_id, effect.offset
+                )
+                self._listener.on_slave_following(effect.broker_id)
+        if self.core.wakeup_ms < self._armed_ms:
+            self._arm()
+
+    def _send_log(self, effect: SendLog) -> None:
+        link = self._links.get(effect.connection_id)
+        if link is None or link.transport is None:
+            return
+        if not effect.size:
+            link.transport.write(effect.header)
+            return
+        view = self._store.log_view(effect.offset, effect.size)
+        if len(view) == effect.size:
+            link.transport.writelines([effect.header, view])
+            return
+        log.error(
+            "ha_log_gone address=%s offset=%d wanted=%d got=%d",
+            link.address,
+            effect.offset,
+            effect.size,
+            len(view),
+        )
+        del self._links[effect.connection_id]
+        link.end()
+        self.perform(self.core.connection_closed(effect.connection_id, self._now_ms()))
+
+    def _close_link(self, effect: CloseConnection) -> None:
+        link = self._links.pop(effect.connection_id, None)
+        if link is not None:
+            log.warning("ha_slave_dropped address=%s reason=%s", link.address, effect.reason)
+            link.end(flush=effect.flush)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now_ms = self._now_ms()
+        core = self.core
+        effects = core.log_trimmed(max(0, self._store.min_phy_offset), now_ms)
+        if self._store.epochs.entries is not self._entries:
+            self._entries = self._store.epochs.entries
+            effects += core.epochs_changed(self._entries, now_ms)
+        effects += core.tick(now_ms)
+        self._arm()
+        self.perform(effects)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._closed:
+            return
+        self._armed_ms = self.core.wakeup_ms
+        delay_ms = max(1, self._armed_ms - self._now_ms())
+        self._timer = self._loop.call_later(delay_ms / 1_000, self._tick)
+
+    def slaves(self) -> Iterator[tuple[SlaveConnection, int]]:
+        """Each following connection with its bytes per second."""
+        now_ms = self._now_ms()
+        for connection_id, connection in self.core.connections.items():
+            link = self._links.get(connection_id)
+            if link is not None and connection.broker_id >= 0:
+                yield connection, link.rate.sample(connection.bytes_sent, now_ms)
+
+
+__all__ = ["MasterShell", "SlaveLink"]

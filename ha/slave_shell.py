@@ -1,0 +1,352 @@
+"""Socket, timer and store calls of the slave side: does what the slave core says.
+
+Bytes are received into one buffer and written to the log straight from it: one `append_replicated`
+for a piece of a large frame, one for all small frames of a read. One ack per loop turn, written
+before the turn's dispatch, because the master waits for it and nobody waits for the queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from epoch.entry import EpochEntry
+from ha.clock import ByteRate
+from ha.ports import HAListener, LogStore
+from ha.protocol import MasterFrameReader
+from ha.slave_core import PeerIdentity, SlaveCore
+from ha.slave_effects import (
+    AdoptEpochs,
+    AppendEpoch,
+    AppendLog,
+    BeginAt,
+    Confirm,
+    Dial,
+    Diverged,
+    FlushTo,
+    Following,
+    Hangup,
+    ProveMaster,
+    SendToMaster,
+    SlaveEffect,
+    TruncateTo,
+)
+from ha.truncation import LocalLog
+from ha.wire import MasterHandshake, TransferHeader
+from protocol.errors import BatonError, RemoteProtocolError
+from protocol.role_view import RoleView
+from store.errors import TruncationRefused
+
+log = logging.getLogger(__name__)
+
+_BUFFER_SIZE = 1 << 20
+_JOIN_BELOW = 32 << 10
+"""Pieces smaller than this on average are joined into one write."""
+
+ProvePeer = Callable[[RoleView], Awaitable[PeerIdentity]]
+"""Asks the broker at a view's master_address who it is (request 1007)."""
+
+
+def local_log(store: LogStore) -> LocalLog:
+    """The store as the cores see it. Offsets of a log without a file count as 0."""
+    return LocalLog(
+        max(0, store.min_phy_offset),
+        max(0, store.max_phy_offset),
+        max(0, store.confirm_offset),
+        store.epochs.entries,
+    )
+
+
+class MasterLink(asyncio.BufferedProtocol):
+    """The connection to the master. Everything received is consumed before the next read."""
+
+    def __init__(self, shell: SlaveShell, buffer: memoryview) -> None:
+        self.reader = MasterFrameReader()
+        self.transport: asyncio.Transport | None = None
+        self._shell: SlaveShell | None = shell
+        self._buffer = buffer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        if self._shell is None:
+            transport.abort()
+        else:
+            self._shell.made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._shell is not None:
+            self._shell.received(self, self._buffer[:nbytes])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        shell, self._shell, self.transport = self._shell, None, None
+        if shell is not None:
+            shell.lost(self, str(exc) if exc is not None else "closed by the master")
+
+    def end(self) -> None:
+        transport, self.transport, self._shell = self.transport, None, None
+        if transport is not None:
+            transport.abort()
+
+
+class SlaveShell:
+    """Follows one master after another, until `close`."""
+
+    def __init__(
+        self,
+        core: SlaveCore,
+        store: LogStore,
+        listener: HAListener,
+        now_ms: Callable[[], int],
+        prove_master: ProvePeer | None,
+    ) -> None:
+        self.core = core
+        self.rate = ByteRate()
+        self._store = store
+        self._listener = listener
+        self._now_ms = now_ms
+        self._prove_master = prove_master
+        self._loop = asyncio.get_running_loop()
+        self._buffer = memoryview(bytearray(_BUFFER_SIZE))
+        self._link: MasterLink | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_ms = 0
+        self._parts: list[memoryview] = []
+        self._parts_offset = 0
+        self._turn_scheduled = False
+        self._closed = False
+
+    # -- events
+
+    def start(self) -> None:
+        self._run(self.core.begin(self._now_ms()))
+
+    def follow(self, view: RoleView) -> None:
+        self._run(self.core.follow(view, self._now_ms()))
+
+    def close(self) -> None:
+        """Ends the connection; not a byte is written or acked after it (R1)."""
+        self._closed = True
+        self._run(self.core.stop())
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def made(self, link: MasterLink) -> None:
+        self._link = link
+        self._run(self.core.connected(local_log(self._store), self._now_ms()))
+
+    def lost(self, link: MasterLink, reason: str) -> None:
+        if link is self._link:
+            log.info("ha_master_lost address=%s reason=%s", self._address, reason)
+            self._link = None
+            self._run(self.core.disconnected(self._now_ms()))
+
+    def received(self, link: MasterLink, data: memoryview) -> None:
+        core = self.core
+        now_ms = self._now_ms()
+        try:
+            for item in link.reader.feed(data):
+                if type(item) is memoryview:
+                    effects = core.body_received(item)
+                elif type(item) is TransferHeader:
+                    effects = core.frame_received(item, now_ms)
+                else:
+                    assert isinstance(item, MasterHandshake)
+                    effects = core.handshake_received(item, local_log(self._store), now_ms)
+                if effects:
+                    self._perform(effects)
+                    if link is not self._link:
+                        break
+            self._write_parts()
+        except RemoteProtocolError as error:
+            self._parts.clear()
+            self._hang_up(str(error))
+            core.disconnected(now_ms)
+        except (OSError, BatonError) as error:
+            self._parts.clear()
+            self._store_failed(error)
+        if link is not self._link:
+            self._arm()
+        elif not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._end_turn)
+
+    def flushed(self) -> None:
+        """More of the log is on disk; under haSyncFlush an ack may wait for it."""
+        if self.core.policy.sync_flush:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._turn_scheduled = False
+        self._run(self.core.turn_ended(self._store.flushed_offset, self._now_ms()))
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._armed_ms = 0
+        self._run(self.core.tick(self._now_ms()))
+        self._end_turn()
+
+    # -- effects
+
+    def _run(self, effects: Iterable[SlaveEffect]) -> None:
+        """Performs effects outside a read, with the errors of the store seen to."""
+        try:
+            self._perform(effects)
+            self._write_parts()
+        except (OSError, BatonError) as error:
+            self._parts.clear()
+            self._store_failed(error)
+        self._arm()
+
+    def _perform(self, effects: Iterable[SlaveEffect]) -> None:
+        for effect in effects:
+            if type(effect) is AppendLog:
+                if not self._parts:
+                    self._parts_offset = effect.offset
+                self._parts.append(effect.data)
+                continue
+            if self._parts:
+                self._write_parts()
+            if type(effect) is SendToMaster:
+                if self._link is not None and self._link.transport is not None:
+                    self._link.transport.write(effect.data)
+            elif type(effect) is Confirm:
+                self._store.advance_confirm_offset(effect.offset)
+            else:
+                self._perform_rarely(effect)
+
+    def _perform_rarely(self, effect: SlaveEffect) -> None:
+        match effect:
+            case Dial(address):
+                self._spawn(self._dial(address))
+            case Hangup(reason):
+                self._hang_up(reason)
+            case AppendEpoch(epoch, start):
+                if not self._store.epochs.append(EpochEntry(epoch, start)):
+                    raise RemoteProtocolError(f"epoch {epoch} at {start} does not fit our history")
+                log.info("epoch_entered epoch=%d start_offset=%d", epoch, start)
+            case AdoptEpochs(entries):
+                self._store.epochs.replace_all(entries)
+            case TruncateTo(from_offset, offset):
+                self._truncate(from_offset, offset)
+            case BeginAt(offset, reason):
+                log.warning("log_begins_anew offset=%d reason=%s", offset, reason)
+                self._store.reset_for_empty_start(offset)
+            case FlushTo():
+                self._store.request_flush()
+            case ProveMaster(view):
+                self._spawn(self._prove(view))
+            case Following(offset):
+                log.info("ha_following address=%s offset=%d", self._address, offset)
+            case Diverged(reason):
+                log.error("ha_diverged address=%s reason=%s", self._address, reason)
+                self._listener.on_diverged(reason)
+            case _:
+                raise AssertionError(f"no way to perform {effect}")
+
+    def _write_parts(self) -> None:
+        """One write for what was received in a row; small pieces are joined first."""
+        parts = self._parts
+        if not parts:
+            return
+        self._parts = []
+        offset = self._parts_offset
+        if len(parts) > 1 and sum(map(len, parts)) < _JOIN_BELOW * len(parts):
+            self._store.append_replicated(offset, b"".join(parts))
+            return
+        for part in parts:
+            offset = self._store.append_replicated(offset, part)
+
+    def _truncate(self, from_offset: int, offset: int) -> None:
+        log.warning("log_truncated from_offset=%d to_offset=%d", from_offset, offset)
+        try:
+            self._store.truncate_to(offset, keep_aside=True)
+        except TruncationRefused as error:
+            self._perform(self.core.cut_refused(str(error), self._now_ms()))
+            return
+        self._listener.on_truncated(from_offset, offset)
+        self._perform(self.core.log_changed(local_log(self._store), self._now_ms()))
+
+    def _hang_up(self, reason: str) -> None:
+        log.info("ha_master_left address=%s reason=%s", self._address, reason)
+        link, self._link = self._link, None
+        if link is not None:
+            link.end()
+        for task in self._tasks:
+            task.cancel()
+
+    def _store_failed(self, error: Exception) -> None:
+        """A full disk may become empty again; any other failed write ends the process (G8)."""
+        self._hang_up(f"store: {error}")
+        self.core.disconnected(self._now_ms())
+        if isinstance(error, RemoteProtocolError):
+            return
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._listener.on_diverged(f"cannot follow the master, the disk is full: {error}")
+            return
+        log.error("ha_store_failed", exc_info=error)
+        self._listener.on_fatal(error)
+
+    # -- tasks and timer
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            await work
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _dial(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        link = MasterLink(self, self._buffer)
+        try:
+            await self._loop.create_connection(lambda: link, host.strip("[]"), int(port))
+        except asyncio.CancelledError:
+            link.end()
+            raise
+        except (OSError, ValueError) as error:
+            log.debug("ha_dial_failed address=%s reason=%s", address, error)
+            self._run(self.core.disconnected(self._now_ms()))
+
+    async def _prove(self, view: RoleView) -> None:
+        assert self._prove_master is not None
+        link = self._link
+        try:
+            identity = await self._prove_master(view)
+        except (OSError, BatonError) as error:
+            if link is self._link:
+                self._run(self.core.peer_unproved(str(error), self._now_ms()))
+            return
+        if link is self._link and link is not None:
+            self._run(self.core.peer_proved(identity, local_log(self._store), self._now_ms()))
+            self._end_turn()
+
+    def _arm(self) -> None:
+        wakeup_ms = self.core.wakeup_ms
+        if self._closed or (self._timer is not None and self._armed_ms <= wakeup_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_ms = wakeup_ms
+        delay_ms = max(0, wakeup_ms - self._now_ms())
+        self._timer = self._loop.call_later(delay_ms / 1_000, self._tick)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    @property
+    def _address(self) -> str:
+        return self.core.view.master_ha_address
+
+
+__all__ = ["MasterLink", "ProvePeer", "SlaveShell", "local_log"]
