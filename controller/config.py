@@ -99,7 +99,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     raft_port_offset: int = 2
     bind_address: str = "0.0.0.0"
     raft_bind_address: str = ""
-    """Empty: the host of the own peer entry. Raft has no password yet: keep it off open networks."""
+    """Empty: the host of the own peer entry. Raft has no password yet: trusted networks only."""
 
     # Where things are kept.
     controller_store_path: str = "~/batonmq/controller"
@@ -125,7 +125,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     raft_election_timeout_min_ms: int = 300
     raft_election_timeout_max_ms: int = 600
     raft_heartbeat_ms: int = 50
-    raft_tick_ms: int = 10
+    raft_tick_ms: int = 25
     propose_timeout_ms: int = 3_000
 
     # What RocketMQ has and this controller has no use for; read, kept and shown, without effect.

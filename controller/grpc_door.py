@@ -50,8 +50,8 @@ _SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a taken port must be an error, not a second server on it
     ("grpc.max_receive_message_length", _MESSAGE_SIZE_MAX),
     ("grpc.max_send_message_length", _HISTORY_SIZE_MAX),
-    # Brokers that fell silent are judged by liveness; this frees the sockets of peers that are gone.
-    # keepalive_timeout alone does not notice a stopped peer, ping_timeout does.
+    # Brokers that fell silent are judged by liveness; this frees the sockets of peers that are
+    # gone. keepalive_timeout alone does not notice a stopped peer, ping_timeout does.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),

@@ -35,7 +35,7 @@ from remoting.connection import Connection
 from remoting.processors import Processors
 from remoting.server import RemotingServer
 
-__all__ = ["RemotingDoor", "RemotingHeartbeat", "role_notice"]
+__all__ = ["BrokerHeartbeat", "RemotingDoor", "role_notice"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ HEARTBEAT_TIMEOUT_DEFAULT_MS: Final = 10_000
 ELECTION_PRIORITY_DEFAULT: Final = 2**31 - 1
 
 
-class RemotingHeartbeat(msgspec.Struct, frozen=True):
+class BrokerHeartbeat(msgspec.Struct, frozen=True):
     """What a 904 tells. Offsets and epoch are -1 where it tells nothing."""
 
     cluster_name: str
@@ -74,7 +74,7 @@ class RemotingDoor:
         requests: ControllerRequests,
         config: RuntimeConfig,
         *,
-        heartbeat: Callable[[Connection, RemotingHeartbeat], None],
+        heartbeat: Callable[[Connection, BrokerHeartbeat], None],
         disconnected: Callable[[Connection], None],
     ) -> None:
         self._requests = requests
@@ -281,7 +281,7 @@ class RemotingDoor:
             )
         self._heartbeat(
             connection,
-            RemotingHeartbeat(
+            BrokerHeartbeat(
                 cluster_name=request.ext.get("clusterName", ""),
                 broker_name=request.require("brokerName"),
                 broker_id=broker_id,

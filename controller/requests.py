@@ -5,6 +5,7 @@ A proposal whose end is unknown raises OutcomeUnknownError: the door must not an
 that a broker would take for a refusal (SAFETY R11).
 """
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -48,6 +49,10 @@ class LivenessView(Protocol):
     def live(self, broker_name: str, now_ms: int) -> tuple[LiveBroker, ...]: ...
 
     def confirm_floor(self, broker_name: str) -> int: ...
+
+    def presumed_alive(self, broker_name: str, now_ms: int) -> frozenset[int]: ...
+
+    def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,10 @@ class ControllerRequests:
         """
         if not self._gate.open:
             raise self.not_leader()
+        if isinstance(command, ElectMaster) and command.designate:
+            command = await self._allow_unclean(command)
+        if not self._gate.open:
+            raise self.not_leader()
         stamped = self._with_liveness(command).stamped(
             controller_epoch=self._gate.controller_epoch, now_ms=wall_ms()
         )
@@ -152,10 +161,8 @@ class ControllerRequests:
         return None if view is None else self.with_alive(view)
 
     def with_alive(self, view: RoleView) -> RoleView:
-        alive = {
-            broker.broker_id for broker in self._liveness.live(view.broker_name, monotonic_ms())
-        }
-        return fill_alive(view, alive)
+        """`view` with what this node knows first-hand: unknown is not told as dead."""
+        return fill_alive(view, self._liveness.presumed_alive(view.broker_name, monotonic_ms()))
 
     def history(
         self, state: ControllerState, broker_name: str, after_index: int, limit: int
@@ -173,6 +180,22 @@ class ControllerRequests:
         if leader is None or leader.node_id == self._self_peer.node_id:
             return NotLeaderError(None)
         return NotLeaderError(leader.remoting_address)
+
+    async def _allow_unclean(self, command: ElectMaster) -> ElectMaster:
+        """R7: outside the set only a named replica, and only when the last master's lease is over.
+
+        While that master still answers it stays a clean election, which the state then refuses.
+        """
+        group = self._log.state.group(command.broker_name)
+        if not self.config.enable_elect_unclean_master or group is None:
+            return command
+        if command.broker_id in group.sync_state_set:
+            return command
+        wait_ms = self._liveness.unclean_wait_ms(command.broker_name, monotonic_ms())
+        if wait_ms > 0:
+            await asyncio.sleep(wait_ms / 1000)
+        over = self._liveness.unclean_wait_ms(command.broker_name, monotonic_ms()) == 0
+        return replace(command, unclean=over)
 
     def _with_liveness(self, command: AnyCommand) -> AnyCommand:
         match command:

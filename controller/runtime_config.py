@@ -1,8 +1,8 @@
 """The settings of a running node: read by code 1010, changed by code 1009, kept over a restart.
 
-Only keys that take effect while running may be changed; what was changed is kept in `configStorePath`
-as property text and laid over the file's values at the next start. Keys that name where this node
-lives, or that all nodes must agree on, belong into the file.
+Only keys that take effect while running may be changed; what was changed is kept in
+`configStorePath` as property text and laid over the file's values at the next start. Keys that name
+where this node lives, or that all nodes must agree on, belong into the file.
 """
 
 import os

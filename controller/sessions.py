@@ -92,9 +92,10 @@ class SessionBook:
             self._groups.pop(session.broker_name, None)
 
     def find(self, session_id: int) -> Session | None:
-        return next(
-            (group[session_id] for group in self._groups.values() if session_id in group), None
-        )
+        for group in self._groups.values():
+            if session_id in group:
+                return group[session_id]
+        return None
 
     def of_group(self, broker_name: str) -> Iterable[Session]:
         return list(self._groups.get(broker_name, {}).values())

@@ -1,8 +1,8 @@
 """Snapshots of the controller's state: checked bytes instead of pickles.
 
 Layout: `BATONSS1`, CRC32 of the rest as u32 big-endian, then canonical JSON
-`{"entries": [[base64 command, index, term], ...2], "state": {...}, "v": 1}`. The two entries are the
-last applied one and the one before it, which pysyncobj puts at the head of a shortened log.
+`{"entries": [[base64 command, index, term], ...2], "state": {...}, "v": 1}`. The two entries are
+the last applied one and the one before it, which pysyncobj puts at the head of a shortened log.
 
 `MemorySnapshots` stands where pysyncobj has its `Serializer`. A snapshot that fails its checksum is
 refused before anything is replaced, so the leader sends it anew; the stock class logs the failure
@@ -109,7 +109,8 @@ class MemorySnapshots:
         return SERIALIZER_STATE.SUCCESS, self._index
 
     def serialize(self, data: tuple[object, LogEntry, LogEntry, object], index: int) -> None:
-        """`data` is (None, last applied entry, the one before it, nodes); `index` is the latter's."""
+        """`data` is (None, last applied entry, the one before it, nodes); `index` is that of
+        the one before it."""
         _, last, before_last, _ = data
         self._data = encode_snapshot(self._capture(), (last, before_last))
         self._index = index

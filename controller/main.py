@@ -1,0 +1,29 @@
+"""`python -m controller.main -c FILE`: one controller node by itself.
+
+FILE is YAML with a `controller:` section, or RocketMQ's `controller.conf`. SIGTERM and SIGINT end
+it cleanly; exit codes are those of `settings.server_main`.
+"""
+
+import sys
+
+from controller.config import ControllerConfig
+from controller.service import ControllerService
+from settings.server_main import ServerMain, run_server
+
+
+async def serve(main: ServerMain) -> None:
+    """Runs the node until the process is told to stop."""
+    service = ControllerService(main.sections["controller"])
+    await service.start()
+    try:
+        await main.stopped()
+    finally:
+        await service.close()
+
+
+def main() -> int:
+    return run_server("controller", {"controller": ControllerConfig}, serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""One controller node: log, gate, liveness, doors and history, wired together.
+
+It runs alone (`controller.main`) or inside a name server's loop. What a node decides it decides
+behind its gate; what it has applied it pushes to the sessions it holds, leader or not (R20): a
+broker hears of an election from whichever controller applies it first.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from controller.config import ControllerConfig
+from controller.gate import LeaderGate
+from controller.grpc_door import GrpcDoor
+from controller.history_file import HistoryFile
+from controller.liveness import LivenessConfig, LivenessCore
+from controller.log import ReplicatedLog
+from controller.machine import Commit, Machine
+from controller.raft.node import RaftLog
+from controller.remoting_door import RemotingDoor, role_notice
+from controller.requests import ControllerRequests, wall_ms
+from controller.results import HistoryAppended, ReplicasChanged, RoleChanged, SetChanged
+from controller.runtime_config import RuntimeConfig
+from controller.sessions import SessionBook
+from controller.state import ControllerState
+from controller.watch import BrokerWatch
+from protocol.errors import ConnectError
+from protocol.role_view import RoleView
+from remoting.client import RemotingClient
+
+__all__ = ["ControllerService"]
+
+log = logging.getLogger(__name__)
+
+GATE_TIMEOUT_MS: Final = 1_000
+NOTICE_TIMEOUT_MS: Final = 3_000
+CLOSE_STEP_TIMEOUT_S: Final = 0.4
+
+
+class ControllerService:
+    """`await start()` before anything else; `await close()` ends it within a second.
+
+    `replicated_log` takes another log than Raft's, for tests.
+    """
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        *,
+        replicated_log: ReplicatedLog | None = None,
+    ) -> None:
+        self._runtime = RuntimeConfig(config)
+        self._log = replicated_log or RaftLog(
+            config.self_peer,
+            config.peers,
+            Machine(),
+            config.raft_timings,
+            bind_host=config.raft_bind_address,
+        )
+        self.gate = LeaderGate(
+            self._log,
+            config.controller_self_id,
+            wall_ms=wall_ms,
+            timeout_ms=GATE_TIMEOUT_MS,
+            on_change=self._gate_changed,
+        )
+        core_config = LivenessConfig(
+            session_timeout_ms=config.broker_session_timeout_ms,
+            master_lease_ms=config.master_lease_ms,
+            outcome_timeout_ms=config.propose_timeout_ms,
+        )
+        self._core = LivenessCore(core_config)
+        self.requests = ControllerRequests(config, self._log, self.gate, self._core)
+        self.sessions = SessionBook()
+        self._watch = BrokerWatch(
+            self._core,
+            self.requests,
+            self.sessions,
+            tick_ms=core_config.tick_ms,
+            push=self._push,
+        )
+        self._grpc_door = GrpcDoor(self.requests, self.sessions, self._watch)
+        self._remoting_door = RemotingDoor(
+            self.requests,
+            self._runtime,
+            heartbeat=self._watch.remoting_heartbeat,
+            disconnected=self._watch.remoting_disconnected,
+        )
+        self._notices = _RoleNotices()
+        self._history: HistoryFile | None = None
+        self._closing = False
+        self._runtime.on_change = self._config_changed
+        self._log.on_applied(self._applied)
+
+    @property
+    def config(self) -> ControllerConfig:
+        return self._runtime.current
+
+    @property
+    def state(self) -> ControllerState:
+        """What is applied on this node."""
+        return self._log.state
+
+    async def start(self) -> None:
+        """Opens the store, the Raft port and the doors.
+
+        Raises OSError naming the port that is taken or the path that cannot be written, ValueError
+        for kept settings that cannot be used. Nothing stays open then.
+        """
+        config = self.config
+        try:
+            self._open_store(Path(config.store_path))
+            peer = config.self_peer
+            await _listen(
+                "remoting", peer.port, self._remoting_door.listen(config.bind_address, peer.port)
+            )
+            await self._grpc_door.listen(f"{config.bind_address}:{peer.grpc_port}")
+            self._watch.start()
+            await self._log.start()
+        except BaseException:
+            await self.close()
+            raise
+        log.info(
+            "controller_started node=%s remoting=%d grpc=%d raft=%d pid=%d",
+            peer.node_id,
+            peer.port,
+            peer.grpc_port,
+            peer.raft_port,
+            os.getpid(),
+        )
+
+    async def close(self) -> None:
+        """Ends everything; decides nothing on the way, though its sessions all end now."""
+        self._closing = True
+        self.gate.close()
+        await self._watch.close()
+        for step in (self._grpc_door.close, self._remoting_door.close, self._notices.close):
+            await _within(CLOSE_STEP_TIMEOUT_S, step)
+        await self._log.close()
+        history, self._history = self._history, None
+        if history is not None:
+            history.close()
+
+    def _open_store(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._runtime.load()
+        self._history = HistoryFile(folder / f"history-{self.config.controller_self_id}.jsonl")
+
+    # From the log and the gate.
+
+    def _gate_changed(self, is_open: bool) -> None:
+        self._watch.gate_changed(is_open)
+
+    def _applied(self, commit: Commit) -> None:
+        if self._closing:
+            return
+        self._write_history(commit)
+        self._watch.state_applied(commit.state)
+        if commit.command is None:  # a snapshot: whatever was in between is in it
+            for broker_name in commit.state.broker_names():
+                self._push(broker_name)
+            return
+        for effect in commit.effects:
+            match effect:
+                case RoleChanged(view):
+                    self._push(view.broker_name)
+                    if self.gate.open and self.config.notify_broker_role_changed:
+                        self._notices.send(view)
+                case SetChanged(view) | ReplicasChanged(view):
+                    self._push(view.broker_name)
+
+    def _push(self, broker_name: str) -> None:
+        view = self.requests.view(broker_name)
+        if view is not None:
+            self.sessions.push_view(view)
+
+    def _write_history(self, commit: Commit) -> None:
+        if self._history is None:
+            return
+        if commit.command is None:
+            events = list(commit.state.history)
+        else:
+            events = [
+                effect.event for effect in commit.effects if isinstance(effect, HistoryAppended)
+            ]
+        try:
+            self._history.append(events)
+        except OSError as error:
+            # The history explains, it decides nothing: a full disk must not stop elections.
+            log.error("history_not_written error=%s", error)
+
+    def _config_changed(self, config: ControllerConfig) -> None:
+        self.requests.config = config
+        log.info("config_changed node=%s", config.controller_self_id)
+
+
+class _RoleNotices:
+    """1008 to brokers that speak only remoting. Lost ones are made good by their polling."""
+
+    def __init__(self) -> None:
+        self._client = RemotingClient(name="controller-notices")
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def send(self, view: RoleView) -> None:
+        """Tells each such replica that lives; a newer notice takes the place of one under way."""
+        if view.master_broker_id is None:
+            return
+        for replica in view.replicas:
+            if replica.alive and not replica.incarnation and replica.address:
+                self._send_to(replica.address, view)
+
+    def _send_to(self, address: str, view: RoleView) -> None:
+        if (older := self._tasks.pop(address, None)) is not None:
+            older.cancel()
+        task = asyncio.get_running_loop().create_task(self._deliver(address, view))
+        self._tasks[address] = task
+        task.add_done_callback(lambda done: self._forget(address, done))
+
+    async def _deliver(self, address: str, view: RoleView) -> None:
+        try:
+            async with asyncio.timeout(NOTICE_TIMEOUT_MS / 1000):
+                await self._client.oneway(address, role_notice(view))
+        except (ConnectError, TimeoutError) as error:
+            log.info("role_notice_lost address=%s error=%s", address, error)
+
+    def _forget(self, address: str, done: asyncio.Task[None]) -> None:
+        if self._tasks.get(address) is done:
+            del self._tasks[address]
+
+    async def close(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._client.close()
+
+
+async def _listen(door: str, port: int, listening: Awaitable[int]) -> None:
+    try:
+        await listening
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(f"cannot bind {door} port {port}: {reason}") from error
+
+
+async def _within(seconds: float, step: Callable[[], Awaitable[None]]) -> None:
+    """Runs a step of the closing; one that hangs is left behind."""
+    try:
+        async with asyncio.timeout(seconds):
+            await step()
+    except TimeoutError:
+        log.warning("close_step_slow step=%s", step)

@@ -1,0 +1,94 @@
+"""The `controller:` section: peers and ports, and the relations of its times (R34)."""
+
+from pathlib import Path
+
+import pytest
+
+from controller.config import ControllerConfig, parse_peers
+from protocol.errors import ConfigError
+from settings import load_settings
+
+PEERS = "n0-127.0.0.1:9878;n1-127.0.0.1:9978;n2-127.0.0.1:10078"
+
+
+def test_defaults_are_valid() -> None:
+    config = ControllerConfig()
+    assert config.broker_session_timeout_ms == 800
+    assert config.self_peer.remoting_address == "127.0.0.1:9878"
+
+
+def test_doors_stand_above_the_remoting_address() -> None:
+    config = ControllerConfig(controller_peers=PEERS, controller_self_id="n1")
+    assert config.self_peer.remoting_address == "127.0.0.1:9978"
+    assert config.self_peer.grpc_address == "127.0.0.1:9979"
+    assert config.self_peer.raft_address == "127.0.0.1:9980"
+    assert [peer.node_id for peer in config.peers] == ["n0", "n1", "n2"]
+
+
+def test_peer_hosts_may_hold_dashes() -> None:
+    (peer,) = parse_peers("n0-my-host.example:9878", 1, 2)
+    assert (peer.node_id, peer.host, peer.port) == ("n0", "my-host.example", 9878)
+
+
+@pytest.mark.parametrize(
+    ("peers", "said"),
+    [
+        ("", "needs at least one"),
+        ("127.0.0.1:9878", "is not of the form"),
+        ("n0-127.0.0.1:9878;n0-127.0.0.1:9978", "stands twice"),
+        ("n0-127.0.0.1:9878;n1-127.0.0.1:9878", "stands twice"),
+        ("n0-127.0.0.1:65535", "leaves no room"),
+        ("n0-127.0.0.1:9878;n1-127.0.0.1:9879", "leave room"),
+    ],
+)
+def test_bad_peers_are_said(peers: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ControllerConfig(controller_peers=peers)
+
+
+def test_own_id_must_be_among_the_peers() -> None:
+    with pytest.raises(ValueError, match=r"controllerDLegerSelfId.*n7.*n0, n1, n2"):
+        ControllerConfig(controller_peers=PEERS, controller_self_id="n7")
+
+
+def test_r34_two_heartbeats_and_a_pause_fit_into_the_lease() -> None:
+    ControllerConfig(broker_session_heartbeat_ms=149)
+    with pytest.raises(ValueError, match="masterLeaseMs: 600 must exceed"):
+        ControllerConfig(broker_session_heartbeat_ms=150)
+
+
+def test_r34_the_lease_ends_before_the_session_does() -> None:
+    ControllerConfig(broker_session_timeout_ms=713)
+    with pytest.raises(ValueError, match="brokerSessionTimeoutMs: 712 must exceed"):
+        ControllerConfig(broker_session_timeout_ms=712)
+
+
+def test_r34_a_raft_election_leaves_time_for_the_failover() -> None:
+    ControllerConfig(raft_election_timeout_max_ms=799)
+    with pytest.raises(ValueError, match="raftElectionTimeoutMaxMs: 800 must stay below 800"):
+        ControllerConfig(raft_election_timeout_max_ms=800)
+
+
+def test_raft_times_fit_together() -> None:
+    with pytest.raises(ValueError, match="raftElectionTimeoutMaxMs: 300 must exceed"):
+        ControllerConfig(raft_election_timeout_max_ms=300)
+    with pytest.raises(ValueError, match="raftElectionTimeoutMinMs: 300 must exceed"):
+        ControllerConfig(raft_heartbeat_ms=100)
+
+
+def test_reads_rocketmqs_keys_and_names_the_bad_one(tmp_path: Path) -> None:
+    good = tmp_path / "good.conf"
+    good.write_text(
+        f"controllerDLegerGroup=g\ncontrollerDLegerPeers={PEERS}\ncontrollerDLegerSelfId=n2\n"
+        "enableElectUncleanMaster=true\ncontrollerStorePath=/x\n"
+    )
+    config = load_settings(good, {"controller": ControllerConfig}, environ={})["controller"]
+    assert isinstance(config, ControllerConfig)
+    assert config.self_peer.port == 10078
+    assert config.enable_elect_unclean_master
+    assert config.config_path == "/x/controller.properties"
+
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("controller:\n  masterLeaseMs: 400\n")
+    with pytest.raises(ConfigError, match=r"bad\.yaml:2.*masterLeaseMs"):
+        load_settings(bad, {"controller": ControllerConfig}, environ={})
