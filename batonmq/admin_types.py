@@ -1,0 +1,108 @@
+"""What the admin calls give back where RocketMQ has no body of its own for it."""
+
+from dataclasses import dataclass
+
+from protocol.message import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """A queue holds [`min_offset`, `max_offset`). `last_update_ms`: wall clock, 0 if unknown."""
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+    last_update_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """One queue of one group. `last_consumed_ms`: store time of the last consumed message, 0 if
+    unknown; `broker_offset`: exclusive end of the queue."""
+
+    queue: MessageQueue
+    broker_offset: int
+    consumer_offset: int
+    last_consumed_ms: int = 0
+
+    @property
+    def lag(self) -> int:
+        return self.broker_offset - self.consumer_offset
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """`queues` ascending; `members`: client ids that brokers know now."""
+
+    group: str
+    queues: tuple[QueueProgress, ...]
+    members: tuple[str, ...]
+
+    @property
+    def lag(self) -> int:
+        return sum(q.lag for q in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerMetadata:
+    """Reply of 1005, from `address`. `leader_*` are empty while there is no leader;
+    `peers` as the controller words it: `id:host:port;` or `host:port;` repeated."""
+
+    address: str
+    group: str
+    leader_id: str
+    leader_address: str
+    is_leader: bool
+    peers: str
+
+
+@dataclass(frozen=True, slots=True)
+class ElectedMaster:
+    """Reply of 1002. `already_master`: nothing changed, the old master stands (code 2011)."""
+
+    broker_name: str
+    master_broker_id: int
+    master_address: str
+    master_epoch: int
+    sync_state_set_epoch: int
+    sync_state_set: tuple[int, ...]
+    already_master: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEvent:
+    """One event of the failover history. `time_ms`: wall clock; `fields`: the whole event."""
+
+    raft_index: int
+    time_ms: int
+    kind: str
+    broker_name: str
+    broker_id: int
+    master_epoch: int
+    sync_state_set_epoch: int
+    fields: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class NativePeer:
+    id: str
+    remoting_address: str
+    grpc_address: str
+    raft_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class NativeMetadata:
+    """What a BatonMQ controller says of itself on its gRPC door, beyond `ControllerMetadata`."""
+
+    group: str
+    self_id: str
+    leader_id: str
+    leader_remoting_address: str
+    leader_grpc_address: str
+    is_leader: bool
+    controller_epoch: int
+    raft_term: int
+    applied_index: int
+    committed_index: int
+    peers: tuple[NativePeer, ...]

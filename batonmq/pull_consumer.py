@@ -1,0 +1,365 @@
+"""A consumer that asks for messages itself: by queue and offset, or by polling assigned queues.
+
+It shares nothing out; the program assigns queues and commits when it is done with what it got.
+Origin: DefaultMQPullConsumer, DefaultLitePullConsumer (assign mode).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from batonmq.broker_calls import PullRequest, QueueCalls, read_pull_reply
+from batonmq.client_instance import ClientInstance, ClientMember, ClientOptions
+from batonmq.clock import boot_ms, wall_ms
+from batonmq.consume_types import ConsumeFromWhere, ConsumeType, MessageModel
+from batonmq.errors import (
+    ClientClosedError,
+    ClientError,
+    MessageIllegalError,
+    NoMasterError,
+    NoNameServerError,
+    NoRouteError,
+)
+from batonmq.pull_result import PullResult, PullStatus
+from batonmq.retry import means_not_master, pause_ms
+from batonmq.subscription import ALL, build_subscription
+from protocol.bodies import ConsumerData, SubscriptionData
+from protocol.errors import ConnectError, RequestTimeoutError
+from protocol.message import MessageExt, MessageQueue
+from protocol.topic_name import group_problem
+
+SUSPEND_MS = 15_000
+_SUSPICION_AFTER_SUSPEND_MS = 1_000
+
+
+class PullConsumer(ClientMember):
+    """Methods raise NoMasterError, NoRouteError, NoNameServerError when a queue's broker cannot be
+    reached in time, ResponseError when it says no."""
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_servers: str | Sequence[str] | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+        from_where: ConsumeFromWhere = ConsumeFromWhere.FIRST,
+    ) -> None:
+        """`from_where`: where `poll` begins on a queue that the group has no offset for (FIRST or
+        LAST)."""
+        problem = group_problem(group)
+        if problem is not None:
+            raise MessageIllegalError(problem)
+        self.group = group
+        self._own_client = client is None
+        self._client = client or ClientInstance(name_servers, client_options)
+        self._calls = QueueCalls(self._client)
+        self._from_where = from_where
+        self._subscriptions: dict[str, SubscriptionData] = {}
+        self._assigned: tuple[MessageQueue, ...] = ()
+        self._positions: dict[MessageQueue, int] = {}
+        self._fetches: dict[MessageQueue, asyncio.Task[PullResult]] = {}
+        self._ready: dict[MessageQueue, list[MessageExt]] = {}
+        self._running = False
+
+    # -- life ---------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> ClientInstance:
+        return self._client
+
+    async def start(self) -> None:
+        if self._running:
+            return
+        if self._own_client:
+            await self._client.start()
+        self._client.add_member(self)
+        self._running = True
+
+    async def close(self) -> None:
+        """Commits nothing: what was polled and not committed comes again."""
+        if not self._running:
+            return
+        self._running = False
+        await self._cancel_fetches(list(self._fetches))
+        await self._client.remove_member(self)
+        if self._own_client:
+            await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- what the client instance asks --------------------------------------------------------
+
+    def consumer_data(self) -> ConsumerData | None:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.ACTIVELY,
+            message_model=MessageModel.CLUSTERING,
+            consume_from_where=self._from_where,
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+
+    def topics(self) -> Collection[str]:
+        return self._subscriptions.keys()
+
+    # -- queues and offsets -------------------------------------------------------------------
+
+    async def fetch_queues(self, topic: str, *, timeout_ms: int = 3000) -> tuple[MessageQueue, ...]:
+        """The topic's readable queues, ascending."""
+        self._check_running()
+        route = await self._client.refresh_route(topic, deadline_ms=boot_ms() + timeout_ms)
+        return route.subscribe_queues
+
+    async def max_offset(self, queue: MessageQueue, *, timeout_ms: int = 3000) -> int:
+        """Exclusive end of what may be read."""
+        self._check_running()
+        return await self._calls.max_offset(queue, deadline_ms=boot_ms() + timeout_ms)
+
+    async def min_offset(self, queue: MessageQueue, *, timeout_ms: int = 3000) -> int:
+        self._check_running()
+        return await self._calls.min_offset(queue, deadline_ms=boot_ms() + timeout_ms)
+
+    async def offset_by_time(
+        self, queue: MessageQueue, timestamp_ms: int, *, timeout_ms: int = 3000
+    ) -> int:
+        """The first offset stored at or after the wall-clock time."""
+        self._check_running()
+        deadline_ms = boot_ms() + timeout_ms
+        return await self._calls.offset_by_time(queue, timestamp_ms, deadline_ms=deadline_ms)
+
+    async def committed(self, queue: MessageQueue, *, timeout_ms: int = 3000) -> int | None:
+        """The group's stored offset, None if there is none."""
+        self._check_running()
+        deadline_ms = boot_ms() + timeout_ms
+        return await self._calls.committed_offset(self.group, queue, deadline_ms=deadline_ms)
+
+    async def commit(
+        self,
+        offsets: dict[MessageQueue, int] | None = None,
+        *,
+        timeout_ms: int = 3000,
+    ) -> None:
+        """Stores offsets at the brokers; default: the positions behind all that `poll` gave."""
+        self._check_running()
+        deadline_ms = boot_ms() + timeout_ms
+        for queue, offset in sorted((self._positions if offsets is None else offsets).items()):
+            await self._calls.commit_offset(self.group, queue, offset, deadline_ms=deadline_ms)
+
+    # -- pull one queue -----------------------------------------------------------------------
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int = 32,
+        *,
+        expression: str = ALL,
+        timeout_ms: int = 3000,
+        block: bool = False,
+    ) -> PullResult:
+        """One answer for [`offset`, …) of the queue, at most `max_messages`.
+
+        With `block` an empty pull is held by the broker until something comes, at most
+        `timeout_ms`; else it answers NO_NEW_MSG at once. Bridges a failover within `timeout_ms`.
+        """
+        self._check_running()
+        deadline_ms = boot_ms() + timeout_ms
+        subscription = await self._subscribed(queue.topic, expression)
+        return await self._pull(queue, offset, max_messages, subscription, deadline_ms, block=block)
+
+    async def _pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        subscription: SubscriptionData,
+        deadline_ms: int,
+        *,
+        block: bool,
+    ) -> PullResult:
+        failures = 0
+        failed_at: str | None = None
+        while True:
+            left_ms = max(deadline_ms - boot_ms(), 1)
+            suspend_ms = min(SUSPEND_MS, max(left_ms - 200, 1)) if block else 0
+            request = PullRequest(
+                self.group, queue, offset, subscription, max_messages, suspend_ms=suspend_ms
+            )
+            try:
+                failed_at = await self._master(queue, deadline_ms, failed_at)
+                reply = await self._client.invoke_master(
+                    queue.topic,
+                    queue.broker_name,
+                    failed_at,
+                    request.command(),
+                    left_ms,
+                    suspicion_ms=suspend_ms + _SUSPICION_AFTER_SUSPEND_MS if block else None,
+                )
+            except (ConnectError, RequestTimeoutError, NoNameServerError, NoMasterError) as error:
+                why = str(error)
+            else:
+                if not means_not_master(reply.code):
+                    return read_pull_reply(reply, request, failed_at)
+                why = f"{failed_at} answers {reply.code} {reply.remark or ''}"
+            failures += 1
+            pause = pause_ms(failures)
+            if boot_ms() + pause >= deadline_ms:
+                raise NoMasterError(queue.broker_name, why)
+            await asyncio.sleep(pause / 1000)
+
+    async def _master(self, queue: MessageQueue, deadline_ms: int, failed_at: str | None) -> str:
+        if failed_at is None:
+            route = await self._client.route(queue.topic, deadline_ms=deadline_ms)
+        else:
+            route = await self._client.refresh_route(
+                queue.topic, deadline_ms=deadline_ms, suspects=(failed_at,)
+            )
+        address = route.master_address(queue.broker_name)
+        if address is None:
+            route = await self._client.refresh_route(queue.topic, deadline_ms=deadline_ms)
+            address = route.master_address(queue.broker_name)
+        if address is None:
+            raise NoMasterError(queue.broker_name)
+        return address
+
+    async def _subscribed(self, topic: str, expression: str) -> SubscriptionData:
+        known = self._subscriptions.get(topic)
+        wanted = build_subscription(topic, expression, wall_ms())
+        if known is not None and known.sub_string == wanted.sub_string:
+            return known
+        self._subscriptions[topic] = wanted
+        # The broker must know the group before it serves a pull of it.
+        route = await self._client.route(topic)
+        await self._client.send_heartbeats(route.masters().values())
+        return wanted
+
+    # -- poll the assigned queues -------------------------------------------------------------
+
+    async def assign(self, queues: Iterable[MessageQueue], expression: str = ALL) -> None:
+        """Replaces what `poll` reads. Positions begin at the committed offsets, or `from_where`."""
+        self._check_running()
+        wanted = tuple(sorted(set(queues)))
+        await self._cancel_fetches(list(self._fetches))
+        for topic in sorted({q.topic for q in wanted}):
+            await self._subscribed(topic, expression)
+        positions = await asyncio.gather(*(self._first_position(q) for q in wanted))
+        self._assigned = wanted
+        self._positions = dict(zip(wanted, positions, strict=True))
+        self._ready.clear()
+
+    def position(self, queue: MessageQueue) -> int:
+        """The offset behind the last message that `poll` returned of an assigned queue."""
+        if queue not in self._positions:
+            raise ClientError(f"{queue} is not assigned to this consumer: call assign() first")
+        return self._positions[queue]
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """`poll` goes on at `offset` of this assigned queue."""
+        self.position(queue)
+        await self._cancel_fetches([queue])
+        self._ready.pop(queue, None)
+        self._positions[queue] = offset
+
+    async def poll(self, timeout_ms: int = 1000, *, max_messages: int = 32) -> list[MessageExt]:
+        """Messages of one or more assigned queues, each queue's in order; empty after the timeout.
+
+        Pulls of the queues go on between calls, so a message that comes meanwhile is not waited
+        for twice. A queue whose broker cannot be reached raises only if no other queue has any.
+        """
+        self._check_running()
+        if not self._assigned:
+            raise ClientError("no queue is assigned: call assign() first")
+        deadline_ms = boot_ms() + timeout_ms
+        while True:
+            ready = self._take_ready(max_messages)
+            if ready:
+                return ready
+            self._start_fetches(max_messages)
+            left_ms = deadline_ms - boot_ms()
+            if left_ms <= 0:
+                return []
+            done, _ = await asyncio.wait(
+                self._fetches.values(),
+                timeout=left_ms / 1000,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            self._collect(done)
+
+    def _start_fetches(self, max_messages: int) -> None:
+        for queue in self._assigned:
+            if queue not in self._fetches and queue not in self._ready:
+                self._fetches[queue] = asyncio.get_running_loop().create_task(
+                    self._pull(
+                        queue,
+                        self._positions[queue],
+                        max_messages,
+                        self._subscriptions[queue.topic],
+                        boot_ms() + 2 * SUSPEND_MS,
+                        block=True,
+                    )
+                )
+
+    def _collect(self, done: Collection[asyncio.Task[PullResult]]) -> None:
+        errors: list[BaseException] = []
+        for queue, fetch in list(self._fetches.items()):
+            if fetch not in done:
+                continue
+            del self._fetches[queue]
+            error = fetch.exception()
+            if error is not None:
+                errors.append(error)
+                continue
+            result = fetch.result()
+            if result.status is PullStatus.FOUND and result.messages:
+                self._ready[queue] = list(result.messages)
+            else:
+                self._positions[queue] = result.next_begin_offset
+        if errors and not self._ready:
+            raise errors[0]
+
+    def _take_ready(self, max_messages: int) -> list[MessageExt]:
+        taken: list[MessageExt] = []
+        for queue in list(self._ready):
+            room = max_messages - len(taken)
+            if room <= 0:
+                break
+            messages = self._ready[queue]
+            part, rest = messages[:room], messages[room:]
+            taken += part
+            self._positions[queue] = part[-1].queue_offset + 1
+            if rest:
+                self._ready[queue] = rest
+            else:
+                del self._ready[queue]
+        return taken
+
+    async def _first_position(self, queue: MessageQueue) -> int:
+        offset = await self.committed(queue)
+        if offset is not None:
+            return offset
+        if self._from_where is ConsumeFromWhere.LAST:
+            return await self.max_offset(queue)
+        return await self.min_offset(queue)
+
+    async def _cancel_fetches(self, queues: Iterable[MessageQueue]) -> None:
+        fetches = [f for q in queues if (f := self._fetches.pop(q, None)) is not None]
+        for fetch in fetches:
+            fetch.cancel()
+        with contextlib.suppress(NoRouteError):
+            await asyncio.gather(*fetches, return_exceptions=True)
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise ClientClosedError(f"consumer {self.group}")
