@@ -1,0 +1,288 @@
+"""The log: one endless byte string, kept in segments of equal length.
+
+Knows offsets, segments and durability, but nothing of records: what is a record boundary, what is
+confirmed and who may write is decided above. Invariants: segments are contiguous and begin at
+multiples of the segment size; bytes at and behind `max_offset` are zero (a torn tail and a cut
+are zeroed before anything new is written), so whatever is found there later is damage or a crash;
+a segment exists in full before a byte goes into it.
+
+Origin: Java's `MappedFileQueue` and `AllocateMappedFileService`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import uuid
+from pathlib import Path
+from typing import Final
+
+from epoch.durable_file import replace_file, sync_directory
+from store.errors import StoreFormatError
+from store.mapped_file import NAME_DIGITS, Segment
+
+log = logging.getLogger(__name__)
+
+# Java skips folders inside the log folder, and stops at any file whose name is no number.
+_PRIVATE_FOLDER: Final = ".baton"
+_LOG_ID_FILE: Final = "log_id"
+
+
+class CommitLog:
+    """Segments of `segment_size` bytes in `folder`; all offsets are those of the whole log.
+
+    One thread writes; `datasync_to` and `preallocate_next` may run in others.
+    """
+
+    def __init__(self, folder: Path, segment_size: int) -> None:
+        self.folder = folder
+        self.segment_size = segment_size
+        self.min_offset = 0  # start of the first segment
+        self.max_offset = 0  # end of what was written
+        self.flushed_offset = 0  # end of what fdatasync has covered
+        self.gap: tuple[Path, int] | None = None  # a missing file: its path and start offset
+        self.segments: list[Segment] = []
+        self._detached: list[Segment] = []  # behind the gap
+        self._allocation_lock = threading.Lock()
+        self._allocation_failed = False
+        self._flush_lock = threading.Lock()
+        self._cuts = 0  # how often the log was shortened
+        self._private = folder / _PRIVATE_FOLDER
+
+    # --- opening ---
+
+    def load(self) -> None:
+        """Open every segment; `max_offset` is then the end of the last one, until recovery sets it.
+
+        An empty last file is deleted. Raises StoreFormatError for a file of another length or
+        name. Behind a missing file nothing is opened for reading: `gap` names it.
+        """
+        self._private.mkdir(parents=True, exist_ok=True)
+        for leftover in self._private.iterdir():
+            if leftover.name.isdigit():
+                leftover.unlink()  # an allocation that a crash cut short
+        paths = sorted(path for path in self.folder.iterdir() if path.is_file())
+        if paths and paths[-1].stat().st_size == 0:
+            log.warning("empty_last_segment_deleted file=%s", paths[-1])
+            paths.pop().unlink()
+        for path in paths:
+            self._check_format(path)
+        self.min_offset = int(paths[0].name) if paths else 0
+        for path in paths:
+            expected = self.min_offset + len(self.segments) * self.segment_size
+            segment = Segment(path, self.segment_size)
+            if self.gap is None and segment.start_offset != expected:
+                self.gap = (self.folder / f"{expected:0{NAME_DIGITS}d}", expected)
+            (self._detached if self.gap else self.segments).append(segment)
+        self.set_end(self.end_of_segments)
+
+    def _check_format(self, path: Path) -> None:
+        if not path.name.isdigit() or len(path.name) != NAME_DIGITS:
+            raise StoreFormatError(path, "is no log segment, and none of its neighbours can be")
+        size = path.stat().st_size
+        if size != self.segment_size:
+            raise StoreFormatError(
+                path, f"has {size} bytes, but mappedFileSizeCommitLog is {self.segment_size}"
+            )
+        if int(path.name) % self.segment_size:
+            raise StoreFormatError(path, f"does not begin at a multiple of {self.segment_size}")
+
+    @property
+    def log_id(self) -> str:
+        """The random id made with this log when it was empty; it dies with its folder."""
+        path = self._private / _LOG_ID_FILE
+        if path.exists():
+            return path.read_text("ascii").strip()
+        fresh = uuid.uuid4().hex
+        replace_file(path, fresh.encode("ascii"))
+        return fresh
+
+    @property
+    def end_of_segments(self) -> int:
+        return self.min_offset + len(self.segments) * self.segment_size
+
+    @property
+    def detached_files(self) -> tuple[Path, ...]:
+        """Segments behind a missing one: not readable, not part of the log."""
+        return tuple(segment.path for segment in self._detached)
+
+    def set_end(self, offset: int) -> None:
+        """Declare [min_offset, offset) written and durable (recovery, after its own sync)."""
+        assert self.min_offset <= offset <= self.end_of_segments
+        self.max_offset = offset
+        self.flushed_offset = offset
+
+    # --- reading ---
+
+    def segment_at(self, offset: int) -> Segment | None:
+        """The segment that holds the byte at `offset`, written or not."""
+        index = (offset - self.min_offset) // self.segment_size
+        if 0 <= index < len(self.segments):
+            return self.segments[index]
+        return None
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Written bytes from `offset`: at most `size`, at most to the end of their segment."""
+        segment = self.segment_at(offset)
+        if segment is None or offset >= self.max_offset:
+            return memoryview(b"")
+        position = offset - segment.start_offset
+        end = min(position + size, segment.size, self.max_offset - segment.start_offset)
+        return segment.buffer[position:end]
+
+    def file_of(self, offset: int) -> str:
+        """The path of the file that holds, or would hold, `offset`."""
+        start = offset - offset % self.segment_size
+        return str(self.folder / f"{start:0{NAME_DIGITS}d}")
+
+    # --- writing ---
+
+    @property
+    def room(self) -> int:
+        """Bytes from `max_offset` to the end of its segment; a whole segment at a border."""
+        return self.segment_size - self.max_offset % self.segment_size
+
+    def append(self, data: bytes | memoryview) -> int:
+        """Write at `max_offset`, over as many segments as it takes; the new `max_offset`.
+
+        Raises OSError if a segment cannot be allocated (what was written before it stays
+        written, and `max_offset` tells).
+        """
+        room = self.room
+        if len(data) <= room:
+            self._write(data)
+            return self.max_offset
+        rest = memoryview(data)
+        while rest:
+            room = self.room
+            self._write(rest[:room])
+            rest = rest[room:]
+        return self.max_offset
+
+    def append_blank(self, blank: bytes) -> int:
+        """Write the mark that ends a segment, and go to its end; the new `max_offset`."""
+        end = self.max_offset + self.room
+        self._write(blank)
+        self.max_offset = end
+        return end
+
+    def _write(self, data: bytes | memoryview) -> None:
+        offset = self.max_offset
+        segment = self.ensure_segment(offset)
+        segment.write(offset - segment.start_offset, data)
+        self.max_offset = offset + len(data)
+
+    def ensure_segment(self, offset: int) -> Segment:
+        """The segment for `offset`, allocated now if need be. Raises OSError (disk full)."""
+        index = (offset - self.min_offset) // self.segment_size
+        if index >= len(self.segments):
+            with self._allocation_lock:
+                while index >= len(self.segments):
+                    self._allocate_next()
+        return self.segments[index]
+
+    @property
+    def wants_preallocation(self) -> bool:
+        """Whether the segment being written is more than half full and none stands ready."""
+        return (
+            self.end_of_segments - self.max_offset < self.segment_size // 2
+            and len(self.segments) > 0
+            and not self._allocation_failed
+            and not self._allocation_lock.locked()
+        )
+
+    def preallocate_next(self) -> None:
+        """Allocate the next segment, so that the roll does not wait. Runs in any thread.
+
+        A full disk is only logged: the roll itself tries again, and then refuses the put.
+        """
+        with self._allocation_lock:
+            if self.end_of_segments - self.max_offset >= self.segment_size:
+                return
+            try:
+                self._allocate_next()
+            except OSError as error:
+                self._allocation_failed = True
+                log.warning("segment_preallocation_failed folder=%s error=%s", self.folder, error)
+
+    def _allocate_next(self) -> None:
+        start = self.end_of_segments
+        self.segments.append(Segment.create(self.folder, self._private, start, self.segment_size))
+        self._allocation_failed = False
+
+    def begin_at(self, offset: int) -> None:
+        """Give an empty log its first offset: a multiple of the segment size."""
+        assert not self.segments and offset % self.segment_size == 0
+        self.min_offset = offset
+        self.max_offset = self.flushed_offset = offset
+        self.ensure_segment(offset)
+
+    # --- durability ---
+
+    def datasync_to(self, target: int) -> None:
+        """fdatasync everything below `target` that is not yet durable. Raises OSError.
+
+        Runs in the flush thread while the writer goes on.
+        """
+        cuts = self._cuts
+        flushed = self.flushed_offset
+        for segment in tuple(self.segments):
+            if segment.end_offset > flushed and segment.start_offset < target:
+                segment.datasync()
+        with self._flush_lock:
+            if self._cuts == cuts:  # else `target` may lie behind the new end
+                self.flushed_offset = max(self.flushed_offset, target)
+
+    def _lower_end(self, offset: int) -> None:
+        with self._flush_lock:
+            self._cuts += 1
+            self.max_offset = min(self.max_offset, offset)
+            self.flushed_offset = min(self.flushed_offset, offset)
+
+    # --- shortening, for truncation and expiry ---
+
+    def drop_last_segment(self, aside: Path | None) -> None:
+        """Take the last segment off the log: moved into `aside`, or unlinked."""
+        with self._allocation_lock:
+            segment = self.segments.pop()
+        self._lower_end(segment.start_offset)
+        _take_away(segment, aside)
+        sync_directory(self.folder)
+
+    def drop_detached(self, aside: Path | None) -> None:
+        """Take the files behind a gap away, from the top down."""
+        while self._detached:
+            _take_away(self._detached.pop(), aside)
+            sync_directory(self.folder)
+        self.gap = None
+
+    def zero_from(self, offset: int, end: int) -> None:
+        """Make [offset, end) of one segment zero and durable; the log ends at `offset` then."""
+        segment = self.segment_at(offset)
+        if segment is not None and end > offset:
+            segment.zero(offset - segment.start_offset, end - segment.start_offset)
+            segment.datasync()
+        self._lower_end(offset)
+
+    def take_first_segment(self) -> Segment:
+        """Take the oldest segment off the log; the caller closes and unlinks it."""
+        assert len(self.segments) > 1
+        segment = self.segments.pop(0)
+        self.min_offset = segment.end_offset
+        return segment
+
+    def close(self) -> None:
+        with self._allocation_lock:
+            for segment in (*self.segments, *self._detached):
+                segment.close()
+            self.segments.clear()
+            self._detached.clear()
+
+
+def _take_away(segment: Segment, aside: Path | None) -> None:
+    segment.close()
+    if aside is None:
+        os.unlink(segment.path)
+    else:
+        os.rename(segment.path, aside / segment.path.name)

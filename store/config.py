@@ -1,0 +1,99 @@
+"""Settings of the store, spelled as RocketMQ spells them (Java: `MessageStoreConfig`).
+
+One frozen struct; `settings.load_settings` fills it from YAML or `.properties`. Units are in the
+names or in the comments; values that contradict each other are refused at start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+HOURS_OF_DAY = 24
+SEGMENT_SIZE_MIN = 4096
+UNIT_SIZE = 20
+
+
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the commit log, its queues, its index and their upkeep are set to."""
+
+    store_path_root_dir: str = "store"
+    store_path_commit_log: str = ""  # empty: <storePathRootDir>/commitlog
+    mapped_file_size_commit_log: int = 1 << 30
+    mapped_file_size_consume_queue: int = 300_000 * UNIT_SIZE
+    max_hash_slot_num: int = 5_000_000
+    max_index_num: int = 20_000_000
+    message_index_enable: bool = True
+    max_message_size: int = 4 * 1024 * 1024  # bytes of one body
+    enabled_append_prop_crc: bool = msgspec.field(name="enabledAppendPropCRC", default=True)
+    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+    flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = "ASYNC_FLUSH"
+    ha_sync_flush: bool = False
+    flush_interval_commit_log: int = 500  # ms
+    flush_interval_consume_queue: int = 1000  # ms
+    sync_flush_timeout: int = 5000  # ms
+
+    file_reserved_time: int = 72  # hours
+    delete_when: str = "04"  # hours of the day, separated by `;`
+    disk_max_used_space_ratio: int = 75  # percent; above it, expired files go at any hour
+    disk_space_clean_forcibly_ratio: int = 85  # percent; above it, files go regardless of age
+    disk_space_warning_level_ratio: int = 90  # percent; above it, puts are refused
+    clean_file_forcibly_enable: bool = True
+    clean_resource_interval: int = 10_000  # ms
+    delete_file_batch_max: int = 10
+
+    max_transfer_bytes_on_message_in_memory: int = 256 * 1024
+    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_bytes_on_message_in_disk: int = 64 * 1024
+    max_transfer_count_on_message_in_disk: int = 8
+    access_message_in_memory_max_ratio: int = 40  # percent of the machine's memory
+    max_msgs_num_batch: int = 64  # answers of one key query
+
+    min_in_sync_replicas: int = 1
+    slave_timeout: int = 3000  # ms
+    ha_listen_port: int = 10912
+
+    truncated_log_max_sets: int = 8  # how many cuts are kept aside
+    truncated_log_max_bytes: int = 4 << 30
+
+    def __post_init__(self) -> None:
+        if self.mapped_file_size_commit_log < SEGMENT_SIZE_MIN:
+            raise ValueError(f"mappedFileSizeCommitLog must be at least {SEGMENT_SIZE_MIN} bytes")
+        if self.mapped_file_size_consume_queue < UNIT_SIZE:
+            raise ValueError(f"mappedFileSizeConsumeQueue must be at least {UNIT_SIZE} bytes")
+        if self.flush_interval_commit_log <= 0 or self.flush_interval_consume_queue <= 0:
+            raise ValueError("flush intervals must be above 0 ms")
+        if self.ha_sync_flush and self.flush_disk_type != "SYNC_FLUSH":
+            raise ValueError("haSyncFlush needs flushDiskType SYNC_FLUSH")
+        self.delete_hours  # noqa: B018  raises if deleteWhen is not a list of hours
+
+    @property
+    def root(self) -> Path:
+        return Path(self.store_path_root_dir)
+
+    @property
+    def commit_log_folder(self) -> Path:
+        if self.store_path_commit_log:
+            return Path(self.store_path_commit_log)
+        return self.root / "commitlog"
+
+    @property
+    def sync_flush(self) -> bool:
+        return self.flush_disk_type == "SYNC_FLUSH"
+
+    @property
+    def consume_queue_file_size(self) -> int:
+        """Bytes of one consume queue file: whole units, as Java rounds it up."""
+        return -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
+
+    @property
+    def delete_hours(self) -> frozenset[int]:
+        hours: set[int] = set()
+        for part in filter(None, (piece.strip() for piece in self.delete_when.split(";"))):
+            if not part.isdigit() or int(part) >= HOURS_OF_DAY:
+                raise ValueError(f"deleteWhen must list hours 00 to 23 by `;`, not {part!r}")
+            hours.add(int(part))
+        return frozenset(hours)

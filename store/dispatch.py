@@ -1,0 +1,190 @@
+"""Dispatch: what is confirmed becomes visible, in log order, exactly once.
+
+Confirmed means visible (G4): consume queues and index hold records up to `offset` and none above.
+A master queues what it knows of each record when it is put, so nothing is parsed again; a slave
+and a recovering store read the log instead, CRC-checked, so what a reader may see was verified
+once by this very process. Re-dispatching is harmless: units and index entries that exist are
+skipped. Origin: Java `ReputMessageService` with `CommitLogDispatcherBuildConsumeQueue`, `...Index`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from protocol.errors import CorruptLogError
+from protocol.properties import find_property
+from protocol.record import RecordHead
+from protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
+from protocol.tags import tags_code
+from store.commit_log import CommitLog
+from store.delay_level import DelayLevels
+from store.index_service import IndexService
+from store.log_scan import LogScanner
+from store.queue_table import Queue, QueueTable
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+
+ArrivalListener = Callable[[str, int, int], None]
+
+
+class Pending(NamedTuple):
+    """A record in the log whose turn to become visible has not come."""
+
+    end_offset: int
+    physical_offset: int
+    size: int
+    queue: Queue
+    has_unit: bool
+    tags_code: int
+    keys: bytes | None
+    uniq_key: bytes | None
+    store_timestamp: int
+
+
+class Dispatcher:
+    """Feeds consume queues and index from the log up to the confirmed offset.
+
+    `offset` is the end of what is dispatched, a record boundary. `target` is how far it may go.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: QueueTable,
+        index: IndexService | None,
+        delay_levels: DelayLevels,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index_put = index.put if index is not None else _put_nowhere
+        self._delay_levels = delay_levels
+        self.pending: deque[Pending] = deque()
+        self.offset = 0
+        self.target = 0
+        self.has_more = False  # the last `advance` stopped at its limit, not at the end of records
+        self.last_store_timestamp = 0
+        self.arrival_listeners: list[ArrivalListener] = []
+
+    def restart_at(self, offset: int) -> None:
+        """Forget what is queued; the log is read from `offset`, a record boundary, on."""
+        self.pending.clear()
+        self.offset = offset
+        self.target = min(self.target, offset)
+        self.has_more = False
+
+    def advance(self, target: int, scan_bytes_max: int | None = None) -> int:
+        """Make everything that ends at or below `target` visible; the new `offset`.
+
+        `target` never falls. `scan_bytes_max` bounds how much of the log is read for it; then
+        `offset` stays behind and the next call goes on. Raises CorruptLogError.
+        """
+        self.target = target = max(target, self.target)
+        self.has_more = False
+        touched: set[Queue] = set()
+        try:
+            if self.pending:
+                self._dispatch_pending(target, touched)
+            if not self.pending and self.offset < target:
+                limit = target if scan_bytes_max is None else self.offset + scan_bytes_max
+                self._dispatch_log(target, limit, touched)
+        finally:
+            for queue in touched:
+                for listener in self.arrival_listeners:
+                    listener(queue.topic, queue.queue_id, queue.consume_queue.max_offset)
+        return self.offset
+
+    def _dispatch_pending(self, target: int, touched: set[Queue]) -> None:
+        pending = self.pending
+        index_put = self._index_put
+        while pending and pending[0][0] <= target:
+            end, phy_offset, size, queue, has_unit, tags, keys, uniq_key, stored_at = (
+                pending.popleft()
+            )
+            if queue.handler is not None:
+                self._dispatch_system_record(queue, phy_offset, end)
+            else:
+                if has_unit:
+                    queue.consume_queue.append_unit(phy_offset, size, tags)
+                    touched.add(queue)
+                if uniq_key is not None or keys is not None:
+                    index_put(queue.topic, uniq_key, keys, phy_offset, stored_at)
+            self.offset = end
+            self.last_store_timestamp = stored_at
+
+    def _dispatch_system_record(self, queue: Queue, phy_offset: int, end: int) -> None:
+        scanner = LogScanner(self._log, phy_offset, end, check_crc=False)
+        head = scanner.next()
+        assert head is not None and queue.handler is not None
+        queue.handler(head, _body(scanner, head))
+
+    def _dispatch_log(self, target: int, limit: int, touched: set[Queue]) -> None:
+        scanner = LogScanner(
+            self._log, self.offset, min(target, self._log.max_offset), check_crc=True
+        )
+        try:
+            while scanner.offset < limit and (head := scanner.next()) is not None:
+                self._dispatch_record(head, scanner, touched)
+        finally:
+            self.offset = scanner.offset
+        self.has_more = limit <= scanner.offset < scanner.end
+        if scanner.problem is not None:
+            raise CorruptLogError(
+                self._log.file_of(scanner.offset), scanner.offset, scanner.problem
+            )
+
+    def _dispatch_record(self, head: RecordHead, scanner: LogScanner, touched: set[Queue]) -> None:
+        queue = self._queues.of_record(head)
+        if queue.handler is not None:
+            queue.handler(head, _body(scanner, head))
+            return
+        record = self.describe(head, queue)
+        if record.has_unit and queue.consume_queue.put_unit_at(
+            head.queue_offset, record.physical_offset, record.size, record.tags_code
+        ):
+            touched.add(queue)
+            queue.next_offset = max(queue.next_offset, head.queue_offset + 1)
+        if record.keys is not None or record.uniq_key is not None:
+            self._index_put(
+                queue.topic,
+                record.uniq_key,
+                record.keys,
+                record.physical_offset,
+                record.store_timestamp,
+            )
+        self.last_store_timestamp = record.store_timestamp
+
+    def describe(self, head: RecordHead, queue: Queue) -> Pending:
+        """What dispatching needs of a record that was read from the log."""
+        properties = head.properties
+        transaction = head.sys_flag & TRANSACTION_MASK
+        is_indexed = transaction != TRANSACTION_ROLLBACK
+        return Pending(
+            head.physical_offset + head.size,
+            head.physical_offset,
+            head.size,
+            queue,
+            transaction == 0 or transaction == TRANSACTION_COMMIT,
+            self._tags_code(queue.topic, head),
+            find_property(properties, b"KEYS") if is_indexed else None,
+            find_property(properties, b"UNIQ_KEY") if is_indexed else None,
+            head.store_timestamp,
+        )
+
+    def _tags_code(self, topic: str, head: RecordHead) -> int:
+        if topic == SCHEDULE_TOPIC:
+            level = find_property(head.properties, b"DELAY")
+            if level is not None and level.isdigit() and int(level) > 0:
+                return self._delay_levels.deliver_at(int(level), head.store_timestamp)
+        return tags_code(find_property(head.properties, b"TAGS"))
+
+
+def _put_nowhere(
+    topic: str, uniq_key: bytes | None, keys: bytes | None, phy_offset: int, stored_at: int
+) -> None:
+    """The index that is switched off (`messageIndexEnable`)."""
+
+
+def _body(scanner: LogScanner, head: RecordHead) -> bytes:
+    return bytes(scanner.view[head.body_offset : head.body_offset + head.body_len])

@@ -1,0 +1,165 @@
+"""Walks over the records of the log: where does each begin, and where do whole records end.
+
+The one place that turns bytes of segments into record heads, for dispatch, recovery and the
+truncation of an incomplete tail. Origin: Java `CommitLog.checkMessageAndReturnSize` and its loops.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protocol.record import (
+    CRC_PROPERTY,
+    CRC_TAIL_SIZE,
+    END_FILE_MIN_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    CorruptRecord,
+    RecordHead,
+    scan_record,
+)
+from store.commit_log import CommitLog
+from store.mapped_file import Segment
+
+_MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
+_EMPTY: Final = memoryview(b"")
+
+
+class LogScanner:
+    """Records of [offset, end), in order; blanks are stepped over.
+
+    `offset` is always a record boundary: the end of the last record handed out. When `next`
+    returns None, `problem` says what is wrong with the bytes at `offset`, or is None if they just
+    do not reach far enough.
+    """
+
+    __slots__ = ("_check_crc", "_log", "_start", "_view", "end", "offset", "problem", "record_at")
+
+    def __init__(self, log: CommitLog, offset: int, end: int, *, check_crc: bool) -> None:
+        self._log = log
+        self._check_crc = check_crc
+        self._view = _EMPTY
+        self._start = 0  # log offset of the view's first byte
+        self.offset = offset
+        self.end = end
+        self.record_at = 0  # position of the last record in `view`
+        self.problem: str | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """The segment of the last record, up to `end`; `RecordHead.body_offset` counts in it."""
+        return self._view
+
+    def next(self) -> RecordHead | None:
+        """The next whole record, or None: see `problem`."""
+        while self.offset < self.end:
+            position = self.offset - self._start
+            if not self._view or position >= len(self._view):
+                if not self._enter_segment():
+                    return None
+                position = self.offset - self._start
+            try:
+                head = scan_record(self._view, position, check_crc=self._check_crc)
+            except CorruptRecord as error:
+                self.problem = error.what
+                return None
+            if head is None or head.size > len(self._view) - position:
+                if self._segment_end - self.offset <= len(self._view) - position:
+                    self.problem = "a record that leaves its file"
+                return None
+            if head.kind == "blank":
+                if self.offset + head.size != self._segment_end:
+                    self.problem = f"a blank of {head.size} bytes that does not end its file"
+                    return None
+                self.offset += head.size
+                continue
+            self.problem = self._problem_of(head)
+            if self.problem is not None:
+                return None
+            self.record_at = position
+            self.offset += head.size
+            return head
+        return None
+
+    @property
+    def _segment_end(self) -> int:
+        return self._start + self._log.segment_size
+
+    def _enter_segment(self) -> bool:
+        segment = self._log.segment_at(self.offset)
+        if segment is None:
+            return False
+        self._start = segment.start_offset
+        self._view = segment.buffer[: self.end - segment.start_offset]
+        return True
+
+    def _problem_of(self, head: RecordHead) -> str | None:
+        if head.physical_offset != self.offset:
+            return f"a record that says it belongs at {head.physical_offset}"
+        if self._segment_end - self.offset - head.size < END_FILE_MIN_BLANK:
+            return "a record that leaves no room for the end of its file"
+        if self._check_crc and _ends_in_zeros(head.properties):
+            return "properties that were never written to their end"
+        return None
+
+
+def _ends_in_zeros(properties: bytes) -> bool:
+    """Whether a record without property CRC was torn within its properties.
+
+    The body CRC does not see that, and no writer of property strings makes a NUL.
+    """
+    has_crc = properties[-CRC_TAIL_SIZE:].startswith(CRC_PROPERTY)
+    return not has_crc and properties.endswith(b"\0")
+
+
+def whole_records_end(log: CommitLog, offset: int, end: int) -> tuple[int, str | None]:
+    """Where the whole, CRC-checked records from `offset` on end, and what is wrong there.
+
+    The reason is None where the bytes up to `end` simply stop before a record does.
+    """
+    scanner = LogScanner(log, offset, end, check_crc=True)
+    while scanner.next() is not None:
+        pass
+    return scanner.offset, scanner.problem
+
+
+def find_valid_record(log: CommitLog, offset: int) -> int | None:
+    """The first place behind `offset` where a whole, CRC-checked record lies, in any segment.
+
+    A record is searched by its magic and must name its own offset, so old bytes that only look
+    like one do not count.
+    """
+    segment = log.segment_at(offset)
+    if segment is None:
+        return None
+    for candidate in log.segments[log.segments.index(segment) :]:
+        start = max(offset + 1 - candidate.start_offset, 0)
+        found = _find_in_segment(candidate, start)
+        if found is not None:
+            return found
+    return None
+
+
+def _find_in_segment(segment: Segment, position: int) -> int | None:
+    hits: list[int] = []
+    for start, end in segment.data_extents(position):
+        for magic in _MAGICS:
+            # A magic may straddle two extents: look a little over the end.
+            at = segment.map.find(magic, start, end + 8)
+            while at >= 0:
+                record_at = at - 4
+                if record_at >= position and _is_record(segment, record_at):
+                    hits.append(segment.start_offset + record_at)
+                    break
+                at = segment.map.find(magic, at + 1, end + 8)
+        if hits:
+            return min(hits)
+    return None
+
+
+def _is_record(segment: Segment, position: int) -> bool:
+    try:
+        head = scan_record(segment.buffer, position, check_crc=True)
+    except CorruptRecord:
+        return False
+    return head is not None and head.physical_offset == segment.start_offset + position

@@ -1,0 +1,546 @@
+"""The store of one broker: the log, what is derived from it, and the rules for both roles.
+
+A facade over its parts: `Appender` (write path), `Dispatcher` (confirmed becomes visible),
+`StoreQueries` (reads), `Truncation`, `recovery`, `FlushService`, `CheckpointWriter`, `Expirer`. One
+thread, the loop's, calls everything here; other threads only sync, allocate and unlink files.
+
+Invariants: `min_phy_offset <= confirm_offset <= max_phy_offset`; confirm_offset is a record
+boundary, never falls but by a truncation, and everything below it, and nothing above, can be read
+through queues, index and offsets. Origin: Java `DefaultMessageStore`, `CommitLog`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from protocol.errors import CorruptLogError
+from store.config import StoreConfig
+from store.dispatch import ArrivalListener
+from store.errors import StoreStateError, TruncationRefused
+from store.flush import FlushService
+from store.lock_file import StoreLock
+from store.parts import StoreParts, abort_path, load_parts, recover_parts
+from store.queue_table import SystemRecordHandler
+from store.recovery import DamageReport
+from store.undispatched import is_record_boundary, queue_undispatched
+from store.upkeep import DiskUseOf, disk_use, unlink_segments
+
+log = logging.getLogger(__name__)
+
+# How much of the log a slave dispatches before it lets the loop look at its sockets again.
+_DISPATCH_SLICE_BYTES: Final = 256 * 1024
+_NOT_MASTER: Final = "this replica is not the master"
+_DISK_FULL: Final = "the disk is full"
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch, for timestamps that are stored in messages."""
+    return time.time_ns() // 1_000_000
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+class MessageStore:
+    """See the module. Set the hooks (`on_system_record`, `on_unknown_topic`) before `open`."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        store_host: bytes,
+        controller_mode: bool,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        disk_use_of: DiskUseOf = disk_use,
+    ) -> None:
+        """`store_host` is ip and port, 8 or 20 bytes. Touches no file; `open` does.
+
+        Outside controller mode everything written counts as confirmed after a restart, and the
+        store takes puts at once.
+        """
+        self.config = config
+        self.controller_mode = controller_mode
+        #: topic -> called with each confirmed record of it, in log order; such topics have no
+        #: consume queue. After an unclean stop records may come again: their effect is repeatable.
+        self.on_system_record: dict[str, SystemRecordHandler] = {}
+        #: Called with (topic, queue id) when the log shows a queue that was not known.
+        self.on_unknown_topic: Callable[[str, int], None] | None = None
+        self._store_host = store_host
+        self._clock_ms = clock_ms
+        self._disk_use_of = disk_use_of
+        self._arrival_listeners: list[ArrivalListener] = []
+        self._flushed_listeners: list[Callable[[int], None]] = []
+        self._flush: FlushService | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._next_slice: asyncio.Handle | None = None
+        self._on_fatal: Callable[[BaseException], None] = _raise
+        self._opened_at_ms = 0
+        self._disk_full = False
+        self._is_open = False
+
+    # --- life ---
+
+    def open(self) -> None:
+        """Lock, load and recover the store; finishes an interrupted truncation first.
+
+        Raises StoreLockedError (names the process), StoreFormatError, CorruptLogError (an epoch
+        file without a good copy) and OSError. Damage in the log does not raise: see `suspect`.
+        """
+        root = self.config.root
+        root.mkdir(parents=True, exist_ok=True)
+        self._lock = StoreLock(root / "lock")
+        self._lock.acquire()
+        try:
+            self._load()
+            abort_path(root).write_text(str(os.getpid()))
+        except BaseException:
+            self._lock.release()
+            raise
+        self._opened_at_ms = self._clock_ms()
+        self._is_open = True
+
+    def _load(self) -> None:
+        parts = self._parts = load_parts(
+            self.config,
+            store_host=self._store_host,
+            clock_ms=self._clock_ms,
+            disk_use_of=self._disk_use_of,
+        )
+        parts.queues.on_system_record = self.on_system_record
+        parts.queues.on_unknown_topic = self._announce_topic
+        parts.dispatcher.arrival_listeners = self._arrival_listeners
+        self.log = parts.log
+        self.epochs = parts.epochs
+        self.truncation = parts.truncation
+        self._dispatcher = parts.dispatcher
+        self._appender = parts.appender
+        self._bind_paths(parts)
+        recover_parts(parts, controller_mode=self.controller_mode)
+        if not self.controller_mode and self.suspect is None:
+            self._open_for_writes()
+
+    def _bind_paths(self, parts: StoreParts) -> None:
+        """Hand out the parts' own methods: the facade adds nothing to them but a call."""
+        self.put_message = parts.appender.put_message
+        self.put_batch = parts.appender.put_batch
+        queries = parts.queries
+        self.get_message = queries.get_message
+        self.queue_ids = queries.queue_ids
+        self.max_offset_in_queue = queries.max_offset_in_queue
+        self.min_offset_in_queue = queries.min_offset_in_queue
+        self.next_offset_in_queue = queries.next_offset_in_queue
+        self.offset_in_queue_by_time = queries.offset_in_queue_by_time
+        self.message_store_timestamp = queries.message_store_timestamp
+        self.earliest_message_time = queries.earliest_message_time
+        self.look_message_by_offset = queries.look_message_by_offset
+        self.query_message = queries.query_message
+
+    def _announce_topic(self, topic: str, queue_id: int) -> None:
+        if self.on_unknown_topic is not None:
+            self.on_unknown_topic(topic, queue_id)
+
+    def start(
+        self, loop: asyncio.AbstractEventLoop, on_fatal: Callable[[BaseException], None]
+    ) -> None:
+        """Start the flush thread and the timers of upkeep on `loop`.
+
+        `on_fatal` is called in the loop when the disk failed or the log proved to be none: the
+        process must end.
+        """
+        self._loop = loop
+        self._on_fatal = on_fatal
+        self._flush = FlushService(
+            self.log,
+            self.config.flush_interval_commit_log,
+            post=self._post,
+            on_flushed=self._report_flushed,
+            on_fatal=on_fatal,
+        )
+        self._flush.start()
+        self._repeat("flush", self.config.flush_interval_consume_queue / 1000, self.flush_derived)
+        self._repeat("clean", self.config.clean_resource_interval / 1000, self.clean_expired)
+        self._schedule_slice()
+
+    def close(self) -> None:
+        """Write and sync everything, remove the abort mark, unlock. Idempotent."""
+        if not self._is_open:
+            return
+        self._stop_timers()
+        self._appender.refuse("the store is closed")
+        try:
+            self._appender.end_turn()
+            self._stop_flush()
+            self.flush()
+            self.flush_derived()
+            abort_path(self.config.root).unlink(missing_ok=True)
+        finally:
+            self._release()
+
+    def abandon(self) -> None:
+        """Let go of files and lock, as the end of the process would: nothing more is written.
+
+        For a broker whose disk failed, and for tests of what a kill leaves behind.
+        """
+        if not self._is_open:
+            return
+        self._stop_timers()
+        self._appender.refuse("the store is abandoned")
+        self._stop_flush()
+        self._release()
+
+    def _stop_timers(self) -> None:
+        self._is_open = False
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._next_slice is not None:
+            self._next_slice.cancel()
+
+    def _stop_flush(self) -> None:
+        if self._flush is not None:
+            self._flush.stop()
+            self._flush = None
+        self._loop = None
+
+    def _release(self) -> None:
+        self._parts.close_files()
+        self._lock.release()
+
+    # --- positions ---
+
+    @property
+    def max_phy_offset(self) -> int:
+        """End (exclusive) of the written log; records of an unfinished turn are not in it."""
+        return self.log.max_offset
+
+    @property
+    def min_phy_offset(self) -> int:
+        return self.log.min_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        """End (exclusive) of what fdatasync has covered."""
+        return self.log.flushed_offset
+
+    @property
+    def confirm_offset(self) -> int:
+        """End (exclusive) of what is confirmed and visible; a record boundary."""
+        return self._dispatcher.offset
+
+    @property
+    def log_id(self) -> str:
+        """The random id made with this log; another log under the same broker id differs (R17)."""
+        return self.log.log_id
+
+    @property
+    def suspect(self) -> DamageReport | None:
+        """Why this log may miss what it acknowledged; None in good times. Survives restarts."""
+        return self._parts.suspect_mark.report
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether puts are taken."""
+        return self._appender.refusal is None
+
+    @property
+    def disk_full(self) -> bool:
+        return self._disk_full
+
+    # --- master ---
+
+    def prepare_master(self) -> int:
+        """Get ready to take puts: the log's end, behind its last whole record.
+
+        Cuts an incomplete tail (kept aside), counts queue offsets to the end of the log, and under
+        SYNC_FLUSH makes the inherited bytes durable (R26). Raises CorruptLogError for damage,
+        StoreStateError for a suspect log, OSError.
+        """
+        if self.suspect is not None:
+            raise StoreStateError(f"not fit to be master: {self.suspect}")
+        self.stop_writes()
+        self._dispatcher.advance(self._dispatcher.target)
+        end = queue_undispatched(self.log, self._parts.queues, self._dispatcher)
+        if end < self.log.max_offset:
+            log.warning("incomplete_tail_cut offset=%d max_offset=%d", end, self.log.max_offset)
+            self._cut(end, keep_aside=True)
+            queue_undispatched(self.log, self._parts.queues, self._dispatcher)
+        if self.config.sync_flush:
+            self.flush()
+        self._open_for_writes()
+        return end
+
+    def _open_for_writes(self) -> None:
+        self._appender.open_for_writes()
+        if self._disk_full:
+            self._appender.refuse(_DISK_FULL)
+
+    def stop_writes(self, why: str = _NOT_MASTER) -> int:
+        """Take no more puts (role change); what was put is written. The end of the log."""
+        self._appender.refuse(why)
+        return self.end_turn()
+
+    def end_turn(self) -> int:
+        """Write all records put since the last call in one `pwrite`; the written end.
+
+        Calls `on_fatal` and raises OSError if the disk fails.
+        """
+        try:
+            return self._appender.end_turn()
+        except OSError as error:
+            self._on_fatal(error)
+            raise
+
+    def advance_confirm_offset(self, offset: int) -> int:
+        """Everything that ends at or below `offset` is confirmed: make it visible.
+
+        The new confirm_offset, a record boundary; it never falls. Arrival listeners are called
+        once per queue. A slave far behind is led on in slices by the loop. Raises CorruptLogError
+        if the bytes of a slave are no log.
+        """
+        dispatcher = self._dispatcher
+        offset = min(offset, self.log.max_offset)
+        if offset <= dispatcher.offset:
+            return dispatcher.offset
+        confirmed = dispatcher.advance(
+            offset, _DISPATCH_SLICE_BYTES if self._loop is not None else None
+        )
+        if dispatcher.has_more:
+            self._schedule_slice()
+        if self.suspect is not None:
+            self._end_suspicion(confirmed)
+        return confirmed
+
+    def _schedule_slice(self) -> None:
+        if self._loop is not None and self._next_slice is None and self._dispatcher.has_more:
+            self._next_slice = self._loop.call_soon(self._dispatch_slice)
+
+    def _dispatch_slice(self) -> None:
+        self._next_slice = None
+        try:
+            self._dispatcher.advance(0, _DISPATCH_SLICE_BYTES)
+        except CorruptLogError as error:
+            self._on_fatal(error)
+            return
+        self._schedule_slice()
+
+    # --- slave ---
+
+    def append_replicated(self, offset: int, data: memoryview | bytes) -> int:
+        """Write the master's bytes at `offset`, which must be `max_phy_offset`; the new end.
+
+        Records may be cut anywhere; segments end where the master's do. Raises StoreStateError for
+        another offset or a damaged log, OSError if the disk is full.
+        """
+        commit_log = self.log
+        if self._appender.refusal is None or self._appender.has_buffered:
+            self.stop_writes()
+        if offset != commit_log.max_offset:
+            raise StoreStateError(
+                f"bytes for {offset}, but the log ends at {commit_log.max_offset}"
+            )
+        suspect = self.suspect
+        if suspect is not None and not suspect.discarded:
+            raise StoreStateError(f"discard the damaged tail first: {suspect}")
+        end = commit_log.append(data)
+        if commit_log.wants_preallocation:
+            _in_thread("log-alloc", commit_log.preallocate_next)
+        return end
+
+    def truncate_to(
+        self, offset: int, *, keep_aside: bool = True, unclean_epoch: bool = False
+    ) -> None:
+        """Cut the log at `offset`, a record boundary, with all that points behind it (R22).
+
+        Crash-safe: an interrupted cut is finished by the next `open`. Raises TruncationRefused for
+        a cut below the own confirmed offset, unless towards an `unclean_epoch` (R23), and for an
+        offset within a record; OSError.
+        """
+        self.stop_writes()
+        if offset >= self.log.max_offset:
+            return
+        confirmed = max(self._dispatcher.offset, self._dispatcher.target)
+        if offset < self.log.min_offset:
+            raise TruncationRefused(offset, confirmed, "the log begins above it")
+        if offset < confirmed and not unclean_epoch:
+            raise TruncationRefused(offset, confirmed, "it would take back confirmed bytes")
+        if not is_record_boundary(self.log, offset, self._dispatcher.offset):
+            raise TruncationRefused(offset, confirmed, "no record ends there")
+        self._cut(offset, keep_aside=keep_aside)
+
+    def discard_damaged_tail(self) -> int:
+        """Cut a suspect log at its damage (cut bytes kept aside), to fetch the rest again.
+
+        The new end of the log. `suspect` stays set, with `discarded`, until the log has been
+        confirmed beyond everything it may have held (or `clear_suspect`).
+        """
+        damage = self.suspect
+        if damage is None or damage.discarded:
+            return self.log.max_offset
+        self.stop_writes()
+        self._cut(self.log.max_offset, keep_aside=True, end_offset=damage.end_offset)
+        self._parts.suspect_mark.set_discarded()
+        log.warning("damaged_tail_discarded offset=%d", self.log.max_offset)
+        return self.log.max_offset
+
+    def clear_suspect(self) -> None:
+        """Trust the log again: it is level with its master, or an operator says so."""
+        if self.suspect is not None:
+            log.info("suspicion_ended confirm_offset=%d", self.confirm_offset)
+            self._parts.suspect_mark.clear()
+
+    def _end_suspicion(self, confirmed: int) -> None:
+        suspect = self.suspect
+        if suspect is not None and suspect.discarded and confirmed >= suspect.end_offset:
+            self.clear_suspect()
+
+    def _cut(self, offset: int, *, keep_aside: bool, end_offset: int | None = None) -> None:
+        self._parts.checkpoints.void_running()
+        end = self.log.max_offset if end_offset is None else end_offset
+        self.truncation.cut(offset, end, keep_aside=keep_aside)
+        self._dispatcher.restart_at(min(offset, self._dispatcher.offset))
+        self._parts.verified.restart(min(offset, self._parts.verified.trusted_from))
+        self._parts.queues.reset_next_offsets()
+
+    def reset_for_empty_start(self, offset: int) -> None:
+        """Begin anew at `offset`, a segment start of the master, with the old log kept aside (R27).
+
+        Raises ValueError if `offset` is no multiple of the segment size.
+        """
+        if offset % self.config.mapped_file_size_commit_log:
+            raise ValueError(f"a log cannot begin at {offset}, no segment begins there")
+        self.stop_writes()
+        if self.log.segments:
+            end = max(self.log.max_offset, self.log.min_offset + 1)
+            self._cut(self.log.min_offset, keep_aside=True, end_offset=end)
+        self.log.begin_at(offset)
+        self._parts.queues.destroy_all()
+        self._dispatcher.restart_at(offset)
+        self._parts.verified.restart(offset)
+
+    # --- reading ---
+
+    def log_view(self, offset: int, size: int) -> memoryview:
+        """Written bytes from `offset`, read-only, without a copy: at most `size`, may be fewer.
+
+        Never over two segments; empty at the end of the log. Send it, do not keep it.
+        """
+        return self.log.view(offset, size)
+
+    def on_arrival(self, listener: ArrivalListener) -> None:
+        """Call `listener(topic, queue_id, max_queue_offset)` once per queue and advance."""
+        self._arrival_listeners.append(listener)
+
+    # --- durability and upkeep ---
+
+    def request_flush(self) -> None:
+        """Group commit: make what is written durable now; `on_flushed` tells the new offset."""
+        if self._flush is not None:
+            self._flush.request()
+
+    def on_flushed(self, listener: Callable[[int], None]) -> None:
+        """Call `listener(flushed_offset)` in the loop after each fdatasync that covered bytes."""
+        self._flushed_listeners.append(listener)
+
+    def _report_flushed(self, flushed_offset: int) -> None:
+        for listener in self._flushed_listeners:
+            listener(flushed_offset)
+
+    def flush(self) -> int:
+        """fdatasync the log here and now (blocks); the flushed offset. Raises OSError."""
+        self.log.datasync_to(self.log.max_offset)
+        return self.log.flushed_offset
+
+    def flush_derived(self) -> None:
+        """Bring consume queues, index and checkpoint to disk: by the flush thread, if it runs."""
+        work = self._parts.checkpoints.begin()
+        if work is None:
+            return
+        if self._flush is not None:
+            self._flush.submit(work)
+        else:
+            work()
+
+    def clean_expired(self, *, manual: bool = False) -> int:
+        """Take expired segments off (`manual`: at any hour), refuse puts on a full disk.
+
+        How many went. Files are unlinked in a thread while the loop runs.
+        """
+        decision, removed = self._parts.expirer.run(self._clock_ms(), manual=manual)
+        if decision.disk_full != self._disk_full:
+            self._set_disk_full(decision.disk_full)
+        if removed:
+            if self._loop is not None:
+                _in_thread("log-expiry", lambda: unlink_segments(removed))
+            else:
+                unlink_segments(removed)
+        return len(removed)
+
+    def _set_disk_full(self, is_full: bool) -> None:
+        log.log(logging.WARNING if is_full else logging.INFO, "disk_full=%s", is_full)
+        self._disk_full = is_full
+        if is_full and self._appender.refusal is None:
+            self._appender.refuse(_DISK_FULL)
+        elif not is_full and self._appender.refusal == _DISK_FULL:
+            self.end_turn()
+            self._appender.open_for_writes()
+
+    def delete_topic(self, topic: str) -> int:
+        """Forget the queues of a topic; its messages stay in the log until they expire."""
+        self.end_turn()
+        return self._parts.queues.delete_topic(topic)
+
+    def runtime_info(self) -> dict[str, str]:
+        """What `brokerStatus` shows of the store, under Java's names where it has them."""
+        commit_log, appender = self.log, self._appender
+        use = self._disk_use_of((commit_log.folder,)).ratio
+        suspect = self.suspect
+        return {
+            "bootTimestamp": str(self._opened_at_ms),
+            "commitLogDiskRatio": f"{use:.4f}",
+            "consumeQueueDiskRatio": f"{self._disk_use_of((self.config.root,)).ratio:.4f}",
+            "commitLogMinOffset": str(commit_log.min_offset),
+            "commitLogMaxOffset": str(commit_log.max_offset),
+            "confirmOffset": str(self.confirm_offset),
+            "flushedOffset": str(commit_log.flushed_offset),
+            "dispatchBehindBytes": str(commit_log.max_offset - self.confirm_offset),
+            "putMessageTimesTotal": str(appender.messages_total),
+            "putMessageSizeTotal": str(appender.bytes_total),
+            "remainHowManyDataToFlush": f"{commit_log.max_offset - commit_log.flushed_offset} B",
+            "suspect": str(suspect) if suspect is not None else "",
+        }
+
+    # --- timers ---
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            log.info("loop_closed_before_flush_report")
+
+    def _repeat(self, name: str, period_s: float, work: Callable[[], object]) -> None:
+        assert self._loop is not None
+
+        def run() -> None:
+            try:
+                work()
+            except OSError as error:
+                self._on_fatal(error)
+                return
+            self._repeat(name, period_s, work)
+
+        self._timers[name] = self._loop.call_later(period_s, run)
+
+
+def _in_thread(name: str, work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()

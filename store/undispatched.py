@@ -1,0 +1,60 @@
+"""The part of the log above the dispatched end: what a new master takes over.
+
+A slave has bytes there that it never parsed. Before it may put, it must know where whole records
+end and which queue offsets they took. Origin: Java `CommitLog.recoverTopicQueueTable` and
+`AutoSwitchHAService.truncateInvalidMsg`, which looks only below confirmOffset.
+"""
+
+from __future__ import annotations
+
+from protocol.errors import CorruptLogError
+from store.commit_log import CommitLog
+from store.dispatch import Dispatcher
+from store.log_scan import LogScanner, find_valid_record
+from store.queue_table import QueueTable
+from store.reader import check_record
+
+
+def queue_undispatched(commit_log: CommitLog, queues: QueueTable, dispatcher: Dispatcher) -> int:
+    """Queue every whole record above the dispatched end for dispatch; where they end.
+
+    Counts `next_offset` of their queues on. Raises CorruptLogError if whole records lie behind
+    the first that is none: that is damage, not an incomplete tail.
+    """
+    dispatcher.pending.clear()
+    queues.reset_next_offsets()
+    scanner = LogScanner(commit_log, dispatcher.offset, commit_log.max_offset, check_crc=True)
+    while (head := scanner.next()) is not None:
+        queue = queues.of_record(head)
+        record = dispatcher.describe(head, queue)
+        dispatcher.pending.append(record)
+        if record.has_unit:
+            queue.next_offset = max(queue.next_offset, head.queue_offset + 1)
+    if scanner.problem is not None:
+        behind = find_valid_record(commit_log, scanner.offset)
+        if behind is not None:
+            raise CorruptLogError(
+                commit_log.file_of(scanner.offset),
+                scanner.offset,
+                f"{scanner.problem}, but there are records behind it, at {behind}",
+            )
+    return scanner.offset
+
+
+def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: int) -> bool:
+    """Whether the log can be cut at `offset`: a record begins there, or whole records end there.
+
+    `dispatched_offset` is a known boundary at or below which nothing has to be read.
+    """
+    if offset == dispatched_offset or offset % commit_log.segment_size == 0:
+        return True
+    if offset > dispatched_offset:
+        scanner = LogScanner(commit_log, dispatched_offset, offset, check_crc=False)
+        while scanner.next() is not None:
+            pass
+        return scanner.offset == offset
+    try:
+        check_record(commit_log, offset)
+    except CorruptLogError:
+        return False
+    return True
