@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 from ha.clock import ByteRate
 from ha.master_core import (
@@ -20,6 +21,7 @@ from ha.master_core import (
     SendLog,
     SlaveConnection,
 )
+from ha.open_links import OpenLinks
 from ha.ports import HAListener, LogStore
 from ha.protocol import SlaveFrameReader
 from ha.sync_state import ConfirmAdvanced, ProposeSet
@@ -31,8 +33,14 @@ log = logging.getLogger(__name__)
 class SlaveLink(asyncio.Protocol):
     """One accepted HA connection. `attach` gives it to the acting master, or ends it."""
 
-    def __init__(self, connection_id: int, attach: Callable[[SlaveLink], MasterShell | None]):
+    def __init__(
+        self,
+        connection_id: int,
+        attach: Callable[[SlaveLink], MasterShell | None],
+        open_links: OpenLinks,
+    ) -> None:
         self.connection_id = connection_id
+        self._open_links = open_links
         self.address = "?"
         self.rate = ByteRate()
         self.reader = SlaveFrameReader()
@@ -41,7 +49,9 @@ class SlaveLink(asyncio.Protocol):
         self._shell: MasterShell | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's transports are no subclass of asyncio's.
+        transport = cast(asyncio.Transport, transport)
+        self._open_links.made()
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
         self.transport = transport
@@ -55,6 +65,7 @@ class SlaveLink(asyncio.Protocol):
             self._shell.received(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._open_links.lost()
         shell, self._shell, self.transport = self._shell, None, None
         if shell is not None:
             shell.lost(self)

@@ -19,6 +19,7 @@ from ha.clock import boot_ms
 from ha.config import HAConfig
 from ha.master_core import MasterCore, MasterEffect
 from ha.master_shell import MasterShell, SlaveLink
+from ha.open_links import OpenLinks
 from ha.ports import HAListener, LogStore
 from ha.slave_core import Phase, SlaveCore
 from ha.slave_shell import ProvePeer, SlaveShell, local_log
@@ -65,6 +66,7 @@ class AutoSwitchHAService:
         self._slave: SlaveShell | None = None
         self._dead: frozenset[int] = frozenset()
         self._links_made = 0
+        self._open_links = OpenLinks()
         self.port = 0
 
     # -- life
@@ -87,6 +89,7 @@ class AutoSwitchHAService:
                 self._server.close()
                 await self._server.wait_closed()
                 self._server = None
+            await self._open_links.wait_none()
 
     # -- role
 
@@ -142,7 +145,12 @@ class AutoSwitchHAService:
                 now_ms,
             )
             self._slave = SlaveShell(
-                core, self._store, self._listener, self._now_ms, self._prove_master
+                core,
+                self._store,
+                self._listener,
+                self._now_ms,
+                self._prove_master,
+                self._open_links,
             )
             self._slave.start()
             log.info(
@@ -296,7 +304,7 @@ class AutoSwitchHAService:
 
     def _new_link(self) -> SlaveLink:
         self._links_made += 1
-        return SlaveLink(self._links_made, self._attach)
+        return SlaveLink(self._links_made, self._attach, self._open_links)
 
     def _attach(self, link: SlaveLink) -> MasterShell | None:
         if self._master is not None:

@@ -11,9 +11,11 @@ import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from typing import cast
 
 from epoch.entry import EpochEntry
 from ha.clock import ByteRate
+from ha.open_links import OpenLinks
 from ha.ports import HAListener, LogStore
 from ha.protocol import MasterFrameReader
 from ha.slave_core import PeerIdentity, SlaveCore
@@ -62,14 +64,17 @@ def local_log(store: LogStore) -> LocalLog:
 class MasterLink(asyncio.BufferedProtocol):
     """The connection to the master. Everything received is consumed before the next read."""
 
-    def __init__(self, shell: SlaveShell, buffer: memoryview) -> None:
+    def __init__(self, shell: SlaveShell, buffer: memoryview, open_links: OpenLinks) -> None:
+        self._open_links = open_links
         self.reader = MasterFrameReader()
         self.transport: asyncio.Transport | None = None
         self._shell: SlaveShell | None = shell
         self._buffer = buffer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's transports are no subclass of asyncio's.
+        transport = cast(asyncio.Transport, transport)
+        self._open_links.made()
         self.transport = transport
         if self._shell is None:
             transport.abort()
@@ -84,6 +89,7 @@ class MasterLink(asyncio.BufferedProtocol):
             self._shell.received(self, self._buffer[:nbytes])
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._open_links.lost()
         shell, self._shell, self.transport = self._shell, None, None
         if shell is not None:
             shell.lost(self, str(exc) if exc is not None else "closed by the master")
@@ -104,7 +110,9 @@ class SlaveShell:
         listener: HAListener,
         now_ms: Callable[[], int],
         prove_master: ProvePeer | None,
+        open_links: OpenLinks,
     ) -> None:
+        self._open_links = open_links
         self.core = core
         self.rate = ByteRate()
         self._store = store
@@ -307,7 +315,7 @@ class SlaveShell:
 
     async def _dial(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        link = MasterLink(self, self._buffer)
+        link = MasterLink(self, self._buffer, self._open_links)
         try:
             await self._loop.create_connection(lambda: link, host.strip("[]"), int(port))
         except asyncio.CancelledError:

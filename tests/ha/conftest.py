@@ -1,0 +1,273 @@
+"""Helpers of the HA tests: a log in memory for the cores, a group of real replicas for the shells.
+
+A `Group` is three stores and three HA services in one loop over loopback, with a controller of a
+few lines in the middle whose pushes and answers the test steers by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from epoch.entry import EpochEntry, with_ends
+from ha.config import HAConfig
+from ha.service import AutoSwitchHAService
+from ha.sync_state import Proposal
+from protocol.role_view import Replica, RoleView
+from store.config import StoreConfig
+from store.message_store import MessageStore
+
+SEGMENT = 16 << 10
+HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
+TOPIC = "HaTopic"
+BODY = b"x" * 40
+
+
+async def until(condition: Callable[[], object], what: str = "") -> None:
+    """Lets the loop run until the condition holds; fails after five seconds."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+    assert condition(), what
+
+
+class Node:
+    """One replica: its store, its service, and what the service told its broker."""
+
+    def __init__(self, group: Group, broker_id: int, root: Path, config: HAConfig) -> None:
+        self.group = group
+        self.broker_id = broker_id
+        self.root = root
+        self.config = config
+        self.proposals: list[Proposal] = []
+        self.following: list[int] = []
+        self.truncated: list[tuple[int, int]] = []
+        self.diverged: list[str] = []
+        self.fatal: list[BaseException] = []
+        self.up = False
+
+    async def start(self) -> None:
+        self.store_config = StoreConfig(
+            store_path_root_dir=str(self.root),
+            mapped_file_size_commit_log=self.group.segment_size,
+            mapped_file_size_consume_queue=20 * 1000,
+            max_hash_slot_num=100,
+            max_index_num=400,
+            ha_listen_port=0,
+            **self.group.store_settings,
+        )
+        self.store = MessageStore(self.store_config, store_host=HOST, controller_mode=True)
+        self.store.open()
+        self.store.start(asyncio.get_running_loop(), self.on_fatal)
+        self.ha = AutoSwitchHAService(
+            self.store,
+            self.config,
+            self,
+            store_config=self.store_config,
+            broker_id_of=lambda: self.broker_id,
+            prove_master=self.group.prove_master,
+            bind_host="127.0.0.1",
+        )
+        self.store.on_flushed(self.ha.notify_flushed)
+        await self.ha.start()
+        self.up = True
+
+    async def stop(self) -> None:
+        if self.up:
+            self.up = False
+            await self.ha.close()
+            self.store.close()
+
+    # -- the listener
+
+    def on_confirm_offset(self, offset: int) -> None:
+        self.store.advance_confirm_offset(offset)
+
+    def on_proposal(self, proposal: Proposal) -> None:
+        self.proposals.append(proposal)
+        self.group.on_proposal(self, proposal)
+
+    def on_slave_following(self, broker_id: int) -> None:
+        self.following.append(broker_id)
+
+    def on_truncated(self, from_offset: int, to_offset: int) -> None:
+        self.truncated.append((from_offset, to_offset))
+
+    def on_diverged(self, reason: str) -> None:
+        self.diverged.append(reason)
+
+    def on_fatal(self, exc: BaseException) -> None:
+        self.fatal.append(exc)
+
+    # -- what a test does with it
+
+    def put(self, count: int = 1, body: bytes = BODY) -> int:
+        """Writes messages as the broker's send path does, one loop turn; the log's end."""
+        for n in range(count):
+            self.store.put_message(
+                TOPIC,
+                0,
+                body + b"%06d" % n,
+                b"",
+                0,
+                None,
+                None,
+                born_timestamp=1_700_000_000_000,
+                born_host=HOST,
+            )
+        end = self.store.end_turn()
+        self.ha.notify_append(end)
+        self.store.request_flush()
+        return end
+
+    def log_bytes(self) -> bytes:
+        store = self.store
+        parts: list[bytes] = []
+        offset = store.min_phy_offset
+        while offset < store.max_phy_offset:
+            view = store.log_view(offset, 1 << 30)
+            parts.append(bytes(view))
+            offset += len(view)
+        return b"".join(parts)
+
+    @property
+    def readable(self) -> int:
+        return self.store.max_offset_in_queue(TOPIC, 0)
+
+    @property
+    def epochs(self) -> list[tuple[int, int]]:
+        return [(e.epoch, e.start_offset) for e in self.store.epochs.entries]
+
+
+class Group:
+    """Replicas and the recorded state of their controller. `auto` answers proposals at once."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.segment_size = SEGMENT
+        self.store_settings: dict[str, object] = {}
+        self.prove_master: Callable[[RoleView], Awaitable[object]] | None = None
+        self.nodes: dict[int, Node] = {}
+        self.view = RoleView(cluster_name="C", broker_name="broker-a")
+        self.auto = True
+
+    async def add(self, broker_id: int, config: HAConfig | None = None) -> Node:
+        root = self.tmp_path / f"b{broker_id}"
+        node = Node(self, broker_id, root, config or HAConfig())
+        self.nodes[broker_id] = node
+        await node.start()
+        return node
+
+    async def restart(self, node: Node) -> None:
+        await node.stop()
+        await node.start()
+
+    def registered(self) -> tuple[Replica, ...]:
+        return tuple(
+            Replica(
+                broker_id,
+                ha_address=f"127.0.0.1:{node.ha.port}",
+                alive=node.up,
+                learner=node.config.async_learner,
+            )
+            for broker_id, node in sorted(self.nodes.items())
+        )
+
+    async def elect(self, master: Node, *members: int, others: bool = True) -> None:
+        """A committed election: the winner is told first, then the others."""
+        self.view = replace(
+            self.view,
+            master_broker_id=master.broker_id,
+            master_address=f"remoting-{master.broker_id}",
+            master_ha_address=f"127.0.0.1:{master.ha.port}",
+            master_epoch=self.view.master_epoch + 1,
+            sync_state_set_epoch=self.view.sync_state_set_epoch + 1,
+            sync_state_set=frozenset(members or (master.broker_id,)),
+            replicas=self.registered(),
+        )
+        await master.ha.change_to_master(self.view)
+        for node in list(self.nodes.values()) if others else ():
+            if node is not master and node.up:
+                await node.ha.change_to_slave(self.view)
+
+    async def follow(self, node: Node) -> None:
+        """A registered node learns the view."""
+        await node.ha.change_to_slave(self.view)
+
+    def commit(self, new_set: frozenset[int]) -> RoleView:
+        self.view = replace(
+            self.view,
+            sync_state_set=new_set,
+            sync_state_set_epoch=self.view.sync_state_set_epoch + 1,
+            replicas=self.registered(),
+        )
+        return self.view
+
+    def on_proposal(self, node: Node, proposal: Proposal) -> None:
+        if self.auto:
+            asyncio.get_running_loop().call_soon(self.answer, node, proposal)
+
+    def answer(self, node: Node, proposal: Proposal) -> None:
+        if node.ha.pending_proposal is not proposal:
+            return
+        if proposal.sync_state_set_epoch != self.view.sync_state_set_epoch:
+            node.ha.proposal_refused(2001, "set epoch differs")
+            return
+        node.ha.proposal_applied(self.commit(proposal.new_set))
+
+    async def level(self, *nodes: Node) -> None:
+        """Waits until all logs are the same and all of them is readable everywhere."""
+        first = nodes[0]
+        await until(
+            lambda: all(
+                n.store.max_phy_offset == first.store.max_phy_offset
+                and n.store.confirm_offset == first.store.max_phy_offset
+                for n in nodes
+            )
+        )
+        assert len({n.log_bytes()[-(first.store.max_phy_offset - n.store.min_phy_offset) :]
+                    for n in nodes if n.store.min_phy_offset == first.store.min_phy_offset}) == 1
+
+    async def close(self) -> None:
+        for node in self.nodes.values():
+            await node.stop()
+        assert not [n.fatal for n in self.nodes.values() if n.fatal]
+
+
+@pytest.fixture
+def run_group(tmp_path: Path) -> Callable[[Callable[[Group], Awaitable[None]]], None]:
+    """Runs an async scenario with an empty group, and stops what it started."""
+
+    def run(scenario: Callable[[Group], Awaitable[None]], **store_settings: object) -> None:
+        async def main() -> None:
+            group = Group(tmp_path)
+            group.store_settings = store_settings
+            try:
+                await scenario(group)
+            finally:
+                await group.close()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+
+    return run
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Awaitable[None]]:
+    return until
+
+
+def entries(*pairs: tuple[int, int]) -> tuple[EpochEntry, ...]:
+    return with_ends(EpochEntry(epoch, start) for epoch, start in pairs)
+
+
+@pytest.fixture(name="entries")
+def entries_fixture() -> Callable[..., tuple[EpochEntry, ...]]:
+    return entries
