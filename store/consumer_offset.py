@@ -1,0 +1,185 @@
+"""How far each consumer group has got: table, data version and `config/consumerOffset.json`.
+
+An offset is the next message that a group has not consumed, per topic and queue. The table's key
+is `topic@group`, as in Java; its value maps queue ids to offsets.
+
+Invariant (R31): what a master sends replaces the own offsets only if its masterEpoch is not below
+the last one accepted, which is kept in the file as the data version's state version: a deposed
+master's late offsets must not overwrite those of its successor.
+Origin: Java `ConsumerOffsetManager`, and `SlaveSynchronize`, which knows no epoch.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from protocol.bodies import ConsumerOffsetSerializeWrapper
+from store.config_file import ConfigManager, wall_clock_ms
+
+log = logging.getLogger(__name__)
+
+SEPARATOR = "@"
+NO_OFFSET = -1
+# Java moves the data version once per so many commits, not at each.
+_COMMITS_PER_VERSION = 500
+
+
+class _OffsetFile(ConsumerOffsetSerializeWrapper):
+    """Java's file has one derived member more; Java does not read it either."""
+
+    group_topic_map: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
+class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
+    """`topic@group` -> queue id -> offset. One thread only; see `ConfigManager.snapshot`."""
+
+    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_clock_ms) -> None:
+        """`path` is `config/consumerOffset.json`; call `load` next."""
+        super().__init__(path, ConsumerOffsetSerializeWrapper, clock_ms)
+        self._table: dict[str, dict[int, int]] = {}
+        self._commits = 0
+
+    def load(self) -> None:
+        """Take over what is on disk. Raises CorruptLogError if nothing there can be used."""
+        body = self._file.load()
+        if body is None:
+            return
+        self._table = body.offset_table
+        self.data_version = body.data_version
+        self._dirty = False
+
+    # -- reading
+
+    def query(self, group: str, topic: str, queue_id: int) -> int:
+        """The committed offset, -1 if there is none."""
+        offsets = self._table.get(f"{topic}@{group}")
+        return NO_OFFSET if offsets is None else offsets.get(queue_id, NO_OFFSET)
+
+    def offsets_of(self, group: str, topic: str) -> dict[int, int]:
+        """Queue id -> offset of a group in a topic (a copy)."""
+        return dict(self._table.get(f"{topic}@{group}", ()))
+
+    def topics_of(self, group: str) -> list[str]:
+        """Topics in which a group has committed, sorted."""
+        return sorted(topic for topic, owner in self._pairs() if owner == group)
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that have committed in a topic, sorted."""
+        return sorted(group for name, group in self._pairs() if name == topic)
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        # Broadcast marks (`topic@group@...`) are nobody's subscription, as in Java.
+        parts = (key.split(SEPARATOR) for key in self._table)
+        return [(part[0], part[1]) for part in parts if len(part) == 2]
+
+    @property
+    def table(self) -> Mapping[str, Mapping[int, int]]:
+        """The whole table; read only."""
+        return self._table
+
+    @property
+    def master_epoch(self) -> int:
+        """The last masterEpoch accepted."""
+        return self.data_version.state_version
+
+    def wrapper(self) -> ConsumerOffsetSerializeWrapper:
+        group_topics: dict[str, list[str]] = {}
+        for topic, group in self._pairs():
+            group_topics.setdefault(group, []).append(topic)
+        return _OffsetFile(
+            data_version=self.data_version,
+            group_topic_map=group_topics,
+            offset_table=self._table,
+        )
+
+    # -- changing
+
+    def commit(
+        self, group: str, topic: str, queue_id: int, offset: int, *, client: str = ""
+    ) -> None:
+        """Set an offset. One that goes back is taken, as in Java, but not in silence."""
+        key = f"{topic}@{group}"
+        offsets = self._table.get(key)
+        if offsets is None:
+            offsets = self._table[key] = {}
+        before = offsets.get(queue_id, NO_OFFSET)
+        if offset == before:
+            return
+        if offset < before:
+            log.warning(
+                "consumer_offset_back group=%s topic=%s queue_id=%d offset=%d before=%d client=%s",
+                group,
+                topic,
+                queue_id,
+                offset,
+                before,
+                client,
+            )
+        offsets[queue_id] = offset
+        self._dirty = True
+        self._commits += 1
+        if self._commits % _COMMITS_PER_VERSION == 0:
+            self._new_version()
+
+    def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the offsets of some queues on an operator's word; going back is meant."""
+        self._table.setdefault(f"{topic}@{group}", {}).update(offsets)
+        self._new_version()
+
+    def clone(self, source_group: str, target_group: str, topic: str) -> bool:
+        """Let a group begin where another one is; False if that one has nothing in the topic."""
+        offsets = self._table.get(f"{topic}@{source_group}")
+        if offsets is None:
+            return False
+        self._table[f"{topic}@{target_group}"] = dict(offsets)
+        self._new_version()
+        return True
+
+    def remove_group(self, group: str) -> bool:
+        """Forget all offsets of a group; True if it had any."""
+        return self._remove(
+            {f"{topic}@{owner}" for topic, owner in self._pairs() if owner == group}
+        )
+
+    def remove_topic(self, topic: str) -> bool:
+        """Forget all offsets in a topic; True if there were any."""
+        return self._remove({key for key in self._table if key.split(SEPARATOR)[0] == topic})
+
+    def _remove(self, keys: set[str]) -> bool:
+        for key in keys:
+            del self._table[key]
+        if keys:
+            self._new_version()
+        return bool(keys)
+
+    # -- from the master
+
+    def apply_from_master(self, master_epoch: int, data: bytes) -> bool:
+        """Take over the offsets that the master of `master_epoch` sent as a 43 body.
+
+        False, and nothing done, if a later master was heard already. Offsets of queues that are
+        not in the body stay. Raises RemoteProtocolError if it is none.
+        """
+        if master_epoch < self.master_epoch:
+            return False
+        incoming = ConsumerOffsetSerializeWrapper.decode(data).offset_table
+        changed = master_epoch > self.master_epoch
+        for key, offsets in incoming.items():
+            own = self._table.get(key)
+            if own is None:
+                own = self._table[key] = {}
+            elif offsets.items() <= own.items():
+                continue
+            own.update(offsets)
+            changed = True
+        if changed:
+            self._new_version(master_epoch)
+        return True
+
+    def replace_all(self, wrapper: ConsumerOffsetSerializeWrapper) -> None:
+        """Put another table, with its version, in place of this one."""
+        self._table = {key: dict(offsets) for key, offsets in wrapper.offset_table.items()}
+        self.data_version = wrapper.data_version
+        self._dirty = True

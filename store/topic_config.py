@@ -1,0 +1,213 @@
+"""The topics of a broker: table, data version and `config/topics.json`.
+
+Invariant: every change of the table moves `data_version`, whose state version is the masterEpoch:
+name servers and slaves compare it. System topics are always there. Topic configs are values: they
+are replaced, never changed in place. Origin: Java `TopicConfigManager`.
+
+How changes reach the other replicas (R31) is the broker's business: it writes them to the log
+first and calls `put` and `delete` when the record is dispatched, on every replica alike.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from protocol import topic_name as names
+from protocol.bodies import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    DataVersion,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
+from store.config_file import ConfigManager, wall_clock_ms
+
+_READ_WRITE = PERM_READ | PERM_WRITE
+_SCHEDULE_QUEUES = 18
+_BENCHMARK_QUEUES = 1024
+_CLUSTER_QUEUES = 16
+_REVIVE_QUEUES = 8
+
+# Called with the names of the topics that were put or deleted.
+TopicListener = Callable[[tuple[str, ...]], None]
+
+
+def topic_config(name: str, queue_nums: int, perm: int = _READ_WRITE) -> TopicConfig:
+    """A topic with as many queues to read as to write."""
+    return TopicConfig(
+        topic_name=name, read_queue_nums=queue_nums, write_queue_nums=queue_nums, perm=perm
+    )
+
+
+def system_topics(
+    cluster_name: str, broker_name: str, *, auto_create_topic: bool, default_queue_nums: int
+) -> list[TopicConfig]:
+    """What a broker owns from the start, as a fresh Java broker makes it."""
+    topics = [
+        topic_config(names.SELF_TEST_TOPIC, 1),
+        topic_config(names.BENCHMARK_TOPIC, _BENCHMARK_QUEUES),
+        topic_config(cluster_name, _CLUSTER_QUEUES, PERM_INHERIT | _READ_WRITE),
+        topic_config(broker_name, 1, PERM_INHERIT | _READ_WRITE),
+        topic_config(names.OFFSET_MOVED_TOPIC, 1),
+        topic_config(names.SCHEDULE_TOPIC, _SCHEDULE_QUEUES),
+        topic_config(names.reply_topic(cluster_name), 1),
+        topic_config(names.REVIVE_TOPIC_PREFIX + cluster_name, _REVIVE_QUEUES),
+        topic_config(names.SYNC_BROKER_MEMBER_PREFIX + broker_name, 1, PERM_INHERIT),
+        topic_config(names.TRANS_HALF_TOPIC, 1),
+        topic_config(names.TRANS_OP_HALF_TOPIC, 1),
+        topic_config(names.TIMER_TOPIC, 1),
+    ]
+    if auto_create_topic:
+        topics.append(
+            topic_config(names.AUTO_CREATE_TOPIC, default_queue_nums, PERM_INHERIT | _READ_WRITE)
+        )
+    return topics
+
+
+class TopicConfigManager(ConfigManager[TopicConfigSerializeWrapper]):
+    """Topic name -> TopicConfig. One thread only; `persist` may be split, see `snapshot`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        cluster_name: str = "DefaultCluster",
+        broker_name: str = "broker",
+        auto_create_topic: bool = True,
+        default_queue_nums: int = 8,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """`path` is `config/topics.json`; call `load` next. `clock_ms` stamps the version."""
+        super().__init__(path, TopicConfigSerializeWrapper, clock_ms)
+        self._system = {
+            config.topic_name: config
+            for config in system_topics(
+                cluster_name,
+                broker_name,
+                auto_create_topic=auto_create_topic,
+                default_queue_nums=default_queue_nums,
+            )
+        }
+        self._table: dict[str, TopicConfig] = dict(self._system)
+        self.on_change: list[TopicListener] = []
+
+    def load(self) -> None:
+        """Take over what is on disk, system topics of other sizes included.
+
+        Raises CorruptLogError if neither the file nor its `.bak` can be used.
+        """
+        body = self._file.load()
+        if body is None:
+            return
+        self._table = self._system | body.topic_config_table
+        self.data_version = body.data_version
+        self._dirty = self._table.keys() != body.topic_config_table.keys()
+
+    # -- reading
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self._table.get(topic)
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def table(self) -> Mapping[str, TopicConfig]:
+        """All topics by name; read only."""
+        return self._table
+
+    def wrapper(self) -> TopicConfigSerializeWrapper:
+        """The whole table with its version, for slaves, name servers and the file."""
+        return TopicConfigSerializeWrapper(
+            data_version=self.data_version, topic_config_table=dict(self._table)
+        )
+
+    def derived(
+        self, topic: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int = 0
+    ) -> TopicConfig | None:
+        """What an unknown topic becomes when a message for it comes; not stored.
+
+        None if the default topic does not exist or hands nothing down. The default topic's perm
+        goes over without the inherit bit; the queues are the fewer of both sides'.
+        """
+        default = self._table.get(default_topic)
+        if default is None or not default.perm & PERM_INHERIT:
+            return None
+        queue_nums = max(0, min(client_queue_nums, default.write_queue_nums))
+        perm = default.perm & ~PERM_INHERIT
+        config = topic_config(topic, queue_nums, perm)
+        return msgspec.structs.replace(
+            config,
+            topic_sys_flag=topic_sys_flag,
+            topic_filter_type=default.topic_filter_type,
+        )
+
+    # -- changing
+
+    def put(self, config: TopicConfig) -> bool:
+        """Add or replace a topic; False, and no new version, if it is as it was."""
+        return self.put_all((config,))
+
+    def put_all(self, configs: Iterable[TopicConfig]) -> bool:
+        """Add or replace several topics as one change."""
+        changed = [c for c in configs if self._table.get(c.topic_name) != c]
+        if not changed:
+            return False
+        for config in changed:
+            self._table[config.topic_name] = config
+        self._changed(tuple(config.topic_name for config in changed))
+        return True
+
+    def create_by_message(self, topic: str, queue_ids: int) -> bool:
+        """Make sure that a topic which the log shows can be read from queues 0 ... queue_ids-1.
+
+        An unknown topic is created for reading and writing. A known one only becomes readable
+        in more queues: it may have been made smaller on purpose, and its old messages stay.
+        """
+        known = self._table.get(topic)
+        if known is None:
+            return self.put(topic_config(topic, queue_ids))
+        if known.read_queue_nums >= queue_ids:
+            return False
+        return self.put(msgspec.structs.replace(known, read_queue_nums=queue_ids))
+
+    def delete(self, topic: str) -> bool:
+        """Remove a topic; a system topic stays."""
+        if topic in self._system or self._table.pop(topic, None) is None:
+            return False
+        self._changed((topic,))
+        return True
+
+    def replace_all(self, table: Mapping[str, TopicConfig], data_version: DataVersion) -> bool:
+        """Become what the master has (a slave's sync); False if it was the same already.
+
+        System topics that the master does not list stay. Both versions and contents are compared:
+        replicas count their own changes, so equal versions prove nothing.
+        """
+        before, after = self._table, self._system | dict(table)
+        touched = tuple(
+            topic
+            for topic in sorted(before.keys() | after.keys())
+            if before.get(topic) != after.get(topic)
+        )
+        if not touched and data_version == self.data_version:
+            return False
+        self._table = after
+        self.data_version = data_version
+        self._dirty = True
+        self._tell(touched)
+        return True
+
+    def _changed(self, topics: tuple[str, ...]) -> None:
+        self._new_version()
+        self._tell(topics)
+
+    def _tell(self, topics: tuple[str, ...]) -> None:
+        if topics:
+            for listener in self.on_change:
+                listener(topics)

@@ -1,0 +1,137 @@
+"""Consumer offsets: Java's dialect is read, and a deposed master's late offsets are not taken."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from protocol.bodies import ConsumerOffsetSerializeWrapper
+from protocol.errors import RemoteProtocolError
+from store.consumer_offset import ConsumerOffsetManager
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
+
+
+def offsets_at(folder: Path) -> ConsumerOffsetManager:
+    manager = ConsumerOffsetManager(folder / "consumerOffset.json", clock_ms=lambda: 1234)
+    manager.load()
+    return manager
+
+
+def test_golden_file_loads_and_ours_holds_the_same_in_standard_json(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "b0/config/consumerOffset.json", tmp_path)
+    manager = offsets_at(tmp_path)
+    assert manager.query("gold_orderly", "GoldTopic", 2) == 4
+    assert manager.offsets_of("gold_lite", "GoldTopic") == {0: 3, 1: 3, 2: 4}
+    assert manager.topics_of("gold_consumer") == ["%RETRY%gold_consumer", "GoldTopic"]
+    assert manager.groups_of("GoldTopic") == ["gold_consumer", "gold_lite", "gold_orderly"]
+    assert "GoldTopic@gold_broadcast@broadcast" in manager.table
+    before = {key: dict(value) for key, value in manager.table.items()}
+    assert not manager.persist()
+    manager.mark_dirty()
+    assert manager.persist()
+    written = json.loads((tmp_path / "consumerOffset.json").read_text())
+    assert written["offsetTable"]["GoldTopic@gold_lite"] == {"0": 3, "1": 3, "2": 4}
+    assert sorted(written["groupTopicMap"]["gold_consumer"]) == [
+        "%RETRY%gold_consumer",
+        "GoldTopic",
+    ]
+    assert offsets_at(tmp_path).table == before
+
+
+def test_commits_are_kept_and_going_back_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = offsets_at(tmp_path)
+    assert manager.query("g", "T", 0) == -1
+    manager.commit("g", "T", 0, 10)
+    manager.commit("g", "T", 0, 10)
+    manager.commit("g", "T", 1, 0)
+    assert manager.query("g", "T", 1) == 0
+    assert caplog.text == ""
+    manager.commit("g", "T", 0, 4, client="10.0.0.1:5")
+    assert "consumer_offset_back group=g topic=T queue_id=0 offset=4 before=10" in caplog.text
+    assert manager.query("g", "T", 0) == 4
+    assert manager.persist()
+    assert not manager.persist()
+    assert offsets_at(tmp_path).query("g", "T", 0) == 4
+
+
+def test_the_version_moves_once_per_five_hundred_commits(tmp_path: Path) -> None:
+    manager = offsets_at(tmp_path)
+    for offset in range(1, 1001):
+        manager.commit("g", "T", 0, offset)
+    assert manager.data_version.counter == 2
+
+
+def test_operators_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    manager = offsets_at(tmp_path)
+    manager.commit("g", "T", 0, 10)
+    manager.commit("g", "U", 0, 10)
+    manager.reset("g", "T", {0: 2, 1: 3})
+    assert caplog.text == ""
+    assert manager.clone("g", "h", "T")
+    assert not manager.clone("nobody", "h", "T")
+    manager.commit("g", "T", 0, 5)
+    assert manager.offsets_of("h", "T") == {0: 2, 1: 3}
+    assert manager.remove_group("g")
+    assert not manager.remove_group("g")
+    assert manager.topics_of("g") == []
+    assert manager.remove_topic("T")
+    assert not manager.remove_topic("T")
+    assert manager.table == {}
+
+
+def test_r31_offsets_of_a_deposed_master_are_ignored(tmp_path: Path) -> None:
+    """1. The master of epoch 2 sends 100. 2. Epoch 3 is elected and sends 40 (its truth).
+    3. A late message of epoch 2 comes: ignored, also after a restart. 4. Epoch 3 goes on."""
+    old, new, slave = (offsets_at(tmp_path / name) for name in ("old", "new", "slave"))
+    old.commit("g", "T", 0, 100)
+    assert slave.apply_from_master(2, old.encode_json())
+    assert slave.query("g", "T", 0) == 100
+    new.commit("g", "T", 0, 40)
+    assert slave.apply_from_master(3, new.encode_json())
+    assert slave.query("g", "T", 0) == 40
+    assert not slave.apply_from_master(2, old.encode_json())
+    assert slave.query("g", "T", 0) == 40
+    assert slave.persist()
+    slave = offsets_at(tmp_path / "slave")
+    assert slave.master_epoch == 3
+    assert not slave.apply_from_master(2, old.encode_json())
+    new.commit("g", "T", 0, 41)
+    assert slave.apply_from_master(3, new.encode_json())
+    assert slave.query("g", "T", 0) == 41
+
+
+def test_r31_an_own_reign_ends_what_earlier_masters_say(tmp_path: Path) -> None:
+    other, mine = offsets_at(tmp_path / "o"), offsets_at(tmp_path / "m")
+    other.commit("g", "T", 0, 1)
+    mine.set_state_version(5)
+    mine.commit("g", "T", 0, 9)
+    assert not mine.apply_from_master(4, other.encode_json())
+    assert mine.query("g", "T", 0) == 9
+
+
+def test_what_the_master_does_not_mention_stays(tmp_path: Path) -> None:
+    master, slave = offsets_at(tmp_path / "m"), offsets_at(tmp_path / "s")
+    slave.commit("g", "T", 1, 7)
+    slave.commit("h", "T", 0, 8)
+    master.commit("g", "T", 0, 3)
+    assert slave.apply_from_master(1, master.encode_json())
+    assert slave.offsets_of("g", "T") == {0: 3, 1: 7}
+    assert slave.query("h", "T", 0) == 8
+    assert slave.persist()
+    assert slave.apply_from_master(1, master.encode_json())
+    assert not slave.persist()  # nothing new: nothing to write
+
+
+def test_a_javas_body_is_read_and_nonsense_is_refused(tmp_path: Path) -> None:
+    slave = offsets_at(tmp_path)
+    assert slave.apply_from_master(1, b'{"offsetTable":{"T@g":{0:12,3:4}},"groupTopicMap":{}}')
+    assert slave.offsets_of("g", "T") == {0: 12, 3: 4}
+    with pytest.raises(RemoteProtocolError):
+        slave.apply_from_master(9, b"nonsense")
+    assert slave.master_epoch == 1
+    slave.replace_all(ConsumerOffsetSerializeWrapper(offset_table={"A@b": {0: 1}}))
+    assert slave.table == {"A@b": {0: 1}}

@@ -1,0 +1,257 @@
+"""Topics and groups: Java's files load, ours are standard JSON, changes move the version."""
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from epoch.durable_file import backup_path
+from protocol.bodies import (
+    DataVersion,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
+from protocol.errors import CorruptLogError
+from store.subscription_group import SYSTEM_GROUPS, SubscriptionGroupManager, is_system_group
+from store.topic_config import TopicConfigManager, system_topics, topic_config
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 1000
+
+    def __call__(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+
+def topics_at(folder: Path, **kwargs: bool) -> TopicConfigManager:
+    manager = TopicConfigManager(
+        folder / "topics.json",
+        broker_name="broker-a",
+        default_queue_nums=4,
+        clock_ms=Clock(),
+        **kwargs,
+    )
+    manager.load()
+    return manager
+
+
+def groups_at(folder: Path) -> SubscriptionGroupManager:
+    manager = SubscriptionGroupManager(folder / "subscriptionGroup.json", clock_ms=Clock())
+    manager.load()
+    return manager
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / "b1" / "config", tmp_path / "config"))
+
+
+def test_golden_topics_load_and_are_written_with_the_same_content(golden: Path) -> None:
+    java = json.loads((golden / "topics.json").read_text())
+    manager = topics_at(golden)
+    assert not manager.persist()  # nothing to add, nothing changed
+    topic = manager.get("GoldTopic")
+    assert topic == topic_config("GoldTopic", 4)
+    assert manager.data_version == DataVersion(
+        counter=116, state_version=3, timestamp=1795221259856
+    )
+    manager.mark_dirty()
+    assert manager.persist()
+    assert json.loads((golden / "topics.json").read_text()) == java
+
+
+def test_golden_groups_load_and_are_written_with_the_same_content(golden: Path) -> None:
+    java = json.loads((golden / "subscriptionGroup.json").read_text())
+    manager = groups_at(golden)
+    assert not manager.persist()
+    group = manager.get("gold_consumer")
+    assert group is not None
+    assert not group.consume_broadcast_enable
+    manager.mark_dirty()
+    assert manager.persist()
+    assert json.loads((golden / "subscriptionGroup.json").read_text()) == java
+
+
+def test_an_empty_folder_gets_the_topics_of_a_fresh_java_broker(tmp_path: Path) -> None:
+    java = TopicConfigSerializeWrapper.decode((GOLDEN / "b0/config/topics.json").read_bytes())
+    manager = topics_at(tmp_path)
+    users = {"GoldTopic"} | {name for name in java.topic_config_table if name.startswith("%")}
+    expected = {n: c for n, c in java.topic_config_table.items() if n not in users}
+    assert manager.table == expected
+    assert "TBW102" not in topics_at(tmp_path, auto_create_topic=False)
+    assert manager.persist()
+    again = topics_at(tmp_path)
+    assert again.table == expected
+    assert again.data_version == manager.data_version
+
+
+def test_an_empty_folder_gets_the_groups_of_a_fresh_java_broker(tmp_path: Path) -> None:
+    manager = groups_at(tmp_path)
+    java = SubscriptionGroupWrapper.decode(
+        (GOLDEN / "b0/config/subscriptionGroup.json").read_bytes()
+    ).subscription_group_table
+    assert set(manager.table) == set(SYSTEM_GROUPS)
+    assert all(manager.get(group) == java[group] for group in SYSTEM_GROUPS)
+    assert is_system_group("CID_RMQ_SYS_SCHEDULE")
+    assert not is_system_group("gold_consumer")
+
+
+def test_changes_move_the_version_and_are_told_once(tmp_path: Path) -> None:
+    manager = topics_at(tmp_path)
+    told: list[tuple[str, ...]] = []
+    manager.on_change.append(told.append)
+    assert manager.put(topic_config("A", 8))
+    assert not manager.put(topic_config("A", 8))
+    assert manager.put_all([topic_config("A", 8), topic_config("B", 2), topic_config("C", 2)])
+    assert manager.delete("B")
+    assert not manager.delete("B")
+    assert not manager.delete("TBW102")
+    assert told == [("A",), ("B", "C"), ("B",)]
+    assert manager.data_version.counter == 3
+    manager.set_state_version(7)
+    assert (manager.data_version.counter, manager.data_version.state_version) == (4, 7)
+    assert manager.persist()
+    assert not manager.persist()
+    again = topics_at(tmp_path)
+    assert "A" in again
+    assert "B" not in again
+    assert again.data_version == manager.data_version
+
+
+def test_r31_a_slave_creates_what_its_log_shows(tmp_path: Path) -> None:
+    """An unknown topic appears; a known one becomes readable further, not writable: it may have
+    been made smaller on purpose, and this is one of its old messages."""
+    manager = topics_at(tmp_path)
+    assert manager.create_by_message("New", 3)
+    assert manager.get("New") == topic_config("New", 3)
+    manager.put(topic_config("Small", 2))
+    assert not manager.create_by_message("Small", 2)
+    assert manager.create_by_message("Small", 5)
+    small = manager.get("Small")
+    assert small is not None
+    assert (small.read_queue_nums, small.write_queue_nums) == (5, 2)
+
+
+def test_an_unknown_topic_is_derived_from_the_default_one(tmp_path: Path) -> None:
+    manager = topics_at(tmp_path)
+    derived = manager.derived("New", "TBW102", 16, topic_sys_flag=2)
+    assert derived == TopicConfig(
+        topic_name="New", read_queue_nums=4, write_queue_nums=4, perm=6, topic_sys_flag=2
+    )
+    assert "New" not in manager
+    few = manager.derived("New", "TBW102", 1)
+    assert few is not None
+    assert few.write_queue_nums == 1
+    manager.put(topic_config("Plain", 4))
+    assert manager.derived("New", "Plain", 4) is None
+    assert manager.derived("New", "unknown", 4) is None
+
+
+def test_a_slave_becomes_what_its_master_has(tmp_path: Path) -> None:
+    master, slave = topics_at(tmp_path / "m"), topics_at(tmp_path / "s")
+    master.put(topic_config("A", 8))
+    slave.put(topic_config("Old", 1))
+    told: list[tuple[str, ...]] = []
+    slave.on_change.append(told.append)
+    wrapper = TopicConfigSerializeWrapper.decode(master.encode_json())
+    assert slave.replace_all(wrapper.topic_config_table, wrapper.data_version)
+    assert not slave.replace_all(wrapper.topic_config_table, wrapper.data_version)
+    assert slave.table == master.table
+    assert slave.data_version == master.data_version
+    assert told == [("A", "Old")]
+    assert slave.persist()
+
+
+def test_groups_change_and_follow_the_master(tmp_path: Path) -> None:
+    master, slave = groups_at(tmp_path / "m"), groups_at(tmp_path / "s")
+    told: list[tuple[str, ...]] = []
+    slave.on_change.append(told.append)
+    config = SubscriptionGroupConfig(group_name="g", retry_max_times=3)
+    assert master.put(config)
+    assert not master.put(msgspec.structs.replace(config))
+    wrapper = SubscriptionGroupWrapper.decode(master.encode_json())
+    wrapper.forbidden_table = {"g": {"T": 1}}
+    assert slave.replace_all(wrapper)
+    assert not slave.replace_all(wrapper)
+    assert slave.get("g") == config
+    assert slave.forbidden("g", "T") == 1
+    assert slave.forbidden("g", "other") == slave.forbidden("x", "T") == 0
+    assert slave.persist()
+    again = groups_at(tmp_path / "s")
+    assert again.forbidden("g", "T") == 1
+    assert again.delete("g")
+    assert not again.delete("g")
+    assert not again.delete("TOOLS_CONSUMER")
+    assert again.forbidden("g", "T") == 0
+    assert told == [("g",)]
+    again.set_state_version(5)
+    assert again.data_version.state_version == 5
+    assert "g" not in again
+    assert len(again) == len(SYSTEM_GROUPS)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b'{"topicConfigTable":5}', b"\x00" * 300])
+def test_a_bad_file_falls_back_to_bak_and_both_bad_stop_the_start(
+    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "topics.json"
+    manager = topics_at(tmp_path)
+    manager.put(topic_config("A", 8))
+    manager.persist()
+    manager.put(topic_config("B", 8))
+    manager.persist()
+    spoil(path, content)
+    again = topics_at(tmp_path)
+    assert "A" in again
+    assert "B" not in again
+    assert "config_file_from_backup" in caplog.text
+
+    again.put(topic_config("C", 1))
+    again.persist()
+    assert "C" in topics_at(tmp_path)
+    assert "A" in json.loads(backup_path(path).read_text())["topicConfigTable"]
+
+    spoil(path, content)
+    spoil(backup_path(path), b"garbage")
+    with pytest.raises(CorruptLogError) as caught:
+        topics_at(tmp_path)
+    assert str(path) in str(caught.value)
+    assert "topics.json.bak: " in str(caught.value)
+
+
+def spoil(path: Path, content: bytes | None) -> None:
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+
+
+def test_a_snapshot_that_did_not_reach_the_disk_is_due_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = topics_at(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("store.config_file.replace_file", full)
+        with pytest.raises(OSError, match="No space"):
+            manager.persist()
+    assert manager.persist()
+    assert "TBW102" in topics_at(tmp_path)
+
+
+def test_system_topics_are_named_after_cluster_and_broker() -> None:
+    topics = system_topics("C", "b", auto_create_topic=False, default_queue_nums=8)
+    assert {"C", "b", "C_REPLY_TOPIC", "rmq_sys_REVIVE_LOG_C", "rmq_sys_SYNC_BROKER_MEMBER_b"} <= {
+        topic.topic_name for topic in topics
+    }
