@@ -15,7 +15,8 @@ from typing import Final
 
 _PORT: Final = struct.Struct(">i")
 _OFFSET: Final = struct.Struct(">q")
-_TIME_AND_COUNTER: Final = struct.Struct(">iH")
+# A month of 31 days has more milliseconds than fit an i32: Java's cast wraps, as unsigned does.
+_TIME_AND_COUNTER: Final = struct.Struct(">IH")
 
 
 @lru_cache(maxsize=4096)

@@ -349,11 +349,17 @@ def _check_size(size: int) -> None:
 
 def _check_crc(buf: Buffer, pos: int, end: int, body_crc: int, body_at: int, body_len: int) -> None:
     view = memoryview(buf)
-    tail = bytes(view[end - CRC_TAIL_SIZE : end])
+    tail_at = end - CRC_TAIL_SIZE
+    tail = bytes(view[tail_at:end])
     if tail.startswith(CRC_PROPERTY):
-        if tail != crc_tail(_crc32(view[pos : end - CRC_TAIL_SIZE]) & 0x7FFFFFFF):
+        if tail != crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF):
             raise CorruptRecord("property CRC is wrong")
-    elif body_len and body_crc != _crc32(view[body_at : body_at + body_len]) & 0x7FFFFFFF:
+        return
+    # Right digits behind a wrong name: the name itself was hit, or the flip would pass unseen.
+    digits = tail[len(CRC_PROPERTY) :]
+    if digits[:-1].isdigit() and crc_tail(_crc32(view[pos:tail_at]) & 0x7FFFFFFF).endswith(digits):
+        raise CorruptRecord("the name of the property CRC is damaged")
+    if body_len and body_crc != _crc32(view[body_at : body_at + body_len]) & 0x7FFFFFFF:
         raise CorruptRecord("body CRC is wrong")
 
 

@@ -1,0 +1,90 @@
+"""Batch bodies, topic names, and errors that know their wire code."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.batch import BatchItem, encode_batch, split_batch
+from protocol.codes import ResponseCode
+from protocol.errors import BrokerRefusal, FencedError, ResponseError
+from protocol.message import Message, MessageQueue
+from protocol.topic_name import (
+    METADATA_TOPIC,
+    check_send_allowed,
+    check_topic,
+    group_problem,
+    is_system_topic,
+    topic_problem,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden/java-5.3.3/remoting/broker-320.json"
+ITEM = st.builds(
+    BatchItem, st.binary(max_size=20), st.binary(max_size=20), st.integers(-(2**31), 2**31 - 1)
+)
+
+
+def test_the_golden_batch_splits_and_joins_to_the_same_bytes() -> None:
+    body = bytes.fromhex(json.loads(GOLDEN.read_text())["examples"][0]["request"]["body_hex"])
+    items = split_batch(body)
+    assert [item.body for item in items] == [b"batch 0", b"batch 1", b"batch 2"]
+    assert encode_batch(items) == body
+
+
+@given(st.lists(ITEM, min_size=1, max_size=5), st.data())
+def test_batches_go_there_and_back_and_cut_ones_are_refused(
+    items: list[BatchItem], data: st.DataObject
+) -> None:
+    body = encode_batch(items)
+    assert split_batch(body) == items
+    ends = {len(encode_batch(items[:n])) for n in range(1, len(items))}
+    cut = data.draw(st.integers(0, len(body) - 1))
+    if cut not in ends:
+        with pytest.raises(BrokerRefusal) as caught:
+            split_batch(body[:cut])
+        assert caught.value.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+@given(st.binary(max_size=80))
+def test_noise_is_refused(noise: bytes) -> None:
+    try:
+        split_batch(noise)
+    except BrokerRefusal:
+        pass
+
+
+def test_names_of_topics_and_groups() -> None:
+    assert topic_problem("A_b-1%|") is None
+    assert topic_problem("T" * 127) is None and topic_problem("%RETRY%" + "g" * 240) is None
+    for bad in ("", " ", "a b", "a/b", "ä", "T" * 128, "%RETRY%" + "g" * 250, "ok\n"):
+        assert topic_problem(bad) is not None, bad
+        with pytest.raises(BrokerRefusal):
+            check_topic(bad)
+    assert group_problem("g") is None and group_problem("g g") is not None
+    assert is_system_topic("TBW102") and is_system_topic(METADATA_TOPIC)
+    with pytest.raises(BrokerRefusal) as caught:
+        check_send_allowed("SCHEDULE_TOPIC_XXXX")
+    assert caught.value.code == ResponseCode.NO_PERMISSION
+    check_send_allowed("TBW102")
+
+
+def test_queues_are_ordered_as_java_orders_them() -> None:
+    queues = [MessageQueue("t", "b", 1), MessageQueue("t", "a", 9), MessageQueue("s", "z", 0)]
+    assert sorted(queues) == [queues[2], queues[1], queues[0]]
+    assert len({*queues, MessageQueue("t", "b", 1)}) == 3
+
+
+def test_messages_keep_tags_and_keys_as_properties() -> None:
+    message = Message.of("T", "body", tags="a", keys="k1 k2")
+    message.delay_level = 3
+    assert message.properties == {"TAGS": "a", "KEYS": "k1 k2", "DELAY": "3"}
+    assert (message.body, message.tags, message.delay_level) == (b"body", "a", 3)
+
+
+def test_errors_say_what_to_do() -> None:
+    assert "fenced" in str(FencedError("masterEpoch", 1, 2))
+    assert ResponseError(2, "busy", "h:1").may_succeed_later
+    assert not ResponseError(17, None, "h:1").may_succeed_later
+    assert str(ResponseError(17, "no", "h:1")) == "h:1 answered TOPIC_NOT_EXIST (17): no"

@@ -1,0 +1,67 @@
+"""The property string against a naive reader."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.properties import (
+    decode_properties,
+    encode_properties,
+    find_property,
+    name_value_problem,
+    remove_property,
+)
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=8)
+# A string of few letters and both separators: repeats, empties and prefixes come by themselves.
+RAW = st.text("ab\x01\x02", max_size=24)
+
+
+def naive(raw: str) -> dict[str, str]:
+    """Java `string2messageProperties`, character by character."""
+    result: dict[str, str] = {}
+    pair = ""
+    for char in raw + "\x02":
+        if char != "\x02":
+            pair += char
+            continue
+        at = pair.find("\x01")
+        if at > 0 and at < len(pair) - 1:
+            result[pair[:at]] = pair[at + 1 :]
+        pair = ""
+    return result
+
+
+@given(st.dictionaries(TEXT, TEXT, max_size=6))
+def test_what_is_written_is_read_again(properties: dict[str, str]) -> None:
+    raw = encode_properties(properties)
+    assert decode_properties(raw) == properties
+    assert decode_properties(raw.encode()) == properties
+    assert decode_properties(raw[:-1]) == properties, "a missing last separator is accepted"
+    for name, value in properties.items():
+        assert find_property(raw.encode(), name.encode()) == value.encode()
+        assert name_value_problem(name, value) is None
+
+
+@given(RAW)
+def test_reading_agrees_with_java(raw: str) -> None:
+    want = naive(raw)
+    assert decode_properties(raw) == want
+    for key in ("a", "b", "aa", "ab", "ba", "bb"):
+        found = find_property(raw.encode(), key.encode())
+        assert (None if found is None else found.decode()) == want.get(key)
+
+
+@given(RAW)
+def test_removing_a_key_leaves_the_others(raw: str) -> None:
+    left = remove_property(raw.encode(), b"a")
+    want = {key: value for key, value in naive(raw).items() if key != "a"}
+    assert decode_properties(left) == want
+
+
+def test_a_repeated_key_counts_last() -> None:
+    assert decode_properties("K\x01one\x02K\x01two\x02") == {"K": "two"}
+
+
+def test_separators_and_nothing_are_named() -> None:
+    assert "separator" in (name_value_problem("a\x01", "b") or "")
+    assert "value" in (name_value_problem("a", "") or "")
