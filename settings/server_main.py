@@ -1,7 +1,7 @@
-"""What every server process does around its service: arguments, configuration, signals, exit code.
+"""What every server process does around its service: arguments, settings, signals, exit code.
 
-`run_server("broker", SECTIONS, serve)` is the whole of a main module. Exit codes: 0 after SIGTERM or
-SIGINT, 1 if the service cannot run or had to stop (one line says why), 2 for arguments or a
+`run_server("broker", SECTIONS, serve)` is the whole of a main module. Exit codes: 0 after SIGTERM
+or SIGINT, 1 if the service cannot run or had to stop (one line says why), 2 for arguments or a
 configuration that cannot be used.
 """
 

@@ -84,6 +84,11 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         """The last masterEpoch accepted."""
         return self.data_version.state_version
 
+    @property
+    def change_count(self) -> int:
+        """Grows with every commit: what a slave compares to learn whether to fetch again."""
+        return self._commits
+
     def wrapper(self) -> ConsumerOffsetSerializeWrapper:
         group_topics: dict[str, list[str]] = {}
         for topic, group in self._pairs():

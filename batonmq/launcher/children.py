@@ -1,0 +1,191 @@
+"""Child processes of the launcher: started, watched, stopped; none outlives it.
+
+A child asks the kernel to be ended with its parent (PR_SET_PDEATHSIG), so a launcher that is killed
+leaves nothing behind. A process that someone else starts again by hand with the same arguments is
+found by its pid file and watched as well, but it is not ours to reap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from batonmq.launcher.layout import Node
+
+PR_SET_PDEATHSIG: Final = 1
+TERM_GRACE_S: Final = 10.0
+ADOPT_POLL_S: Final = 0.2
+
+
+@dataclass(slots=True)
+class Child:
+    """One process of the cluster. `pid` is that of the serving process, None while there is none."""
+
+    node: Node
+    log_path: Path
+    process: asyncio.subprocess.Process | None = None
+    pid: int | None = None
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildChanged:
+    """A process started (`pid` set) or ended (`pid` None; `how` says by what)."""
+
+    node: Node
+    pid: int | None
+    how: str
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.setsid()
+
+
+def describe_exit(code: int) -> str:
+    """`exit 1`, `SIGKILL`: how a process ended, for people."""
+    if code >= 0:
+        return f"exit {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+class Children:
+    """All processes of one cluster. `changed` is called from the loop for every start and end."""
+
+    def __init__(self, nodes: tuple[Node, ...], changed: Callable[[ChildChanged], None]) -> None:
+        self.by_name = {node.name: Child(node, node.data_dir / "process.log") for node in nodes}
+        self._changed = changed
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self.respawn = False
+        self.stopping = False
+
+    async def start_all(self) -> None:
+        """Starts every process at once."""
+        await asyncio.gather(*(self.start(name) for name in self.by_name))
+
+    async def start(self, name: str) -> None:
+        """Starts one process. Its output goes to `process.log` in its data folder."""
+        child = self.by_name[name]
+        child.node.pid_file.unlink(missing_ok=True)
+        with child.log_path.open("ab") as output:
+            child.process = await asyncio.create_subprocess_exec(
+                *child.node.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=_die_with_parent,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )
+        child.pid = child.process.pid
+        self._changed(ChildChanged(child.node, child.pid, "started"))
+        self._watchers[name] = asyncio.create_task(self._watch(child), name=f"watch-{name}")
+
+    async def _watch(self, child: Child) -> None:
+        assert child.process is not None
+        code = await child.process.wait()
+        child.pid = None
+        self._changed(ChildChanged(child.node, None, describe_exit(code)))
+        if self.stopping:
+            return
+        if self.respawn:
+            child.restarts += 1
+            # The old watcher ends here; the new one takes its place in the table.
+            await asyncio.sleep(min(0.2 * child.restarts, 5.0))
+            if not self.stopping:
+                await self.start(child.node.name)
+            return
+        await self._watch_adopted(child)
+
+    async def _watch_adopted(self, child: Child) -> None:
+        """Waits for a process that someone else starts in the place of a dead child."""
+        while not self.stopping:
+            await asyncio.sleep(ADOPT_POLL_S)
+            pid = _read_pid(child.node.pid_file)
+            alive = pid is not None and _is_serving(pid, child.node)
+            if alive and child.pid is None:
+                child.pid = pid
+                self._changed(ChildChanged(child.node, pid, "started by hand"))
+            elif not alive and child.pid is not None:
+                child.pid = None
+                self._changed(ChildChanged(child.node, None, "ended"))
+
+    async def stop(self, name: str) -> None:
+        """Ends one process: SIGTERM, and SIGKILL after 10 s."""
+        child = self.by_name[name]
+        pid = child.pid
+        if pid is None:
+            return
+        _signal(pid, signal.SIGTERM)
+        if not await self._gone(child, pid, TERM_GRACE_S):
+            _signal(pid, signal.SIGKILL)
+            await self._gone(child, pid, 2.0)
+
+    async def stop_all(self, order: list[list[str]]) -> None:
+        """Ends all processes, one group of names after the other."""
+        self.stopping = True
+        for names in order:
+            await asyncio.gather(*(self.stop(name) for name in names))
+        for watcher in self._watchers.values():
+            watcher.cancel()
+        await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+
+    async def _gone(self, child: Child, pid: int, seconds: float) -> bool:
+        ours = child.process is not None and child.process.pid == pid
+        try:
+            async with asyncio.timeout(seconds):
+                if ours:
+                    assert child.process is not None
+                    await child.process.wait()
+                else:
+                    while _is_serving(pid, child.node):
+                        await asyncio.sleep(0.05)
+        except TimeoutError:
+            return False
+        child.pid = None
+        return True
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _read_pid(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _is_serving(pid: int, node: Node) -> bool:
+    """Whether `pid` runs this node: a pid alone may have been taken over by somebody else."""
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return str(node.config).encode() in argv and state != "Z"
+
+
+def tail_of_log(child: Child, lines: int = 3) -> str:
+    """The last lines that a child wrote, for the report of its end."""
+    try:
+        text = child.log_path.read_bytes()[-4096:].decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+assert sys.platform == "linux", "the launcher relies on prctl and /proc"

@@ -1,0 +1,310 @@
+"""`batonmq demo`: a cluster under load, its master killed with kill -9 a few times, and the verdict.
+
+Everything is real: processes, a producer, a consumer, SIGKILL. A message counts as lost only if its
+acknowledgement was received and it is in no queue of the cluster at the end; every queue is read
+from its first to its last offset for that. The time lines come from the controllers' history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
+from batonmq.launcher.layout import HOST, Layout, plan
+from batonmq.launcher.ports import StartError
+from batonmq.launcher.up import Cluster, stop_event
+from batonmq.producer import Producer, ProducerOptions
+from batonmq.pull_consumer import PullConsumer
+from batonmq.push_consumer import PushConsumer
+from batonmq.consume_types import ConsumeFromWhere
+from batonmq.push_options import PushConsumerOptions
+from batonmq.timeline import Failover, failovers
+from protocol.errors import BatonError
+from protocol.message import Message, MessageExt
+
+TOPIC: Final = "DemoTopic"
+WHOLE_S: Final = 30.0
+FULL_SET_S: Final = 30.0
+DRAIN_S: Final = 20.0
+SENDERS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What `batonmq demo` was asked for. `rate` in sends per second, `base_port` 0: any free."""
+
+    data_dir: Path
+    kills: int
+    replicas: int
+    base_port: int
+    rate: int
+    as_json: bool
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the producer and the consumer saw. Keys are the messages' own numbers."""
+
+    sent: int = 0
+    acked: dict[str, float] = field(default_factory=dict)
+    failed: int = 0
+    last_ack: float = 0.0
+    longest_gap_ms: float = 0.0
+    consumed: dict[str, int] = field(default_factory=dict)
+
+    def ack(self, key: str, now: float) -> None:
+        if self.last_ack:
+            self.longest_gap_ms = max(self.longest_gap_ms, (now - self.last_ack) * 1000)
+        self.acked[key] = self.last_ack = now
+
+    @property
+    def duplicates(self) -> int:
+        return sum(count - 1 for count in self.consumed.values())
+
+
+def free_base_port(replicas: int) -> int:
+    """The first port range, from the usual one up, in which nobody listens."""
+    for base in range(9876, 60000, 1500):
+        layout = plan(Path("/nowhere"), replicas=replicas, base_port=base)
+        if all(_is_free(port) for node in layout.nodes for port in node.ports):
+            return base
+    raise StartError("no free range of ports was found: name one with --base-port")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Runs it; 0 if nothing was lost, 1 otherwise. Raises StartError."""
+    return uvloop.run(_demo(options))
+
+
+async def _demo(options: DemoOptions) -> int:
+    reporter: Reporter = JsonReporter(sys.stdout) if options.as_json else LineReporter(sys.stdout)
+    base_port = options.base_port or free_base_port(options.replicas)
+    layout = plan(options.data_dir, replicas=options.replicas, base_port=base_port)
+    reporter.report(
+        Event(
+            "demo_begins",
+            f"3 controllers and {options.replicas} brokers on ports from {base_port},"
+            f" data in {options.data_dir}",
+            {"basePort": base_port, "dataDir": str(options.data_dir)},
+        )
+    )
+    stop = asyncio.create_task(stop_event().wait(), name="stop")
+    cluster = Cluster(layout, reporter)
+    try:
+        await cluster.start()
+        await cluster.wait_whole(WHOLE_S)
+        play = asyncio.create_task(Demo(options, layout, cluster, reporter).play(), name="play")
+        await asyncio.wait({stop, play}, return_when=asyncio.FIRST_COMPLETED)
+        if play.done():
+            return play.result()
+        play.cancel()
+        await asyncio.gather(play, return_exceptions=True)
+        reporter.report(Event("interrupted", "stopped before the verdict", bad=True))
+        return 1
+    finally:
+        stop.cancel()
+        await cluster.stop()
+
+
+class Demo:
+    """One run on a whole cluster."""
+
+    def __init__(
+        self, options: DemoOptions, layout: Layout, cluster: Cluster, reporter: Reporter
+    ) -> None:
+        self._options = options
+        self._layout = layout
+        self._cluster = cluster
+        self._reporter = reporter
+        self._tally = Tally()
+        self._group = layout.groups[0]
+
+    async def play(self) -> int:
+        """Load, kills, verdict; the exit code."""
+        names = self._layout.name_server_addresses
+        producer = Producer("demo_producer", name_servers=names, options=ProducerOptions(10_000))
+        consumer = PushConsumer(
+            "demo_consumer",
+            self._consume,
+            name_servers=names,
+            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
+        )
+        consumer.subscribe(TOPIC)
+        async with producer:
+            await producer.send(Message.of(TOPIC, b"warm-up", keys="warm-up"))
+            async with consumer:
+                senders = [
+                    asyncio.create_task(self._send(producer, number), name=f"sender-{number}")
+                    for number in range(SENDERS)
+                ]
+                for number in range(1, self._options.kills + 1):
+                    await self._kill_once(number)
+                await asyncio.sleep(1.0)
+                for sender in senders:
+                    sender.cancel()
+                await asyncio.gather(*senders, return_exceptions=True)
+                await self._drain()
+        return await self._verdict(names)
+
+    async def _send(self, producer: Producer, number: int) -> None:
+        pause = SENDERS / self._options.rate
+        while True:
+            key = f"{number}-{self._tally.sent}"
+            self._tally.sent += 1
+            message = Message.of(TOPIC, b"baton " * 170 + key.encode(), keys=key)
+            try:
+                result = await producer.send(message)
+            except BatonError:
+                self._tally.failed += 1
+            else:
+                if result.acknowledged:
+                    self._tally.ack(key, time.monotonic())
+                else:
+                    self._tally.failed += 1
+            await asyncio.sleep(pause)
+
+    async def _consume(self, messages: list[MessageExt], context: object) -> None:
+        for message in messages:
+            self._tally.consumed[message.keys] = self._tally.consumed.get(message.keys, 0) + 1
+
+    async def _kill_once(self, number: int) -> None:
+        await asyncio.sleep(1.0)
+        address = self._cluster.view.groups[self._group].master_address
+        node = self._cluster.broker_at(address)
+        pid = self._cluster.children.by_name[node.name].pid
+        assert pid is not None, "the recorded master has no process"
+        killed_ms = int(time.time() * 1000)
+        killed_at = time.monotonic()
+        self._reporter.report(
+            Event(
+                "kill",
+                f"kill -9 number {number}: the master {node.name} at {address} (pid {pid})",
+                {"number": number, "address": address, "pid": pid},
+            )
+        )
+        os.kill(pid, signal.SIGKILL)
+        await self._until(
+            lambda: self._tally.last_ack > killed_at + 0.001, 30.0, "a write is acked"
+        )
+        gap_ms = (self._tally.last_ack - killed_at) * 1000
+        await self._until(
+            lambda: self._cluster.view.groups[self._group].master_address != address,
+            10.0,
+            "a new master is recorded",
+        )
+        story = await self._story(killed_ms, lambda found: found.first_ack_ms > 0)
+        text = f"first acknowledged write {gap_ms:.0f} ms after the kill"
+        if story is not None:
+            text += "\n" + "\n".join(f"          {line}" for line in story.lines())
+        self._reporter.report(
+            Event(
+                "failover",
+                text,
+                {
+                    "number": number,
+                    "gapMs": round(gap_ms, 1),
+                    "timeline": story.document() if story else None,
+                },
+            )
+        )
+        await self._cluster.children.start(node.name)
+        await self._until(
+            lambda: self._cluster.view.is_whole(self._layout), FULL_SET_S, "the set is full again"
+        )
+        rejoin = await self._story(killed_ms, lambda found: True)
+        cut = rejoin.truncated_bytes if rejoin else 0
+        self._reporter.report(
+            Event(
+                "rejoined",
+                f"{node.name} is back in the set; it truncated {cut} unacknowledged bytes"
+                " and caught up",
+                {"name": node.name, "truncatedBytes": cut},
+            )
+        )
+
+    async def _story(self, since_ms: int, complete: Callable[[Failover], bool]) -> Failover | None:
+        """The latest election since `since_ms`; waits a moment for reports still under way."""
+        story = None
+        for _ in range(40):
+            events = await self._cluster.admin.history(self._group)
+            found = [f for f in failovers(events) if f.elected_ms >= since_ms - 5]
+            story = found[-1] if found else None
+            if story is not None and complete(story):
+                break
+            await asyncio.sleep(0.05)
+        return story
+
+    async def _until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                raise StartError(f"waited {seconds:.0f} s in vain until {what}")
+            await asyncio.sleep(0.005)
+
+    async def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        while time.monotonic() < deadline:
+            if self._tally.acked.keys() <= self._tally.consumed.keys():
+                return
+            await asyncio.sleep(0.05)
+
+    async def _verdict(self, names: str) -> int:
+        stored = await stored_keys(names, TOPIC)
+        tally = self._tally
+        lost = sorted(tally.acked.keys() - stored)
+        unread = len(tally.acked.keys() - tally.consumed.keys())
+        fields = {
+            "sent": tally.sent,
+            "acknowledged": len(tally.acked),
+            "lost": len(lost),
+            "notConsumed": unread,
+            "duplicates": tally.duplicates,
+            "longestGapMs": round(tally.longest_gap_ms, 1),
+            "kills": self._options.kills,
+        }
+        text = (
+            f"sent {tally.sent:,}, acknowledged {len(tally.acked):,}, lost {len(lost)},"
+            f" duplicates {tally.duplicates}, longest gap {tally.longest_gap_ms:.0f} ms"
+        )
+        if lost:
+            text += f"\nlost: {', '.join(lost[:10])}"
+        if unread:
+            text += f"\nnot consumed in time: {unread}"
+        bad = bool(lost or unread)
+        self._reporter.report(Event("verdict", text, fields, bad=bad))
+        return 1 if bad else 0
+
+
+async def stored_keys(names: str, topic: str) -> set[str]:
+    """The keys of all messages of a topic, read queue by queue from first to last."""
+    keys: set[str] = set()
+    async with PullConsumer("demo_audit", name_servers=names) as consumer:
+        for queue in await consumer.fetch_queues(topic):
+            offset = await consumer.min_offset(queue)
+            end = await consumer.max_offset(queue)
+            while offset < end:
+                result = await consumer.pull(queue, offset, max_messages=32)
+                keys.update(message.keys for message in result.messages)
+                offset = result.next_begin_offset
+    return keys

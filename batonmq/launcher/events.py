@@ -1,0 +1,63 @@
+"""What the launcher tells of a running cluster, for people, for scripts, and for the live view."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TextIO
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. `kind` is a stable word; `text` is the line for people."""
+
+    kind: str
+    text: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+    bad: bool = False
+
+
+class Reporter(Protocol):
+    """Where events go."""
+
+    def report(self, event: Event) -> None: ...
+
+
+class JsonReporter:
+    """One JSON object a line: `time` (ms since 1970), `event`, and the event's own fields."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def report(self, event: Event) -> None:
+        record = {"time": int(time.time() * 1000), "event": event.kind, **event.fields}
+        self._out.write(json.dumps(record) + "\n")
+        self._out.flush()
+
+
+class LineReporter:
+    """Lines with the time of day, red where something is wrong."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def report(self, event: Event) -> None:
+        clock = time.strftime("%H:%M:%S")
+        text = click.style(event.text, fg="red") if event.bad else event.text
+        click.echo(f"{clock}  {text}", file=self._out)
+
+
+class MemoryReporter:
+    """Keeps the latest lines for a view that draws itself anew, and passes every event on."""
+
+    def __init__(self, keep: int = 12) -> None:
+        self._keep = keep
+        self.lines: list[tuple[str, Event]] = []
+
+    def report(self, event: Event) -> None:
+        self.lines.append((time.strftime("%H:%M:%S"), event))
+        del self.lines[: -self._keep]

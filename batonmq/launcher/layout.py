@@ -1,0 +1,257 @@
+"""Which processes a local cluster has, where they listen, and the configuration file of each.
+
+Pure, but for `write_configs`. The port rule is a contract with outside scripts: name server i
+listens on P + 100·i with its embedded controller on +2 (remoting), +3 (gRPC), +4 (Raft); broker j,
+counted through all groups, on P + 1035 + 100·j, its HA port +1, the same handlers on -2.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+CLUSTER_NAME: Final = "DefaultCluster"
+DEFAULT_BASE_PORT: Final = 9876
+MAX_BROKERS: Final = 26
+HOST: Final = "127.0.0.1"
+SECTIONS: Final = ("namesrv", "controller", "broker", "store", "ha", "replicas")
+
+Settings = Mapping[str, Mapping[str, object]]
+
+
+class LayoutError(ValueError):
+    """The asked-for cluster cannot be laid out; the text says why and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerNode:
+    """A name server process and its embedded controller, if it has one."""
+
+    index: int
+    port: int
+    controller_id: str | None
+    data_dir: Path
+    config: Path
+    pid_file: Path
+
+    @property
+    def name(self) -> str:
+        return f"namesrv-{self.index}"
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def controller_address(self) -> str:
+        return f"{HOST}:{self.port + 2}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{HOST}:{self.port + 3}"
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        return tuple(self.port + step for step in ((0, 2, 3, 4) if self.controller_id else (0,)))
+
+    @property
+    def argv(self) -> list[str]:
+        return _argv("namesrv.main", self.config, self.pid_file)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerNode:
+    """A broker process."""
+
+    index: int
+    group: str
+    port: int
+    data_dir: Path
+    config: Path
+    pid_file: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}-{self.index}"
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def ha_address(self) -> str:
+        return f"{HOST}:{self.port + 1}"
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        return (self.port - 2, self.port, self.port + 1)
+
+    @property
+    def argv(self) -> list[str]:
+        return _argv("broker.main", self.config, self.pid_file)
+
+
+Node = NameServerNode | BrokerNode
+
+
+def _argv(module: str, config: Path, pid_file: Path) -> list[str]:
+    return [sys.executable, "-m", module, "-c", str(config), "--pid-file", str(pid_file)]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A whole local cluster."""
+
+    data_dir: Path
+    name_servers: tuple[NameServerNode, ...]
+    brokers: tuple[BrokerNode, ...]
+    overrides: Settings = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (*self.name_servers, *self.brokers)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(broker.group for broker in self.brokers))
+
+    @property
+    def controllers(self) -> tuple[NameServerNode, ...]:
+        return tuple(node for node in self.name_servers if node.controller_id)
+
+    @property
+    def name_server_addresses(self) -> str:
+        return ";".join(node.address for node in self.name_servers)
+
+    @property
+    def cluster_file(self) -> Path:
+        return self.data_dir / "cluster.json"
+
+    def replicas_of(self, group: str) -> tuple[BrokerNode, ...]:
+        return tuple(broker for broker in self.brokers if broker.group == group)
+
+
+def plan(
+    data_dir: Path,
+    *,
+    controllers: int = 3,
+    replicas: int = 3,
+    groups: int = 1,
+    base_port: int = DEFAULT_BASE_PORT,
+    overrides: Settings | None = None,
+) -> Layout:
+    """Lays a cluster out. Raises LayoutError for numbers that make none."""
+    if controllers not in (1, 3, 5):
+        raise LayoutError(f"--controllers is {controllers}: a quorum of 1, 3 or 5 is needed")
+    if not 1 <= groups <= MAX_BROKERS or not 1 <= replicas or groups * replicas > MAX_BROKERS:
+        raise LayoutError(
+            f"--groups {groups} x --replicas {replicas}: at least 1 each,"
+            f" {MAX_BROKERS} brokers at the most"
+        )
+    highest = base_port + max(1035 + 100 * (groups * replicas - 1) + 1, 100 * (controllers - 1) + 4)
+    if base_port < 1024 or highest > 65535:
+        raise LayoutError(
+            f"--base-port is {base_port}: the ports of this cluster would run to {highest},"
+            " allowed are 1024 to 65535"
+        )
+    data_dir = data_dir.absolute()
+    overlap = sorted(set(overrides or {}) - set(SECTIONS))
+    if overlap:
+        raise LayoutError(
+            f"section {overlap[0]!r} of the configuration is unknown;"
+            f" allowed are {', '.join(SECTIONS)}"
+        )
+    conf, run = data_dir / "conf", data_dir / "run"
+    return Layout(
+        data_dir,
+        tuple(
+            NameServerNode(
+                i,
+                base_port + 100 * i,
+                f"n{i}",
+                data_dir / f"namesrv-{i}",
+                conf / f"namesrv-{i}.yaml",
+                run / f"namesrv-{i}.pid",
+            )
+            for i in range(controllers)
+        ),
+        tuple(
+            BrokerNode(
+                j,
+                f"broker-{chr(ord('a') + j // replicas)}",
+                base_port + 1035 + 100 * j,
+                data_dir / f"broker-{j}",
+                conf / f"broker-{j}.yaml",
+                run / f"broker-{j}.pid",
+            )
+            for j in range(groups * replicas)
+        ),
+        overrides or {},
+    )
+
+
+def read_overrides(path: Path) -> Settings:
+    """Sections of the user's YAML file. Raises LayoutError for one that is no mapping of mappings."""
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise LayoutError(f"--config {path}: {exc}") from exc
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict) or not all(isinstance(v, dict) for v in loaded.values()):
+        raise LayoutError(f"--config {path}: one mapping of settings per section is needed")
+    return loaded
+
+
+def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
+    """The sections of one node's configuration file, the user's overrides on top."""
+    if isinstance(node, NameServerNode):
+        sections: dict[str, dict[str, object]] = {
+            "namesrv": {
+                "listenPort": node.port,
+                "bindAddress": HOST,
+                "enableControllerInNamesrv": node.controller_id is not None,
+            }
+        }
+        if node.controller_id is not None:
+            sections["controller"] = {
+                "controllerDLegerGroup": "baton",
+                "controllerDLegerPeers": ";".join(
+                    f"{peer.controller_id}-{peer.controller_address}" for peer in layout.controllers
+                ),
+                "controllerDLegerSelfId": node.controller_id,
+                "controllerStorePath": str(node.data_dir / "controller"),
+                "bindAddress": HOST,
+            }
+    else:
+        sections = {
+            "broker": {
+                "brokerClusterName": CLUSTER_NAME,
+                "brokerName": node.group,
+                "brokerIP1": HOST,
+                "listenPort": node.port,
+                "namesrvAddr": layout.name_server_addresses,
+            },
+            "store": {"storePathRootDir": str(node.data_dir), "haListenPort": node.port + 1},
+            "replicas": {
+                "controllerAddr": ";".join(peer.controller_address for peer in layout.controllers)
+            },
+        }
+    for section, values in layout.overrides.items():
+        if section in sections:
+            sections[section].update(values)
+    return sections
+
+
+def write_configs(layout: Layout) -> None:
+    """Writes every node's file. Raises OSError (no right, no room) as it comes."""
+    for node in layout.nodes:
+        node.config.parent.mkdir(parents=True, exist_ok=True)
+        node.pid_file.parent.mkdir(parents=True, exist_ok=True)
+        node.data_dir.mkdir(parents=True, exist_ok=True)
+        node.config.write_text(yaml.safe_dump(config_of(layout, node), sort_keys=False))

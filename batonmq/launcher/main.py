@@ -1,0 +1,143 @@
+"""The command `batonmq`: `up`, `demo`, and the three servers one at a time.
+
+Imports are kept inside the commands: `--help` loads click and nothing of the cluster.
+Exit codes: 0 done, 1 it could not be done, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from batonmq.launcher.layout import DEFAULT_BASE_PORT
+
+SERVERS = {"controller": "controller.main", "namesrv": "namesrv.main", "broker": "broker.main"}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="batonmq")
+def main() -> None:
+    """Run a BatonMQ cluster, or one of its processes."""
+
+
+@main.command()
+@click.option("--controllers", default=3, show_default=True, help="Name servers with controllers.")
+@click.option("--replicas", default=3, show_default=True, help="Brokers in each group.")
+@click.option("--groups", default=1, show_default=True, help="Broker groups.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("batonmq-data"),
+    show_default=True,
+    help="Folder of the cluster; an existing one is resumed.",
+)
+@click.option("--base-port", default=DEFAULT_BASE_PORT, show_default=True, metavar="P")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="YAML laid over every process's configuration (sections namesrv, controller, broker, …).",
+)
+@click.option("--respawn", is_flag=True, help="Start a process again when it dies.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON event a line.")
+def up(
+    controllers: int,
+    replicas: int,
+    groups: int,
+    data: Path,
+    base_port: int,
+    config: Path | None,
+    respawn: bool,
+    as_json: bool,
+) -> None:
+    """Run a local cluster in the foreground until ctrl-C or SIGTERM.
+
+    DIR/cluster.json tells scripts where everything is once the cluster is whole.
+    """
+    from batonmq.launcher.layout import LayoutError, plan, read_overrides
+    from batonmq.launcher.ports import StartError
+    from batonmq.launcher.up import run_up
+
+    try:
+        layout = plan(
+            data,
+            controllers=controllers,
+            replicas=replicas,
+            groups=groups,
+            base_port=base_port,
+            overrides=read_overrides(config) if config else None,
+        )
+    except LayoutError as exc:
+        raise click.UsageError(str(exc)) from exc
+    try:
+        sys.exit(run_up(layout, respawn=respawn, as_json=as_json))
+    except StartError as exc:
+        click.echo(f"batonmq up: {exc}", err=True)
+        sys.exit(1)
+
+
+@main.command()
+@click.option("--kills", default=3, show_default=True, help="How often the master is killed.")
+@click.option("--replicas", default=3, show_default=True)
+@click.option("--base-port", default=0, metavar="P", help="0: the first free range.")
+@click.option("--rate", default=400, show_default=True, help="Sends per second while it runs.")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the cluster's folder here instead of a temporary one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON event a line, verdict last.")
+def demo(
+    kills: int, replicas: int, base_port: int, rate: int, keep: Path | None, as_json: bool
+) -> None:
+    """Kill the master of a running cluster a few times and count what was lost."""
+    from batonmq.launcher.demo import DemoOptions, run_demo
+    from batonmq.launcher.ports import StartError
+
+    if kills < 1 or replicas < 2:
+        raise click.UsageError("at least one kill and two replicas are needed")
+    with tempfile.TemporaryDirectory(prefix="batonmq-demo-") as folder:
+        options = DemoOptions(
+            data_dir=keep or Path(folder),
+            kills=kills,
+            replicas=replicas,
+            base_port=base_port,
+            rate=rate,
+            as_json=as_json,
+        )
+        try:
+            code = run_demo(options)
+        except StartError as exc:
+            click.echo(f"batonmq demo: {exc}", err=True)
+            code = 1
+    sys.exit(code)
+
+
+def _server_command(name: str, module: str) -> click.Command:
+    @click.command(name, help=f"Run one {name} process with the configuration in FILE.")
+    @click.option(
+        "-c",
+        "--config",
+        required=True,
+        metavar="FILE",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    )
+    @click.option("--pid-file", type=click.Path(path_type=Path, dir_okay=False))
+    def command(config: Path, pid_file: Path | None) -> None:
+        argv = [sys.executable, "-m", module, "-c", str(config)]
+        if pid_file is not None:
+            argv += ["--pid-file", str(pid_file)]
+        os.execv(sys.executable, argv)
+
+    return command
+
+
+for _name, _module in SERVERS.items():
+    main.add_command(_server_command(_name, _module))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Finding out before the start whether the ports and the folder of a cluster can be had."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Final
+
+from batonmq.launcher.layout import HOST, Layout
+
+MIN_FREE_BYTES: Final = 1 << 30
+
+
+class StartError(Exception):
+    """One line that says what keeps the cluster from starting."""
+
+
+def check_ports(layout: Layout) -> None:
+    """Raises StartError that names the first port somebody else holds."""
+    for node in layout.nodes:
+        for port in node.ports:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((HOST, port))
+                except OSError as exc:
+                    if exc.errno not in (errno.EADDRINUSE, errno.EACCES):
+                        raise
+                    raise StartError(
+                        f"port {port} of {node.name} is"
+                        f" {'taken' if exc.errno == errno.EADDRINUSE else 'not allowed'}:"
+                        " end what listens there or choose another --base-port"
+                    ) from exc
+
+
+def check_folder(layout: Layout, needed_bytes: int = MIN_FREE_BYTES) -> None:
+    """Makes the data folder. Raises StartError for a missing right or a full disk."""
+    folder: Path = layout.data_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StartError(f"--data {folder}: {os.strerror(exc.errno or 0)}") from exc
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StartError(f"--data {folder}: no right to write there")
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise StartError(
+            f"--data {folder}: the disk has {free >> 20} MiB left,"
+            f" {needed_bytes >> 20} MiB are needed"
+        )

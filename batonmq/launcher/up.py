@@ -1,0 +1,214 @@
+"""`batonmq up`: a local cluster in the foreground, and the loop that watches over it.
+
+`Cluster` is what `up` and `demo` share: it starts the processes, looks at the cluster twice a
+second, keeps `cluster.json` true, and reports what changes. It lives on when a process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import uvloop
+
+from batonmq.admin import Admin
+from batonmq.launcher.children import ChildChanged, Children, tail_of_log
+from batonmq.launcher.cluster_file import cluster_document, write_document
+from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
+from batonmq.launcher.layout import BrokerNode, Layout, write_configs
+from batonmq.launcher.ports import StartError, check_folder, check_ports
+from batonmq.launcher.watch import ClusterView, look
+
+LOOK_STARTING_S = 0.05
+LOOK_S = 0.5
+
+
+class Cluster:
+    """A local cluster of this process's children. Use `start`, then `stop`, in one event loop."""
+
+    def __init__(self, layout: Layout, reporter: Reporter, *, respawn: bool = False) -> None:
+        self.layout = layout
+        self.view = ClusterView()
+        self.whole = False
+        self._reporter = reporter
+        self.children = Children(layout.nodes, self._child_changed)
+        self.children.respawn = respawn
+        self._started_at_ms = 0
+        self._written: dict[str, object] | None = None
+        self._admin: Admin | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._look_now = asyncio.Event()
+        self.on_view: Callable[[ClusterView], None] = lambda view: None
+
+    async def start(self) -> None:
+        """Starts every process. Raises StartError for what keeps the cluster from starting."""
+        check_folder(self.layout)
+        check_ports(self.layout)
+        self.layout.cluster_file.unlink(missing_ok=True)
+        try:
+            write_configs(self.layout)
+        except OSError as exc:
+            raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
+        self._started_at_ms = int(time.time() * 1000)
+        self._admin = Admin(self.layout.name_server_addresses)
+        await self._admin.start()
+        await self.children.start_all()
+        self._watcher = asyncio.create_task(self._watch(), name="watch-cluster")
+
+    async def wait_whole(self, seconds: float) -> None:
+        """Returns when the cluster is whole. Raises StartError that says what it lacks."""
+        deadline = time.monotonic() + seconds
+        while not self.whole:
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"the cluster is not whole after {seconds:.0f} s:"
+                    f" {self.view.missing(self.layout)}"
+                )
+            for child in self.children.by_name.values():
+                if child.pid is None and child.process is not None:
+                    raise StartError(
+                        f"{child.node.name} ended at once; the end of {child.log_path}:\n"
+                        + tail_of_log(child)
+                    )
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """Stops all processes cleanly: brokers first, so that they can say good-bye."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        await self.children.stop_all(
+            [
+                [node.name for node in self.layout.brokers],
+                [node.name for node in self.layout.name_servers],
+            ]
+        )
+        if self._admin is not None:
+            await self._admin.close()
+
+    @property
+    def admin(self) -> Admin:
+        assert self._admin is not None, "the cluster is not started"
+        return self._admin
+
+    def broker_at(self, address: str) -> BrokerNode:
+        """The broker process behind an address. Raises KeyError for an unknown one."""
+        for node in self.layout.brokers:
+            if node.address == address:
+                return node
+        raise KeyError(address)
+
+    async def _watch(self) -> None:
+        while True:
+            self._look_now.clear()
+            before, self.view = self.view, await look(self.admin, self.layout, self.view)
+            self._tell(before, self.view)
+            self.on_view(self.view)
+            if not self.whole and self.view.is_whole(self.layout):
+                self.whole = True
+                took = int(time.time() * 1000) - self._started_at_ms
+                self._reporter.report(
+                    Event("cluster_ready", f"the cluster is whole after {took} ms", {"ms": took})
+                )
+            self._write()
+            try:
+                async with asyncio.timeout(LOOK_S if self.whole else LOOK_STARTING_S):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+
+    def _child_changed(self, change: ChildChanged) -> None:
+        name = change.node.name
+        died = change.pid is None and not self.children.stopping
+        fields: dict[str, object] = {"name": name, "pid": change.pid, "how": change.how}
+        if change.pid is not None:
+            text = f"{name} {change.how} (pid {change.pid})"
+            kind = "process_started"
+        else:
+            text, kind = f"{name} ended: {change.how}", "process_ended"
+            if died and change.how.startswith("exit"):
+                text += "\n" + tail_of_log(self.children.by_name[name])
+        self._reporter.report(Event(kind, text, fields, bad=died))
+        self._write()
+        self._look_now.set()
+
+    def _tell(self, before: ClusterView, after: ClusterView) -> None:
+        for name, group in after.groups.items():
+            old = before.groups.get(name)
+            if old is None or old.master_address != group.master_address:
+                self._reporter.report(
+                    Event(
+                        "master_changed",
+                        f"{name}: master is {group.master_address or 'nobody'}"
+                        f" (epoch {group.master_epoch})",
+                        {
+                            "group": name,
+                            "master": group.master_address,
+                            "masterEpoch": group.master_epoch,
+                        },
+                        bad=not group.master_address,
+                    )
+                )
+            if old is None or old.in_sync != group.in_sync:
+                self._reporter.report(
+                    Event(
+                        "set_changed",
+                        f"{name}: {group.in_sync} of {len(group.replicas)} replicas in sync",
+                        {
+                            "group": name,
+                            "inSync": group.in_sync,
+                            "replicas": len(group.replicas),
+                        },
+                    )
+                )
+
+    def _write(self) -> None:
+        if not self.whole:
+            return
+        pids = {name: child.pid for name, child in self.children.by_name.items()}
+        document = cluster_document(self.layout, self._started_at_ms, pids, self.view.states)
+        if document != self._written:
+            self._written = document
+            write_document(self.layout.cluster_file, document)
+
+
+def run_up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
+    """Runs the cluster until SIGTERM or ctrl-C; the exit code. Raises StartError."""
+    return uvloop.run(_up(layout, respawn=respawn, as_json=as_json))
+
+
+async def _up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
+    stop = stop_event()
+    live = not as_json and sys.stdout.isatty()
+    if live:
+        from batonmq.launcher.live_view import LiveView
+
+        view: LiveView | None = LiveView(layout)
+        reporter: Reporter = view
+    else:
+        view = None
+        reporter = JsonReporter(sys.stdout) if as_json else LineReporter(sys.stdout)
+    cluster = Cluster(layout, reporter, respawn=respawn)
+    try:
+        if view is not None:
+            view.attach(cluster)
+        await cluster.start()
+        await stop.wait()
+    finally:
+        if view is not None:
+            await view.close()
+        await cluster.stop()
+    reporter.report(Event("stopped", "all processes have ended"))
+    return 0
+
+
+def stop_event() -> asyncio.Event:
+    """An event that SIGTERM and ctrl-C set."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    return event

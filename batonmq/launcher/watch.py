@@ -1,0 +1,92 @@
+"""What the cluster says of itself: roles, sets and routes, asked for a few times a second.
+
+One question to the leading controller (1006) and one to a name server (106); a local cluster of any
+size costs two small requests a look. Pure judgement (`ClusterView`) apart from the asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from batonmq.admin import Admin
+from batonmq.launcher.cluster_file import BrokerState
+from batonmq.launcher.layout import Layout
+from protocol.errors import BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One broker group as the leading controller records it."""
+
+    name: str
+    master_address: str
+    master_epoch: int
+    set_epoch: int
+    replicas: Mapping[str, BrokerState]
+
+    @property
+    def in_sync(self) -> int:
+        return sum(state.in_sync for state in self.replicas.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All groups, and which master each name server routes to."""
+
+    groups: Mapping[str, GroupView] = field(default_factory=dict)
+    routes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def states(self) -> dict[str, BrokerState]:
+        return {
+            address: state
+            for group in self.groups.values()
+            for address, state in group.replicas.items()
+        }
+
+    def is_whole(self, layout: Layout) -> bool:
+        """Every group has a master that clients are routed to, and a full set."""
+        return all(
+            (group := self.groups.get(name)) is not None
+            and bool(group.master_address)
+            and self.routes.get(name) == group.master_address
+            and group.in_sync == len(layout.replicas_of(name))
+            for name in layout.groups
+        )
+
+    def missing(self, layout: Layout) -> str:
+        """One line that says what a cluster still lacks to be whole."""
+        for name in layout.groups:
+            group = self.groups.get(name)
+            if group is None or not group.replicas:
+                return f"{name}: no broker has registered"
+            if not group.master_address:
+                return f"{name}: no master yet"
+            wanted = len(layout.replicas_of(name))
+            if group.in_sync < wanted:
+                return f"{name}: {group.in_sync} of {wanted} replicas in sync"
+            if self.routes.get(name) != group.master_address:
+                return f"{name}: its route is not registered yet"
+        return ""
+
+
+async def look(admin: Admin, layout: Layout, before: ClusterView) -> ClusterView:
+    """Asks once. What cannot be asked right now (an election runs) stays as it was `before`."""
+    groups = dict(before.groups)
+    routes = dict(before.routes)
+    try:
+        for name, info in (await admin.sync_state_data(list(layout.groups))).items():
+            groups[name] = _group(name, info)
+    except BatonError:
+        pass
+    try:
+        cluster = await admin.cluster_info()
+        routes = {
+            name: data.broker_addrs[0]
+            for name, data in cluster.broker_addr_table.items()
+            if 0 in data.broker_addrs
+        }
+    except BatonError:
+        pass
+    return ClusterView(groups, routes)

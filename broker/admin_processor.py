@@ -1,0 +1,154 @@
+"""Administration: topics and groups (17, 215, 200), and the broker on itself (28, 907, 1007).
+
+A change is answered when every member of the required set has it (SAFETY R31): its record is in the
+log and confirmed. Origin: AdminBrokerProcessor in Java.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from broker.pending_acks import PendingAcks
+from broker.request_fields import flag, number, text
+from broker.role_gate import RoleGate
+from broker.topics import TopicService
+from protocol.bodies import (
+    EpochEntryCache,
+    HARuntimeInfo,
+    KVTable,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
+from protocol.codes import RequestCode, ResponseCode
+from protocol.errors import BrokerRefusal
+from protocol.topic_name import check_topic, is_system_topic
+from remoting.command import RemotingCommand
+from remoting.connection import Connection
+from remoting.server import Processors
+
+
+class AdminProcessor:
+    """Admin codes of one broker. The callables give what other parts know."""
+
+    def __init__(
+        self,
+        topics: TopicService,
+        gate: RoleGate,
+        acks: PendingAcks,
+        clock_ms: Callable[[], int],
+        *,
+        runtime_info: Callable[[], dict[str, str]],
+        ha_status: Callable[[], HARuntimeInfo],
+        epoch_cache: Callable[[], EpochEntryCache | None],
+    ) -> None:
+        self._topics = topics
+        self._gate = gate
+        self._acks = acks
+        self._clock_ms = clock_ms
+        self._runtime_info = runtime_info
+        self._ha_status = ha_status
+        self._epoch_cache = epoch_cache
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_topic)
+        processors.register(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete_topic)
+        processors.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_group)
+        processors.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
+        processors.register(RequestCode.GET_BROKER_HA_STATUS, self.ha)
+        processors.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
+
+    async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """17. Creates or changes a topic."""
+        self._require_writable()
+        topic = text(request, "topic")
+        check_topic(topic)
+        if is_system_topic(topic):
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER, f"{topic} is a system topic: it stays as it is"
+            )
+        config = TopicConfig(
+            topic_name=topic,
+            read_queue_nums=_queues(request, "readQueueNums"),
+            write_queue_nums=_queues(request, "writeQueueNums"),
+            perm=number(request, "perm", 6),
+            topic_filter_type=request.ext.get("topicFilterType") or "SINGLE_TAG",
+            topic_sys_flag=number(request, "topicSysFlag", 0),
+            order=flag(request, "order"),
+        )
+        if config.perm not in (2, 4, 6):
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"perm is {config.perm}, allowed are 2 (write), 4 (read) and 6 (both)",
+            )
+        if self._topics.get(topic) != config:
+            await self._confirmed(self._topics.put_topic(config), f"topic {topic}")
+        return RemotingCommand.response_to(request)
+
+    async def delete_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """215. The topic leaves the table and its queues go; the log keeps its records."""
+        self._require_writable()
+        topic = text(request, "topic")
+        if is_system_topic(topic):
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER, f"{topic} is a system topic: it stays as it is"
+            )
+        if self._topics.get(topic) is not None:
+            await self._confirmed(self._topics.delete_topic(topic), f"deletion of topic {topic}")
+        return RemotingCommand.response_to(request)
+
+    async def update_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """200. Creates or changes a subscription group."""
+        self._require_writable()
+        config = SubscriptionGroupConfig.decode(request.body)
+        if not config.group_name:
+            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "the body lacks groupName")
+        await self._confirmed(self._topics.put_group(config), f"group {config.group_name}")
+        return RemotingCommand.response_to(request)
+
+    def runtime(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """28. Key-value texts, with the keys that clusterList and brokerStatus read."""
+        return RemotingCommand.response_to(
+            request, body=KVTable(table=self._runtime_info()).encode()
+        )
+
+    def ha(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """907. Who follows whom, and how far."""
+        return RemotingCommand.response_to(request, body=self._ha_status().encode())
+
+    def epochs(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """1007. The epoch file; code 1 outside controller mode."""
+        cache = self._epoch_cache()
+        if cache is None:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, "this broker does not run in controller mode"
+            )
+        return RemotingCommand.response_to(request, body=cache.encode())
+
+    def _require_writable(self) -> None:
+        refusal = self._gate.refusal
+        if refusal is not None:
+            raise BrokerRefusal(refusal.code, refusal.remark)
+
+    def _confirmed(self, end_offset: int, what: str) -> Awaitable[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def outcome(code: int, remark: str) -> None:
+            if future.done():
+                return
+            if code == ResponseCode.SUCCESS:
+                future.set_result(None)
+            else:
+                future.set_exception(BrokerRefusal(code, f"{what}: {remark}"))
+
+        self._acks.add_waiter(end_offset, self._clock_ms(), outcome)
+        return future
+
+
+def _queues(request: RemotingCommand, key: str) -> int:
+    value = number(request, key)
+    if not 1 <= value <= 65536:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER, f"{key} is {value}, allowed are 1 to 65536"
+        )
+    return value

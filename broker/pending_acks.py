@@ -1,0 +1,86 @@
+"""Writes that wait for confirmOffset, and the only place from which code 0 leaves for one of them.
+
+Invariant (SAFETY R4): entries belong to one masterEpoch; a role change fails all of them before a
+byte is cut, so no reply made for one epoch is ever released by the confirmOffset of another.
+Entries come in the order of their end offset and, the wait being one constant, of their deadline,
+so a deque is all that is needed. Origin: GroupTransferService in Java, without its thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from broker.replies import recode
+
+
+class ReplySink(Protocol):
+    """Where a finished frame goes (a remoting Connection)."""
+
+    def write(self, frame: bytes) -> None: ...
+
+
+Outcome = Callable[[int, str], None]
+"""Called once with (response code, remark); code 0 means confirmed."""
+
+
+class PendingAcks:
+    """Acks in waiting, all of one masterEpoch. Offsets are exclusive ends; times are ms."""
+
+    def __init__(self, wait_ms: int) -> None:
+        self.wait_ms = wait_ms
+        self.master_epoch = 0
+        self._replies: deque[tuple[int, int, ReplySink, bytes]] = deque()
+        self._waiters: deque[tuple[int, int, Outcome]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._replies) + len(self._waiters)
+
+    def add(self, end_offset: int, now_ms: int, sink: ReplySink, reply: bytes) -> None:
+        """Keeps `reply`, a whole frame with code 0, until all below `end_offset` is confirmed."""
+        self._replies.append((end_offset, now_ms + self.wait_ms, sink, reply))
+
+    def add_waiter(self, end_offset: int, now_ms: int, outcome: Outcome) -> None:
+        """Calls `outcome` when all below `end_offset` is confirmed, or will not be."""
+        self._waiters.append((end_offset, now_ms + self.wait_ms, outcome))
+
+    def confirm(self, confirm_offset: int) -> int:
+        """Releases every reply whose end is at or below `confirm_offset`; returns how many."""
+        replies = self._replies
+        before = len(replies)
+        while replies and replies[0][0] <= confirm_offset:
+            entry = replies.popleft()
+            entry[2].write(entry[3])
+        while self._waiters and self._waiters[0][0] <= confirm_offset:
+            self._waiters.popleft()[2](0, "")
+        return before - len(replies)
+
+    def fail_all(self, code: int, remark: str) -> int:
+        """Answers every entry with a refusal (R4); returns how many there were."""
+        replies, self._replies = self._replies, deque()
+        waiters, self._waiters = self._waiters, deque()
+        for _, _, sink, reply in replies:
+            sink.write(recode(reply, code, remark))
+        for _, _, outcome in waiters:
+            outcome(code, remark)
+        return len(replies) + len(waiters)
+
+    def begin_epoch(self, master_epoch: int) -> None:
+        """Starts a mastership. What waited must have been failed before."""
+        assert not self._replies, "acks of an older epoch are still pending (R4)"
+        self.master_epoch = master_epoch
+
+    def expire(self, now_ms: int, code_of: Callable[[int], tuple[int, str]]) -> int:
+        """Fails the entries whose time is over, as `code_of(end_offset)` says; how many."""
+        expired = 0
+        replies = self._replies
+        while replies and replies[0][1] <= now_ms:
+            end_offset, _, sink, reply = replies.popleft()
+            sink.write(recode(reply, *code_of(end_offset)))
+            expired += 1
+        while self._waiters and self._waiters[0][1] <= now_ms:
+            end_offset, _, outcome = self._waiters.popleft()
+            outcome(*code_of(end_offset))
+            expired += 1
+        return expired

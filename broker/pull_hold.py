@@ -1,0 +1,109 @@
+"""Pulls that found nothing and wait for the next message of their queue.
+
+Pure: who waits where, who is woken by an arrival, whose time is over. A held pull is woken by the
+dispatch itself; the 5 s scan of Java's PullRequestHoldService remains as a net (`sweep`), which
+also catches what an arrival between the look-up and the hold would have missed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+P = TypeVar("P", bound=Hashable)
+
+
+@dataclass(slots=True)
+class Held(Generic[P]):
+    """One waiting pull. `offset` is the first queue offset that would answer it."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    deadline_ms: int
+    owner: object
+    pull: P
+    done: bool = False
+
+
+class PullHold(Generic[P]):
+    """Held pulls by (topic, queue id), with one heap of deadlines."""
+
+    def __init__(self) -> None:
+        self._by_queue: dict[tuple[str, int], list[Held[P]]] = {}
+        self._deadlines: list[tuple[int, int, Held[P]]] = []
+        self._counter = itertools.count()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def hold(self, held: Held[P]) -> None:
+        """Lets a pull wait until an arrival, its deadline, or the end of its owner."""
+        held.done = False
+        self._by_queue.setdefault((held.topic, held.queue_id), []).append(held)
+        heapq.heappush(self._deadlines, (held.deadline_ms, next(self._counter), held))
+        self._size += 1
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int) -> list[Held[P]]:
+        """Takes out the pulls of a queue that `max_offset` (exclusive) reaches."""
+        key = (topic, queue_id)
+        waiting = self._by_queue.get(key)
+        if not waiting:
+            return []
+        woken = [held for held in waiting if held.offset < max_offset]
+        if woken:
+            self._keep(key, [held for held in waiting if held.offset >= max_offset])
+            self._finish(woken)
+        return woken
+
+    def expired(self, now_ms: int) -> list[Held[P]]:
+        """Takes out the pulls whose time is over, oldest deadline first."""
+        late: list[Held[P]] = []
+        while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now_ms):
+            held = heapq.heappop(self._deadlines)[2]
+            if not held.done:
+                self._remove(held)
+                late.append(held)
+        return late
+
+    def drop_owner(self, owner: object) -> int:
+        """Forgets the pulls of a closed connection; returns how many."""
+        gone = [held for held in self.all() if held.owner is owner]
+        for held in gone:
+            self._remove(held)
+        return len(gone)
+
+    def take_all(self) -> list[Held[P]]:
+        """Takes out everything: the broker's role changes or it stops."""
+        every = list(self.all())
+        self._by_queue.clear()
+        self._deadlines.clear()
+        self._finish(every)
+        return every
+
+    def all(self) -> Iterator[Held[P]]:
+        return (held for waiting in self._by_queue.values() for held in waiting)
+
+    def queues(self) -> list[tuple[str, int]]:
+        """The queues somebody waits for."""
+        return list(self._by_queue)
+
+    def _remove(self, held: Held[P]) -> None:
+        key = (held.topic, held.queue_id)
+        self._keep(key, [other for other in self._by_queue[key] if other is not held])
+        self._finish([held])
+
+    def _keep(self, key: tuple[str, int], rest: list[Held[P]]) -> None:
+        if rest:
+            self._by_queue[key] = rest
+        else:
+            del self._by_queue[key]
+
+    def _finish(self, helds: list[Held[P]]) -> None:
+        for held in helds:
+            held.done = True
+        self._size -= len(helds)

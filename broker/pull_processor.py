@@ -1,0 +1,274 @@
+"""Pull (11): reading a queue, waiting for its next message, and the tag filter.
+
+Reads end at confirmOffset (SAFETY G4), so nothing that a consumer saw is ever taken back. A pull
+that finds nothing is held; the dispatch of a message wakes it in the same loop turn. A new master,
+whose confirmOffset lags behind its log, holds a pull between its visible end and its log end
+instead of calling the offset wrong (R28).
+Origin: PullMessageProcessor, PullRequestHoldService in Java; codes in remoting.md section 5.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from broker.consumer_manager import ConsumerManager
+from broker.pull_hold import Held, PullHold
+from broker.replies import pull_frame, pull_header, refusal
+from broker.role_gate import RoleGate
+from broker.topics import PERM_READ, TopicService
+from protocol.codes import RequestCode, ResponseCode
+from protocol.errors import BatonError, BrokerRefusal, CorruptLogError
+from protocol.sysflag import PULL_CLASS_FILTER, PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+from protocol.tags import tags_code
+from remoting.connection import Connection
+from remoting.headers import PullFields, decode_pull
+from remoting.processors import Processors
+from store.consumer_offset import ConsumerOffsetManager
+from store.message_store import MessageStore
+from store.read_result import GetMessageResult, GetMessageStatus
+
+log = logging.getLogger(__name__)
+
+SHORT_POLLING_MS: Final = 1000
+SWEEP_MS: Final = 5000
+MAX_REPLY_BYTES: Final = 15 * 1024 * 1024
+
+_CODES: Final = {
+    GetMessageStatus.FOUND: ResponseCode.SUCCESS,
+    GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+_NOTHING_THERE: Final = (
+    GetMessageStatus.NO_MATCHED_LOGIC_QUEUE,
+    GetMessageStatus.NO_MESSAGE_IN_QUEUE,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pull:
+    """A checked pull. `wanted` are tag hashes, None for all."""
+
+    channel: Connection
+    opaque: int
+    topic: str
+    queue_id: int
+    max_num: int
+    max_bytes: int
+    wanted: frozenset[int] | None
+
+
+class PullProcessor:
+    """The raw handler of 11, and the holder of pulls that wait. Times are ms, monotonic."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicService,
+        clients: ConsumerManager,
+        offsets: ConsumerOffsetManager,
+        gate: RoleGate,
+        clock_ms: Callable[[], int],
+        *,
+        long_polling: bool,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._clients = clients
+        self._offsets = offsets
+        self._gate = gate
+        self._clock_ms = clock_ms
+        self._long_polling = long_polling
+        self._hold: PullHold[Pull] = PullHold()
+        self._next_sweep_ms = 0
+        self.messages_total = 0
+
+    def register(self, processors: Processors) -> None:
+        processors.register_raw(RequestCode.PULL_MESSAGE, self.pull)
+
+    @property
+    def held(self) -> int:
+        """How many pulls wait right now."""
+        return len(self._hold)
+
+    def pull(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """11."""
+        request = decode_pull(kind, header)
+        try:
+            pull = self._checked(channel, request.opaque, request.ext)
+        except BatonError as exc:
+            code = exc.code if isinstance(exc, BrokerRefusal) else exc.response_code
+            remark = exc.remark if isinstance(exc, BrokerRefusal) else str(exc)
+            channel.write(refusal(request.opaque, code, remark))
+            return
+        ext = request.ext
+        if ext.sys_flag & PULL_COMMIT_OFFSET and ext.commit_offset >= 0:
+            self._offsets.commit(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
+        suspend_ms = 0
+        if ext.sys_flag & PULL_SUSPEND:
+            suspend_ms = ext.suspend_timeout_millis if self._long_polling else SHORT_POLLING_MS
+        self._answer_or_hold(pull, ext.queue_offset, self._clock_ms() + suspend_ms, suspend_ms > 0)
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
+        """Dispatch made messages of a queue visible: those who wait for them are answered."""
+        if not len(self._hold):
+            return
+        for held in self._hold.arrived(topic, queue_id, max_offset):
+            self._answer_or_hold(held.pull, held.offset, held.deadline_ms, True)
+
+    def tick(self, now_ms: int) -> None:
+        """Answers pulls whose time is over; every 5 s looks at all queues, as a net."""
+        for held in self._hold.expired(now_ms):
+            self._answer_or_hold(held.pull, held.offset, held.deadline_ms, False)
+        if now_ms >= self._next_sweep_ms:
+            self._next_sweep_ms = now_ms + SWEEP_MS
+            for topic, queue_id in self._hold.queues():
+                self.arrived(topic, queue_id, self._store.max_offset_in_queue(topic, queue_id))
+
+    def disconnected(self, channel: Connection) -> None:
+        self._hold.drop_owner(channel)
+
+    def role_changed(self) -> None:
+        """A slave holds nobody: those who wait learn at once that they must ask elsewhere."""
+        for held in self._hold.take_all():
+            held.pull.channel.write(
+                refusal(
+                    held.pull.opaque,
+                    ResponseCode.SYSTEM_BUSY,
+                    "the role of this broker changed: ask the name server for the master",
+                )
+            )
+
+    def _checked(self, channel: Connection, opaque: int, ext: PullFields) -> Pull:
+        if not self._gate.is_master:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_BUSY,
+                "this broker is not the master and serves no pulls: ask the name server",
+            )
+        self._check_group(ext.consumer_group)
+        config = self._topics.get(ext.topic)
+        if config is None:
+            raise BrokerRefusal(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {ext.topic} does not exist on this broker"
+            )
+        if not config.perm & PERM_READ:
+            raise BrokerRefusal(
+                ResponseCode.NO_PERMISSION, f"topic {ext.topic} may not be read: perm {config.perm}"
+            )
+        if not 0 <= ext.queue_id < config.read_queue_nums:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId {ext.queue_id} of topic {ext.topic}:"
+                f" it has {config.read_queue_nums} queues",
+            )
+        if ext.sys_flag & PULL_CLASS_FILTER:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, "class filters are not supported"
+            )
+        return Pull(
+            channel,
+            opaque,
+            ext.topic,
+            ext.queue_id,
+            max(1, ext.max_msg_nums),
+            min(ext.max_msg_bytes or MAX_REPLY_BYTES, MAX_REPLY_BYTES),
+            self._wanted(ext),
+        )
+
+    def _check_group(self, group: str) -> None:
+        config = self._topics.group(group, writable=self._gate.refusal is None)
+        if not config.consume_enable:
+            raise BrokerRefusal(
+                ResponseCode.NO_PERMISSION, f"group {group} may not consume: consumeEnable is false"
+            )
+
+    def _wanted(self, ext: PullFields) -> frozenset[int] | None:
+        if ext.sys_flag & PULL_SUBSCRIPTION:
+            kind = ext.expression_type or "TAG"
+            if kind != "TAG":
+                raise BrokerRefusal(
+                    ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                    f"expression type {kind} is not supported, TAG is",
+                )
+            return wanted_tags(ext.subscription or "*")
+        subscription = self._clients.subscription(ext.consumer_group, ext.topic)
+        if subscription is None:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"group {ext.consumer_group} has no subscription of {ext.topic} here",
+            )
+        if subscription.sub_version < ext.sub_version:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the subscription of {ext.topic} known here is older than the pull's",
+            )
+        return wanted_tags(subscription.sub_string or "*")
+
+    def _answer_or_hold(self, pull: Pull, offset: int, deadline_ms: int, may_hold: bool) -> None:
+        if pull.channel.closed:
+            return
+        try:
+            result = self._store.get_message(
+                pull.topic, pull.queue_id, offset, pull.max_num, pull.max_bytes, pull.wanted
+            )
+        except CorruptLogError as exc:
+            log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
+            pull.channel.write(refusal(pull.opaque, ResponseCode.SYSTEM_ERROR, str(exc)))
+            return
+        code = self._code(pull, offset, result)
+        if code == ResponseCode.SUCCESS:
+            self.messages_total += result.message_count
+        elif may_hold and self._waits(code, result):
+            waits_from = (
+                result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset
+            )
+            self._hold.hold(
+                Held(pull.topic, pull.queue_id, waits_from, deadline_ms, pull.channel, pull)
+            )
+            return
+        header = pull_header(
+            pull.opaque,
+            code,
+            result.status.name,
+            offset if code == ResponseCode.PULL_NOT_FOUND else result.next_begin_offset,
+            result.min_offset,
+            result.max_offset,
+        )
+        pull.channel.write(pull_frame(header, result.size, result.parts))
+
+    def _waits(self, code: int, result: GetMessageResult) -> bool:
+        """Whether a pull with this outcome may wait for the next message."""
+        if code == ResponseCode.PULL_NOT_FOUND:
+            return True
+        # Nothing matched up to the visible end: waiting from there costs no round trips.
+        return (
+            result.status is GetMessageStatus.NO_MATCHED_MESSAGE
+            and result.next_begin_offset >= result.max_offset
+        )
+
+    def _code(self, pull: Pull, offset: int, result: GetMessageResult) -> int:
+        if result.status in _NOTHING_THERE:
+            reaches = self._store.next_offset_in_queue(pull.topic, pull.queue_id)
+            if offset <= reaches:
+                return ResponseCode.PULL_NOT_FOUND
+            return ResponseCode.PULL_OFFSET_MOVED
+        if (
+            result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY
+            and offset <= self._store.next_offset_in_queue(pull.topic, pull.queue_id)
+        ):
+            return ResponseCode.PULL_NOT_FOUND  # R28: the log reaches there, confirmation lags
+        return _CODES[result.status]
+
+
+def wanted_tags(expression: str) -> frozenset[int] | None:
+    """Tag hashes of `a || b`; None for `*` or nothing, which is everything."""
+    tags = [tag.strip() for tag in expression.split("||")]
+    if not expression.strip() or "*" in tags:
+        return None
+    return frozenset(tags_code(tag) for tag in tags if tag)

@@ -1,0 +1,44 @@
+"""Reading a request's extFields: what is missing or no number is named in the reply."""
+
+from __future__ import annotations
+
+from protocol.codes import ResponseCode
+from protocol.errors import BrokerRefusal
+from remoting.command import RemotingCommand
+
+
+def text(request: RemotingCommand, key: str) -> str:
+    """A mandatory field. Raises BrokerRefusal 29 that names it."""
+    value = request.ext.get(key)
+    if not value:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER, f"request {request.code} lacks the field {key!r}"
+        )
+    return value
+
+
+def number(request: RemotingCommand, key: str, default: int | None = None) -> int:
+    """A whole number; mandatory unless there is a default. Raises BrokerRefusal 29."""
+    value = request.ext.get(key)
+    if not value and default is not None:
+        return default
+    try:
+        return int(text(request, key))
+    except ValueError:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"request {request.code}: field {key!r} is {value!r}, a whole number is needed",
+        ) from None
+
+
+def flag(request: RemotingCommand, key: str, default: bool = False) -> bool:
+    """`true` or `false`, as Java spells them. Raises BrokerRefusal 29."""
+    value = request.ext.get(key)
+    if not value:
+        return default
+    if value.lower() not in ("true", "false"):
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"request {request.code}: field {key!r} is {value!r}, true or false is needed",
+        )
+    return value.lower() == "true"

@@ -1,0 +1,93 @@
+"""Whether this broker may take a write right now, and what it answers if not.
+
+Pure: events in, one cached verdict out, so that the send path asks a single attribute. The gate is
+no fence (that is confirmOffset, SAFETY R1); it spares clients a wait that cannot end well (R36).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from protocol.codes import ResponseCode
+
+
+class Role(enum.Enum):
+    """What the broker is at the moment. FENCED: it knows no role that it may act in."""
+
+    MASTER = "MASTER"
+    SLAVE = "SLAVE"
+    FENCED = "FENCED"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: int
+    remark: str
+
+
+_FENCED = Refusal(
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    "this broker has no role yet or lost it: ask the name server for the master",
+)
+_SLAVE = Refusal(
+    ResponseCode.SYSTEM_BUSY, "this broker is a slave: ask the name server for the master"
+)
+_OPENING = Refusal(
+    ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is becoming master, it opens in a moment"
+)
+_CUT_OFF = Refusal(
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    "this master holds no lease and not all of its required replicas follow it",
+)
+
+
+class RoleGate:
+    """Role, masterEpoch and the verdict on writes. `refusal` is None when writes are welcome."""
+
+    def __init__(self) -> None:
+        self.role = Role.FENCED
+        self.master_epoch = 0
+        self.refusal: Refusal | None = _FENCED
+        self._lease = False
+        self._whole = False
+        self._stopping: Refusal | None = None
+
+    def opening(self, master_epoch: int) -> None:
+        """Mastership of `master_epoch` begins; no write is taken before `open`."""
+        self.role, self.master_epoch, self.refusal = Role.FENCED, master_epoch, _OPENING
+
+    def open(self) -> None:
+        """The store is ready for this epoch's writes."""
+        self.role = Role.MASTER
+        self._lease = True
+        self._judge()
+
+    def follow(self, master_epoch: int) -> None:
+        """The broker is a slave in `master_epoch`."""
+        self.role, self.master_epoch, self.refusal = Role.SLAVE, master_epoch, _SLAVE
+
+    def fence(self) -> None:
+        """No role is known to hold."""
+        self.role, self.refusal = Role.FENCED, _FENCED
+
+    def close(self, remark: str) -> None:
+        """The process ends or may not trust its disk; nothing opens the gate again."""
+        self._stopping = Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        self.refusal = self._stopping
+
+    def standing(self, *, lease: bool, required_set_whole: bool) -> None:
+        """R36: a master without a lease goes on as long as its whole required set follows."""
+        if (lease, required_set_whole) != (self._lease, self._whole):
+            self._lease, self._whole = lease, required_set_whole
+            self._judge()
+
+    @property
+    def is_master(self) -> bool:
+        return self.role is Role.MASTER
+
+    def _judge(self) -> None:
+        if self._stopping is not None:
+            self.refusal = self._stopping
+        elif self.role is Role.MASTER:
+            self.refusal = None if self._lease or self._whole else _CUT_OFF

@@ -1,0 +1,243 @@
+"""Send: 310 and 10 (one message), 320 (a batch). The hot path of the whole cluster.
+
+A request is checked, made a record in the store's turn buffer, and its finished reply waits in
+`PendingAcks` until confirmOffset passes the record's end: nothing else releases code 0 (SAFETY G1,
+R1, R4). WAIT=false does not lift that (R29). What is asked for and not there (DELAY, TIMER_*,
+TRAN_MSG) is refused with 13, never stored as an ordinary message.
+
+Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; check order as in remoting.md
+section 4. What each step costs: DESIGN section 7.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from broker.pending_acks import PendingAcks
+from broker.replies import SendReplies, refusal
+from broker.role_gate import RoleGate
+from broker.send_properties import SendProperties
+from broker.topics import TopicService
+from protocol.batch import split_batch
+from protocol.codes import RequestCode, ResponseCode
+from protocol.errors import BatonError, BrokerRefusal
+from protocol.message_id import host_bytes, split_address
+from protocol.topic_name import RETRY_PREFIX, check_send_allowed, check_topic, dlq_topic
+from remoting.connection import Connection
+from remoting.headers import SendFields, SendFrame, decode_send_v1, decode_send_v2
+from remoting.processors import Processors
+from store.appender import BatchItem
+from store.message_store import MessageStore
+
+FLAG_ONEWAY: Final = 2
+DEFAULT_MAX_RECONSUME_TIMES: Final = 16
+
+
+class Turn(Protocol):
+    """The end of this loop turn, when everything put is written and shipped."""
+
+    def touched(self) -> None: ...
+
+
+class SendProcessor:
+    """Three raw handlers. `in_sync_count()` is the size of the required set (minInSyncReplicas)."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicService,
+        gate: RoleGate,
+        acks: PendingAcks,
+        turn: Turn,
+        *,
+        cluster_name: str,
+        region_id: str,
+        store_host: bytes,
+        min_in_sync_replicas: int,
+        in_sync_count: Callable[[], int],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._gate = gate
+        self._acks = acks
+        self._turn = turn
+        self._clock_ms = clock_ms
+        self._replies = SendReplies(region_id)
+        self._properties = SendProperties(cluster_name, region_id, store_host)
+        self._msg_id_prefix = store_host.hex().upper().encode("ascii")
+        self._min_in_sync = min_in_sync_replicas
+        self._in_sync_count = in_sync_count
+        self._known: dict[str, int] = {}
+        self._random = random.Random()
+        self.stored_total = 0
+        self.failed_total = 0
+
+    def register(self, processors: Processors) -> None:
+        processors.register_raw(RequestCode.SEND_MESSAGE_V2, self.send_v2)
+        processors.register_raw(RequestCode.SEND_MESSAGE, self.send_v1)
+        processors.register_raw(RequestCode.SEND_BATCH_MESSAGE, self.send_batch)
+
+    def topics_changed(self) -> None:
+        """Forgets what was looked up about topics."""
+        self._known.clear()
+
+    def send_v2(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """310."""
+        self._send(channel, decode_send_v2(kind, header), body)
+
+    def send_v1(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """10: the same under long names."""
+        self._send(channel, decode_send_v1(kind, header), body)
+
+    def send_batch(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """320: messages with consecutive queue offsets, all stored or none."""
+        request = decode_send_v2(kind, header)
+        try:
+            self._put_batch(channel, request, body)
+        except BatonError as exc:
+            self._refuse(channel, request, exc)
+
+    def _send(self, channel: Connection, request: SendFrame, body: bytes) -> None:
+        try:
+            if request.ext.batch:
+                self._put_batch(channel, request, body)
+            else:
+                self._put_one(channel, request, body)
+        except BatonError as exc:
+            self._refuse(channel, request, exc)
+
+    def _put_one(self, channel: Connection, request: SendFrame, body: bytes) -> None:
+        ext = request.ext
+        topic, queue_id = self._target(ext)
+        properties, tags, keys, unique_key = self._properties.prepare(ext.properties or "")
+        born_host = channel.attachments.get("born_host")
+        if born_host is None:
+            born_host = self._remember_host(channel)
+        result = self._store.put_message(
+            topic,
+            queue_id,
+            body,
+            properties,
+            tags,
+            keys,
+            unique_key,
+            flag=ext.flag,
+            sys_flag=ext.sys_flag,
+            born_timestamp=ext.born_timestamp,
+            born_host=born_host,  # type: ignore[arg-type]
+            reconsume_times=ext.reconsume_times or 0,
+        )
+        if not request.flag & FLAG_ONEWAY:
+            reply = self._replies.ok(
+                request.opaque,
+                self._msg_id_prefix + b"%016X" % result.physical_offset,
+                queue_id,
+                result.queue_offset,
+                unique_key,
+            )
+            self._acks.add(result.end_offset, self._clock_ms(), channel, reply)
+        self.stored_total += 1
+        self._turn.touched()
+
+    def _put_batch(self, channel: Connection, request: SendFrame, body: bytes) -> None:
+        ext = request.ext
+        topic, queue_id = self._target(ext)
+        if topic.startswith(RETRY_PREFIX):
+            raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "a batch may not hold retries")
+        items = []
+        unique_keys = []
+        for message in split_batch(body):
+            properties, tags, keys, unique_key = self._properties.prepare(
+                message.properties.decode("utf-8")
+            )
+            unique_keys.append(unique_key)
+            items.append(BatchItem(message.body, properties, tags, keys, unique_key, message.flag))
+        if not items:
+            raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+        born_host = channel.attachments.get("born_host") or self._remember_host(channel)
+        results = self._store.put_batch(
+            topic,
+            queue_id,
+            items,
+            sys_flag=ext.sys_flag,
+            born_timestamp=ext.born_timestamp,
+            born_host=born_host,  # type: ignore[arg-type]
+            reconsume_times=ext.reconsume_times or 0,
+        )
+        if not request.flag & FLAG_ONEWAY:
+            reply = self._replies.ok(
+                request.opaque,
+                b",".join(
+                    self._msg_id_prefix + b"%016X" % result.physical_offset for result in results
+                ),
+                queue_id,
+                results[0].queue_offset,
+                b",".join(unique_keys),
+            )
+            self._acks.add(results[-1].end_offset, self._clock_ms(), channel, reply)
+        self.stored_total += len(results)
+        self._turn.touched()
+
+    def _target(self, ext: SendFields) -> tuple[str, int]:
+        """Where the message goes. Raises BrokerRefusal for every reason not to take it."""
+        if self._gate.refusal is not None:
+            raise BrokerRefusal(self._gate.refusal.code, self._gate.refusal.remark)
+        if self._min_in_sync > 1 and self._in_sync_count() < self._min_in_sync:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"in-sync replicas not enough: {self._in_sync_count()},"
+                f" minInSyncReplicas is {self._min_in_sync}",
+            )
+        topic = ext.topic
+        queues = self._known.get(topic)
+        if queues is None or topic[0] == "%":
+            topic, queues = self._look_up(ext)
+        queue_id = ext.queue_id
+        if queue_id < 0:
+            queue_id = self._random.randrange(queues)
+        elif queue_id >= queues:
+            if topic != ext.topic:
+                queue_id = 0
+            else:
+                raise BrokerRefusal(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"queueId {queue_id} of topic {topic}: it has {queues} queues",
+                )
+        return topic, queue_id
+
+    def _look_up(self, ext: SendFields) -> tuple[str, int]:
+        topic = ext.topic
+        if topic.startswith(RETRY_PREFIX):
+            topic = self._retry_target(ext)
+        check_topic(topic)
+        check_send_allowed(topic)
+        config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
+        queues = max(config.read_queue_nums, config.write_queue_nums)
+        self._known[topic] = queues
+        return topic, queues
+
+    def _retry_target(self, ext: SendFields) -> str:
+        """A retry that was consumed often enough goes to the dead letters of its group."""
+        group = ext.topic[len(RETRY_PREFIX) :]
+        config = self._topics.group(group, writable=True)
+        allowed = ext.max_reconsume_times
+        if allowed is None:
+            allowed = config.retry_max_times
+        return dlq_topic(group) if (ext.reconsume_times or 0) > allowed else ext.topic
+
+    def _remember_host(self, channel: Connection) -> bytes:
+        host = host_bytes(*split_address(channel.peer))
+        channel.attachments["born_host"] = host
+        return host
+
+    def _refuse(self, channel: Connection, request: SendFrame, exc: BatonError) -> None:
+        self.failed_total += 1
+        if request.flag & FLAG_ONEWAY:
+            return
+        if isinstance(exc, BrokerRefusal):
+            channel.write(refusal(request.opaque, exc.code, exc.remark))
+        else:
+            channel.write(refusal(request.opaque, exc.response_code, str(exc)))

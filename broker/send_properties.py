@@ -1,0 +1,107 @@
+"""The property string of a send on its way into a record.
+
+One pass that finds what the store needs (TAGS, KEYS, UNIQ_KEY), refuses what this broker does not
+do (delays, timers, transactions), and adds what every stored message carries. The common case
+touches the string a handful of times; anything unusual takes the slow way through a dictionary.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+from protocol.codes import ResponseCode
+from protocol.errors import BrokerRefusal
+from protocol.message_id import UniqIdGenerator
+from protocol.properties import decode_properties, encode_properties
+from protocol.tags import tags_code
+
+SEPARATOR: Final = "\x02"
+_TIMER_KEYS: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+_DROPPED: Final = ("POP_CK", "__CRC32#")
+
+
+class SendProperties:
+    """Prepares property strings for one broker."""
+
+    def __init__(self, cluster_name: str, region_id: str, store_host: bytes) -> None:
+        self._suffix = encode_properties(
+            {"MSG_REGION": region_id, "TRACE_ON": "true", "CLUSTER": cluster_name}
+        )
+        if not self._suffix.endswith(SEPARATOR):
+            self._suffix += SEPARATOR
+        self._mark = f"\x02CLUSTER\x01{cluster_name}\x02"
+        self._unique_ids = UniqIdGenerator(
+            store_host[:-4], os.getpid(), lambda: int(time.time() * 1000)
+        )
+
+    def prepare(self, text: str) -> tuple[bytes, int, bytes | None, bytes]:
+        """(property bytes to store, tagsCode, KEYS or None, UNIQ_KEY).
+
+        Raises BrokerRefusal 13 for a delay, a timer or a transaction.
+        """
+        marked = "\x02" + text
+        if (
+            "\x02DELAY\x01" in marked
+            or "\x02TIMER_" in marked
+            or "\x02TRAN_MSG\x01" in marked
+            or "\x02POP_CK\x01" in marked
+            or "\x02__CRC32#\x01" in marked
+        ):
+            text = self._unusual(text)
+            marked = "\x02" + text
+        if text and text[-1] != SEPARATOR:
+            text += SEPARATOR
+            marked += SEPARATOR
+        unique_key = _value(marked, "\x02UNIQ_KEY\x01")
+        if (
+            not unique_key
+            or '"' in unique_key
+            or "\\" in unique_key
+            or not unique_key.isprintable()
+        ):
+            unique_key = self._unique_ids.next()
+            text = encode_properties({**decode_properties(text), "UNIQ_KEY": unique_key})
+            if text[-1] != SEPARATOR:
+                text += SEPARATOR
+            marked = "\x02" + text
+        tags = _value(marked, "\x02TAGS\x01")
+        keys = _value(marked, "\x02KEYS\x01")
+        if self._mark not in marked:
+            text += self._suffix
+        return (
+            text.encode(),
+            tags_code(tags) if tags else 0,
+            keys.encode() if keys else None,
+            unique_key.encode(),
+        )
+
+    def _unusual(self, text: str) -> str:
+        properties = decode_properties(text)
+        level = properties.get("DELAY", "0")
+        if level.strip() not in ("", "0"):
+            raise _not_here(f"DELAY {level}", "delayed messages")
+        for key in _TIMER_KEYS:
+            if key in properties:
+                raise _not_here(key, "timer messages")
+        if properties.get("TRAN_MSG", "false").lower() == "true":
+            raise _not_here("TRAN_MSG", "transactions")
+        for key in _DROPPED:
+            properties.pop(key, None)
+        return encode_properties(properties)
+
+
+def _value(marked: str, key: str) -> str | None:
+    at = marked.find(key)
+    if at < 0:
+        return None
+    at += len(key)
+    return marked[at : marked.find(SEPARATOR, at)]
+
+
+def _not_here(what: str, feature: str) -> BrokerRefusal:
+    return BrokerRefusal(
+        ResponseCode.MESSAGE_ILLEGAL,
+        f"property {what}: this broker has no {feature} yet; the message was not stored",
+    )
