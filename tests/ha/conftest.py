@@ -231,8 +231,16 @@ class Group:
                 for n in nodes
             )
         )
-        assert len({n.log_bytes()[-(first.store.max_phy_offset - n.store.min_phy_offset) :]
-                    for n in nodes if n.store.min_phy_offset == first.store.min_phy_offset}) == 1
+        assert (
+            len(
+                {
+                    n.log_bytes()[-(first.store.max_phy_offset - n.store.min_phy_offset) :]
+                    for n in nodes
+                    if n.store.min_phy_offset == first.store.min_phy_offset
+                }
+            )
+            == 1
+        )
 
     async def close(self) -> None:
         for node in self.nodes.values():

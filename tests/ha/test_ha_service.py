@@ -1,25 +1,680 @@
 """Three real stores and services over loopback, role changes by hand.
 
-The scenarios of Java's AutoSwitchHATest, and the promises they leave out.
+The scenarios of Java's AutoSwitchHATest, then those that it leaves out. Each test is a story of
+replicas 1, 2 and 3; a plain controller stands in the middle (`Group`).
 """
+
+import asyncio
+import os
+import socket
+import struct
+from dataclasses import replace
 
 import pytest
 
-from protocol.errors import FencedError
+from ha.config import HAConfig
+from ha.slave_core import PeerIdentity
+from protocol.errors import FencedError, UnavailableError
+
+
+def expire_first_segment(node):
+    """Makes the first log file old and lets the store clean up."""
+    first = min((node.root / "commitlog").glob("0*"))
+    os.utime(first, (1_000_000, 1_000_000))
+    assert node.store.clean_expired(manual=True) == 1
+
+
+async def pair_in_set(group, wait_until):
+    one, two = await group.add(1), await group.add(2)
+    await group.elect(one)
+    await wait_until(lambda: one.ha.in_sync_count == 2)
+    return one, two
+
+
+# -- AutoSwitchHATest
+
+
+def test_confirm_offset(run_group, wait_until):
+    """Java testConfirmOffset: 1 leads {1,2}; 2 stops, a put stays unconfirmed; 1 stops, 2 leads
+    epoch 2; 1 returns, drops the unacknowledged message and holds the same 20."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        one.put(10)
+        await group.level(one, two)
+        group.auto = False
+        confirmed = one.ha.confirm_offset
+        acked = one.log_bytes()
+        await two.stop()
+        await wait_until(lambda: not one.ha.required_set_whole)
+        one.put()
+        assert one.ha.confirm_offset == confirmed < one.store.max_phy_offset
+        await one.stop()
+
+        group.auto = True
+        await two.start()
+        await group.elect(two)
+        two.put(10)
+        await one.start()
+        await group.follow(one)
+        await group.level(one, two)
+        assert one.truncated == [(confirmed + len(acked) // 10, confirmed)]
+        assert one.log_bytes()[:confirmed] == acked, "a confirmed byte was cut"
+        assert one.readable == two.readable == 20
+        assert one.epochs == two.epochs == [(1, 0), (2, confirmed)]
+
+    run_group(scenario)
+
+
+def test_async_learner(run_group, wait_until):
+    """Java testAsyncLearnerBrokerRole: a learner receives all and is never in the set."""
+
+    async def scenario(group):
+        one = await group.add(1)
+        two = await group.add(2, HAConfig(async_learner=True))
+        await group.elect(one)
+        one.put(10)
+        await group.level(one, two)
+        assert two.readable == 10
+        assert one.ha.required_set == {1} and not one.proposals
+
+    run_group(scenario)
 
 
 def test_all_ack_in_sync_state_set(run_group, wait_until):
-    """A slave catches up, is proposed, enters the set; messages are then on both (G1)."""
+    """Java testOptionAllAckInSyncStateSet: both in the set, the slave stops, nothing is confirmed
+    any more, until the shrink is committed (R1)."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        one.put(10)
+        await group.level(one, two)
+        group.auto = False
+        confirmed = one.ha.confirm_offset
+        await two.stop()
+        one.put()
+        one.ha.set_dead(frozenset({2}))
+        assert one.proposals[-1].new_set == {1}
+        assert one.ha.confirm_offset == confirmed, "R1: a proposed shrink is not a shrink"
+        group.answer(one, one.proposals[-1])
+        assert one.ha.confirm_offset == one.store.max_phy_offset
+        assert one.ha.required_set == {1}
+
+    run_group(scenario)
+
+
+def test_change_role_many_times(run_group, wait_until):
+    """Java testChangeRoleManyTimes: 1 and 2 swap over epochs 1 to 3, ten messages each."""
 
     async def scenario(group):
         one, two = await group.add(1), await group.add(2)
+        for master, slave in ((one, two), (two, one), (one, two)):
+            await group.elect(master, 1, 2)
+            await wait_until(lambda m=master: m.ha.required_set_whole)
+            master.put(10)
+            await group.level(master, slave)
+        assert one.readable == two.readable == 30
+        assert one.epochs == two.epochs
+        assert [epoch for epoch, _ in one.epochs] == [1, 2, 3]
+        assert not one.truncated and not two.truncated
+
+    run_group(scenario)
+
+
+def test_add_broker(run_group, wait_until):
+    """Java testAddBroker: an empty third broker joins a running pair and enters the set."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        one.put(10)
+        three = await group.add(3)
+        group.commit(group.view.sync_state_set)  # its registration reaches the master
+        one.ha.adopt_view(group.view)
+        await group.follow(three)
+        await wait_until(lambda: one.ha.required_set == {1, 2, 3})
+        await group.level(one, two, three)
+        assert three.readable == 10
+
+    run_group(scenario)
+
+
+def test_truncate_epoch_log_and_add_broker(run_group, wait_until):
+    """Java testTruncateEpochLogAndAddBroker: the first file has expired; a new slave begins at the
+    second one, with the epochs that are left."""
+
+    async def scenario(group):
+        group.segment_size = 4096
+        one = await group.add(1)
         await group.elect(one)
         one.put(10)
-        assert one.ha.confirm_offset == one.store.max_phy_offset
-        await wait_until(lambda: one.ha.in_sync_count == 2)
+        await group.elect(one)
+        while one.store.max_phy_offset <= 4096:
+            one.put(1)
+        before = one.readable
+        one.put(5)
+        expire_first_segment(one)
+        assert one.store.min_phy_offset == 4096
+        two = await group.add(2)
+        group.commit(frozenset({1}))
+        one.ha.adopt_view(group.view)
+        await group.follow(two)
+        await group.level(one, two)
+        assert two.store.min_phy_offset == 4096
+        assert two.readable == before + 5
+        assert two.epochs == one.epochs and [e for e, _ in two.epochs] == [2]
+        await wait_until(lambda: one.ha.required_set == {1, 2})
+
+    run_group(scenario)
+
+
+def test_truncate_epoch_log_and_change_master(run_group, wait_until):
+    """Java testTruncateEpochLogAndChangeMaster: then 2 leads epoch 3, 3 reads what is left, and
+    the old master rejoins complete."""
+
+    async def scenario(group):
+        group.segment_size = 4096
+        one, two = await pair_in_set(group, wait_until)
+        one.put(10)
+        await group.elect(one, 1, 2)
+        while one.store.max_phy_offset <= 4096:
+            one.put(1)
+        one.put(5)
+        await group.level(one, two)
+        expire_first_segment(one)
+        expire_first_segment(two)
+        await group.elect(two, 1, 2)
+        two.put(10)
+        three = await group.add(3)
+        group.commit(group.view.sync_state_set)
+        two.ha.adopt_view(group.view)
+        await group.follow(three)
+        await wait_until(lambda: two.ha.required_set == {1, 2, 3})
+        await group.level(one, two, three)
+        assert three.store.min_phy_offset == 4096
+        assert one.epochs == two.epochs == three.epochs
+        assert [e for e, _ in three.epochs] == [2, 3]
+        assert one.readable == two.readable == three.readable
+
+    run_group(scenario)
+
+
+def test_add_broker_and_sync_from_last_file(run_group, wait_until):
+    """Java testAddBrokerAndSyncFromLastFile: a blank slave takes the last file only, and so is no
+    candidate for the set: it lacks old messages (R13)."""
+
+    async def scenario(group):
+        group.segment_size = 4096
+        one = await group.add(1)
+        await group.elect(one)
+        while one.store.max_phy_offset <= 8192:
+            one.put(1)
+        two = await group.add(2, HAConfig(sync_from_last_file=True))
+        group.commit(frozenset({1}))
+        one.ha.adopt_view(group.view)
+        await group.follow(two)
+        await group.level(one, two)
+        assert two.store.min_phy_offset == 8192
+        assert one.ha.required_set == {1} and not one.proposals
+
+    run_group(scenario)
+
+
+def test_check_synchronizing_sync_state_set_flag(run_group, wait_until):
+    """Java testCheckSynchronizingSyncStateSetFlag: caught up but not yet adopted, the union of two
+    is required; adopting {1,2} clears the proposal."""
+
+    async def scenario(group):
+        group.auto = False
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one)
+        await wait_until(lambda: one.ha.pending_proposal is not None)
+        assert one.ha.required_set == {1, 2} and one.ha.in_sync_count == 1
+        group.answer(one, one.proposals[0])
+        assert one.ha.pending_proposal is None and one.ha.in_sync_count == 2
+
+    run_group(scenario)
+
+
+def test_build_consume_queue_not_exceed_confirm_offset(run_group, wait_until):
+    """Java testBuildConsumeQueueNotExceedConfirmOffset: what is not confirmed is not readable, on
+    master and slave, also after a restart without a role."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
         one.put(10)
         await group.level(one, two)
-        assert one.readable == two.readable == 20
-        assert one.epochs == two.epochs == [(1, 0)]
+        group.auto = False
+        await two.stop()
+        one.put(5)
+        assert one.readable == 10
+        await group.restart(one)
+        assert one.readable == 10
+        assert one.ha.confirm_offset == one.store.confirm_offset < one.store.max_phy_offset
+
+    run_group(scenario)
+
+
+# -- beyond
+
+
+def test_r5663_unanswered_expand_keeps_the_union(run_group, wait_until):
+    """Issue 5663: the controller takes {1,2}, its answer is lost, 2 stops: nothing is confirmed by
+    1 alone, because 2 may be elected."""
+
+    async def scenario(group):
+        group.auto = False
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one)
+        await wait_until(lambda: one.ha.pending_proposal is not None)
+        one.ha.proposal_unknown()
+        await two.stop()
+        await wait_until(lambda: not one.ha.required_set_whole)
+        confirmed = one.ha.confirm_offset
+        one.put(3)
+        assert one.ha.confirm_offset == confirmed
+        one.ha.proposal_refused(2013, "same set")
+        assert one.ha.required_set == {1, 2}
+        assert one.ha.confirm_offset == confirmed
+
+    run_group(scenario)
+
+
+def test_failover_without_a_write_keeps_empty_epochs_and_lets_the_old_master_rejoin(
+    run_group, wait_until
+):
+    """Issue 9942, R25: five elections in a row with nothing written between; every epoch file ends
+    the same, and all three replicas follow the last master."""
+
+    async def scenario(group):
+        nodes = [await group.add(n) for n in (1, 2, 3)]
+        one = nodes[0]
+        await group.elect(one)
+        await wait_until(lambda: one.ha.required_set == {1, 2, 3})
+        for master in (nodes[1], nodes[2], nodes[0], nodes[1]):
+            await group.elect(master, 1, 2, 3)
+            await wait_until(lambda m=master: m.ha.required_set_whole)
+        nodes[1].put(3)
+        await group.level(*nodes)
+        await wait_until(lambda: len({tuple(n.epochs) for n in nodes}) == 1)
+        expected = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0)]
+        assert [n.epochs for n in nodes] == [expected] * 3
+
+    run_group(scenario)
+
+
+def test_an_unshared_empty_epoch_is_replaced(run_group, wait_until):
+    """Issue 9942: 1 leads epoch 2 alone and writes nothing; 2 leads epoch 3; 1 drops its epoch 2,
+    which nobody else knows, and follows without a cut."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        one.put(4)
+        await group.level(one, two)
+        end = one.store.max_phy_offset
+        await two.stop()
+        await group.elect(one, 1, 2)
+        assert one.epochs == [(1, 0), (2, end)]
+        await two.start()
+        await group.elect(two, 1, 2)
+        await wait_until(lambda: one.epochs == two.epochs)
+        await group.level(one, two)
+        assert one.epochs == [(1, 0), (3, end)]
+        assert not one.truncated
+
+    run_group(scenario)
+
+
+def test_issue_9689_an_epoch_bump_reaches_live_connections(run_group, wait_until):
+    """Issues 9689, 6505: the same master is elected again while slaves are connected; the slave
+    learns the epoch over the very connection, and no byte of it is counted to the old one."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        one.put(5)
+        first_end = one.store.max_phy_offset
+        connections = list(one.ha._master.core.connections)
+        await group.elect(one, 1, 2)
+        one.put(5)
+        await group.level(one, two)
+        await wait_until(lambda: two.epochs == one.epochs)
+        assert list(one.ha._master.core.connections) == connections
+        assert two.epochs == one.epochs == [(1, 0), (2, first_end)]
+
+    run_group(scenario)
+
+
+def test_r3_a_restarted_master_does_not_go_on_in_its_epoch(run_group, wait_until):
+    """R3, R2: after a restart neither mastership of the old epoch nor following an older one."""
+
+    async def scenario(group):
+        one = await group.add(1)
+        await group.elect(one)
+        await group.elect(one)
+        await group.restart(one)
+        with pytest.raises(FencedError):
+            await one.ha.change_to_master(group.view)
+        older = replace(group.view, master_broker_id=2, master_epoch=1)
+        with pytest.raises(FencedError):
+            await one.ha.change_to_slave(older)
+
+    run_group(scenario)
+
+
+def test_r2_a_slave_does_not_ack_a_zombie(run_group, wait_until):
+    """R2: 2 knows epoch 2 by its view, the peer at the address is still at epoch 1: no ack goes out
+    until the peer has become master of epoch 2."""
+
+    async def scenario(group):
+        group.auto = False
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one, others=False)
+        ahead = replace(group.view, master_epoch=2, sync_state_set_epoch=2)
+        await two.ha.change_to_slave(ahead)
+        await wait_until(lambda: one.ha._links_made >= 2)
+        assert not one.following and not two.ha.is_following
+        await group.elect(one)
+        await wait_until(lambda: one.following == [2])
+
+    run_group(scenario)
+
+
+def test_r21_bytes_without_an_epoch_file_are_never_cut(run_group, wait_until):
+    """R21: 2 lost its epoch file. Java would stream on unchecked; we say so and touch nothing."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        one.put(10)
+        await group.level(one, two)
+        group.auto = False
+        await two.stop()
+        for name in ("epochFileCheckpoint", "epochFileCheckpoint.bak"):
+            (two.root / name).unlink(missing_ok=True)
+        await two.start()
+        kept = two.log_bytes()
+        await group.follow(two)
+        await wait_until(lambda: two.diverged)
+        assert "epoch file" in two.diverged[0] and "move the store aside" in two.diverged[0]
+        assert two.log_bytes() == kept and not two.ha.is_following
+
+    run_group(scenario)
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        PeerIdentity("Other", "broker-a", 2, 2),
+        PeerIdentity("C", "broker-b", 2, 2),
+        PeerIdentity("C", "broker-a", 3, 2),
+        PeerIdentity("C", "broker-a", 2, 1),
+        None,
+    ],
+)
+def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
+    """R21: 1 has a tail that 2's log does not share. Whoever answers at 2's address is asked who
+    it is first; while that is not the named master of the epoch, not a byte goes."""
+
+    async def scenario(group):
+        asked = []
+
+        async def prove(view):
+            asked.append(view.master_address)
+            answer = group.answer_of_peer
+            if answer is None:
+                raise UnavailableError("no answer")
+            return answer
+
+        group.prove_master = prove
+        group.answer_of_peer = identity
+        one, two = await pair_in_set(group, wait_until)
+        one.put(10)
+        await group.level(one, two)
+        group.auto = False
+        await two.ha.stand_down()
+        one.put(3)
+        kept = one.log_bytes()
+        await group.elect(two, 1, 2, others=False)
+        await one.ha.change_to_slave(group.view)
+        await wait_until(lambda: len(asked) >= 2)
+        assert one.log_bytes() == kept and not one.truncated
+        group.answer_of_peer = PeerIdentity("C", "broker-a", 0, 2)  # Java's master calls itself 0
+        await wait_until(lambda: one.truncated)
+        await group.level(one, two)
+        assert asked[-1] == "remoting-2"
+
+    run_group(scenario)
+
+
+def test_r23_no_cut_below_the_own_confirm_offset(run_group, wait_until):
+    """R23: 1 confirmed ten messages alone; 2, which never had them, is elected all the same. 1 stops
+    and names it instead of cutting what was acknowledged."""
+
+    async def scenario(group):
+        group.auto = False
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one, others=False)
+        one.put(10)
+        assert one.ha.confirm_offset == one.store.max_phy_offset
+        kept = one.log_bytes()
+        group.view = replace(group.view, master_epoch=4)
+        await group.elect(two, 2)
+        await wait_until(lambda: one.diverged)
+        assert "confirm" in one.diverged[0].lower() or "common" in one.diverged[0]
+        assert one.log_bytes() == kept
+
+    run_group(scenario)
+
+
+def test_r27_a_slave_whose_next_byte_is_gone_begins_anew(run_group, wait_until):
+    """R27: 2 was away until its place in the log expired. It is told so, keeps its old log aside,
+    begins at the master's first byte and becomes level."""
+
+    async def scenario(group):
+        group.segment_size = 4096
+        one, two = await pair_in_set(group, wait_until)
+        one.put(5)
+        await group.level(one, two)
+        old = two.log_bytes()
+        await two.stop()
+        one.ha.set_dead(frozenset({2}))
+        await wait_until(lambda: one.ha.required_set == {1})
+        while one.store.max_phy_offset <= 8192:
+            one.put(1)
+        expire_first_segment(one)
+        one.ha.set_dead(frozenset())
+        await two.start()
+        await group.follow(two)
+        await group.level(one, two)
+        assert two.store.min_phy_offset == 4096
+        aside = [p for p in (two.root / "truncated").rglob("*") if p.is_file()]
+        assert any(old in p.read_bytes() for p in aside)
+
+    run_group(scenario)
+
+
+def test_r27_a_member_of_the_set_never_drops_its_log(run_group, wait_until):
+    """R27 and G1: the same, but by its view 2 is in the set, so its bytes may be acknowledged ones:
+    it says so and keeps all."""
+
+    async def scenario(group):
+        group.segment_size = 4096
+        one, two = await pair_in_set(group, wait_until)
+        one.put(5)
+        await group.level(one, two)
+        await two.stop()
+        one.ha.set_dead(frozenset({2}))
+        await wait_until(lambda: one.ha.required_set == {1})
+        while one.store.max_phy_offset <= 8192:
+            one.put(1)
+        expire_first_segment(one)
+        await two.start()
+        kept = two.log_bytes()
+        await two.ha.change_to_slave(replace(group.view, sync_state_set=frozenset({1, 2})))
+        await wait_until(lambda: two.diverged)
+        assert "SyncStateSet" in two.diverged[0]
+        assert two.log_bytes() == kept
+
+    run_group(scenario)
+
+
+def test_r15_sync_flush_confirms_flushed_bytes_only(run_group, wait_until):
+    """R15: under SYNC_FLUSH a message is confirmed when it is on this broker's disk."""
+
+    async def scenario(group):
+        one = await group.add(1)
+        await group.elect(one)
+        seen = []
+        one.store.on_flushed(seen.append)
+        end = one.put(3)
+        assert one.ha.confirm_offset < end
+        await wait_until(lambda: one.ha.confirm_offset == end)
+        assert seen and seen[-1] == end
+
+    run_group(scenario, flush_disk_type="SYNC_FLUSH")
+
+
+def test_ha_sync_flush_acks_flushed_bytes_only(run_group, wait_until):
+    """haSyncFlush: no ack of the slave exceeds what its own disk holds."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        acked = []
+        real = one.ha._master.core.acks_received
+
+        def spy(connection_id, offsets, now_ms):
+            acked.extend((offset, two.store.flushed_offset) for offset in offsets)
+            return real(connection_id, offsets, now_ms)
+
+        one.ha._master.core.acks_received = spy
+        for _ in range(5):
+            end = one.put(3)
+            await wait_until(lambda e=end: one.ha.confirm_offset == e)
+        assert acked and all(offset <= flushed for offset, flushed in acked)
+        await group.level(one, two)
+
+    run_group(scenario, flush_disk_type="SYNC_FLUSH", ha_sync_flush=True)
+
+
+def test_min_in_sync_replicas_freezes_confirm_offset(run_group, wait_until):
+    """R15: with minInSyncReplicas 2 a set of one confirms nothing."""
+
+    async def scenario(group):
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one, others=False)
+        end = one.put(3)
+        assert one.ha.confirm_offset == 0
+        await group.follow(two)
+        await wait_until(lambda: one.ha.confirm_offset == end)
+
+    run_group(scenario, min_in_sync_replicas=2)
+
+
+def test_a_slave_serves_no_one(run_group, wait_until):
+    """A replica that is not master ends what dials its HA port, and stops doing so as master."""
+
+    async def scenario(group):
+        one = await group.add(1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
+        writer.write(struct.pack(">ihhq", 1, 0, 0, 9))
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(20)
+        writer.close()
+        await group.elect(one)
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
+        writer.write(struct.pack(">ihhq", 1, 0, 0, 9))
+        head = await reader.readexactly(20)
+        assert struct.unpack(">iiqi", head) == (1, 12, 0, 1)
+        writer.close()
+
+    run_group(scenario)
+
+
+def test_a_peer_of_nonsense_costs_only_its_own_connection(run_group, wait_until):
+    """Garbage on the HA port: that connection ends, the pair goes on."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(1)
+        writer.close()
+        one.put(3)
+        await group.level(one, two)
+
+    run_group(scenario)
+
+
+def test_r18_a_second_connection_of_one_slave_replaces_the_first(run_group, wait_until):
+    """R18: a clone of 2 connects; 2's own connection ends, and 2 comes back later. Never do two
+    connections count for one member."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        _, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
+        writer.write(struct.pack(">ihhq", 1, 0, 0, 2))
+        await wait_until(lambda: not one.ha.required_set_whole)
+        one.ha._master.core.check_invariants()
+        await wait_until(lambda: one.ha.required_set_whole)
+        one.ha._master.core.check_invariants()
+        writer.close()
+        one.put(2)
+        await group.level(one, two)
+
+    run_group(scenario)
+
+
+def test_large_batches_reach_a_slave_that_is_behind(run_group, wait_until):
+    """Catch-up over many segments and windows; the logs are equal byte for byte."""
+
+    async def scenario(group):
+        group.segment_size = 1 << 20
+        config = HAConfig(ha_transfer_batch_size=1 << 18, ha_transfer_window_size=1 << 19)
+        one = await group.add(1, config)
+        await group.elect(one)
+        for _ in range(40):
+            one.put(10, b"y" * 20_000)
+        two = await group.add(2)
+        group.commit(frozenset({1}))
+        one.ha.adopt_view(group.view)
+        await group.follow(two)
+        await group.level(one, two)
+        await wait_until(lambda: one.ha.required_set == {1, 2})
+
+    run_group(scenario)
+
+
+def test_runtime_info_names_slaves_and_master(run_group, wait_until):
+    """Request 907: the master lists its slaves, the slave names its master."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        one.put(3)
+        await group.level(one, two)
+        info = one.ha.runtime_info()
+        assert info.master and info.in_sync_slave_nums == 1
+        (slave,) = info.ha_connection_info
+        assert slave.slave_ack_offset == one.store.max_phy_offset and slave.diff == 0
+        client = two.ha.runtime_info().ha_client_runtime_info
+        assert client.master_addr == f"127.0.0.1:{one.ha.port}"
+        assert client.max_offset == one.store.max_phy_offset
+
+    run_group(scenario)
+
+
+def test_a_dead_address_is_dialled_again_until_it_answers(run_group, wait_until):
+    """The view arrives before the master listens: the slave tries again within milliseconds."""
+
+    async def scenario(group):
+        one, two = await group.add(1), await group.add(2)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        await group.elect(one, others=False)
+        nowhere = replace(group.view, master_ha_address=address, replicas=())
+        await two.ha.change_to_slave(nowhere)
+        await wait_until(lambda: two.ha._slave.core._retry_ms > 20)
+        assert not two.ha.is_following
+        await two.ha.change_to_slave(group.view)
+        await wait_until(lambda: one.following == [2])
 
     run_group(scenario)
