@@ -1,0 +1,60 @@
+"""The bytes of commands: canonical, versioned, and unreadable ones refused loudly."""
+
+import json
+
+import pytest
+
+from controller.commands import (
+    COMMAND_SIZE_MAX,
+    CommandDecodeError,
+    ElectMaster,
+    LiveBroker,
+    ReportEvent,
+    decode,
+    encode,
+)
+
+ELECT = ElectMaster(
+    request_id="q", broker_name="broker-a", reason="session_closed", live=(LiveBroker(1, "x"),)
+)
+
+
+def test_bytes_are_canonical_json_with_a_version():
+    raw = encode(ELECT)
+    plain = json.loads(raw)
+    assert plain["v"] == 1
+    assert plain["command"]["type"] == "elect_master"
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    assert raw.decode() == canonical
+    assert decode(raw) == ELECT
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{}",
+        b"\xff\x00",
+        b'{"v":2,"command":{"type":"elect_master","broker_name":"a"}}',
+        b'{"v":1,"command":{"type":"promote","broker_name":"a"}}',
+        b'{"v":1,"command":{"type":"elect_master"}}',
+        b'{"v":1,"command":{"type":"elect_master","broker_name":3}}',
+    ],
+)
+def test_bytes_that_are_no_known_command_are_refused(raw):
+    with pytest.raises(CommandDecodeError):
+        decode(raw)
+
+
+def test_a_command_larger_than_the_log_takes_is_not_encoded():
+    report = ReportEvent(
+        broker_name="broker-a", broker_id=1, kind="opened", json="x" * COMMAND_SIZE_MAX
+    )
+    with pytest.raises(ValueError, match="bytes"):
+        encode(report)
+
+
+def test_stamping_keeps_everything_else():
+    stamped = ELECT.stamped(controller_epoch=4, now_ms=77)
+    assert (stamped.controller_epoch, stamped.now_ms) == (4, 77)
+    assert stamped.stamped(controller_epoch=0, now_ms=0) == ELECT

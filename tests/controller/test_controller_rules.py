@@ -1,0 +1,643 @@
+"""What the controller's state does otherwise than RocketMQ's: its quirks mended, and our rules."""
+
+from controller.commands import (
+    AlterSyncStateSet,
+    BecomeController,
+    ElectMaster,
+    LiveBroker,
+    Member,
+    RegisterBroker,
+    ReportEvent,
+)
+from controller.elect_policy import FIRST_ELECTION_SETTLE_MS
+from controller.registration import REASON_MASTER_RESTARTED
+from controller.results import (
+    ControllerChanged,
+    GroupRemoved,
+    HistoryAppended,
+    ReplicasChanged,
+    RoleChanged,
+    SetChanged,
+)
+from controller.state import ANSWERS_MAX
+from protocol.codes import ResponseCode as Code
+
+
+def effect_types(script):
+    return [type(effect) for effect in script.effects if not isinstance(effect, HistoryAppended)]
+
+
+# --- quirks -----------------------------------------------------------------------------------
+
+
+def test_quirk_a_a_taken_id_is_never_offered_again(script):
+    """A broker comes with id 5 from elsewhere; the next newcomer is offered 6, not 1..5."""
+    script.register(5)
+    assert script.state.next_broker_id("broker-a") == 6
+    assert script.register().broker_id == 6
+    script.apply_id(9)
+    assert script.register().broker_id == 10
+
+
+def test_quirk_b_partial_clean_leaves_no_half_group(script):
+    """Cleaning the whole set while other replicas remain is refused: it would wedge the group.
+
+    Then with a member left it goes, the deposed master's epoch passes, and the group is whole.
+    """
+    script.three_in_sync()
+    script.alter(1, 2)
+    script.die(1, 2)
+    refused = script.clean(1, 2)
+    assert refused.code is Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+    assert script.group.sync_state_set == (1, 2)
+    assert script.clean(1).ok
+    assert script.group.master_broker_id == 0
+    assert script.group.sync_state_set == (2,)
+    assert script.epochs == (2, 4)
+    assert effect_types(script) == [RoleChanged]
+    assert script.clean(2, 3, clean_living_broker=True).ok
+    assert effect_types(script) == [GroupRemoved]
+
+
+def test_quirk_b_forced_clean_takes_only_what_is_named(script):
+    """Java ignores the ids with isCleanLivingBroker and erases the group."""
+    script.three_in_sync()
+    assert script.clean(3, clean_living_broker=True).ok
+    assert [record.broker_id for record in script.group.replicas] == [1, 2]
+    assert script.group.sync_state_set == (1, 2)
+    assert script.group.master_broker_id == 1
+
+
+def test_quirk_c_shrink_needs_no_life_of_the_members_it_keeps(script):
+    """9897: two slaves die; dropping one of them is not refused because of the other."""
+    script.three_in_sync()
+    script.die(2, 3)
+    assert script.alter(1, 2).ok
+    assert script.alter(1).ok
+    dead = script.alter(1, 2)
+    assert dead.code is Code.CONTROLLER_BROKER_NOT_ALIVE
+
+
+def test_quirk_d_fencing_comes_before_equality(script):
+    """A deposed master resubmits the set that is recorded: 2002, 2000 or 2001, never 2013."""
+    script.three_in_sync()
+    same = script.alter(1, 2, 3)
+    assert same.code is Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+    old = {"master_broker_id": 1, "master_incarnation": "life-1", "master_epoch": 1}
+    script.elect(2, designate=True)
+    assert script.group.sync_state_set == (1, 2, 3)
+    fenced = script.alter(1, 2, 3, **old, sync_state_set_epoch=2)
+    assert fenced.code is Code.CONTROLLER_INVALID_MASTER
+    script.elect(1, designate=True)
+    fenced = script.alter(1, 2, 3, **old, sync_state_set_epoch=2)
+    assert fenced.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
+    fenced = script.alter(1, 2, 3, sync_state_set_epoch=2)
+    assert fenced.code is Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+    assert fenced.view.sync_state_set_epoch == 4
+
+
+def test_quirk_e_the_answer_to_an_election_holds_the_whole_member_group(script):
+    """1002's body needs every replica's address, the master's above all; 2011 carries it too."""
+    script.three_in_sync()
+    script.die(1)
+    for result in (script.elect(), script.elect(3)):
+        addresses = {replica.broker_id: replica.address for replica in result.view.replicas}
+        assert addresses == {n: f"10.0.0.{n}:10911" for n in (1, 2, 3)}
+        assert result.view.master_address == "10.0.0.2:10911"
+
+
+def test_quirk_controller_election_does_not_burn_epoch_zero(script):
+    """Nobody lives, nobody was ever elected: Java's epoch 1 with an empty set can never be won."""
+    script.register()
+    script.die(1)
+    assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert script.epochs == (0, 0)
+    assert script.effects == ()
+    script.revive(1)
+    assert script.elect().ok
+    assert script.epochs == (1, 1)
+
+
+def test_quirk_failed_elections_spend_one_epoch_not_one_each(script):
+    script.three_in_sync()
+    script.alter(1)
+    script.die(1)
+    for _ in range(3):
+        assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert script.epochs == (2, 3)
+    assert script.kinds.count("election_failed") == 1
+
+
+def test_quirk_offsets_and_priorities_do_not_overflow(script):
+    """Java subtracts in int: an offset 2**31 ahead, and priorities of both signs, lose there."""
+    script.three_in_sync()
+    script.die(1)
+    script.tell(2, epoch=1, max_offset=1)
+    script.tell(3, epoch=1, max_offset=1 + 2**31)
+    assert script.elect().view.master_broker_id == 3
+    script.revive(1, epoch=1, max_offset=2**40, election_priority=2**31 - 1)
+    script.tell(2, epoch=1, max_offset=2**40, election_priority=-(2**31))
+    script.register(1, incarnation="life-1")
+    assert script.alter(1, 2, 3).ok
+    script.revive(1, epoch=1, max_offset=2**40, election_priority=2**31 - 1)
+    script.die(3)
+    assert script.elect().view.master_broker_id == 2
+
+
+def test_quirk_a_tie_goes_to_the_smallest_id_whatever_the_order(new_script):
+    for order in ((2, 3), (3, 2)):
+        script = new_script()
+        script.three_in_sync()
+        live = tuple(LiveBroker(n, f"life-{n}", epoch=1, max_offset=9) for n in order)
+        assert script.elect(live=live).view.master_broker_id == 2
+
+
+def test_quirk_the_first_master_is_registered_and_no_learner(script):
+    """Java's first election takes any id."""
+    script.register(learner=True)
+    assert script.elect(1).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert script.elect(7).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert script.epochs == (0, 0)
+    script.register()
+    assert script.elect().view.master_broker_id == 2
+
+
+def test_learners_are_never_added_nor_elected(script):
+    script.three_in_sync()
+    learner = script.register(learner=True).broker_id
+    assert script.alter(1, 2, 3, learner).code is Code.CONTROLLER_INVALID_REPLICAS
+    script.die(1, 2, 3)
+    script.elect()
+    assert script.elect(learner, designate=True).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    unclean = script.elect(learner, designate=True, unclean=True)
+    assert unclean.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+
+
+def test_a_member_that_registers_as_learner_leaves_the_set(script):
+    script.three_in_sync()
+    assert script.register(3, learner=True).ok
+    assert script.group.sync_state_set == (1, 2)
+    assert effect_types(script) == [SetChanged]
+    script.alter(1)
+    refused = script.register(1, learner=True)
+    assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
+
+
+# --- rules ------------------------------------------------------------------------------------
+
+
+def test_r3_a_new_life_of_the_master_opens_an_election_which_it_may_win(script):
+    """1. Master 1 is killed and comes back at once, registering another incarnation.
+
+    2. It is not "the master that lives": 2011 would let it go on in its old epoch.
+    3. With the longest log it wins, one epoch on.
+    """
+    script.three_in_sync()
+    script.die(1)
+    script.register(1, incarnation="life-1b", max_offset=50, epoch=1)
+    assert script.group.needs_election == REASON_MASTER_RESTARTED
+    assert effect_types(script) == [ReplicasChanged]
+    assert not script.register(2).master_alive
+    result = script.elect(expected_master_epoch=1)
+    assert result.ok
+    assert (result.view.master_broker_id, result.view.master_epoch) == (1, 2)
+    assert result.view.master_incarnation == "life-1b"
+    assert script.group.needs_election == ""
+
+
+def test_r3_an_alter_of_another_life_of_the_master_is_refused(script):
+    script.three_in_sync()
+    script.die(1)
+    script.register(1, incarnation="life-1b")
+    refused = script.alter(1, master_incarnation="life-1b")
+    assert refused.code is Code.CONTROLLER_INVALID_MASTER
+    refused = script.alter(1, master_incarnation="")
+    assert refused.code is Code.CONTROLLER_INVALID_MASTER
+
+
+def test_r9_an_election_keeps_the_live_old_members(script):
+    """{winner} alone would make the first acks a single copy."""
+    script.three_in_sync()
+    script.die(1)
+    assert script.elect().view.sync_state_set == {2, 3}
+    script.die(3)
+    script.revive(1)
+    script.alter(1, 2, 3)
+    assert script.elect(1, designate=True).view.sync_state_set == {1, 2}
+
+
+def test_r9_without_a_candidate_the_set_stays_and_the_epoch_moves_once(script):
+    script.three_in_sync()
+    script.die(1, 2, 3)
+    script.elect()
+    assert script.group.master_broker_id == 0
+    assert script.group.sync_state_set == (1, 2, 3)
+    assert script.epochs == (2, 2)
+    assert effect_types(script) == [RoleChanged]
+
+
+def test_r10_duplicate_triggers_elect_once(script):
+    """Two scans saw the same death; the second names an epoch that has passed."""
+    script.three_in_sync()
+    script.die(1)
+    assert script.elect(expected_master_epoch=1).ok
+    master = script.group.master_broker_id
+    script.die(master)
+    stale = script.elect(expected_master_epoch=1)
+    assert stale.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
+    assert stale.view.key == (2, 3)
+    assert script.group.master_broker_id == master
+
+
+def test_r10_alter_names_the_set_that_it_replaces(script):
+    script.three_in_sync()
+    assert script.alter(1, 2).ok
+    stale = script.alter(1, 3, sync_state_set_epoch=2)
+    assert stale.code is Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+    assert script.group.sync_state_set == (1, 2)
+
+
+def test_r11_a_repeated_request_hears_the_same_answer(script):
+    """The reply to an expand is lost, a shrink follows, the expand is asked again.
+
+    It is not carried out again, and the answer is the one of then.
+    """
+    script.three_in_sync()
+    script.alter(1)
+    first = script.alter(1, 2, request_id="expand-7")
+    assert first.ok
+    again = {"request_id": "expand-7", "sync_state_set_epoch": 3}
+    assert script.alter(1, 2, **again) == first
+    assert script.effects == ()
+    script.alter(1)
+    assert script.alter(1, 2, **again) == first
+    assert script.group.sync_state_set == (1,)
+
+
+def test_r11_refusals_are_remembered_too_but_not_those_of_a_deposed_leader(script):
+    script.three_in_sync()
+    script.die(3)
+    script.alter(1)
+    refused = script.alter(1, 3, request_id="x")
+    assert refused.code is Code.CONTROLLER_BROKER_NOT_ALIVE
+    script.revive(3)
+    assert script.alter(1, 3, request_id="x") == refused
+    script.lead()
+    script.lead()
+    script.controller_epoch = 1
+    assert script.alter(1, 3, request_id="y").code is Code.CONTROLLER_NOT_LEADER
+    script.controller_epoch = 2
+    assert script.alter(1, 3, request_id="y").ok
+
+
+def test_r11_the_table_of_answers_is_bounded(script):
+    script.three_in_sync()
+    for number in range(ANSWERS_MAX + 5):
+        script.elect(request_id=f"request-{number}")
+    assert len(script.state.answered) == ANSWERS_MAX
+    assert script.state.answer_to("request-4") is None
+    assert script.state.answer_to("request-5") is not None
+
+
+def test_r12_alter_refuses_an_added_member_that_restarted(script):
+    """2 acked, was killed (page cache kept or not), registered anew: the ack was another life's."""
+    script.three_in_sync()
+    script.alter(1, 3)
+    script.die(2)
+    script.register(2, incarnation="life-2b")
+    acked_by = (Member(1, "life-1"), Member(2, "life-2"), Member(3, "life-3"))
+    refused = script.alter(new_set=acked_by)
+    assert refused.code is Code.CONTROLLER_INVALID_REPLICAS
+    assert script.alter(1, 2, 3).ok
+
+
+def test_r12_a_member_that_lives_in_an_unregistered_life_is_not_alive(script):
+    script.three_in_sync()
+    script.alter(1, 3)
+    script.revive(2, "life-2b")
+    assert script.alter(1, 2, 3).code is Code.CONTROLLER_BROKER_NOT_ALIVE
+
+
+def test_r12_java_brokers_have_no_lives_and_may_alter(script):
+    """1001 over remoting names no incarnation: allowed where the master registered without one."""
+    for broker_id in (1, 2):
+        script.apply_id(broker_id)
+        assert script.register(broker_id, incarnation="", register_check_code="").ok
+    assert script.elect(1).ok
+    assert script.alter(new_set=(Member(1), Member(2))).ok
+    native = script.register()
+    script.revive(native.broker_id, "life-3")
+    assert script.alter(new_set=(Member(1), Member(2), Member(3))).ok
+    script.elect(3, designate=True)
+    assert script.alter(new_set=(Member(1), Member(3))).ok
+    refused = script.alter(new_set=(Member(1), Member(3)), master_incarnation="")
+    assert refused.code is Code.CONTROLLER_INVALID_MASTER
+
+
+def test_r13_a_log_that_begins_later_than_the_masters_does_not_join(script):
+    """Begun at the master's last file, it lacks the old messages that the master still has."""
+    script.three_in_sync()
+    script.alter(1, 2)
+    script.tell(1, min_offset=0)
+    script.tell(3, min_offset=4096)
+    assert script.alter(1, 2, 3).code is Code.CONTROLLER_INVALID_REPLICAS
+    script.tell(1, min_offset=4096)
+    assert script.alter(1, 2, 3).ok
+
+
+def test_r16_a_candidate_behind_the_confirm_offset_is_passed_over(script):
+    """Both what the leader heard and what an Alter said count; an unclean election resets it."""
+    script.three_in_sync()
+    script.alter(1, 2, confirm_offset=500)
+    script.die(1)
+    script.tell(2, epoch=1, max_offset=400)
+    assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    script.tell(2, max_offset=500)
+    refused = script.elect(confirm_floor=501)
+    assert refused.code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert script.epochs[0] == 2
+    assert script.elect(confirm_floor=500).ok
+    script.die(2)
+    script.tell(3, epoch=1, max_offset=10)
+    assert script.elect(3, designate=True, unclean=True).ok
+    assert script.group.confirm_floor == -1
+
+
+def test_r17_a_replaced_log_leaves_the_set_while_a_healthy_member_lives(script):
+    """Slave 3 comes back under its id with an empty disk: counting it would count nothing."""
+    for _ in range(3):
+        script.register(log_id=f"log-{script.state.next_broker_id('broker-a')}")
+    script.elect(1)
+    script.alter(1, 2, 3)
+    script.die(3)
+    assert script.register(3, incarnation="life-3b", log_id="log-3b").ok
+    assert script.group.sync_state_set == (1, 2)
+    assert script.alter(1, 2, 3).ok
+
+
+def test_r17_a_master_with_a_replaced_log_is_deposed(script):
+    for number in (1, 2):
+        script.register(log_id=f"log-{number}")
+    script.elect(1)
+    script.alter(1, 2)
+    script.die(1)
+    script.register(1, incarnation="life-1b", log_id="log-1b")
+    assert script.group.master_broker_id == 0
+    assert script.group.sync_state_set == (2,)
+    assert script.epochs == (2, 3)
+    assert script.elect().view.master_broker_id == 2
+
+
+def test_r17_suspects_alone_wait_until_every_member_came_and_the_longest_wins(script):
+    """1. The building lost power; both logs were replaced by backups.
+
+    2. 1 registers: 2 is not seen, so 1 stays a member, but is not elected.
+    3. 2 registers, a suspect too: now the longer log wins, and the epoch is marked unclean.
+    """
+    for number in (1, 2):
+        script.register(log_id=f"log-{number}")
+    script.elect(1)
+    script.alter(1, 2)
+    script.die(1, 2)
+    script.register(1, incarnation="life-1b", log_id="log-1b", epoch=1, max_offset=10)
+    assert script.group.sync_state_set == (1, 2)
+    assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    script.register(2, incarnation="life-2b", log_id="log-2b", epoch=1, max_offset=20)
+    result = script.elect()
+    assert result.view.master_broker_id == 2
+    assert result.view.sync_state_set == {2}
+    assert script.group.unclean_epoch == result.view.master_epoch
+    assert not any(record.suspect for record in script.group.replicas)
+
+
+def test_r18_a_second_life_is_refused_while_the_first_lives(script):
+    script.three_in_sync()
+    refused = script.register(2, incarnation="clone")
+    assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
+    assert script.group.replica(2).incarnation == "life-2"
+    assert script.register(2).ok
+    script.die(2)
+    assert script.register(2, incarnation="life-2b").ok
+
+
+def test_r19_an_empty_log_is_not_elected_while_another_has_data(script):
+    """Wiped controllers, and the empty replica asks first."""
+    script.register(1)
+    script.register(2, epoch=7, max_offset=900)
+    assert script.elect(1).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    script.now_ms += FIRST_ELECTION_SETTLE_MS
+    result = script.elect(1)
+    assert result.view.master_broker_id == 2
+    assert result.view.master_epoch == 8
+
+
+def test_r19_the_first_election_over_data_waits_for_all_and_takes_the_longest(script):
+    """After the controllers were wiped the first to come may lack what was acknowledged."""
+    script.register(2, epoch=6, max_offset=5_000)
+    assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
+    script.register(3, epoch=7, max_offset=4_000)
+    script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
+    assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    script.now_ms += 1
+    script.die(3)
+    refused = script.elect(2)
+    assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert "broker 3" in refused.remark
+    script.revive(3)
+    result = script.elect(2)
+    assert (result.view.master_broker_id, result.view.master_epoch) == (3, 8)
+
+
+def test_r19_a_controller_that_forgot_stops_electing(script):
+    """A replica knows a higher epoch than is recorded: only an operator may go on from there."""
+    script.three_in_sync()
+    script.die(1)
+    script.tell(3, master_epoch=9)
+    refused = script.elect()
+    assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert "9" in refused.remark
+    assert script.epochs == (1, 2)
+    result = script.elect(2, designate=True)
+    assert (result.view.master_broker_id, result.view.master_epoch) == (2, 10)
+
+
+def test_r20_every_change_of_role_or_set_grows_the_key_of_the_view(script):
+    script.three_in_sync()
+    keys = [script.view.key]
+    script.alter(1, 2)
+    keys.append(script.view.key)
+    script.die(1)
+    script.elect()
+    keys.append(script.view.key)
+    script.die(2)
+    script.elect()
+    keys.append(script.view.key)
+    script.revive(2)
+    script.elect()
+    keys.append(script.view.key)
+    assert keys == sorted(set(keys))
+
+
+def test_every_epoch_bump_is_an_event(script):
+    """Elected, deposed without a successor, deposed by a clean: each bump is in the history."""
+    script.three_in_sync()
+    script.die(1, 2, 3)
+    script.elect()
+    script.revive(2)
+    script.revive(3)
+    script.elect()
+    script.die(2)
+    assert script.clean(2).ok
+    epochs = {event.master_epoch for event in script.state.history if event.broker_name}
+    assert epochs == {0, 1, 2, 3, 4}
+    assert script.group.master_epoch == 4
+
+
+# --- registration, fences, reports ------------------------------------------------------------
+
+
+def test_asking_for_an_id_again_with_the_same_check_code_gives_the_same(script):
+    mine = {"register_check_code": "mine", "incarnation": "a", "address": "h:1"}
+    mine["ha_address"] = "h:2"
+    first = script.register(**mine)
+    second = script.register(**mine)
+    assert first.broker_id == second.broker_id == 1
+    assert script.effects == ()
+    assert script.kinds == ["broker_registered"]
+    other = script.register(register_check_code="other", incarnation="b")
+    assert other.broker_id == 2
+    taken = script.register(1, register_check_code="other", incarnation="b")
+    assert taken.code is Code.CONTROLLER_BROKER_ID_INVALID
+
+
+def test_an_id_is_given_only_against_a_check_code(script):
+    refused = script.register(register_check_code="")
+    assert refused.code is Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+
+
+def test_a_changed_address_is_told_and_recorded(script):
+    script.three_in_sync()
+    script.register(2, address="10.9.9.9:10911")
+    assert effect_types(script) == [ReplicasChanged]
+    assert script.effects[0].view.replica(2).address == "10.9.9.9:10911"
+    assert script.state.history[-1].address == "10.9.9.9:10911"
+    script.register(2, address="10.9.9.9:10911", max_offset=77)
+    assert script.effects == ()
+    assert script.group.replica(2).max_offset == 77
+
+
+def test_a_deposed_controllers_commands_are_refused(script):
+    """pysyncobj rule 3: what a former leader queued or forwarded comes too late."""
+    assert script.lead("n0") == 1
+    script.three_in_sync()
+    assert script.lead("n1") == 2
+    assert [type(effect) for effect in script.effects] == [ControllerChanged, HistoryAppended]
+    script.controller_epoch = 1
+    assert script.elect(2, designate=True).code is Code.CONTROLLER_NOT_LEADER
+    assert script.group.master_broker_id == 1
+    script.controller_epoch = 2
+    assert script.elect(2, designate=True).ok
+
+
+def test_becoming_controller_twice_with_one_nonce_raises_the_epoch_once(script):
+    command = BecomeController(node="n0", nonce="abc")
+    assert script.apply(command).controller_epoch == 1
+    assert script.apply(command).controller_epoch == 1
+    assert script.state.controller_epoch == 1
+    assert script.state.log_name == "abc"
+
+
+def test_reported_events_enter_the_history_and_nothing_else(script):
+    script.lead()
+    script.three_in_sync()
+    before = script.state.groups
+    report = ReportEvent(
+        broker_name="broker-a",
+        broker_id=1,
+        kind="first_ack",
+        master_epoch=1,
+        time_ms=123,
+        json='{"offset":7}',
+    )
+    assert script.apply(report).ok
+    event = script.state.history[-1]
+    assert (event.kind, event.time_ms, event.json) == ("first_ack", 123, '{"offset":7}')
+    assert event.log == script.state.log_name
+    assert script.state.groups == before
+    forged = ReportEvent(broker_name="broker-a", broker_id=1, kind="elected")
+    assert script.apply(forged).code is Code.CONTROLLER_INVALID_REQUEST
+    stranger = ReportEvent(broker_name="broker-a", broker_id=9, kind="opened")
+    assert script.apply(stranger).code is Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
+
+
+def test_an_election_tells_the_history_when_and_how_the_need_was_seen(script):
+    script.three_in_sync()
+    script.die(1)
+    script.tell(2, epoch=1, max_offset=640)
+    script.elect(reason="session_closed", detected_ms=999_990, confirm_floor=600)
+    event = script.state.history[-1]
+    assert event.kind == "elected"
+    assert (event.reason, event.detected_ms, event.time_ms) == (
+        "session_closed",
+        999_990,
+        1_000_000,
+    )
+    assert (event.master_before, event.broker_id, event.incarnation) == (1, 2, "life-2")
+    assert (event.set_before, event.sync_state_set) == ((1, 2, 3), (2, 3))
+    assert (event.max_offset, event.confirm_offset) == (640, 600)
+
+
+def test_the_history_says_how_a_set_changed(script):
+    script.three_in_sync()
+    script.alter(1)
+    script.alter(1, 2)
+    script.alter(1, 3, reason="2 lags by 700 ms")
+    reasons = [e.reason for e in script.state.history if e.kind == "set_altered"]
+    assert reasons == ["expand", "shrink", "expand", "2 lags by 700 ms"]
+
+
+def test_the_clock_of_the_state_does_not_go_back(script):
+    script.lead()
+    script.now_ms -= 500_000
+    script.register()
+    assert script.state.clock_ms == 1_000_000
+    assert script.state.history[-1].time_ms == 1_000_000
+
+
+def test_a_master_must_be_in_the_set_it_proposes(script):
+    script.three_in_sync()
+    result = script.alter(2, 3)
+    assert result.code is Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+    unknown = script.alter(1, 9)
+    assert unknown.code is Code.CONTROLLER_INVALID_REPLICAS
+
+
+def test_without_a_master_nobody_alters(script):
+    script.three_in_sync()
+    script.die(1, 2, 3)
+    script.elect()
+    for master in (0, 1):
+        refused = script.alter(1, master_broker_id=master)
+        assert refused.code is Code.CONTROLLER_INVALID_MASTER
+
+
+def test_groups_do_not_touch_each_other(script):
+    script.three_in_sync()
+    other = RegisterBroker(
+        broker_name="broker-b", cluster_name="c", register_check_code="k", incarnation="x"
+    )
+    assert script.apply(other).broker_id == 1
+    assert script.state.broker_names() == ("broker-a", "broker-b")
+    elect = ElectMaster(broker_name="broker-b", broker_id=1, live=(LiveBroker(1, "x"),))
+    assert script.apply(elect).ok
+    alter = AlterSyncStateSet(
+        broker_name="broker-b",
+        master_broker_id=1,
+        master_incarnation="x",
+        master_epoch=1,
+        sync_state_set_epoch=1,
+        new_set=(Member(1, "x"), Member(2, "life-2")),
+    )
+    assert script.apply(alter).code is Code.CONTROLLER_INVALID_REPLICAS
+    assert script.epochs == (1, 2)
