@@ -1,0 +1,69 @@
+"""Settings of the `namesrv:` section, spelled as RocketMQ spells them (`NamesrvConfig`).
+
+Keys of RocketMQ that would change what is not built here (POP mappings, thread pools) are not
+known, so setting one stops the start instead of being believed to be in force.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+
+class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Times are milliseconds unless a key says otherwise. Empty paths keep nothing on disk."""
+
+    listen_port: int = 9876
+    bind_address: str = "0.0.0.0"
+    enable_controller_in_namesrv: bool = False
+    kv_config_path: str = ""
+    config_store_path: str = ""
+    config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
+    scan_not_active_broker_interval: int = 5_000
+    server_channel_max_idle_time_seconds: int = 120
+    # These may be changed while running (code 318).
+    order_message_enable: bool = False
+    return_order_topic_config_to_broker: bool = True
+    enable_all_topic_list: bool = True
+    enable_topic_list: bool = True
+    support_acting_master: bool = False
+    delete_topic_with_broker_registration: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.listen_port <= 65_535:
+            raise ValueError(f"listenPort: {self.listen_port} is no port")
+        for name, value in (
+            ("scanNotActiveBrokerInterval", self.scan_not_active_broker_interval),
+            ("serverChannelMaxIdleTimeSeconds", self.server_channel_max_idle_time_seconds),
+        ):
+            if value <= 0:
+                raise ValueError(f"{name}: {value} is not above 0")
+
+    @property
+    def kv_path(self) -> str:
+        return os.path.expanduser(self.kv_config_path)
+
+    @property
+    def store_path(self) -> str:
+        return os.path.expanduser(self.config_store_path)
+
+    @property
+    def black_list(self) -> frozenset[str]:
+        """Keys that code 318 may not touch: RocketMQ's fixed ones and the configured ones."""
+        configured = (key.strip() for key in self.config_black_list.split(";"))
+        fixed = {"configBlackList", "configStorePath", "kvConfigPath"}
+        return frozenset(fixed | {key for key in configured if key})
+
+
+RUNTIME_KEYS = frozenset(
+    {
+        "orderMessageEnable",
+        "returnOrderTopicConfigToBroker",
+        "enableAllTopicList",
+        "enableTopicList",
+        "supportActingMaster",
+        "deleteTopicWithBrokerRegistration",
+    }
+)
+"""Keys that take effect while running."""

@@ -1,0 +1,402 @@
+"""Routes: which topics live in which broker groups, and which addresses a group has. Pure.
+
+Origin: Java `RouteInfoManager`; what is kept of it and why is in remoting.md section 3. Invariants:
+- id 0 of a group is removed only together with the address that holds it, and taken by another
+  address only with a stateVersion (the masterEpoch in controller mode) not below that of any other
+  live broker of the group (R32): a dead master's late close, or a zombie's registration, must not
+  erase the new one.
+- A broker's liveness hangs on the connection that registered it last: the close of an older one
+  removes nothing.
+- A topic without queues, a group without addresses and a cluster without groups do not exist.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from protocol.bodies import (
+    BrokerData,
+    DataVersion,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicRouteData,
+)
+from protocol.topic_bodies import PERM_READ, PERM_WRITE
+
+MASTER_ID = 0
+LIVENESS_DEFAULT_MS = 120_000
+"""Java's DEFAULT_BROKER_CHANNEL_EXPIRED_TIME."""
+SYNC_MEMBER_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistration:
+    """The header of one registration. `enable_acting_master` None: an old broker, which sent no
+    such field. `connection` is any value that stands for the socket it came on."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    broker_addr: str
+    ha_server_addr: str
+    connection: Hashable
+    heartbeat_timeout_ms: int | None = None
+    enable_acting_master: bool | None = None
+    zone_name: str | None = None
+
+
+class Outcome(enum.Enum):
+    TAKEN = "taken"
+    IGNORED = "ignored"
+    """Somebody with a higher epoch holds that id: answered with success and empty fields."""
+    FAILED = "failed"
+    """A first registration with exactly one topic: answered with code 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """`master_addr` and its HA address are set for a slave whose master is live."""
+
+    outcome: Outcome
+    master_addr: str | None = None
+    ha_server_addr: str | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    cluster_name: str
+    addrs: dict[int, str] = field(default_factory=dict)
+    enable_acting_master: bool = False
+    zone_name: str | None = None
+
+
+@dataclass(slots=True)
+class _Live:
+    """A registered address."""
+
+    broker_name: str
+    broker_id: int
+    heard_ms: int
+    timeout_ms: int
+    data_version: DataVersion
+    connection: Hashable
+    ha_server_addr: str
+
+
+class RouteInfoManager:
+    """All routes of one name server. Times are the caller's monotonic milliseconds."""
+
+    def __init__(self, *, delete_topic_with_broker_registration: bool = False) -> None:
+        self.delete_topic_with_broker_registration = delete_topic_with_broker_registration
+        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._groups: dict[str, _Group] = {}
+        self._clusters: dict[str, dict[str, None]] = {}
+        self._live: dict[tuple[str, str], _Live] = {}
+        self._filter_servers: dict[tuple[str, str], list[str]] = {}
+
+    def check_invariants(self) -> None:
+        assert all(self._topics.values()), "a topic without queues"
+        assert all(group.addrs for group in self._groups.values()), "a group without addresses"
+        assert all(self._clusters.values()), "a cluster without groups"
+        named = {name for names in self._clusters.values() for name in names}
+        assert named == set(self._groups), "clusters and groups disagree"
+        for queues in self._topics.values():
+            assert set(queues) <= set(self._groups), "queues of an unknown group"
+
+    # -------------------------------------------------------------------------------- registration
+
+    def register(
+        self, registration: BrokerRegistration, body: RegisterBrokerBody, now_ms: int
+    ) -> Registered:
+        """Take a registration; routes show it on return."""
+        wrapper = body.topic_config_serialize_wrapper
+        group = self._groups.get(registration.broker_name)
+        topics = wrapper.topic_config_table
+        fresh_id = group is None or registration.broker_id not in _without(
+            group.addrs, registration.broker_addr, registration.broker_id
+        )
+        if group is not None and self._outranked(registration, wrapper.data_version):
+            return Registered(Outcome.IGNORED)
+        if fresh_id and len(topics) == 1:
+            return Registered(Outcome.FAILED)
+        first = group is None
+        if group is None:
+            group = self._groups[registration.broker_name] = _Group(registration.cluster_name)
+        self._join_cluster(registration, group)
+        group.enable_acting_master = bool(registration.enable_acting_master)
+        group.zone_name = registration.zone_name
+        group.addrs = _without(group.addrs, registration.broker_addr, registration.broker_id)
+        first = first or registration.broker_id not in group.addrs
+        group.addrs[registration.broker_id] = registration.broker_addr
+        if self._speaks_for_topics(registration, group):
+            self._take_topics(registration, group, topics, wrapper.data_version, first)
+        self._remember(registration, wrapper.data_version, body.filter_server_list, now_ms)
+        return self._registered(registration, group)
+
+    def _outranked(self, registration: BrokerRegistration, version: DataVersion) -> bool:
+        """R32. For id 0 every other live broker of the group is asked for its epoch; for another
+        id only the address that holds it, as in Java."""
+        group = self._groups[registration.broker_name]
+        for (cluster, addr), live in self._live.items():
+            if live.broker_name != registration.broker_name or addr == registration.broker_addr:
+                continue
+            if cluster != group.cluster_name:
+                continue
+            rival = registration.broker_id in (MASTER_ID, live.broker_id)
+            if rival and live.data_version.state_version > version.state_version:
+                return True
+        return False
+
+    def _join_cluster(self, registration: BrokerRegistration, group: _Group) -> None:
+        if group.cluster_name != registration.cluster_name:
+            self._leave_cluster(group.cluster_name, registration.broker_name)
+            group.cluster_name = registration.cluster_name
+        names = self._clusters.setdefault(registration.cluster_name, {})
+        names[registration.broker_name] = None
+
+    @staticmethod
+    def _speaks_for_topics(registration: BrokerRegistration, group: _Group) -> bool:
+        if registration.broker_id == MASTER_ID:
+            return True
+        return registration.enable_acting_master is not None and (
+            registration.broker_id == min(group.addrs)
+        )
+
+    def _take_topics(
+        self,
+        registration: BrokerRegistration,
+        group: _Group,
+        topics: Mapping[str, TopicConfig],
+        version: DataVersion,
+        first: bool,
+    ) -> None:
+        name = registration.broker_name
+        changed = self.is_changed(registration.cluster_name, registration.broker_addr, version)
+        if changed and self.delete_topic_with_broker_registration:
+            for topic in [t for t, queues in self._topics.items() if name in queues]:
+                if topic not in topics:
+                    self._remove_queues(topic, name)
+        acting = registration.broker_id != MASTER_ID and group.enable_acting_master
+        for topic, config in topics.items():
+            if first or changed or name not in self._topics.get(topic, {}):
+                perm = config.perm & ~PERM_WRITE if acting else config.perm
+                self._topics.setdefault(topic, {})[name] = QueueData(
+                    broker_name=name,
+                    perm=perm,
+                    read_queue_nums=config.read_queue_nums,
+                    topic_sys_flag=config.topic_sys_flag,
+                    write_queue_nums=config.write_queue_nums,
+                )
+
+    def _remember(
+        self,
+        registration: BrokerRegistration,
+        version: DataVersion,
+        filter_servers: list[str],
+        now_ms: int,
+    ) -> None:
+        key = (registration.cluster_name, registration.broker_addr)
+        self._live[key] = _Live(
+            broker_name=registration.broker_name,
+            broker_id=registration.broker_id,
+            heard_ms=now_ms,
+            timeout_ms=registration.heartbeat_timeout_ms or LIVENESS_DEFAULT_MS,
+            data_version=version,
+            connection=registration.connection,
+            ha_server_addr=registration.ha_server_addr,
+        )
+        if filter_servers:
+            self._filter_servers[key] = filter_servers
+        else:
+            self._filter_servers.pop(key, None)
+
+    def _registered(self, registration: BrokerRegistration, group: _Group) -> Registered:
+        if registration.broker_id != MASTER_ID and MASTER_ID in group.addrs:
+            addr = group.addrs[MASTER_ID]
+            master = self._live.get((registration.cluster_name, addr))
+            if master is not None:
+                return Registered(Outcome.TAKEN, addr, master.ha_server_addr)
+        return Registered(Outcome.TAKEN)
+
+    # ------------------------------------------------------------------------------ unregistration
+
+    def unregister(self, cluster_name: str, broker_addr: str, broker_name: str) -> None:
+        """Forget one address of a group, whatever id it had; other addresses stay (R32)."""
+        self._live.pop((cluster_name, broker_addr), None)
+        self._filter_servers.pop((cluster_name, broker_addr), None)
+        group = self._groups.get(broker_name)
+        if group is None or group.cluster_name != cluster_name:
+            return
+        lost_master = group.addrs.get(MASTER_ID) == broker_addr
+        group.addrs = {id_: addr for id_, addr in group.addrs.items() if addr != broker_addr}
+        if group.addrs:
+            if lost_master and group.enable_acting_master:
+                self._set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
+            return
+        del self._groups[broker_name]
+        self._leave_cluster(cluster_name, broker_name)
+        for topic in [t for t, queues in self._topics.items() if broker_name in queues]:
+            self._remove_queues(topic, broker_name)
+
+    def connection_lost(self, connection: Hashable) -> list[str]:
+        """Forget the brokers whose newest registration came on it; returns their addresses."""
+        lost = [(key, live) for key, live in self._live.items() if live.connection == connection]
+        for (cluster, addr), live in lost:
+            self.unregister(cluster, addr, live.broker_name)
+        return [addr for (_, addr), _ in lost]
+
+    def scan(self, now_ms: int) -> list[tuple[str, Hashable]]:
+        """Forget brokers not heard in time; returns (address, connection) of each."""
+        silent = [
+            (key, live)
+            for key, live in self._live.items()
+            if live.heard_ms + live.timeout_ms < now_ms
+        ]
+        for (cluster, addr), live in silent:
+            self.unregister(cluster, addr, live.broker_name)
+        return [(addr, live.connection) for (_, addr), live in silent]
+
+    def refresh(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
+        """A sign of life (904, 322) of a registered address; an unknown one is ignored."""
+        live = self._live.get((cluster_name, broker_addr))
+        if live is not None:
+            live.heard_ms = now_ms
+
+    # ------------------------------------------------------------------------------------- versions
+
+    def data_version(self, cluster_name: str, broker_addr: str) -> DataVersion | None:
+        """The version of the topics that this address registered last, None if unknown."""
+        live = self._live.get((cluster_name, broker_addr))
+        return live.data_version if live is not None else None
+
+    def is_changed(self, cluster_name: str, broker_addr: str, version: DataVersion) -> bool:
+        """Whether `version` is another one than that of the last registration."""
+        return self.data_version(cluster_name, broker_addr) != version
+
+    # --------------------------------------------------------------------------------------- topics
+
+    def route(self, topic: str, *, support_acting_master: bool = False) -> TopicRouteData | None:
+        """The route of a topic, None if no group serves it. A copy: the caller may change it."""
+        queues = self._topics.get(topic)
+        if not queues:
+            return None
+        route = TopicRouteData(
+            broker_datas=[self._broker_data(name) for name in queues],
+            queue_datas=[_copy(queue) for queue in queues.values()],
+        )
+        for data in route.broker_datas:
+            for addr in data.broker_addrs.values():
+                servers = self._filter_servers.get((data.cluster, addr))
+                if servers:
+                    route.filter_server_table[addr] = list(servers)
+        if support_acting_master and not topic.startswith(SYNC_MEMBER_PREFIX):
+            for data, queue in zip(route.broker_datas, route.queue_datas, strict=True):
+                _relabel_acting_master(data, queue)
+        return route
+
+    def all_topics(self) -> list[str]:
+        return list(self._topics)
+
+    def topics_of_cluster(self, cluster_name: str) -> list[str]:
+        names = self._clusters.get(cluster_name, {})
+        return [topic for topic, queues in self._topics.items() if names.keys() & queues.keys()]
+
+    def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
+        """Enter a topic by hand (217). False, and nothing is entered, if a group is unknown."""
+        wanted = list(queues)
+        if any(queue.broker_name not in self._groups for queue in wanted):
+            return False
+        for queue in wanted:
+            self._topics.setdefault(topic, {})[queue.broker_name] = _copy(queue)
+        return True
+
+    def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
+        """Forget a topic, in one cluster or (None) everywhere."""
+        if cluster_name is None:
+            self._topics.pop(topic, None)
+            return
+        for name in self._clusters.get(cluster_name, {}):
+            self._remove_queues(topic, name)
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Takes the write bit from a group's topics; returns how many topics it has."""
+        return self._set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Sets a group's topics to read and write; returns how many topics it has."""
+        return self._set_perm(broker_name, lambda perm: PERM_READ | PERM_WRITE)
+
+    # ------------------------------------------------------------------------------------- clusters
+
+    def brokers(self) -> dict[str, BrokerData]:
+        """All groups by name; copies."""
+        return {name: self._broker_data(name) for name in self._groups}
+
+    def clusters(self) -> dict[str, list[str]]:
+        """Group names of each cluster."""
+        return {cluster: list(names) for cluster, names in self._clusters.items()}
+
+    def members(self, broker_name: str) -> dict[int, str]:
+        """Addresses of one group by role id (0 = master); empty if unknown."""
+        group = self._groups.get(broker_name)
+        return dict(sorted(group.addrs.items())) if group is not None else {}
+
+    # -------------------------------------------------------------------------------------- helpers
+
+    def _broker_data(self, broker_name: str) -> BrokerData:
+        group = self._groups[broker_name]
+        return BrokerData(
+            broker_addrs=dict(sorted(group.addrs.items())),
+            broker_name=broker_name,
+            cluster=group.cluster_name,
+            enable_acting_master=group.enable_acting_master,
+            zone_name=group.zone_name,
+        )
+
+    def _leave_cluster(self, cluster_name: str, broker_name: str) -> None:
+        names = self._clusters.get(cluster_name)
+        if names is not None:
+            names.pop(broker_name, None)
+            if not names:
+                del self._clusters[cluster_name]
+
+    def _remove_queues(self, topic: str, broker_name: str) -> None:
+        queues = self._topics.get(topic)
+        if queues is not None:
+            queues.pop(broker_name, None)
+            if not queues:
+                del self._topics[topic]
+
+    def _set_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
+        touched = [queues[broker_name] for queues in self._topics.values() if broker_name in queues]
+        for queue in touched:
+            queue.perm = change(queue.perm)
+        return len(touched)
+
+
+def _without(addrs: Mapping[int, str], addr: str, broker_id: int) -> dict[int, str]:
+    """The same address under another id belongs to an earlier role of that broker."""
+    return {id_: held for id_, held in addrs.items() if held != addr or id_ == broker_id}
+
+
+def _copy(queue: QueueData) -> QueueData:
+    return QueueData(
+        broker_name=queue.broker_name,
+        perm=queue.perm,
+        read_queue_nums=queue.read_queue_nums,
+        topic_sys_flag=queue.topic_sys_flag,
+        write_queue_nums=queue.write_queue_nums,
+    )
+
+
+def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
+    """Slave acting master: a group without id 0 and write perm shows its lowest id as 0."""
+    addrs = data.broker_addrs
+    if not data.enable_acting_master or not addrs or MASTER_ID in addrs:
+        return
+    if not queue.perm & PERM_WRITE:
+        acting = addrs.pop(min(addrs))
+        data.broker_addrs = {MASTER_ID: acting, **addrs}
