@@ -71,7 +71,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """fdatasync a file by name, through a descriptor of its own, so any thread may call this.
+    """fdatasync a file or folder by name, with an own descriptor, so any thread may call this.
 
     A file that is gone needs no sync: whoever removed it owns that step.
     """

@@ -91,7 +91,8 @@ class ConsumeQueue:
         self._tail = bytearray()
         self._tail_position = 0
         self._minimum = 0
-        self._dirty: set[int] = set()
+        # Files and folders to sync: with a new file also the folders that lead to it.
+        self._dirty: set[str] = set()
         #: End (exclusive) in the commit log of the last record built here; 0 if none.
         self.last_physical_end = 0
 
@@ -178,12 +179,15 @@ class ConsumeQueue:
         self._tail += FILLER * missing
 
     def write_back(self) -> list[Path]:
-        """Bring the tail into the files (page cache); the paths to sync since the last call."""
+        """Bring the tail into the files (page cache); the paths to sync since the last call.
+
+        Folders of new files are among them; `sync_file` takes them as well.
+        """
         if self._tail:
             self._write_tail()
         if not self._dirty:
             return []
-        paths = [Path(self._path(start)) for start in sorted(self._dirty)]
+        paths = [Path(path) for path in sorted(self._dirty, reverse=True)]
         self._dirty.clear()
         return paths
 
@@ -202,9 +206,9 @@ class ConsumeQueue:
                 start = position - position % self._file_size
                 count = min(len(tail) - done, start + self._file_size - position)
                 self._ensure_file(start)
-                fd = self._handles.fd(self._path(start))
-                write_all(fd, tail[done : done + count], position - start)
-                self._dirty.add(start)
+                path = self._path(start)
+                write_all(self._handles.fd(path), tail[done : done + count], position - start)
+                self._dirty.add(path)
                 done += count
                 position += count
         finally:
@@ -218,13 +222,14 @@ class ConsumeQueue:
         assert not self._starts or self._starts[-1] + self._file_size == start
         if not self._starts:
             os.makedirs(self._directory, exist_ok=True)
+            self._dirty.update(map(str, self.directory.parents[:2]))
         path = self._path(start)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             os.ftruncate(fd, self._file_size)
         finally:
             os.close(fd)
-        sync_directory(Path(self._directory))
+        self._dirty.add(self._directory)
         self._starts.append(start)
 
     # -- reading
@@ -359,7 +364,7 @@ class ConsumeQueue:
             start = self._starts.pop()
             self._handles.forget(self._path(start))
             os.unlink(self._path(start))
-            self._dirty.discard(start)
+            self._dirty.discard(self._path(start))
             removed = True
         if removed:
             sync_directory(Path(self._directory))
@@ -389,7 +394,7 @@ class ConsumeQueue:
             start = self._starts.pop(0)
             self._handles.forget(self._path(start))
             os.unlink(self._path(start))
-            self._dirty.discard(start)
+            self._dirty.discard(self._path(start))
             removed += 1
         if removed:
             sync_directory(Path(self._directory))
@@ -428,14 +433,20 @@ class ConsumeQueue:
         """Ends, in bytes, of the good units from `position` on and of the chunk looked at."""
         start = position - position % self._file_size
         chunk_end = min(position + chunk_units * UNIT_SIZE, start + self._file_size)
-        units = memoryview(self._read_file(position, chunk_end))
-        # Zero is zero in either byte order; the first byte of a field carries its sign.
-        sizes = units.cast("I")[2::5].tolist()
-        good = sizes.index(0) if 0 in sizes else len(sizes)
-        for top_byte in (0, 8):
-            signs = units.cast("b")[top_byte::UNIT_SIZE].tolist()[:good]
-            if signs and min(signs) < 0:
-                good = next(index for index, sign in enumerate(signs) if sign < 0)
+        units = self._read_file(position, chunk_end)
+        # Byte columns in C instead of units in a loop: a size is bad if its four bytes are zero,
+        # a field is negative if its first byte is no ASCII.
+        sizes = 0
+        for column in range(8, 12):
+            sizes |= int.from_bytes(units[column::UNIT_SIZE], "big")
+        count = len(units) // UNIT_SIZE
+        good = sizes.to_bytes(count, "big").find(b"\0")
+        if good < 0:
+            good = count
+        for column in (0, 8):
+            signs = units[column::UNIT_SIZE][:good]
+            if not signs.isascii():
+                good = next(index for index, sign in enumerate(signs) if sign > 0x7F)
         return position + good * UNIT_SIZE, chunk_end
 
     def _find_files(self) -> list[int]:

@@ -33,31 +33,57 @@ def _powers_of_31(length: int) -> U32:
     return _powers[:length][::-1]
 
 
-def key_hashes(topic_hashes: Sequence[int], keys: Sequence[bytes]) -> I64:
+def key_hashes(topic_hashes: U32, keys: Sequence[bytes]) -> I64:
     """Index hashes (0 ... 2**31 - 1) of `topic#key`, in order.
 
     `topic_hashes` are Java hashes of `topic#` modulo 2**32, one per key. Keys of one length are
     hashed together: those of one client nearly all have one length.
     """
-    by_length: dict[int, list[int]] = {}
+    joined = b"".join(keys)
+    lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
+    chars = np.frombuffer(joined, dtype=np.uint8)
+    starts = np.cumsum(lengths) - lengths
     result = np.empty(len(keys), dtype=np.uint32)
-    for position, key in enumerate(keys):
-        if key.isascii():
-            by_length.setdefault(len(key), []).append(position)
-        else:
-            text = key.decode("utf-8", "replace")
-            units = len(text.encode("utf-16-be", "surrogatepass")) // 2
-            shifted = topic_hashes[position] * pow(31, units, 1 << 32)
-            result[position] = (shifted + java_string_hash(text)) & 0xFFFFFFFF
-    for length, positions in by_length.items():
-        chars = np.frombuffer(b"".join([keys[p] for p in positions]), dtype=np.uint8)
-        table = chars.reshape(len(positions), length).astype(np.uint32)
+    for length in np.flatnonzero(np.bincount(lengths)).tolist():
+        positions = np.flatnonzero(lengths == length)
+        table = chars[starts[positions][:, None] + np.arange(length)].astype(np.uint32)
         own = (table * _powers_of_31(length)).sum(axis=1, dtype=np.uint32)
-        prefix = np.array([topic_hashes[p] for p in positions], dtype=np.uint32)
-        result[positions] = prefix * np.uint32(pow(31, length, 1 << 32)) + own
+        shift = np.uint32(pow(31, length, 1 << 32))
+        result[positions] = topic_hashes[positions] * shift + own
+    if not joined.isascii():
+        for position, key in enumerate(keys):
+            if not key.isascii():
+                result[position] = _hash_of_text(int(topic_hashes[position]), key)
     signed = np.abs(result.view(np.int32).astype(np.int64))
     signed[signed == 1 << 31] = 0  # Java: abs(MIN_VALUE) is negative and becomes 0
     return signed
+
+
+def _hash_of_text(topic_hash: int, key: bytes) -> int:
+    """The same for a key of any characters: Java hashes UTF-16 units."""
+    text = key.decode("utf-8", "replace")
+    units = len(text.encode("utf-16-be", "surrogatepass")) // 2
+    return (topic_hash * pow(31, units, 1 << 32) + java_string_hash(text)) & 0xFFFFFFFF
+
+
+def record_columns(
+    topic_hashes: Sequence[int],
+    counts: Sequence[int],
+    phy_offsets: Sequence[int],
+    timestamps: Sequence[int],
+    keys: Sequence[bytes],
+) -> tuple[I64, I64, I64]:
+    """(key hashes, offsets, timestamps) per key, from one value per record and all its keys.
+
+    `counts` says how many of `keys` each record has, in order.
+    """
+    per_record = np.array(counts, dtype=np.int64)
+    prefixes = np.repeat(np.array(topic_hashes, dtype=np.uint32), per_record)
+    return (
+        key_hashes(prefixes, keys),
+        np.repeat(np.array(phy_offsets, dtype=np.int64), per_record),
+        np.repeat(np.array(timestamps, dtype=np.int64), per_record),
+    )
 
 
 class SlotTable:
@@ -151,7 +177,7 @@ class SlotTable:
 
 
 def pack_entries(
-    hashes: I64, phy_offsets: Sequence[int], diffs: Sequence[int], previous: npt.NDArray[np.int32]
+    hashes: I64, phy_offsets: I64, diffs: I64, previous: npt.NDArray[np.int32]
 ) -> bytes:
     """The 20-byte entries in file order."""
     entries = np.empty(len(hashes), dtype=ENTRY)
@@ -160,6 +186,12 @@ def pack_entries(
     entries["diff"] = diffs
     entries["prev"] = previous
     return entries.tobytes()
+
+
+def seconds_since(begin_ms: int, timestamps: I64) -> I64:
+    """Whole seconds from `begin_ms`, 0 ... 2**31 - 1."""
+    seconds: I64 = np.clip((timestamps - begin_ms) // 1000, 0, 2**31 - 1)
+    return seconds
 
 
 def good_entries(raw: bytes, phy_min: int, phy_max: int) -> int:

@@ -29,7 +29,7 @@ from protocol.tags import java_string_hash
 from store.file_handles import FileHandles
 
 if TYPE_CHECKING:
-    from store.index_batch import SlotTable
+    from store.index_batch import I64, SlotTable
 
 HEADER = struct.Struct(">qqqqii")
 ENTRY = struct.Struct(">iqii")
@@ -38,8 +38,8 @@ SLOT_SIZE = _SLOT.size
 assert (HEADER.size, SLOT_SIZE, ENTRY.size) == (40, 4, 20)
 
 _DIFF_MAX = 2**31 - 1
-# From so many entries on, numpy is quicker than the loop, also counting what its import costs.
-BATCH_MIN = 64
+# From so many entries on, numpy is quicker than a loop.
+_LARGE = 4096
 _VERIFY_ENTRIES = 1 << 16
 
 
@@ -152,29 +152,12 @@ class IndexFile:
 
         After an OSError (disk full) nothing was added.
         """
-        assert len(hashes) <= self.room
-        if self.is_empty:
-            self.begin_timestamp = timestamps[0]
-            self.begin_phy_offset = phy_offsets[0]
-        begin = self.begin_timestamp
-        diffs = [min(max((t - begin) // 1000, 0), _DIFF_MAX) for t in timestamps]
-        if len(hashes) >= BATCH_MIN:
-            self._put_batch(hashes, phy_offsets, diffs)
-        else:
-            self._put_few(hashes, phy_offsets, diffs)
-        self.count += len(hashes)
-        self.end_timestamp = timestamps[-1]
-        self.end_phy_offset = phy_offsets[-1]
-        self._write_header()
-
-    def _put_few(
-        self, hashes: Sequence[int], phy_offsets: Sequence[int], diffs: Sequence[int]
-    ) -> None:
+        self._before_put(len(hashes), phy_offsets[0], timestamps[0])
         heads: dict[int, int] = {}
         used = 0
         packed = bytearray()
-        for number, (hash_, phy_offset, diff) in enumerate(
-            zip(hashes, phy_offsets, diffs, strict=True), self.count
+        for number, (hash_, phy_offset, timestamp) in enumerate(
+            zip(hashes, phy_offsets, timestamps, strict=True), self.count
         ):
             slot = hash_ % self._slot_num
             previous = heads.get(slot)
@@ -182,26 +165,39 @@ class IndexFile:
                 previous = self._head(slot)
                 used += previous == 0
                 previous = previous if previous < self.count else 0
+            diff = min(max((timestamp - self.begin_timestamp) // 1000, 0), _DIFF_MAX)
             packed += ENTRY.pack(hash_, phy_offset, diff, previous)
             heads[slot] = number
         write_all(self._fd, packed, self._entry_at(self.count))
         for slot, number in heads.items():
             self._set_head(slot, number)
         self.used_slots += used
+        self._after_put(len(hashes), phy_offsets[-1], timestamps[-1])
 
-    def _put_batch(
-        self, hashes: Sequence[int], phy_offsets: Sequence[int], diffs: Sequence[int]
-    ) -> None:
-        import numpy as np
+    def put_batch(self, hashes: "I64", phy_offsets: "I64", timestamps: "I64") -> None:
+        """`put` for many: the same bytes, but the slots stay in memory until `write_slots`."""
+        from store.index_batch import pack_entries, seconds_since
 
-        from store.index_batch import pack_entries
-
+        self._before_put(len(hashes), int(phy_offsets[0]), int(timestamps[0]))
         table = self._slots_in_memory()
-        array = np.asarray(hashes, dtype=np.int64)
-        previous, slots, heads = table.chain(array, self.count)
-        packed = pack_entries(array, phy_offsets, diffs, previous)
+        previous, slots, heads = table.chain(hashes, self.count)
+        diffs = seconds_since(self.begin_timestamp, timestamps)
+        packed = pack_entries(hashes, phy_offsets, diffs, previous)
         write_all(self._fd, packed, self._entry_at(self.count))
         self.used_slots += table.apply(slots, heads)
+        self._after_put(len(hashes), int(phy_offsets[-1]), int(timestamps[-1]))
+
+    def _before_put(self, count: int, phy_offset: int, timestamp: int) -> None:
+        assert count <= self.room
+        if self.is_empty:
+            self.begin_timestamp = timestamp
+            self.begin_phy_offset = phy_offset
+
+    def _after_put(self, count: int, phy_offset: int, timestamp: int) -> None:
+        self.count += count
+        self.end_timestamp = timestamp
+        self.end_phy_offset = phy_offset
+        self._write_header()
 
     def _slots_in_memory(self) -> "SlotTable":
         if self._table is None:
@@ -354,7 +350,7 @@ class IndexFile:
         return number
 
     def _good_in(self, raw: bytes, floor: int) -> int:
-        if len(raw) >= BATCH_MIN * BATCH_MIN * ENTRY.size:
+        if len(raw) >= _LARGE * ENTRY.size:
             from store.index_batch import good_entries
 
             return good_entries(raw, floor, self.end_phy_offset)
@@ -366,7 +362,7 @@ class IndexFile:
 
     def _rebuild_slots(self) -> None:
         raw = os.pread(self._fd, (self.count - 1) * ENTRY.size, self._entry_at(1))
-        if self.count > BATCH_MIN * BATCH_MIN:
+        if self.count > _LARGE:
             from store.index_batch import SlotTable, entry_hashes
 
             self._table = SlotTable.of_entries(entry_hashes(raw), self._slot_num)

@@ -20,11 +20,13 @@ from typing import NamedTuple
 from epoch.durable_file import sync_directory, sync_file
 from protocol.tags import java_string_hash
 from store.file_handles import FileHandles
-from store.index_file import BATCH_MIN, IndexFile, key_hash
+from store.index_file import IndexFile, key_hash
 
 log = logging.getLogger(__name__)
 
 _DRAIN_RECORDS = 512
+# From so many entries on, numpy is quicker than a loop, also counting what its import costs.
+_BATCH_MIN = 64
 _TOPIC_HASHES_MAX = 4096
 _NAME_FORMAT = "%Y%m%d%H%M%S"
 _NAME_DIGITS = 17
@@ -100,53 +102,74 @@ class IndexService:
     def _drain_into(self, file: IndexFile) -> int:
         """Index records from the front as far as `file` has room; how many were dealt with."""
         topics: list[str] = []
-        keys: list[bytes] = []
+        counts: list[int] = []
         phy_offsets: list[int] = []
         timestamps: list[int] = []
+        keys: list[bytes] = []
         room, taken, newest = file.room, 0, self.end_phy_offset
         for topic, uniq_key, raw_keys, phy_offset, timestamp in self._noted:
             if phy_offset > newest:
-                pieces = [] if uniq_key is None or not uniq_key else [uniq_key]
+                before = len(keys)
+                if uniq_key:
+                    keys.append(uniq_key)
                 if raw_keys:
-                    pieces += [piece for piece in raw_keys.split(b" ") if piece]
+                    if b" " in raw_keys:
+                        keys += [piece for piece in raw_keys.split(b" ") if piece]
+                    else:
+                        keys.append(raw_keys)
                 # Only a file too small for one record's keys makes it lose some of them.
-                del pieces[self._index_num - 1 :]
-                if len(pieces) > room - len(keys):
+                del keys[before + self._index_num - 1 :]
+                if len(keys) > room:
+                    del keys[before:]
                     break
                 newest = phy_offset
-                for piece in pieces:
-                    topics.append(topic)
-                    keys.append(piece)
-                    phy_offsets.append(phy_offset)
-                    timestamps.append(timestamp)
+                topics.append(topic)
+                counts.append(len(keys) - before)
+                phy_offsets.append(phy_offset)
+                timestamps.append(timestamp)
             taken += 1
         if keys:
-            file.put(self._hashes(topics, keys), phy_offsets, timestamps)
+            self._put(file, topics, counts, phy_offsets, timestamps, keys)
             self._dirty.add(file.path)
-            self.end_phy_offset, self.end_timestamp = phy_offsets[-1], timestamps[-1]
+            self.end_phy_offset, self.end_timestamp = file.end_phy_offset, file.end_timestamp
         elif taken == 0:
             self._roll()
         return taken
 
-    def _hashes(self, topics: list[str], keys: list[bytes]) -> list[int]:
-        if len(keys) < BATCH_MIN:
-            return [
-                key_hash(topic, key.decode("utf-8", "replace"))
-                for topic, key in zip(topics, keys, strict=True)
-            ]
-        from store.index_batch import key_hashes
+    def _put(
+        self,
+        file: IndexFile,
+        topics: list[str],
+        counts: list[int],
+        phy_offsets: list[int],
+        timestamps: list[int],
+        keys: list[bytes],
+    ) -> None:
+        if len(keys) < _BATCH_MIN:
+            records = list(zip(topics, counts, phy_offsets, timestamps, strict=True))
+            each = [record for record in records for _ in range(record[1])]
+            file.put(
+                [
+                    key_hash(record[0], key.decode("utf-8", "replace"))
+                    for record, key in zip(each, keys, strict=True)
+                ],
+                [record[2] for record in each],
+                [record[3] for record in each],
+            )
+            return
+        from store.index_batch import record_columns
 
+        prefixes = [self._topic_hash(topic) for topic in topics]
+        file.put_batch(*record_columns(prefixes, counts, phy_offsets, timestamps, keys))
+
+    def _topic_hash(self, topic: str) -> int:
         cache = self._topic_hashes
-        if len(cache) > _TOPIC_HASHES_MAX:
-            cache.clear()
-        prefixes: list[int] = []
-        for topic in topics:
-            value = cache.get(topic)
-            if value is None:
-                value = cache[topic] = java_string_hash(topic + "#") & 0xFFFFFFFF
-            prefixes.append(value)
-        hashes: list[int] = key_hashes(prefixes, keys).tolist()
-        return hashes
+        value = cache.get(topic)
+        if value is None:
+            if len(cache) >= _TOPIC_HASHES_MAX:
+                cache.clear()
+            value = cache[topic] = java_string_hash(topic + "#") & 0xFFFFFFFF
+        return value
 
     def _file_with_room(self) -> IndexFile:
         if not self._files or self._files[-1].room <= 0:

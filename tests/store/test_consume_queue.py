@@ -1,6 +1,7 @@
 """The consume queue: units in memory and on disk are one array, and Java's files open."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,6 @@ def test_units_are_read_from_the_tail_and_from_the_file_alike(tmp_path: Path) ->
 @given(st.lists(st.sampled_from(["append", "write", "reopen", "cut"]), max_size=40), st.data())
 def test_a_queue_is_an_array(steps: list[str], data: st.DataObject) -> None:
     """Whatever the order of appends, write-backs, cuts and restarts, it reads like a list."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         queue = queue_at(Path(folder))
         model: list[tuple[int, int, int]] = []

@@ -6,8 +6,10 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,8 +70,7 @@ def test_the_golden_file_is_built_again_byte_by_byte(
 ) -> None:
     """Fed with the same records, one by one or as one batch, ours equals Java's file."""
     if not few:
-        monkeypatch.setattr("store.index_file.BATCH_MIN", 1)
-        monkeypatch.setattr("store.index_service.BATCH_MIN", 1)
+        monkeypatch.setattr("store.index_service._BATCH_MIN", 1)
     service = service_at(tmp_path / "index")
     for record in golden_records(broker):
         properties = record["properties"]
@@ -109,7 +110,8 @@ def test_numpy_hashes_keys_as_java_does(keys: list[str]) -> None:
 
     topics = [f"topic{index % 3}" for index in range(len(keys))]
     prefixes = [java_string_hash(topic + "#") & 0xFFFFFFFF for topic in topics]
-    hashes = key_hashes(prefixes, [key.encode() for key in keys]).tolist()
+    prefix_column = np.array(prefixes, dtype=np.uint32)
+    hashes = key_hashes(prefix_column, [key.encode() for key in keys]).tolist()
     assert hashes == [key_hash(topic, key) for topic, key in zip(topics, keys, strict=True)]
 
 
@@ -119,14 +121,12 @@ def test_the_hash_of_min_value_is_zero() -> None:
 
     text = "polygenelubricants"
     assert java_string_hash(text) == -(2**31)
-    assert key_hashes([0], [text.encode()]).tolist() == [0]
+    assert key_hashes(np.zeros(1, np.uint32), [text.encode()]).tolist() == [0]
 
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=90), min_size=1, max_size=6))
 def test_batches_and_single_puts_make_the_same_file(batches: list[list[int]]) -> None:
     """Chains within a batch and to older batches are Java's, whichever way entries come."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         handles = FileHandles(4)
         one, many = (
@@ -139,7 +139,9 @@ def test_batches_and_single_puts_make_the_same_file(batches: list[list[int]]) ->
             times = [5000 + 700 * o for o in offsets]
             for hash_, at, time in zip(hashes, offsets, times, strict=True):
                 one.put([hash_], [at], [time])
-            many.put(hashes, offsets, times)
+            many.put_batch(
+                *(np.array(column, dtype=np.int64) for column in (hashes, offsets, times))
+            )
         one.close()
         many.close()
         handles.close()
@@ -218,7 +220,8 @@ def test_r22_truncated_entries_are_out_of_reach(
 ) -> None:
     """The log is cut; other records come to the same offsets; no old key leads there."""
     if batch:
-        monkeypatch.setattr("store.index_file.BATCH_MIN", 1)
+        monkeypatch.setattr("store.index_file._LARGE", 1)
+        monkeypatch.setattr("store.index_service._BATCH_MIN", 1)
     service = service_at(tmp_path, index_num=100)
     fill(service, 150)
     service.drain()
@@ -299,7 +302,8 @@ def test_power_loss_left_a_hole_among_the_entries(
     data[at : at + 5 * ENTRY.size] = bytes(5 * ENTRY.size)
     path.write_bytes(data)
     if batch:
-        monkeypatch.setattr("store.index_file.BATCH_MIN", 1)
+        monkeypatch.setattr("store.index_file._LARGE", 1)
+        monkeypatch.setattr("store.index_service._BATCH_MIN", 1)
     service = service_at(tmp_path, clean=False)
     assert service.end_phy_offset < 10_000
     resume = service.end_phy_offset // 100 + 1
