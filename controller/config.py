@@ -125,7 +125,10 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     raft_election_timeout_min_ms: int = 300
     raft_election_timeout_max_ms: int = 600
     raft_heartbeat_ms: int = 50
-    raft_tick_ms: int = 25
+    raft_tick_ms: int = 50
+    """How often pysyncobj looks at its deadlines; messages and commands wake it at once. Measured
+    per idle node of three, 50 ms heartbeats: 10 ms 1.25 % of a core, 25 ms 0.93, 50 ms 0.8; a
+    propose takes 1.1-1.4 ms with each. A tick as long as the heartbeat sends it every 51 ms."""
     propose_timeout_ms: int = 3_000
 
     # What RocketMQ has and this controller has no use for; read, kept and shown, without effect.

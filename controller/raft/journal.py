@@ -80,11 +80,11 @@ class DurableJournal:
         self._entries = []
         self._rewrite()
 
-    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803
+    def deleteEntriesFrom(self, entryFrom: int) -> None:
         self._dirty_from = min(self._dirty_from, entryFrom)
         del self._entries[entryFrom:]
 
-    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803
+    def deleteEntriesTo(self, entryTo: int) -> None:
         self._entries = self._entries[entryTo:]
         self._rewrite()
 
@@ -98,15 +98,15 @@ class DurableJournal:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
         if raftCommitIndex > self._commit_index:
             self._commit_index = raftCommitIndex
             self.sync()
 
-    def getRaftCommitIndex(self) -> int:  # noqa: N802
+    def getRaftCommitIndex(self) -> int:
         return self._snapshot_index
 
-    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
         if (term, votedForNodeId) == (self._term, self._voted_for):
             return
         self._term, self._voted_for = term, votedForNodeId
@@ -117,13 +117,13 @@ class DurableJournal:
         except OSError as exc:
             self._on_fatal(f"cannot store term and vote in {self._meta_path}: {exc}")
 
-    def getCurrentTerm(self) -> int:  # noqa: N802
+    def getCurrentTerm(self) -> int:
         return self._term
 
-    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+    def getVotedForNodeId(self) -> str | None:
         return self._voted_for
 
-    def onOneSecondTimer(self) -> None:  # noqa: N802
+    def onOneSecondTimer(self) -> None:
         pass
 
     def _destroy(self) -> None:

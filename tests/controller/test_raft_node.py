@@ -1,0 +1,270 @@
+"""RaftLog over real sockets: one order on all nodes, honest outcomes, catching up by snapshot.
+
+The hooks under it stand on pysyncobj's private names, so the version and those names are pinned.
+"""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pysyncobj
+import pytest
+from pysyncobj.syncobj import SyncObj
+from pysyncobj.version import VERSION
+
+from controller.commands import ApplyBrokerId, BecomeController
+from controller.config import ControllerConfig, Peer, RaftTimings
+from controller.log import Applied, NotApplied, Unknown
+from controller.machine import Commit, Machine
+from controller.raft.node import PortTakenError, RaftLog, make_conf
+
+QUICK = RaftTimings(election_min_ms=150, election_max_ms=300, heartbeat_ms=30, tick_ms=20)
+
+
+def free_peers(count: int) -> tuple[Peer, ...]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return tuple(Peer(f"n{i}", "127.0.0.1", port, port, port) for i, port in enumerate(ports))
+
+
+class Cluster:
+    """`leader()` waits for one; `until(condition)` is asked again after each event of any node."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.peers = free_peers(count)
+        self.nodes: dict[str, RaftLog] = {}
+        self.machines: dict[str, Machine] = {}
+        self.leading: dict[str, bool] = {}
+        self.commits: dict[str, list[Commit]] = {}
+        self.fatal: list[str] = []
+        self._event = asyncio.Event()
+
+    async def start(self, node_id: str) -> RaftLog:
+        peer = next(peer for peer in self.peers if peer.node_id == node_id)
+        machine = Machine()
+        node = RaftLog(peer, self.peers, machine, QUICK, on_fatal=self.fatal.append)
+        self.nodes[node_id], self.machines[node_id] = node, machine
+        commits = self.commits.setdefault(node_id, [])
+        commits.clear()
+        node.on_role(lambda leading: self._note(self.leading.__setitem__, node_id, leading))
+        node.on_applied(lambda commit: self._note(commits.append, commit))
+        await node.start()
+        return node
+
+    def _note(self, record: Callable[..., object], *args: Any) -> None:
+        record(*args)
+        self._event.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._event.clear()
+                await self._event.wait()
+
+    async def leader(self) -> tuple[str, RaftLog]:
+        await self.until(lambda: any(self.leading.values()))
+        node_id = next(node_id for node_id, leading in self.leading.items() if leading)
+        return node_id, self.nodes[node_id]
+
+    async def stop(self, node_id: str) -> None:
+        self.leading[node_id] = False
+        await self.nodes.pop(node_id).close()
+
+    async def close(self) -> None:
+        for node_id in list(self.nodes):
+            await self.stop(node_id)
+
+
+def with_cluster(scenario: Callable[[Cluster], Awaitable[None]], count: int = 3) -> None:
+    async def run() -> None:
+        cluster = Cluster(count)
+        try:
+            for peer in cluster.peers:
+                await cluster.start(peer.node_id)
+            await scenario(cluster)
+            assert cluster.fatal == []
+        finally:
+            await cluster.close()
+
+    asyncio.run(run())
+
+
+def apply_id(number: int, broker_name: str = "broker-a") -> ApplyBrokerId:
+    return ApplyBrokerId(
+        request_id=f"request-{broker_name}-{number}",
+        controller_epoch=1,
+        broker_name=broker_name,
+        broker_id=number,
+        register_check_code=f"code-{number}",
+    )
+
+
+BECOME = BecomeController(node="n", nonce="nonce-1")
+
+
+def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
+    assert VERSION == "0.3.17"
+    assert pysyncobj.__name__
+    for name in ("__onMessageReceived", "__doApplyCommand", "__tryLogCompaction"):
+        assert hasattr(SyncObj, f"_SyncObj{name}")
+
+
+def test_settings_are_those_of_the_audit_and_unknown_names_are_refused() -> None:
+    conf = make_conf(ControllerConfig().raft_timings, "127.0.0.1:1")
+    assert conf.appendEntriesBatchSizeBytes == 2**26
+    assert conf.connectionTimeout == 1e6
+    assert not conf.appendEntriesUseBatch and not conf.useFork and not conf.commandsWaitLeader
+    assert conf.leaderFallbackTimeout == conf.raftMinTimeout == 0.3
+    assert conf.bindAddress == "127.0.0.1:1"
+    with pytest.raises(TypeError, match="flushJournal"):
+        make_conf(ControllerConfig().raft_timings, "127.0.0.1:1", flushJournal=True)
+
+
+def test_three_nodes_apply_one_order() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        _, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        outcomes = await asyncio.gather(
+            *(leader.propose(apply_id(number), 2000) for number in range(1, 6))
+        )
+        for number, outcome in enumerate(outcomes, 1):
+            assert isinstance(outcome, Applied)
+            assert (outcome.result.code, outcome.result.broker_id) == (0, number)
+        await cluster.until(lambda: all(len(c) == 6 for c in cluster.commits.values()))
+        assert len({machine.state.digest() for machine in cluster.machines.values()}) == 1
+        indexes = [[c.raft_index for c in commits] for commits in cluster.commits.values()]
+        assert indexes[0] == indexes[1] == indexes[2]
+        assert indexes[0] == sorted(set(indexes[0]))
+        assert await leader.read_barrier(2000)
+        assert leader.status().applied_index >= indexes[0][-1]
+
+    with_cluster(scenario)
+
+
+def test_only_the_leader_takes_proposals_and_all_know_it() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        await cluster.until(lambda: all(cluster.commits.values()))
+        for node_id, node in cluster.nodes.items():
+            assert node.leader_hint() == leader_id
+            if node_id != leader_id:
+                assert isinstance(await node.propose(apply_id(1), 2000), NotApplied)
+                assert not await node.read_barrier(2000)
+
+    with_cluster(scenario)
+
+
+def test_a_minority_never_answers_applied() -> None:
+    """Both followers go; what the old leader still takes ends as Unknown, then it leads no more."""
+
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        for node_id in [each for each in cluster.nodes if each != leader_id]:
+            await cluster.stop(node_id)
+        outcome = await leader.propose(apply_id(1), 2000)
+        assert isinstance(outcome, Unknown | NotApplied)
+        await cluster.until(lambda: not cluster.leading[leader_id])
+        assert isinstance(await leader.propose(apply_id(2), 2000), NotApplied)
+        assert cluster.machines[leader_id].state.group("broker-a") is None
+
+    with_cluster(scenario)
+
+
+def test_a_restarted_node_fetches_the_state_from_the_others() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        assert isinstance(await leader.propose(apply_id(1), 2000), Applied)
+        other = next(each for each in cluster.nodes if each != leader_id)
+        await cluster.stop(other)
+        assert isinstance(await leader.propose(apply_id(2), 2000), Applied)
+        await cluster.start(other)
+        await cluster.until(lambda: len(cluster.commits[other]) == 3)
+        assert cluster.machines[other].state.digest() == cluster.machines[leader_id].state.digest()
+
+    with_cluster(scenario)
+
+
+def test_a_shortened_log_loses_no_state() -> None:
+    """The log is compacted; a node that comes back empty gets the snapshot, then what follows."""
+
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        for number in range(1, 9):
+            assert isinstance(await leader.propose(apply_id(number), 2000), Applied)
+        other = next(each for each in cluster.nodes if each != leader_id)
+        await cluster.stop(other)
+        assert leader._node is not None
+        leader._node.forceLogCompaction()
+        while leader._node._getRaftLogSize() > 3:
+            await leader.read_barrier(2000)
+        await cluster.start(other)
+        await cluster.until(lambda: any(c.command is None for c in cluster.commits[other]))
+        assert isinstance(await leader.propose(apply_id(9), 2000), Applied)
+        leaders_digest = cluster.machines[leader_id].state.digest()
+        await cluster.until(lambda: cluster.machines[other].state.digest() == leaders_digest)
+        snapshot = next(c for c in cluster.commits[other] if c.command is None)
+        assert snapshot.state.next_broker_id("broker-a") >= 9
+
+    with_cluster(scenario)
+
+
+def test_a_command_that_cannot_be_read_ends_the_node() -> None:
+    """Skipping it would let this node drift from the others."""
+
+    async def run() -> None:
+        cluster = Cluster(1)
+        try:
+            node = await cluster.start("n0")
+            await cluster.leader()
+            assert node._node is not None
+            node._node._commit(b'{"v":99}', callback=lambda *_: cluster._event.set())
+            async with asyncio.timeout(5):
+                while not cluster.fatal:
+                    await node.read_barrier(1000)
+            assert "cannot apply entry" in cluster.fatal[0]
+        finally:
+            await cluster.close()
+
+    asyncio.run(run())
+
+
+def test_a_taken_port_is_said_at_once() -> None:
+    async def run() -> None:
+        (peer,) = free_peers(1)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", peer.raft_port))
+            taken.listen()
+            node = RaftLog(peer, (peer,), Machine(), QUICK)
+            with pytest.raises(PortTakenError, match=f"Raft port 127.0.0.1:{peer.raft_port}"):
+                await node.start()
+            await node.close()
+
+    asyncio.run(run())
+
+
+def test_close_leaves_no_descriptor_behind() -> None:
+    def run_once() -> None:
+        coroutine: Coroutine[Any, Any, None] = one_node()
+        asyncio.run(coroutine)
+
+    async def one_node() -> None:
+        cluster = Cluster(1)
+        node = await cluster.start("n0")
+        await cluster.leader()
+        assert isinstance(await node.propose(BECOME, 2000), Applied)
+        await cluster.close()
+
+    run_once()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    run_once()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,182 @@
+"""GuardedTransport: members only, plain values only, and pysyncobj's faults A, B and F mended.
+
+The node under it is a stand-in; what counts is which messages reach it, and in what shape.
+"""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pysyncobj.pickle
+import pysyncobj.syncobj
+import pytest
+from pysyncobj.node import TCPNode
+
+from controller.raft.snapshot import MemorySnapshots
+from controller.raft.transport import GuardedTransport, install, restricted_loads
+
+PEER = TCPNode("127.0.0.1:2")
+
+
+class FakeConnection:
+    def __init__(self) -> None:
+        self.sendRandKey = None
+        self.disconnected = False
+
+    def disconnect(self) -> None:
+        self.disconnected = True
+
+    def setOnMessageReceivedCallback(self, callback: Any) -> None:
+        pass
+
+
+class Harness:
+    """A transport that was never started, over a log of (command, index, term)."""
+
+    def __init__(self, log: list[tuple[bytes, int, int]] | None = None, term: int = 2) -> None:
+        self.transport: Any = GuardedTransport.__new__(GuardedTransport)
+        self.received: list[dict[str, Any]] = []
+        self.connected: list[TCPNode] = []
+        self.transport._syncObj = SimpleNamespace(
+            encryptor=None, raftCurrentTerm=term, _SyncObj__raftLog=log or [(b"", 1, 0)]
+        )
+        self.transport._unknownConnections = set()
+        self.transport._connections = {}
+        self.transport._nodeAddrToNode = {PEER.address: PEER}
+        self.transport._onUtilityMessageCallbacks = {}
+        self.transport._onMessageReceivedCallback = lambda _, message: self.received.append(message)
+        self.transport._onNodeConnectedCallback = self.connected.append
+
+    def hello(self, message: Any) -> FakeConnection:
+        connection = FakeConnection()
+        self.transport._onIncomingMessageReceived(connection, message)
+        return connection
+
+    def receive(self, message: Any) -> list[dict[str, Any]]:
+        self.received.clear()
+        self.transport._onMessageReceived(PEER, message)
+        return self.received
+
+
+def test_members_only() -> None:
+    harness = Harness()
+    for stranger in ("127.0.0.1:9", "readonly", ["add", "127.0.0.1:9"], {"type": "x"}, 7, None):
+        assert harness.hello(stranger).disconnected
+    assert harness.connected == []
+    assert not harness.hello(PEER.address).disconnected
+    assert harness.connected == [PEER]
+
+
+def test_no_utility_message_but_status() -> None:
+    harness = Harness()
+    for name in ("status", "add", "remove", "set_version", "transfer"):
+        harness.transport.setOnUtilityMessageCallback(name, lambda *_: None)
+    assert set(harness.transport._onUtilityMessageCallbacks) == {"status"}
+
+
+def test_only_rafts_messages_pass() -> None:
+    harness = Harness()
+    for message in (["x"], {"no": "type"}, {"type": "timeout_now", "term": 2}, None):
+        assert harness.receive(message) == []
+    assert harness.receive({"type": "response_vote", "term": 2}) != []
+
+
+def test_fault_a_a_snapshot_message_commits_nothing() -> None:
+    message = {"type": "append_entries", "term": 2, "commit_index": 40, "serialized": None}
+    (seen,) = Harness().receive(message)
+    assert seen["commit_index"] == 0
+
+
+def test_fault_f_acknowledgements_carry_the_term() -> None:
+    harness = Harness(term=5)
+    acknowledgement = {"type": "next_node_idx", "next_node_idx": 7, "reset": False, "success": True}
+    harness.transport.send(PEER, acknowledgement)
+    assert acknowledgement["term"] == 5
+    assert harness.receive(dict(acknowledgement)) != []
+    assert harness.receive({**acknowledgement, "term": 4}) == []
+    assert harness.receive({k: v for k, v in acknowledgement.items() if k != "term"}) == []
+
+
+LOG = [(b"", 1, 0), (b"a", 2, 1), (b"b", 3, 2), (b"c", 4, 2)]
+
+
+def append(previous: tuple[int, int], *entries: tuple[bytes, int, int]) -> dict[str, Any]:
+    return {
+        "type": "append_entries",
+        "term": 2,
+        "commit_index": 1,
+        "prevLogIdx": previous[0],
+        "prevLogTerm": previous[1],
+        "entries": list(entries),
+    }
+
+
+def test_fault_b_entries_that_agree_are_not_truncated() -> None:
+    """A leader that went back sends again what this log holds: only the new part gets through."""
+    (seen,) = Harness(LOG).receive(append((1, 0), *LOG[1:], (b"d", 5, 2)))
+    assert (seen["prevLogIdx"], seen["prevLogTerm"]) == (4, 2)
+    assert seen["entries"] == [(b"d", 5, 2)]
+
+
+def test_fault_b_a_late_message_cuts_nothing_off() -> None:
+    """Of the same term, ending before this log does: it was sent before what came already."""
+    harness = Harness(LOG)
+    assert harness.receive(append((2, 1), (b"b", 3, 2))) == []
+    assert harness.receive(append((2, 1))) == []
+
+
+def test_entries_that_differ_are_left_to_raft() -> None:
+    """This log ends with term 1 entries that nobody else has; the leader of term 2 replaces them."""
+    log = [(b"", 1, 0), (b"a", 2, 1), (b"old", 3, 1), (b"old", 4, 1)]
+    (seen,) = Harness(log).receive(append((1, 0), (b"a", 2, 1), (b"b", 3, 2)))
+    assert (seen["prevLogIdx"], seen["prevLogTerm"]) == (2, 1)
+    assert seen["entries"] == [(b"b", 3, 2)]
+
+
+def test_unknown_predecessor_is_left_to_raft() -> None:
+    harness = Harness(LOG)
+    for message in (append((9, 2), (b"x", 10, 2)), append((2, 7), (b"b", 3, 2), (b"c", 4, 2))):
+        before = dict(message)
+        assert harness.receive(message) == [before]
+
+
+def test_restricted_loads_takes_what_pysyncobj_sends() -> None:
+    message = {
+        "type": "append_entries",
+        "entries": [(b"\x00\x01\xff", 1, 2), (b"", 2, 2)],
+        "none": None,
+        "flag": True,
+        "big": 2**70,
+    }
+    assert restricted_loads(pysyncobj.pickle.dumps(message)) == message
+
+
+@pytest.mark.parametrize(
+    "value", [print, SimpleNamespace(), pickle.Unpickler, {1, 2}, ValueError()]
+)
+def test_restricted_loads_refuses_code(value: object) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        restricted_loads(pickle.dumps(value, protocol=2))
+
+
+def test_a_stranger_cannot_run_code() -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return eval, ("1/0",)
+
+    with pytest.raises(pickle.UnpicklingError, match="eval is not allowed"):
+        restricted_loads(pickle.dumps(Attack(), protocol=2))
+
+
+def test_install_puts_the_plain_reader_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        (pysyncobj.pickle, "loads"),
+        (pysyncobj.pickle, "load"),
+        (pysyncobj.syncobj, "Serializer"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    install()
+    assert pysyncobj.pickle.loads is restricted_loads
+    assert pysyncobj.syncobj.Serializer is MemorySnapshots
+    with pytest.raises(pickle.UnpicklingError):
+        pysyncobj.pickle.load(None)
