@@ -89,7 +89,7 @@ class NamesrvDoor:
             if isinstance(connection, Connection):
                 connection.close("its broker was silent for too long")
 
-    # --------------------------------------------------------------------------------------- brokers
+    # -------------------------------------------------------------------------------------- brokers
 
     def register_broker(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         crc = request.get_int("bodyCrc32", 0)
@@ -180,7 +180,7 @@ class NamesrvDoor:
         count = self._routes.add_write_perm(request.require("brokerName"))
         return RemotingCommand.response_to(request, ext={"addTopicCount": count})
 
-    # ---------------------------------------------------------------------------------------- routes
+    # --------------------------------------------------------------------------------------- routes
 
     def route(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         topic = request.require("topic")
@@ -228,7 +228,7 @@ class NamesrvDoor:
             log.warning("topic_not_registered topic=%s why=it names an unknown broker", topic)
         return _done(request)
 
-    # ------------------------------------------------------------------------- key-values and config
+    # ------------------------------------------------------------------------ key-values and config
 
     def put_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         self._kv.put(request.require("namespace"), request.require("key"), request.require("value"))

@@ -1,0 +1,277 @@
+"""The pure routes: registrations, connection losses and silences, and what routes show then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from namesrv.state import BrokerRegistration, Outcome, Registered, RouteInfoManager
+from protocol.bodies import (
+    DataVersion,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigAndMappingSerializeWrapper,
+)
+
+M1, M2, S3 = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"
+
+
+def body(
+    *topics: str, epoch: int = 1, counter: int = 1, perm: int = 6, queues: int = 4
+) -> RegisterBrokerBody:
+    names = topics or ("TopicA", "TopicB")
+    return RegisterBrokerBody(
+        topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
+            data_version=DataVersion(counter=counter, state_version=epoch, timestamp=1),
+            topic_config_table={
+                name: TopicConfig(
+                    topic_name=name, perm=perm, read_queue_nums=queues, write_queue_nums=queues
+                )
+                for name in names
+            },
+        )
+    )
+
+
+class Routes:
+    """A RouteInfoManager with short words for what happens to it."""
+
+    def __init__(self) -> None:
+        self.core = RouteInfoManager()
+        self.now_ms = 1_000
+
+    def register(
+        self,
+        addr: str,
+        broker_id: int,
+        what: RegisterBrokerBody | None = None,
+        *,
+        connection: str = "",
+        name: str = "broker-a",
+        cluster: str = "C",
+        acting: bool | None = False,
+        timeout_ms: int | None = None,
+    ) -> Registered:
+        registration = BrokerRegistration(
+            cluster_name=cluster,
+            broker_name=name,
+            broker_id=broker_id,
+            broker_addr=addr,
+            ha_server_addr=addr.replace("10911", "10912"),
+            connection=connection or f"socket of {addr}",
+            heartbeat_timeout_ms=timeout_ms,
+            enable_acting_master=acting,
+        )
+        result = self.core.register(registration, what or body(), self.now_ms)
+        self.core.check_invariants()
+        return result
+
+    def addrs(self, topic: str = "TopicA") -> dict[int, str]:
+        route = self.core.route(topic)
+        return route.broker_datas[0].broker_addrs if route is not None else {}
+
+    def perm(self, topic: str = "TopicA") -> int:
+        route = self.core.route(topic)
+        assert route is not None
+        return route.queue_datas[0].perm
+
+
+@pytest.fixture
+def routes() -> Iterator[Routes]:
+    made = Routes()
+    yield made
+    made.core.check_invariants()
+
+
+def test_a_registration_is_in_the_route_at_once(routes: Routes) -> None:
+    assert routes.register(M1, 0) == Registered(Outcome.TAKEN)
+    assert routes.addrs() == {0: M1}
+    slave = routes.register(M2, 2)
+    assert (slave.master_addr, slave.ha_server_addr) == (M1, "10.0.0.1:10912")
+    assert routes.addrs() == {0: M1, 2: M2}
+    assert routes.core.clusters() == {"C": ["broker-a"]}
+
+
+def test_a_first_registration_with_one_topic_fails(routes: Routes) -> None:
+    assert routes.register(M1, 0, body("Only")).outcome is Outcome.FAILED
+    assert routes.core.brokers() == {}
+    assert routes.core.route("Only") is None
+    routes.register(M1, 0)
+    assert routes.register(M1, 0, body("Only", counter=2)).outcome is Outcome.TAKEN
+    assert routes.addrs("Only") == {0: M1}
+
+
+def test_r32_a_failover_moves_id_0_and_a_late_close_of_the_dead_master_changes_nothing(
+    routes: Routes,
+) -> None:
+    """1. M1 is master of epoch 1, M2 its slave. 2. M1 dies, M2 registers as id 0 with epoch 2
+    before the name server sees M1's socket end. 3. Now it does: M2 stays."""
+    routes.register(M1, 0, body(epoch=1))
+    routes.register(M2, 2, body(epoch=1))
+    routes.register(M2, 0, body(epoch=2))
+    assert routes.addrs() == {0: M2}
+    assert routes.core.connection_lost(f"socket of {M1}") == [M1]
+    assert routes.addrs() == {0: M2}
+
+
+def test_r32_a_zombie_of_a_lower_epoch_does_not_take_id_0(routes: Routes) -> None:
+    routes.register(M2, 0, body(epoch=2))
+    assert routes.register(M1, 0, body(epoch=1)) == Registered(Outcome.IGNORED)
+    assert routes.addrs() == {0: M2}
+
+
+def test_r32_nor_while_the_new_master_is_away_but_its_slaves_know_the_epoch(
+    routes: Routes,
+) -> None:
+    """The new master's socket to this name server broke for a moment: id 0 is free, yet S3, which
+    follows epoch 2, is registered. The zombie of epoch 1 is ignored, the master comes back."""
+    routes.register(M2, 0, body(epoch=2))
+    routes.register(S3, 3, body(epoch=2))
+    routes.core.connection_lost(f"socket of {M2}")
+    assert routes.addrs() == {3: S3}
+    assert routes.register(M1, 0, body(epoch=1)).outcome is Outcome.IGNORED
+    assert routes.register(M2, 0, body(epoch=2)).outcome is Outcome.TAKEN
+    assert routes.addrs() == {0: M2, 3: S3}
+
+
+def test_r32_unregistering_the_old_master_leaves_the_new_one(routes: Routes) -> None:
+    routes.register(M1, 0, body(epoch=1))
+    routes.register(M2, 0, body(epoch=2))
+    routes.core.unregister("C", M1, "broker-a")
+    assert routes.addrs() == {0: M2}
+
+
+def test_an_equal_epoch_replaces_id_0(routes: Routes) -> None:
+    routes.register(M1, 0, body(epoch=0))
+    assert routes.register(M2, 0, body(epoch=0)).outcome is Outcome.TAKEN
+    assert routes.addrs() == {0: M2}
+
+
+def test_the_close_of_an_older_connection_of_a_broker_removes_nothing(routes: Routes) -> None:
+    routes.register(M1, 0, connection="first")
+    routes.register(M1, 0, connection="second")
+    assert routes.core.connection_lost("first") == []
+    assert routes.addrs() == {0: M1}
+    assert routes.core.connection_lost("second") == [M1]
+    assert routes.core.all_topics() == []
+
+
+def test_the_same_address_under_another_id_is_removed_first(routes: Routes) -> None:
+    """A deposed master comes back as a slave with the same address."""
+    routes.register(M1, 0, body(epoch=1))
+    routes.register(M1, 1, body(epoch=2))
+    assert routes.addrs() == {1: M1}
+
+
+def test_topics_count_only_from_id_0(routes: Routes) -> None:
+    routes.register(M1, 0)
+    routes.register(M2, 2, body("SlaveOnly", "TopicA", queues=9))
+    assert routes.core.route("SlaveOnly") is None
+    route = routes.core.route("TopicA")
+    assert route is not None and route.queue_datas[0].read_queue_nums == 4
+
+
+def test_the_lowest_id_speaks_for_topics_where_acting_masters_were_named_at_all(
+    routes: Routes,
+) -> None:
+    """With enableActingMaster=true its topics lose the write bit; an old broker, which sends no
+    such field, is not listened to."""
+    routes.register(S3, 3, acting=None)
+    assert routes.core.route("TopicA") is None
+    routes.register(S3, 3, body(counter=2), acting=True)
+    assert routes.perm() == 4
+
+
+def test_queues_change_only_on_a_new_version_or_a_new_topic(routes: Routes) -> None:
+    routes.register(M1, 0, body(queues=4))
+    routes.core.wipe_write_perm("broker-a")
+    routes.register(M1, 0, body(queues=4))
+    assert routes.perm() == 4
+    routes.register(M1, 0, body("TopicA", "TopicB", "TopicC", queues=4))
+    assert (routes.perm(), routes.perm("TopicC")) == (4, 6)
+    routes.register(M1, 0, body(queues=8, counter=2))
+    route = routes.core.route("TopicA")
+    assert route is not None and route.queue_datas[0].write_queue_nums == 8
+    assert routes.perm() == 6
+
+
+def test_omitted_topics_stay_unless_told_otherwise(routes: Routes) -> None:
+    routes.register(M1, 0)
+    routes.register(M1, 0, body("TopicA", "TopicC", counter=2))
+    assert routes.addrs("TopicB") == {0: M1}
+    routes.core.delete_topic_with_broker_registration = True
+    routes.register(M1, 0, body("TopicA", "TopicC", counter=3))
+    assert routes.core.route("TopicB") is None
+
+
+def test_silent_brokers_are_dropped_after_their_own_timeout(routes: Routes) -> None:
+    routes.register(M1, 0, timeout_ms=10_000)
+    routes.register(M2, 2)
+    routes.now_ms += 10_001
+    assert routes.core.scan(routes.now_ms) == [(M1, f"socket of {M1}")]
+    assert routes.addrs() == {2: M2}
+    routes.core.refresh("C", M2, routes.now_ms)
+    assert routes.core.scan(routes.now_ms + 120_000) == []
+    assert routes.core.scan(routes.now_ms + 120_001) == [(M2, f"socket of {M2}")]
+    assert routes.core.all_topics() == []
+
+
+def test_losing_id_0_with_an_acting_master_strips_the_write_bit(routes: Routes) -> None:
+    routes.register(M1, 0, acting=True)
+    routes.register(M2, 2, acting=True)
+    routes.core.connection_lost(f"socket of {M1}")
+    assert routes.perm() == 4
+    assert routes.addrs() == {2: M2}
+    acting = routes.core.route("TopicA", support_acting_master=True)
+    assert acting is not None and acting.broker_datas[0].broker_addrs == {0: M2}
+
+
+def test_without_acting_master_the_write_bit_stays(routes: Routes) -> None:
+    routes.register(M1, 0)
+    routes.register(M2, 2)
+    routes.core.connection_lost(f"socket of {M1}")
+    assert routes.perm() == 6
+
+
+def test_write_permission_by_hand(routes: Routes) -> None:
+    routes.register(M1, 0)
+    assert routes.core.wipe_write_perm("broker-a") == 2
+    assert routes.perm() == 4
+    assert routes.core.add_write_perm("broker-a") == 2
+    assert routes.perm() == 6
+    assert routes.core.wipe_write_perm("nobody") == 0
+
+
+def test_topics_by_hand_and_by_cluster(routes: Routes) -> None:
+    routes.register(M1, 0)
+    routes.register(M2, 0, name="broker-b", cluster="D")
+    queue = QueueData(broker_name="broker-a", read_queue_nums=2, write_queue_nums=2)
+    assert routes.core.register_topic("Manual", [queue])
+    assert not routes.core.register_topic("Nowhere", [QueueData(broker_name="broker-x")])
+    assert set(routes.core.topics_of_cluster("C")) == {"TopicA", "TopicB", "Manual"}
+    routes.core.delete_topic("TopicA", "D")
+    route = routes.core.route("TopicA")
+    assert route is not None and [q.broker_name for q in route.queue_datas] == ["broker-a"]
+    routes.core.delete_topic("TopicA")
+    assert routes.core.route("TopicA") is None
+
+
+def test_a_returned_route_is_a_copy(routes: Routes) -> None:
+    routes.register(M1, 0)
+    route = routes.core.route("TopicA")
+    assert route is not None
+    route.queue_datas[0].perm = 0
+    route.broker_datas[0].broker_addrs.clear()
+    assert routes.perm() == 6
+    assert routes.addrs() == {0: M1}
+
+
+def test_data_versions(routes: Routes) -> None:
+    version = DataVersion(counter=1, state_version=1, timestamp=1)
+    assert routes.core.is_changed("C", M1, version)
+    routes.register(M1, 0)
+    assert not routes.core.is_changed("C", M1, version)
+    assert routes.core.data_version("C", M1) == version
+    assert routes.core.is_changed("C", M1, DataVersion(counter=1, state_version=2, timestamp=1))
