@@ -55,7 +55,8 @@ class WriteTurn:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by a server or a client, never by hand.
+    """Made by a server or a client, never by hand; `tasks` are the handlers that run for any of
+    its connections, which outlive theirs.
 
     `peer` and `local` are "ip:port"; `attachments` belong to the handlers; `last_active_ms` is
     CLOCK_BOOTTIME of the last bytes received. `on_close` callbacks are called once, with the
@@ -69,6 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         processors: Processors,
         *,
         server_side: bool,
+        tasks: set[asyncio.Task[None]],
         made: Callable[["Connection"], None],
         lost: Callable[["Connection"], None],
         batch_end: Callable[[], None] | None = None,
@@ -98,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._opaque = 0
         self._pending = PendingRequests(loop, self._timed_out)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks
 
     def __repr__(self) -> str:
         return f"<Connection {self.local} - {self.peer}{' closed' if self.closed else ''}>"
@@ -364,13 +366,6 @@ class Connection(asyncio.BufferedProtocol):
             remark = f"{type(error).__name__}: {error}"
             response = RemotingCommand.response_to(cmd, ResponseCode.SYSTEM_ERROR, remark)
         self.reply(cmd, response)
-
-    def cancel_tasks(self) -> set[asyncio.Task[None]]:
-        """Cancels the handlers that still run for this connection, and returns them."""
-        tasks = set(self._tasks)
-        for task in tasks:
-            task.cancel()
-        return tasks
 
 
 def boottime_ms() -> int:

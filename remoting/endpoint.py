@@ -32,6 +32,7 @@ class Endpoint:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Event | None = None
         self._next_idle_check_ms = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def turn(self) -> WriteTurn:
@@ -57,6 +58,7 @@ class Endpoint:
             self._turn,
             self._processors,
             server_side=self._server_side,
+            tasks=self._tasks,
             made=self._connected,
             lost=self._disconnected,
             batch_end=self.on_batch_end,
@@ -99,7 +101,10 @@ class Endpoint:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        tasks = {task for c in self.connections for task in c.cancel_tasks()}
+        # A handler may be the one that closes us.
+        tasks = {task for task in self._tasks if task is not asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         self._empty = asyncio.Event()
