@@ -26,7 +26,7 @@ ADOPT_POLL_S: Final = 0.2
 
 @dataclass(slots=True)
 class Child:
-    """One process of the cluster. `pid` is that of the serving process, None while there is none."""
+    """One process of the cluster. `pid` is None while none serves."""
 
     node: Node
     log_path: Path
@@ -147,7 +147,7 @@ class Children:
                     assert child.process is not None
                     await child.process.wait()
                 else:
-                    while _is_serving(pid, child.node):
+                    while _is_serving(pid, child.node):  # noqa: ASYNC110  no child: no event
                         await asyncio.sleep(0.05)
         except TimeoutError:
             return False

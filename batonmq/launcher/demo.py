@@ -1,4 +1,4 @@
-"""`batonmq demo`: a cluster under load, its master killed with kill -9 a few times, and the verdict.
+"""`batonmq demo`: a cluster under load, its master killed with kill -9, and the verdict.
 
 Everything is real: processes, a producer, a consumer, SIGKILL. A message counts as lost only if its
 acknowledgement was received and it is in no queue of the cluster at the end; every queue is read
@@ -13,13 +13,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
+from batonmq.consume_types import ConsumeContext, ConsumeFromWhere
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.layout import HOST, Layout, plan
 from batonmq.launcher.ports import StartError
@@ -27,7 +28,6 @@ from batonmq.launcher.up import Cluster, stop_event
 from batonmq.producer import Producer, ProducerOptions
 from batonmq.pull_consumer import PullConsumer
 from batonmq.push_consumer import PushConsumer
-from batonmq.consume_types import ConsumeFromWhere
 from batonmq.push_options import PushConsumerOptions
 from batonmq.timeline import Failover, failovers
 from protocol.errors import BatonError
@@ -184,7 +184,7 @@ class Demo:
                     self._tally.failed += 1
             await asyncio.sleep(pause)
 
-    async def _consume(self, messages: list[MessageExt], context: object) -> None:
+    async def _consume(self, messages: Sequence[MessageExt], context: ConsumeContext) -> None:
         for message in messages:
             self._tally.consumed[message.keys] = self._tally.consumed.get(message.keys, 0) + 1
 
@@ -247,8 +247,12 @@ class Demo:
         """The latest election since `since_ms`; waits a moment for reports still under way."""
         story = None
         for _ in range(40):
-            events = await self._cluster.admin.history(self._group)
-            found = [f for f in failovers(events) if f.elected_ms >= since_ms - 5]
+            events = await self._cluster.controller.history(self._group)
+            found = [
+                failover
+                for failover in failovers([event.fields for event in events])
+                if failover.elected_ms >= since_ms - 5
+            ]
             story = found[-1] if found else None
             if story is not None and complete(story):
                 break

@@ -148,7 +148,7 @@ def plan(
     """Lays a cluster out. Raises LayoutError for numbers that make none."""
     if controllers not in (1, 3, 5):
         raise LayoutError(f"--controllers is {controllers}: a quorum of 1, 3 or 5 is needed")
-    if not 1 <= groups <= MAX_BROKERS or not 1 <= replicas or groups * replicas > MAX_BROKERS:
+    if not 1 <= groups <= MAX_BROKERS or not replicas >= 1 or groups * replicas > MAX_BROKERS:
         raise LayoutError(
             f"--groups {groups} x --replicas {replicas}: at least 1 each,"
             f" {MAX_BROKERS} brokers at the most"
@@ -196,7 +196,7 @@ def plan(
 
 
 def read_overrides(path: Path) -> Settings:
-    """Sections of the user's YAML file. Raises LayoutError for one that is no mapping of mappings."""
+    """Sections of the user's YAML file. Raises LayoutError if it is no mapping of mappings."""
     try:
         loaded = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:

@@ -1,4 +1,4 @@
-"""The terminal picture of a running cluster: roles, epochs, offsets, sets, lag, and the last events.
+"""The terminal picture of a running cluster: roles, epochs, offsets, sets, lag, last events.
 
 Drawn with rich, from the watcher's view and each broker's own HA status, once a second.
 """

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import uvloop
 
 from batonmq.admin import Admin
+from batonmq.controller_admin import ControllerAdmin
 from batonmq.launcher.children import ChildChanged, Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
@@ -88,6 +89,11 @@ class Cluster:
         )
         if self._admin is not None:
             await self._admin.close()
+
+    @property
+    def controller(self) -> ControllerAdmin:
+        """Calls to the controllers of this cluster, led to the leader."""
+        return self.admin.controller([n.controller_address for n in self.layout.controllers])
 
     @property
     def admin(self) -> Admin:
@@ -187,10 +193,9 @@ async def _up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
         from batonmq.launcher.live_view import LiveView
 
         view: LiveView | None = LiveView(layout)
-        reporter: Reporter = view
     else:
         view = None
-        reporter = JsonReporter(sys.stdout) if as_json else LineReporter(sys.stdout)
+    reporter: Reporter = view if view is not None else _plain_reporter(as_json)
     cluster = Cluster(layout, reporter, respawn=respawn)
     try:
         if view is not None:
@@ -203,6 +208,10 @@ async def _up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
         await cluster.stop()
     reporter.report(Event("stopped", "all processes have ended"))
     return 0
+
+
+def _plain_reporter(as_json: bool) -> Reporter:
+    return JsonReporter(sys.stdout) if as_json else LineReporter(sys.stdout)
 
 
 def stop_event() -> asyncio.Event:

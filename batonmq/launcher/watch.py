@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from batonmq.admin import Admin
 from batonmq.launcher.cluster_file import BrokerState
 from batonmq.launcher.layout import Layout
+from protocol.bodies import ReplicaIdentity, ReplicasInfo
 from protocol.errors import BatonError
 
 
@@ -76,7 +77,9 @@ async def look(admin: Admin, layout: Layout, before: ClusterView) -> ClusterView
     groups = dict(before.groups)
     routes = dict(before.routes)
     try:
-        for name, info in (await admin.sync_state_data(list(layout.groups))).items():
+        leader = admin.controller([node.controller_address for node in layout.controllers])
+        data = await leader.sync_state_data(layout.groups)
+        for name, info in data.replicas_info_table.items():
             groups[name] = _group(name, info)
     except BatonError:
         pass
@@ -90,3 +93,27 @@ async def look(admin: Admin, layout: Layout, before: ClusterView) -> ClusterView
     except BatonError:
         pass
     return ClusterView(groups, routes)
+
+
+def _group(name: str, info: ReplicasInfo) -> GroupView:
+    def state(replica: ReplicaIdentity, *, in_sync: bool) -> BrokerState:
+        is_master = replica.broker_id == info.master_broker_id
+        return BrokerState(
+            replica.broker_id, "MASTER" if is_master else "SLAVE", in_sync, replica.alive
+        )
+
+    replicas = {
+        replica.broker_address: state(replica, in_sync=in_sync)
+        for in_sync, members in (
+            (True, info.in_sync_replicas),
+            (False, info.not_in_sync_replicas),
+        )
+        for replica in members
+    }
+    return GroupView(
+        name,
+        info.master_address or "",
+        info.master_epoch or 0,
+        info.sync_state_set_epoch or 0,
+        replicas,
+    )
