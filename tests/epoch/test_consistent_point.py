@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epoch.consistent_point import NO_CONSISTENT_POINT, consistent_point
@@ -25,6 +25,7 @@ def entries(*pairs: tuple[int, int]) -> tuple[EpochEntry, ...]:
         ("sample 4", 700, entries((1, 100), (2, 300), (3, 500), (4, 800)), 1000, 700),
         ("an expired prefix at the other", 700, entries((3, 500), (4, 600)), 900, 600),
         ("nothing known at the other", 700, (), 900, NO_CONSISTENT_POINT),
+        ("a single epoch that has no bytes here yet", 500, entries((3, 500)), 900, 500),
         ("epochs without bytes", 500, entries((1, 100), (2, 300), (3, 500), (5, 500)), 700, 500),
     ],
 )
@@ -33,6 +34,16 @@ def test_find_consistent_point(
 ) -> None:
     assert consistent_point(OWN, own_max, other, other_max) == expected
     assert consistent_point(other, other_max, OWN, own_max) == expected
+
+
+def test_an_empty_log_whose_first_epoch_the_master_knows_begins_at_zero() -> None:
+    """Elected on an empty log, deposed before a write: nothing to cut, and nothing refused."""
+    assert consistent_point(entries((1, 0)), 0, entries((1, 0), (2, 50)), 80) == 0
+
+
+def test_only_the_epoch_at_the_very_end_is_shared() -> None:
+    """Everything older expired here; the last epoch starts at the log's end."""
+    assert consistent_point(entries((3, 500)), 500, entries((3, 500)), 900) == 500
 
 
 def test_r25_an_entry_above_the_own_log_end_counts_for_nothing() -> None:
@@ -94,6 +105,7 @@ actions = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(actions)
 def test_consistent_point_is_the_length_of_the_common_bytes(
     history: list[tuple[str, int, int, bool]],

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import CorruptLogError
@@ -77,6 +77,7 @@ def test_units_are_read_from_the_tail_and_from_the_file_alike(tmp_path: Path) ->
     queue.close()
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["append", "write", "reopen", "cut"]), max_size=40), st.data())
 def test_a_queue_is_an_array(steps: list[str], data: st.DataObject) -> None:
     """Whatever the order of appends, write-backs, cuts and restarts, it reads like a list."""
