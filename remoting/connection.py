@@ -345,7 +345,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         task = self._loop.create_task(self._answer_later(cmd, result))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._answered(done, result))
+
+    def _answered(self, task: asyncio.Task[None], result: Awaitable[Response]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() and asyncio.iscoroutine(result):
+            # Cancelled before its first step: nobody else will ever await the handler.
+            result.close()
 
     async def _answer_later(self, cmd: RemotingCommand, result: Awaitable[Response]) -> None:
         try:
