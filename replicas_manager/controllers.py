@@ -98,6 +98,13 @@ class Controllers:
             self._hint = event.leader_grpc_address
         return Heard(authoritative=False, changed=False)
 
+    def hinted(self, target: str, leader: str, now_ms: int) -> None:
+        """`target` says that it does not lead, but `leader` ("": who knows) does."""
+        if self.leader == target:
+            self._unlead(now_ms)
+        if self.leader is None and leader != target:
+            self._hint = leader
+
     def back(self) -> list[Effect]:
         """After a leader was found: said if its absence was said."""
         if not self._lost_said:

@@ -62,6 +62,14 @@ class ViewReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderHinted:
+    """`target` answered a call with 2007 and says that `leader` leads ("" if it does not know)."""
+
+    target: str
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterReplied:
     target: str
     code: int
@@ -158,6 +166,7 @@ Event = (
     | SessionRefused
     | AnswerReceived
     | ViewReceived
+    | LeaderHinted
     | RegisterReplied
     | RegisterFailed
     | ElectReplied

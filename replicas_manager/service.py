@@ -17,6 +17,7 @@ from typing import TypeVar, assert_never
 import grpc
 
 from baton.controller.v1 import controller_pb2 as pb
+from protocol.codes import ResponseCode
 from protocol.role_view import RoleView
 from replicas_manager.actions import BrokerActions, LogFacts, Proposal
 from replicas_manager.config import ReplicasManagerConfig
@@ -35,6 +36,7 @@ from replicas_manager.events import (
     FactsChanged,
     FetchFailed,
     FetchView,
+    LeaderHinted,
     LeaseChanged,
     Notice,
     NoticeReceived,
@@ -350,6 +352,14 @@ class ReplicasManager:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
+    async def _note_leader(
+        self, target: str, status: pb.Status, call: grpc.aio.UnaryUnaryCall
+    ) -> None:
+        """A node that does not lead says in the trailing metadata who does."""
+        if status.code == ResponseCode.CONTROLLER_NOT_LEADER:
+            trailing = dict(await call.trailing_metadata())
+            self._step(LeaderHinted(target, str(trailing.get("leader-grpc-address", ""))))
+
     async def _register(self, effect: SendRegister) -> Event:
         facts = self._actions.log_facts()
         request = pb.RegisterBrokerRequest(
@@ -370,7 +380,9 @@ class ReplicasManager:
         )
         stub = self._channels.stub(effect.target)
         try:
-            reply = await stub.RegisterBroker(request, timeout=CALL_TIMEOUT_S)
+            call = stub.RegisterBroker(request, timeout=CALL_TIMEOUT_S)
+            reply = await call
+            await self._note_leader(effect.target, reply.status, call)
         except grpc.aio.AioRpcError as error:
             return RegisterFailed(effect.target, _what(error))
         return RegisterReplied(
@@ -393,7 +405,9 @@ class ReplicasManager:
         )
         stub = self._channels.stub(effect.target)
         try:
-            reply = await stub.ElectMaster(request, timeout=CALL_TIMEOUT_S)
+            call = stub.ElectMaster(request, timeout=CALL_TIMEOUT_S)
+            reply = await call
+            await self._note_leader(effect.target, reply.status, call)
         except grpc.aio.AioRpcError as error:
             return ElectFailed(effect.target, _what(error))
         return ElectReplied(effect.target, reply.status.code, reply.status.remark, _view(reply))
@@ -415,7 +429,9 @@ class ReplicasManager:
         )
         stub = self._channels.stub(effect.target)
         try:
-            reply = await stub.AlterSyncStateSet(request, timeout=CALL_TIMEOUT_S)
+            call = stub.AlterSyncStateSet(request, timeout=CALL_TIMEOUT_S)
+            reply = await call
+            await self._note_leader(effect.target, reply.status, call)
         except grpc.aio.AioRpcError as error:
             return AlterFailed(effect.request_id, effect.target, _what(error))
         return AlterReplied(
@@ -430,7 +446,9 @@ class ReplicasManager:
         request = pb.GetReplicaInfoRequest(broker_name=self._config.broker_name)
         stub = self._channels.stub(effect.target)
         try:
-            reply = await stub.GetReplicaInfo(request, timeout=CALL_TIMEOUT_S)
+            call = stub.GetReplicaInfo(request, timeout=CALL_TIMEOUT_S)
+            reply = await call
+            await self._note_leader(effect.target, reply.status, call)
         except grpc.aio.AioRpcError as error:
             return FetchFailed(effect.target, _what(error))
         view = _view(reply)

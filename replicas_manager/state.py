@@ -39,6 +39,7 @@ from replicas_manager.events import (
     FactsChanged,
     FetchFailed,
     FetchView,
+    LeaderHinted,
     LeaseChanged,
     Notice,
     NoticeReceived,
@@ -72,6 +73,7 @@ REGISTER_RETRY_MOST_MS = 500
 ELECT_RETRY_MS = 1000
 ELECT_GRACE_MS = 300
 """A view that names an earlier life of this broker: the controller elects by itself (R3)."""
+FORGOTTEN_RETRY_MS = 5000
 FETCH_AFTER_MS = 100
 """An answer tells of a newer view: its push may be this much behind."""
 
@@ -128,6 +130,7 @@ class ReplicasState:
         self._register_due_ms = 0
         self._register_attempts = 0
         self._register_request = ""
+        self._forgotten_due_ms = 0
         self._elect_flying = False
         self._elect_due_ms = 0
         self._alter: OpenAlter | None = None
@@ -148,6 +151,7 @@ class ReplicasState:
             SessionRefused: self._on_session_refused,
             AnswerReceived: self._on_answer,
             ViewReceived: self._on_view,
+            LeaderHinted: self._on_leader_hinted,
             RegisterReplied: self._on_register_replied,
             RegisterFailed: self._on_register_failed,
             ElectReplied: self._on_elect_replied,
@@ -242,6 +246,8 @@ class ReplicasState:
         if event.code == NOT_LEADER:
             return self._register_again(event.target, now_ms)
         if event.code != SUCCESS:
+            # The next attempt is another request: this one's answer is remembered by its id.
+            self._register_request = self._next_request_id()
             self._register_attempts += 1
             delay_ms = retry_delay_ms(self._register_attempts, RETRY_MOST_MS)
             self._register_due_ms = now_ms + delay_ms
@@ -304,7 +310,23 @@ class ReplicasState:
             return []
         effects = self._new_leader(event.controller, now_ms) if heard.changed else []
         self._extend_lease(event)
+        if event.master_epoch == 0 and self.registered:
+            effects += self._forgotten(event.controller, now_ms)
         return effects
+
+    def _forgotten(self, leader: str, now_ms: int) -> list[Effect]:
+        """The leader knows no election of a group that had one: its data was cleaned or lost.
+        Registering again lets it elect anew, above every epoch that replicas report (R19)."""
+        if self.view is None or self.view.master_epoch == 0 or now_ms < self._forgotten_due_ms:
+            return []
+        self._forgotten_due_ms = now_ms + FORGOTTEN_RETRY_MS
+        self._begin_register(now_ms)
+        fields = (("controller", leader), ("master_epoch", self.view.master_epoch))
+        return [Notice("group_forgotten", fields, warning=True)]
+
+    def _on_leader_hinted(self, event: LeaderHinted, now_ms: int) -> list[Effect]:
+        self._controllers.hinted(event.target, event.leader, now_ms)
+        return []
 
     def _new_leader(self, leader: str, now_ms: int) -> list[Effect]:
         """Everything that waited for a leader goes to it at once."""
@@ -479,7 +501,8 @@ class ReplicasState:
         if self._fetch_wanted > (self.view.key if self.view is not None else (0, 0)):
             target = self._controllers.target()
         elif ahead is not None:
-            target, since_ms = ahead
+            controller, since_ms = ahead
+            target = self.leader or controller
             due_ms = max(due_ms, since_ms + FETCH_AFTER_MS)
         else:
             return []

@@ -23,6 +23,7 @@ from replicas_manager.events import (
     Event,
     FactsChanged,
     FetchView,
+    LeaderHinted,
     LeaseChanged,
     Notice,
     NoticeReceived,
@@ -226,6 +227,38 @@ def test_a_refused_registration_is_said_and_tried_again_later(script: Script) ->
     script.none(SendRegister)
     script.until(script.now_ms + 1000)
     assert script.only(SendRegister)
+
+
+def test_an_attempt_after_a_refusal_is_another_request(script: Script) -> None:
+    """Controllers remember answers by request id: the same id would be refused for ever."""
+    script.on(Started())
+    first = script.only(SendRegister).request_id
+    script.on(RegisterReplied(C1, 2014, "another process with id 1 lives", 0, None))
+    script.until(script.now_ms + 1000)
+    assert script.only(SendRegister).request_id != first
+
+
+def test_a_leader_that_forgot_the_group_is_registered_with_again(script: Script) -> None:
+    """The controllers were wiped: their leader answers with masterEpoch 0. Roles stay as they are
+    until it elected above every epoch reported."""
+    script.master(epoch=3)
+    script.answer(C1, key=(0, 0))
+    script.only(SendRegister)
+    assert not script.core.registered
+    script.on(RegisterReplied(C1, 0, "", ME, view(None, 0, 0, set())))
+    script.none(StandDown, BecomeSlave)
+    assert script.core.role is Role.MASTER
+    script.answer(C1, key=(0, 0))
+    script.none(SendRegister)
+    script.on(ViewReceived(C1, view(2, 4, 1)))
+    script.only(BecomeSlave)
+
+
+def test_a_hint_of_a_follower_is_asked_next(script: Script) -> None:
+    script.on(Started())
+    script.on(LeaderHinted(C1, C3))
+    script.on(RegisterReplied(C1, 2007, "not the leader", 0, None))
+    assert script.only(SendRegister).target == C3
 
 
 def test_a_session_refused_because_the_broker_is_unknown_registers_again(script: Script) -> None:
