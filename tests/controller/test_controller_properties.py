@@ -98,46 +98,95 @@ REPORT = st.builds(
 BECOME = st.builds(BecomeController, node=NAMES, nonce=st.sampled_from(["n1", "n2", "n3"]))
 
 
-class AlterAsMaster:
-    """Stands for an Alter that the recorded master would send: filled in when it is applied."""
+class Plausible:
+    """A command that fits the state it meets (real ids, lives, epochs), of a few small choices."""
 
-    def __init__(self, broker_name, members, live):
-        self.broker_name, self.members, self.live = broker_name, members, live
+    def __init__(self, what, name, nth, ids, dead, facts, flag):
+        self.what, self.name, self.nth, self.ids = what, name, nth, ids
+        self.dead, self.facts, self.flag = dead, facts, flag
 
     def __repr__(self):
-        return f"AlterAsMaster({self.broker_name!r}, {self.members!r})"
+        return f"Plausible{(self.what, self.name, self.nth, self.ids, self.dead, self.flag)!r}"
 
     def command(self, state):
-        group = state.group(self.broker_name)
-        if group is None:
-            return BecomeController(node="n", nonce="n1")
-        lives = {record.broker_id: record.incarnation for record in group.replicas}
-        ids = {*self.members, group.master_broker_id}
-        live = {broker_id: LiveBroker(broker_id, life) for broker_id, life in lives.items()}
+        group = state.group(self.name)
+        records = group.replicas if group else ()
+        if self.what == "join" or not records:
+            return RegisterBroker(
+                broker_name=self.name,
+                register_check_code=f"code-{self.nth}",
+                incarnation="x",
+                learner=self.flag and self.nth == 3,
+                controller_epoch=99,
+            )
+        live = tuple(
+            LiveBroker(
+                record.broker_id,
+                record.incarnation,
+                epoch=min(self.facts[place % len(self.facts)], group.master_epoch),
+                max_offset=10 * self.facts[(place + 1) % len(self.facts)],
+            )
+            for place, record in enumerate(records)
+            if record.broker_id not in self.dead
+        )
+        target = records[self.nth % len(records)]
+        common = {"broker_name": self.name, "controller_epoch": 99, "live": live, "now_ms": 9_000}
+        match self.what:
+            case "restart":
+                return RegisterBroker(
+                    broker_id=target.broker_id,
+                    incarnation=target.incarnation + "y",
+                    log_id="log-2" if self.flag else "log-1",
+                    **{**common, "live": ()},
+                )
+            case "elect":
+                return ElectMaster(**common, expected_master_epoch=group.master_epoch)
+            case "designate":
+                return ElectMaster(
+                    **common, broker_id=target.broker_id, designate=True, unclean=self.flag
+                )
+            case "clean":
+                ids = (target.broker_id,)
+                return CleanBrokerData(**common, broker_ids=ids, clean_living_broker=self.flag)
+            case "report":
+                return ReportEvent(
+                    broker_name=self.name,
+                    broker_id=target.broker_id,
+                    kind="opened",
+                    controller_epoch=99,
+                )
+        lives = {record.broker_id: record.incarnation for record in records}
+        ids = sorted({each for each in self.ids if each in lives} | {group.master_broker_id})
         return AlterSyncStateSet(
-            controller_epoch=99,
-            broker_name=self.broker_name,
+            **common,
             master_broker_id=group.master_broker_id,
             master_incarnation=group.master_incarnation,
             master_epoch=group.master_epoch,
             sync_state_set_epoch=group.sync_state_set_epoch,
-            new_set=tuple(Member(each, lives.get(each, "")) for each in sorted(ids)),
-            live=tuple(live[each] for each in sorted(live) if each in self.live),
+            new_set=tuple(Member(each, lives.get(each, "")) for each in ids),
         )
 
 
-ALTER_AS_MASTER = st.builds(AlterAsMaster, NAMES, st.sets(IDS), st.sets(IDS))
-COMMANDS = st.lists(
-    st.one_of(
-        REGISTER, REGISTER, ELECT, ELECT, ALTER_AS_MASTER, ALTER_AS_MASTER, ALTER, APPLY, CLEAN,
-        REPORT, BECOME,
-    ),
-    max_size=30,
-)  # fmt: skip
+WHAT = ["join", "restart", "restart", "elect", "elect", "elect", "designate", "clean", "report"]
+PLAUSIBLE = st.builds(
+    Plausible,
+    st.sampled_from(WHAT + ["alter"] * 6),
+    st.sampled_from(["a", "a", "a", "b"]),
+    st.integers(0, 3),
+    st.sampled_from([{1, 2}, {1, 2, 3}, {1, 3}, {2, 3}, {1}, {2}, {1, 2, 3, 4}]),
+    st.sampled_from([set(), {1}, {2}, {3}, {1, 2}, {2, 3}, {1, 2, 3, 4}]),
+    st.lists(st.integers(0, 3), min_size=3, max_size=4),
+    st.booleans(),
+)
+ANYTHING = st.one_of(REGISTER, ELECT, ALTER, APPLY, CLEAN, REPORT, BECOME)
+MOSTLY_PLAUSIBLE = st.integers(0, 6).flatmap(lambda n: ANYTHING if n == 6 else PLAUSIBLE)
+JOINED = [Plausible("join", "a", nth, set(), set(), [0], False) for nth in range(3)]
+FOUNDED = [*JOINED, Plausible("elect", "a", 0, set(), set(), [0, 0, 0], False)]
+COMMANDS = st.lists(MOSTLY_PLAUSIBLE, min_size=5, max_size=30).map(lambda more: FOUNDED + more)
 
 
 def fill_in(command, state):
-    return command.command(state) if isinstance(command, AlterAsMaster) else command
+    return command.command(state) if isinstance(command, Plausible) else command
 
 
 def check_step(before, after, command, transition):
@@ -166,7 +215,7 @@ def check_step(before, after, command, transition):
         if isinstance(effect, RoleChanged | SetChanged):
             old = before.groups.get(effect.view.broker_name)
             assert old is None or effect.view.key > (old.master_epoch, old.sync_state_set_epoch)
-    if isinstance(command, ElectMaster) and transition.result.ok:
+    if isinstance(command, ElectMaster) and transition.result.ok and transition.effects:
         check_election(
             before.groups[command.broker_name], after.groups[command.broker_name], command
         )
