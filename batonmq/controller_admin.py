@@ -233,7 +233,7 @@ class ControllerAdmin:
     async def _native(
         self, method: str, request: object, addresses: Sequence[str] | None = None
     ) -> Any:
-        """The reply message (a generated class, hence Any) of the first controller that answers."""
+        """The reply (a generated class, hence Any) of the first controller that answers for it."""
         import grpc
 
         from baton.controller.v1 import controller_pb2_grpc
@@ -249,6 +249,9 @@ class ControllerAdmin:
                 except grpc.aio.AioRpcError as error:
                     why = f"{error.code().name} {error.details() or ''}"
                     continue
+            if reply.status.code == ResponseCode.CONTROLLER_NOT_LEADER:
+                why = reply.status.remark
+                continue
             if reply.status.code != ResponseCode.SUCCESS:
                 raise ResponseError(reply.status.code, reply.status.remark, door)
             return reply

@@ -76,6 +76,9 @@ class Children:
     async def start(self, name: str) -> None:
         """Starts one process. Its output goes to `process.log` in its data folder."""
         child = self.by_name[name]
+        before = self._watchers.pop(name, None)
+        if before is not None and before is not asyncio.current_task():
+            before.cancel()  # it waited for somebody else to start what is started here
         child.node.pid_file.unlink(missing_ok=True)
         with child.log_path.open("ab") as output:
             child.process = await asyncio.create_subprocess_exec(
