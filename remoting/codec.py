@@ -64,6 +64,10 @@ _FRAME: Final = struct.Struct(">II")
 _BINARY_HEAD: Final = struct.Struct(">HBhiii")
 _I32: Final = struct.Struct(">i")
 _FLAG_AT: Final = 9
+# `{"code":310,`: the beginning of a header tells its code, up to three digits; peers send few.
+_CODE_PREFIX: Final = 12
+_CODES_MAX: Final = 1024
+_codes: Final[dict[bytes, int]] = {}
 
 
 def encode_frame(cmd: RemotingCommand) -> bytes:
@@ -112,20 +116,28 @@ def whole_code(code: int) -> int:
 
 
 def peek_code(serialize_type: int, header: bytes) -> int:
-    """The code of a frame without decoding the rest. Raises RemoteProtocolError."""
+    """The code of a frame without decoding the rest.
+
+    Raises RemoteProtocolError where that is no header; other malformed ones are met when decoded.
+    """
     if serialize_type == TYPE_BINARY:
         if len(header) < _BINARY_HEAD.size:
             raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut off")
         code = header[0] << 8 | header[1]
         return _ALIASES.get(code, code)
+    known = _codes.get(header[:_CODE_PREFIX])
+    return _find_code(header) if known is None else known
+
+
+def _find_code(header: bytes) -> int:
     if header[:8] == b'{"code":':
         end = header.find(b",", 8, 24)
-        if end > 0:
-            try:
-                return int(header[8:end])
-            except ValueError:
-                pass
-    return decode_frame(header, b"", serialize_type).code
+        if end > 0 and header[8:end].isdigit():
+            code = int(header[8:end])
+            if end < _CODE_PREFIX and len(_codes) < _CODES_MAX:
+                _codes[header[:_CODE_PREFIX]] = code
+            return code
+    return decode_frame(header, b"", TYPE_JSON).code
 
 
 def peek_is_response(serialize_type: int, header: bytes) -> bool:
@@ -136,7 +148,8 @@ def peek_is_response(serialize_type: int, header: bytes) -> bool:
     """
     if serialize_type == TYPE_BINARY:
         return bool(header[_FLAG_AT + 3] & 1)
-    if b'"flag":0' in header:
+    # From behind: the key stands there, and a long property string before it.
+    if header.rfind(b'"flag":0') >= 0:
         return False
     return decode_frame(header, b"", serialize_type).is_response
 

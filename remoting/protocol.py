@@ -8,6 +8,7 @@ its 64 KiB, to that frame's size, known from its first 8 bytes and limited to 16
 Origin: Java `NettyDecoder` (LengthFieldBasedFrameDecoder of 16777216 bytes).
 """
 
+import struct
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,7 +20,7 @@ BUFFER_SIZE: Final = 65_536
 # A buffer up to this size is kept between large frames; a larger one is given back.
 BUFFER_SIZE_KEPT: Final = 1 << 20
 
-_from_bytes = int.from_bytes
+_unpack = struct.Struct(">II").unpack_from
 
 
 class FrameReader:
@@ -54,8 +55,7 @@ class FrameReader:
         start = self._start
         needed = 8
         while self._end - start >= 8:
-            length = _from_bytes(view[start : start + 4])
-            mark = _from_bytes(view[start + 4 : start + 8])
+            length, mark = _unpack(view, start)
             header_len = mark & 0xFFFFFF
             needed = length + 4
             if needed > FRAME_SIZE_MAX or header_len + 4 > length or mark >> 25 or not header_len:
@@ -65,7 +65,7 @@ class FrameReader:
             body_at = start + 8 + header_len
             stop = start + needed
             self._start = stop
-            yield mark >> 24, bytes(view[start + 8 : body_at]), bytes(view[body_at:stop])
+            yield mark >> 24, view[start + 8 : body_at].tobytes(), view[body_at:stop].tobytes()
             start = stop
             needed = 8
         self._make_room(needed)
