@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from protocol.record import END_FILE_MIN_BLANK, encode_blank, encode_record
 from protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from store.commit_log import CommitLog
-from store.dispatch import Pending
+from store.dispatch import NO_UNIT, Pending
 from store.errors import PutIllegal, PutPropertiesTooLong, PutRefused, PutUnavailable
 from store.queue_table import Queue, QueueTable
 
@@ -168,7 +168,17 @@ class Appender:
         self._pending.append(
             _new_pending(
                 Pending,
-                (end, offset, size, queue, has_unit, tags_code, keys, uniq_key, stored_at),
+                (
+                    end,
+                    offset,
+                    size,
+                    queue,
+                    queue_offset if has_unit else NO_UNIT,
+                    tags_code,
+                    keys,
+                    uniq_key,
+                    stored_at,
+                ),
             )
         )
         return _new_result(PutResult, (offset, size, end, queue_offset, stored_at))
@@ -240,7 +250,7 @@ class Appender:
         queue.next_offset = queue_offset + 1
         self._pending.append(
             Pending(
-                end, offset, size, queue, True, item.tags_code, item.keys, item.uniq_key,
+                end, offset, size, queue, queue_offset, item.tags_code, item.keys, item.uniq_key,
                 self._turn_ms,
             )
         )  # fmt: skip

@@ -46,6 +46,7 @@ class CommitLog:
         self._detached: list[Segment] = []  # behind the gap
         self._allocation_lock = threading.Lock()
         self._allocation_failed = False
+        self._is_closed = False
         self._flush_lock = threading.Lock()
         self._cuts = 0  # how often the log was shortened
         self._private = folder / _PRIVATE_FOLDER
@@ -198,7 +199,9 @@ class CommitLog:
         A full disk is only logged: the roll itself tries again, and then refuses the put.
         """
         with self._allocation_lock:
-            if self.end_of_segments - self.max_offset >= self.segment_size:
+            if self._is_closed or (
+                self.segments and self.end_of_segments - self.max_offset >= self.segment_size
+            ):
                 return
             try:
                 self._allocate_next()
@@ -212,11 +215,13 @@ class CommitLog:
         self._allocation_failed = False
 
     def begin_at(self, offset: int) -> None:
-        """Give an empty log its first offset: a multiple of the segment size."""
-        assert not self.segments and offset % self.segment_size == 0
-        self.min_offset = offset
-        self.max_offset = self.flushed_offset = offset
-        self.ensure_segment(offset)
+        """Give a log without data its first offset: a multiple of the segment size."""
+        assert self.max_offset == self.min_offset and offset % self.segment_size == 0
+        with self._allocation_lock:
+            while self.segments:
+                _take_away(self.segments.pop(), None)
+            self.min_offset = self.max_offset = self.flushed_offset = offset
+            self._allocate_next()
 
     # --- durability ---
 
@@ -274,6 +279,7 @@ class CommitLog:
 
     def close(self) -> None:
         with self._allocation_lock:
+            self._is_closed = True
             for segment in (*self.segments, *self._detached):
                 segment.close()
             self.segments.clear()

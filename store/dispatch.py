@@ -22,21 +22,26 @@ from store.commit_log import CommitLog
 from store.delay_level import DelayLevels
 from store.index_service import IndexService
 from store.log_scan import LogScanner
-from store.queue_table import Queue, QueueTable
-
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+from store.queue_table import SCHEDULE_TOPIC, Queue, QueueTable
+from store.quick_scan import quick_record
 
 ArrivalListener = Callable[[str, int, int], None]
 
 
+NO_UNIT: Final = -1
+
+
 class Pending(NamedTuple):
-    """A record in the log whose turn to become visible has not come."""
+    """A record in the log whose turn to become visible has not come.
+
+    `queue_offset` is NO_UNIT for a record that has no place in its queue.
+    """
 
     end_offset: int
     physical_offset: int
     size: int
     queue: Queue
-    has_unit: bool
+    queue_offset: int
     tags_code: int
     keys: bytes | None
     uniq_key: bytes | None
@@ -99,19 +104,41 @@ class Dispatcher:
         pending = self.pending
         index_put = self._index_put
         while pending and pending[0][0] <= target:
-            end, phy_offset, size, queue, has_unit, tags, keys, uniq_key, stored_at = (
-                pending.popleft()
-            )
+            end, phy_offset, size, queue, queue_offset, tags, keys, uniq_key, stored_at = pending[0]
             if queue.handler is not None:
                 self._dispatch_system_record(queue, phy_offset, end)
             else:
-                if has_unit:
-                    queue.consume_queue.append_unit(phy_offset, size, tags)
+                if queue_offset != NO_UNIT:
+                    if queue.is_gapless:
+                        queue.consume_queue.append_unit(phy_offset, size, tags)
+                    else:
+                        queue.consume_queue.put_unit_at(queue_offset, phy_offset, size, tags)
                     touched.add(queue)
                 if uniq_key is not None or keys is not None:
                     index_put(queue.topic, uniq_key, keys, phy_offset, stored_at)
+            pending.popleft()
             self.offset = end
             self.last_store_timestamp = stored_at
+
+    def forget_topic(self, topic: str) -> None:
+        """The queues of `topic` were deleted: let what is queued for them go to new ones.
+
+        Such messages were put behind the deletion in the log, with offsets that went on counting.
+        A slave finds them there; so that both number the same, the new queue counts on, too.
+        """
+        moved = [self._move(record) for record in self.pending if record.queue.topic == topic]
+        if not moved:
+            return
+        others = {record.end_offset: record for record in moved}
+        kept = [others.get(record.end_offset, record) for record in self.pending]
+        self.pending.clear()
+        self.pending.extend(kept)
+
+    def _move(self, record: Pending) -> Pending:
+        queue = self._queues.find_or_create(record.queue.topic, record.queue.queue_id)
+        queue.is_gapless = False
+        queue.next_offset = max(queue.next_offset, record.queue_offset + 1)
+        return record._replace(queue=queue)
 
     def _dispatch_system_record(self, queue: Queue, phy_offset: int, end: int) -> None:
         scanner = LogScanner(self._log, phy_offset, end, check_crc=False)
@@ -124,7 +151,10 @@ class Dispatcher:
             self._log, self.offset, min(target, self._log.max_offset), check_crc=True
         )
         try:
-            while scanner.offset < limit and (head := scanner.next()) is not None:
+            while scanner.offset < limit:
+                self._dispatch_common(scanner, limit, touched)
+                if scanner.offset >= limit or (head := scanner.next()) is None:
+                    break
                 self._dispatch_record(head, scanner, touched)
         finally:
             self.offset = scanner.offset
@@ -134,13 +164,37 @@ class Dispatcher:
                 self._log.file_of(scanner.offset), scanner.offset, scanner.problem
             )
 
+    def _dispatch_common(self, scanner: LogScanner, limit: int, touched: set[Queue]) -> None:
+        """Dispatch common records as long as nothing else comes; moves the scanner on."""
+        view, start = scanner.window()
+        segment_end = start + self._log.segment_size
+        queue_of, index_put = self._queues.of_bytes, self._index_put
+        offset = scanner.offset
+        while offset < limit:
+            record = quick_record(view, offset - start, segment_end - offset, offset)
+            if record is None:
+                return
+            size, queue_id, queue_offset, stored_at, topic, tags, keys, uniq_key = record
+            queue = queue_of(topic, queue_id)
+            if not queue.is_plain:
+                return
+            if queue.consume_queue.put_unit_at(queue_offset, offset, size, tags_code(tags)):
+                touched.add(queue)
+                if queue_offset >= queue.next_offset:
+                    queue.next_offset = queue_offset + 1
+            if uniq_key is not None or keys is not None:
+                index_put(queue.topic, uniq_key, keys, offset, stored_at)
+            self.last_store_timestamp = stored_at
+            offset += size
+            scanner.offset = offset
+
     def _dispatch_record(self, head: RecordHead, scanner: LogScanner, touched: set[Queue]) -> None:
-        queue = self._queues.of_record(head)
+        queue = self._queues.of_bytes(head.topic, head.queue_id)
         if queue.handler is not None:
             queue.handler(head, _body(scanner, head))
             return
         record = self.describe(head, queue)
-        if record.has_unit and queue.consume_queue.put_unit_at(
+        if record.queue_offset != NO_UNIT and queue.consume_queue.put_unit_at(
             head.queue_offset, record.physical_offset, record.size, record.tags_code
         ):
             touched.add(queue)
@@ -165,7 +219,7 @@ class Dispatcher:
             head.physical_offset,
             head.size,
             queue,
-            transaction == 0 or transaction == TRANSACTION_COMMIT,
+            head.queue_offset if transaction in (0, TRANSACTION_COMMIT) else NO_UNIT,
             self._tags_code(queue.topic, head),
             find_property(properties, b"KEYS") if is_indexed else None,
             find_property(properties, b"UNIQ_KEY") if is_indexed else None,

@@ -6,6 +6,7 @@ truncation of an incomplete tail. Origin: Java `CommitLog.checkMessageAndReturnS
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from protocol.record import (
@@ -20,8 +21,10 @@ from protocol.record import (
 )
 from store.commit_log import CommitLog
 from store.mapped_file import Segment
+from store.quick_scan import quick_size
 
 _MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
+_MAGIC_AT: Final = 4
 _EMPTY: Final = memoryview(b"")
 
 
@@ -49,6 +52,12 @@ class LogScanner:
     def view(self) -> memoryview:
         """The segment of the last record, up to `end`; `RecordHead.body_offset` counts in it."""
         return self._view
+
+    def window(self) -> tuple[memoryview, int]:
+        """The segment around `offset`, up to `end`, and its start; empty behind the last one."""
+        if not self._start <= self.offset < self._start + len(self._view):
+            self._enter_segment()
+        return self._view, self._start
 
     def next(self) -> RecordHead | None:
         """The next whole record, or None: see `problem`."""
@@ -80,6 +89,15 @@ class LogScanner:
             self.offset += head.size
             return head
         return None
+
+    def skip_common(self) -> None:
+        """Step over common records, CRC-checked, as long as nothing else comes."""
+        view, start = self.window()
+        segment_end = start + self._log.segment_size
+        offset = self.offset
+        while size := quick_size(view, offset - start, segment_end - offset, offset):
+            offset += size
+        self.offset = offset
 
     @property
     def _segment_end(self) -> int:
@@ -118,8 +136,9 @@ def whole_records_end(log: CommitLog, offset: int, end: int) -> tuple[int, str |
     The reason is None where the bytes up to `end` simply stop before a record does.
     """
     scanner = LogScanner(log, offset, end, check_crc=True)
+    scanner.skip_common()
     while scanner.next() is not None:
-        pass
+        scanner.skip_common()
     return scanner.offset, scanner.problem
 
 
@@ -141,20 +160,24 @@ def find_valid_record(log: CommitLog, offset: int) -> int | None:
 
 
 def _find_in_segment(segment: Segment, position: int) -> int | None:
-    hits: list[int] = []
-    for start, end in segment.data_extents(position):
-        for magic in _MAGICS:
-            # A magic may straddle two extents: look a little over the end.
-            at = segment.map.find(magic, start, end + 8)
-            while at >= 0:
-                record_at = at - 4
-                if record_at >= position and _is_record(segment, record_at):
-                    hits.append(segment.start_offset + record_at)
-                    break
-                at = segment.map.find(magic, at + 1, end + 8)
-        if hits:
-            return min(hits)
+    for block_at, block in segment.data_blocks(position, overlap=len(_MAGICS[0])):
+        found = [
+            record_at
+            for magic in _MAGICS
+            for record_at in _candidates(block_at, block, magic)
+            if record_at >= position and _is_record(segment, record_at)
+        ]
+        if found:
+            return segment.start_offset + min(found)
     return None
+
+
+def _candidates(block_at: int, block: bytes, magic: bytes) -> Iterator[int]:
+    """Where in the segment records with this `magic` in `block` would begin."""
+    at = block.find(magic)
+    while at >= 0:
+        yield block_at + at - _MAGIC_AT
+        at = block.find(magic, at + 1)
 
 
 def _is_record(segment: Segment, position: int) -> bool:

@@ -20,7 +20,9 @@ from typing import Final
 from epoch.durable_file import sync_directory, write_all
 
 NAME_DIGITS: Final = 20
-_ZERO_BLOCK: Final = bytes(1 << 20)
+_BLOCK_SIZE: Final = 1 << 20
+_ZERO_BLOCK: Final = bytes(_BLOCK_SIZE + 16)
+_ZERO_BLOCK_VIEW: Final = memoryview(_ZERO_BLOCK)
 
 
 def segment_name(start_offset: int) -> str:
@@ -49,7 +51,7 @@ class Segment:
         """Allocate a segment of zeros; durable in its folder on return.
 
         It grows under another name in `work_folder` (same file system), so a crash or a full
-        disk leaves no segment of a wrong length. Raises OSError.
+        disk leaves no segment of a wrong length. Raises OSError, FileExistsError if it is there.
         """
         path = folder / segment_name(start_offset)
         growing = work_folder / path.name
@@ -62,18 +64,14 @@ class Segment:
             raise
         finally:
             os.close(fd)
-        os.rename(growing, path)
+        os.link(growing, path)  # unlike a rename it never replaces a segment
+        os.unlink(growing)
         sync_directory(folder)
         return cls(path, size)
 
     @property
     def end_offset(self) -> int:
         return self.start_offset + self.size
-
-    @property
-    def map(self) -> mmap.mmap:
-        """The read-only map, for `find`; never close it."""
-        return self._map
 
     @property
     def buffer(self) -> memoryview:
@@ -91,34 +89,48 @@ class Segment:
             if not self._closed:
                 os.fdatasync(self._fd)
 
-    def data_extents(self, position: int) -> Iterator[tuple[int, int]]:
-        """The parts [start, end) at or behind `position` that may hold other bytes than zeros."""
+    def data_blocks(self, position: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
+        """(position, bytes) of the blocks at or behind `position` that are not all zero.
+
+        At most 1 MiB each, and `overlap` (at most 16) bytes of what follows.
+        """
+        for start, end in self._data_extents(position):
+            for block in range(start, end, _BLOCK_SIZE):
+                length = min(_BLOCK_SIZE, end - block)
+                piece = self._map[block : min(block + length + overlap, self.size)]
+                if piece != _ZERO_BLOCK[: len(piece)]:
+                    yield block, piece
+
+    def _data_extents(self, position: int) -> list[tuple[int, int]]:
+        """The parts [start, end) at or behind `position` that are no holes.
+
+        Found before any is read: reading at an edge makes the kernel read ahead, and pages of
+        zeros in its cache count as data.
+        """
+        extents: list[tuple[int, int]] = []
         while position < self.size:
             try:
                 start = os.lseek(self._fd, position, os.SEEK_DATA)
             except OSError as error:
                 if error.errno == errno.ENXIO:
-                    return
+                    break
                 raise
-            end = min(os.lseek(self._fd, start, os.SEEK_HOLE), self.size)
-            yield start, end
-            position = end
+            position = min(os.lseek(self._fd, start, os.SEEK_HOLE), self.size)
+            extents.append((start, position))
+        return extents
 
     def data_end(self, position: int = 0) -> int:
         """The end of the last byte other than zero at or behind `position`, else `position`."""
         last = position
-        for start, end in self.data_extents(position):
-            for block in range(start, end, len(_ZERO_BLOCK)):
-                piece = self._map[block : min(block + len(_ZERO_BLOCK), end)]
-                if stripped := piece.rstrip(b"\0"):
-                    last = block + len(stripped)
+        for block, piece in self.data_blocks(position):
+            last = block + len(piece.rstrip(b"\0"))
         return last
 
     def zero(self, start: int, end: int) -> None:
         """Write zeros over [start, end)."""
-        for position in range(start, end, len(_ZERO_BLOCK)):
-            length = min(len(_ZERO_BLOCK), end - position)
-            self.write(position, memoryview(_ZERO_BLOCK)[:length])
+        for position in range(start, end, _BLOCK_SIZE):
+            length = min(_BLOCK_SIZE, end - position)
+            self.write(position, _ZERO_BLOCK_VIEW[:length])
 
     def close(self) -> None:
         """Close the file. Views handed out stay valid; the map goes when the last one does."""

@@ -165,6 +165,8 @@ class MessageStore:
             on_fatal=on_fatal,
         )
         self._flush.start()
+        if not self.log.segments:
+            _in_thread("log-alloc", self.log.preallocate_next)
         self._repeat("flush", self.config.flush_interval_consume_queue / 1000, self.flush_derived)
         self._repeat("clean", self.config.clean_resource_interval / 1000, self.clean_expired)
         self._schedule_slice()
@@ -309,9 +311,13 @@ class MessageStore:
         offset = min(offset, self.log.max_offset)
         if offset <= dispatcher.offset:
             return dispatcher.offset
-        confirmed = dispatcher.advance(
-            offset, _DISPATCH_SLICE_BYTES if self._loop is not None else None
-        )
+        try:
+            confirmed = dispatcher.advance(
+                offset, _DISPATCH_SLICE_BYTES if self._loop is not None else None
+            )
+        except OSError as error:
+            self._on_fatal(error)
+            raise
         if dispatcher.has_more:
             self._schedule_slice()
         if self.suspect is not None:
@@ -326,7 +332,7 @@ class MessageStore:
         self._next_slice = None
         try:
             self._dispatcher.advance(0, _DISPATCH_SLICE_BYTES)
-        except CorruptLogError as error:
+        except (CorruptLogError, OSError) as error:
             self._on_fatal(error)
             return
         self._schedule_slice()
@@ -417,9 +423,8 @@ class MessageStore:
         if offset % self.config.mapped_file_size_commit_log:
             raise ValueError(f"a log cannot begin at {offset}, no segment begins there")
         self.stop_writes()
-        if self.log.segments:
-            end = max(self.log.max_offset, self.log.min_offset + 1)
-            self._cut(self.log.min_offset, keep_aside=True, end_offset=end)
+        if self.log.max_offset > self.log.min_offset:
+            self._cut(self.log.min_offset, keep_aside=True)
         self.log.begin_at(offset)
         self._parts.queues.destroy_all()
         self._dispatcher.restart_at(offset)
@@ -495,7 +500,9 @@ class MessageStore:
     def delete_topic(self, topic: str) -> int:
         """Forget the queues of a topic; its messages stay in the log until they expire."""
         self.end_turn()
-        return self._parts.queues.delete_topic(topic)
+        count = self._parts.queues.delete_topic(topic)
+        self._dispatcher.forget_topic(topic)
+        return count
 
     def runtime_info(self) -> dict[str, str]:
         """What `brokerStatus` shows of the store, under Java's names where it has them."""

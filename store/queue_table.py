@@ -8,10 +8,13 @@ consume queue. Origin: Java `QueueOffsetOperator`, beside `ConsumeQueueStore`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from protocol.record import RecordHead
 from store.consume_queue import ConsumeQueue
 from store.consume_queue_store import ConsumeQueueStore
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 SystemRecordHandler = Callable[[RecordHead, bytes], None]
 
@@ -19,7 +22,15 @@ SystemRecordHandler = Callable[[RecordHead, bytes], None]
 class Queue:
     """One (topic, queue id). `next_offset` is the offset of the next message put there."""
 
-    __slots__ = ("consume_queue", "handler", "next_offset", "queue_id", "topic", "topic_bytes")
+    __slots__ = (
+        "consume_queue",
+        "handler",
+        "is_gapless",
+        "next_offset",
+        "queue_id",
+        "topic",
+        "topic_bytes",
+    )
 
     def __init__(self, topic: str, queue_id: int, consume_queue: ConsumeQueue) -> None:
         self.topic = topic
@@ -28,6 +39,13 @@ class Queue:
         self.consume_queue = consume_queue
         self.next_offset = consume_queue.max_offset
         self.handler: SystemRecordHandler | None = None
+        #: Whether each message is put at the offset behind the one before (not after a deletion).
+        self.is_gapless = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its records just go to the consume queue, with the hash of TAGS."""
+        return self.handler is None and self.topic != SCHEDULE_TOPIC
 
 
 class QueueTable:
@@ -36,6 +54,7 @@ class QueueTable:
     def __init__(self, consume_queues: ConsumeQueueStore) -> None:
         self.consume_queues = consume_queues
         self.queues: dict[tuple[str, int], Queue] = {}
+        self._by_bytes: dict[tuple[bytes, int], Queue] = {}
         self.on_system_record: dict[str, SystemRecordHandler] = {}
         self.on_unknown_topic: Callable[[str, int], None] | None = None
 
@@ -43,6 +62,17 @@ class QueueTable:
         """Take over what the consume queue store found on disk."""
         for consume_queue in self.consume_queues.queues():
             self.find_or_create(consume_queue.topic, consume_queue.queue_id)
+
+    def of_bytes(self, topic: bytes, queue_id: int) -> Queue:
+        """The queue that a record of the log belongs to; a new one is announced."""
+        queue = self._by_bytes.get((topic, queue_id))
+        if queue is None:
+            name = topic.decode("utf-8", "replace")
+            is_new = (name, queue_id) not in self.queues
+            queue = self._by_bytes[topic, queue_id] = self.find_or_create(name, queue_id)
+            if is_new and self.on_unknown_topic is not None and queue.handler is None:
+                self.on_unknown_topic(name, queue_id)
+        return queue
 
     def get(self, topic: str, queue_id: int) -> Queue | None:
         return self.queues.get((topic, queue_id))
@@ -56,21 +86,6 @@ class QueueTable:
             queue.handler = self.on_system_record.get(topic)
         return queue
 
-    def of_record(self, head: RecordHead) -> Queue:
-        """The queue that a record of the log belongs to; a new one is announced."""
-        topic = head.topic.decode("utf-8", "replace")
-        queue = self.queues.get((topic, head.queue_id))
-        if queue is None:
-            queue = self.find_or_create(topic, head.queue_id)
-            if self.on_unknown_topic is not None and queue.handler is None:
-                self.on_unknown_topic(topic, head.queue_id)
-        return queue
-
-    def rebind_handlers(self) -> None:
-        """Let queues that exist already see a changed `on_system_record`."""
-        for queue in self.queues.values():
-            queue.handler = self.on_system_record.get(queue.topic)
-
     def reset_next_offsets(self) -> None:
         """Let every queue go on behind its last unit; what lies above is then added by hand."""
         for queue in self.queues.values():
@@ -80,11 +95,13 @@ class QueueTable:
         """Remove all queues of a topic, durably; how many there were."""
         gone = [key for key in self.queues if key[0] == topic]
         for key in gone:
-            del self.queues[key]
+            queue = self.queues.pop(key)
+            self._by_bytes.pop((queue.topic_bytes, queue.queue_id), None)
         self.consume_queues.delete_topic(topic)
         return len(gone)
 
     def destroy_all(self) -> None:
         """Forget every queue (an empty log has none)."""
         self.queues.clear()
+        self._by_bytes.clear()
         self.consume_queues.destroy_all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from protocol.errors import CorruptLogError
 from store.commit_log import CommitLog
-from store.dispatch import Dispatcher
+from store.dispatch import NO_UNIT, Dispatcher
 from store.log_scan import LogScanner, find_valid_record
 from store.queue_table import QueueTable
 from store.reader import check_record
@@ -25,10 +25,12 @@ def queue_undispatched(commit_log: CommitLog, queues: QueueTable, dispatcher: Di
     queues.reset_next_offsets()
     scanner = LogScanner(commit_log, dispatcher.offset, commit_log.max_offset, check_crc=True)
     while (head := scanner.next()) is not None:
-        queue = queues.of_record(head)
+        queue = queues.of_bytes(head.topic, head.queue_id)
         record = dispatcher.describe(head, queue)
         dispatcher.pending.append(record)
-        if record.has_unit:
+        if record.queue_offset != NO_UNIT:
+            if head.queue_offset != queue.next_offset:
+                queue.is_gapless = False
             queue.next_offset = max(queue.next_offset, head.queue_offset + 1)
     if scanner.problem is not None:
         behind = find_valid_record(commit_log, scanner.offset)

@@ -111,7 +111,8 @@ class CheckpointWriter:
 
     def _write(self, work: _Round) -> None:
         checkpoint = self._checkpoint
-        checkpoint.confirm_phy_offset = work.dispatched_offset
+        # A damaged log is dispatched less far than it was; only a truncation lowers this.
+        checkpoint.confirm_phy_offset = max(checkpoint.confirm_phy_offset, work.dispatched_offset)
         checkpoint.recovery_offset = work.dispatched_offset
         if work.log_timestamp:
             checkpoint.physic_msg_timestamp = work.log_timestamp

@@ -1,0 +1,104 @@
+"""The common record, read in one go: what a slave needs of it to make it visible.
+
+A slave dispatches every record that its master wrote, so this is its hot path. It covers format V1,
+IPv4 hosts and a property CRC, which is nearly everything; for anything else (a blank, a record cut
+short, a wrong CRC too) it answers None, and `LogScanner` looks closely.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+from protocol.properties import find_property
+from protocol.record import CRC_PROPERTY, CRC_TAIL_SIZE, END_FILE_MIN_BLANK, MAGIC_V1
+from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
+
+# size, magic, queue id, queue offset, physical offset, sys flag, store time, body length
+_HEAD: Final = struct.Struct(">II4xi4xqqi16xq20xi")
+_BODY_AT: Final = _HEAD.size
+_UNUSUAL_FLAGS: Final = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
+_SIZE_MIN: Final = 91 + CRC_TAIL_SIZE
+_unpack_head = _HEAD.unpack_from
+_crc32 = zlib.crc32
+
+assert _HEAD.size == 88
+
+# size, queue id, queue offset, store timestamp, topic, TAGS, KEYS, UNIQ_KEY
+QuickRecord = tuple[int, int, int, int, bytes, bytes | None, bytes | None, bytes | None]
+
+
+def quick_record(view: memoryview, position: int, room: int, offset: int) -> QuickRecord | None:
+    """The CRC-checked record at `position` of `view`, or None for one that is not the common case.
+
+    `offset` is its place in the log, `room` the bytes from there to the end of its segment.
+    """
+    checked = _check(view, position, room, offset)
+    if checked is None:
+        return None
+    size, queue_id, queue_offset, stored_at, topic_end, tail = checked
+    properties = tail[topic_end + 2 : -CRC_TAIL_SIZE]
+    return (
+        size,
+        queue_id,
+        queue_offset,
+        stored_at,
+        tail[1:topic_end],
+        _find(properties, b"TAGS\x01"),
+        _find(properties, b"KEYS\x01"),
+        _find(properties, b"UNIQ_KEY\x01"),
+    )
+
+
+def quick_size(view: memoryview, position: int, room: int, offset: int) -> int:
+    """The size of the CRC-checked record at `position`, 0 where `quick_record` says None."""
+    checked = _check(view, position, room, offset)
+    return checked[0] if checked is not None else 0
+
+
+def _check(
+    view: memoryview, position: int, room: int, offset: int
+) -> tuple[int, int, int, int, int, bytes] | None:
+    """(size, queue id, queue offset, store time, end of topic, bytes behind the body)."""
+    if len(view) - position < _SIZE_MIN:
+        return None
+    size, magic, queue_id, queue_offset, physical_offset, sys_flag, stored_at, body_len = (
+        _unpack_head(view, position)
+    )
+    end = position + size
+    if (
+        magic != MAGIC_V1
+        or sys_flag & _UNUSUAL_FLAGS
+        or physical_offset != offset
+        or size + END_FILE_MIN_BLANK > room
+        or not 0 <= body_len <= size - _SIZE_MIN
+        or end > len(view)
+    ):
+        return None
+    tail = bytes(view[position + _BODY_AT + body_len : end])
+    topic_end = 1 + tail[0]
+    properties_at = topic_end + 2
+    if (
+        properties_at + CRC_TAIL_SIZE > len(tail)
+        or (tail[topic_end] << 8) + tail[topic_end + 1] != len(tail) - properties_at
+        or not tail.startswith(CRC_PROPERTY, len(tail) - CRC_TAIL_SIZE)
+    ):
+        return None
+    digits = tail[-2:-12:-1]
+    crc = _crc32(view[position : end - CRC_TAIL_SIZE]) & 0x7FFFFFFF
+    if not digits.isdigit() or int(digits) != crc:
+        return None
+    return size, queue_id, queue_offset, stored_at, topic_end, tail
+
+
+def _find(properties: bytes, needle: bytes) -> bytes | None:
+    """The value of the last pair that begins with `needle` (a key and its separator)."""
+    at = properties.rfind(needle)
+    if at < 0:
+        return None
+    start = at + len(needle)
+    stop = properties.find(b"\x02", start)
+    if stop <= start or (at and properties[at - 1] != 2):
+        return find_property(properties, needle[:-1])  # repeated, empty, or part of another
+    return properties[start:stop]
