@@ -45,6 +45,7 @@ class LeaderGate:
         self._timeout_ms = timeout_ms
         self._on_change = on_change
         self._opening: asyncio.Task[None] | None = None
+        self._opened = asyncio.Event()
         self.controller_epoch = 0
         replicated_log.on_role(self._role_changed)
         replicated_log.on_applied(self._applied)
@@ -52,6 +53,10 @@ class LeaderGate:
     @property
     def open(self) -> bool:
         return self.controller_epoch > 0
+
+    async def wait_open(self) -> None:
+        """Returns when it is open, perhaps at once."""
+        await self._opened.wait()
 
     def close(self) -> None:
         """Closes it for good: the node is stopping."""
@@ -85,6 +90,7 @@ class LeaderGate:
             return  # a later controller was applied before we came to run; its node leads
         self.controller_epoch = controller_epoch
         log.info("gate_opened node=%s controller_epoch=%d", self._node_id, controller_epoch)
+        self._opened.set()
         self._on_change(True)
 
     def _applied(self, commit: Commit) -> None:
@@ -105,4 +111,5 @@ class LeaderGate:
             why,
         )
         self.controller_epoch = 0
+        self._opened.clear()
         self._on_change(False)

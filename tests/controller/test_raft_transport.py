@@ -126,7 +126,7 @@ def test_fault_b_a_late_message_cuts_nothing_off() -> None:
 
 
 def test_entries_that_differ_are_left_to_raft() -> None:
-    """This log ends with term 1 entries that nobody else has; the leader of term 2 replaces them."""
+    """This log ends with entries of term 1 that nobody else has; term 2 replaces them."""
     log = [(b"", 1, 0), (b"a", 2, 1), (b"old", 3, 1), (b"old", 4, 1)]
     (seen,) = Harness(log).receive(append((1, 0), (b"a", 2, 1), (b"b", 3, 2)))
     assert (seen["prevLogIdx"], seen["prevLogTerm"]) == (2, 1)

@@ -1,0 +1,451 @@
+"""Three controllers in one process over real sockets, asked by both doors.
+
+Raft runs with quick times. Brokers are stubs: a session on every controller, heartbeats by hand.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton.controller.v1 import controller_pb2 as pb
+from baton.controller.v1 import controller_pb2_grpc as pb_grpc
+from controller.config import ControllerConfig
+from controller.service import ControllerService
+from protocol.codes import ResponseCode
+from remoting.client import RemotingClient
+from remoting.command import RemotingCommand
+
+CLUSTER, GROUP = "DefaultCluster", "broker-a"
+LIMIT_S = 10
+
+
+class Session:
+    """One broker's stream to one controller. `take(kind)` waits for the next message of a kind."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._sequence = 0
+
+    async def send(self, **kind: Any) -> None:
+        await self._call.write(pb.BrokerMessage(**kind))
+
+    async def beat(self, **facts: int) -> pb.HeartbeatAnswer:
+        self._sequence += 1
+        told = {"epoch": -1, "max_offset": 0, "confirm_offset": 0, "master_epoch": -1, **facts}
+        heartbeat = pb.Heartbeat(sequence=self._sequence, sent_ms=77, **told)
+        await self.send(heartbeat=heartbeat)
+        answer: pb.HeartbeatAnswer = await self.take("answer")
+        return answer
+
+    async def take(self, kind: str) -> Any:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                message = await self._call.read()
+                assert message is not grpc.aio.EOF, f"the session ended before a {kind} came"
+                if message.WhichOneof("kind") == kind:
+                    return getattr(message, kind)
+
+    async def take_view(self, condition: Callable[[pb.RoleView], bool]) -> pb.RoleView:
+        while True:
+            view: pb.RoleView = await self.take("view")
+            if condition(view):
+                return view
+
+    def die(self) -> None:
+        """The stream ends without a Goodbye."""
+        self._call.cancel()
+
+
+class Cluster:
+    def __init__(self, base_port: int, folder: Path) -> None:
+        ports = [base_port + 10 * number for number in range(3)]
+        self.peers = ";".join(f"n{i}-127.0.0.1:{port}" for i, port in enumerate(ports))
+        self.folder = folder
+        self.services: dict[str, ControllerService] = {}
+        self.channels: dict[str, grpc.aio.Channel] = {}
+        self.remoting = RemotingClient()
+
+    def config(self, node_id: str) -> ControllerConfig:
+        return ControllerConfig(
+            controller_peers=self.peers,
+            controller_self_id=node_id,
+            bind_address="127.0.0.1",
+            controller_store_path=str(self.folder / node_id),
+            raft_election_timeout_min_ms=150,
+            raft_election_timeout_max_ms=300,
+            raft_heartbeat_ms=30,
+            raft_tick_ms=20,
+            propose_timeout_ms=1_000,
+        )
+
+    async def start(self, node_id: str) -> None:
+        service = ControllerService(self.config(node_id))
+        await service.start()
+        self.services[node_id] = service
+        self.channels[node_id] = grpc.aio.insecure_channel(service.config.self_peer.grpc_address)
+
+    async def stop(self, node_id: str) -> None:
+        await self.channels.pop(node_id).close()
+        await self.services.pop(node_id).close()
+
+    async def close(self) -> None:
+        await self.remoting.close()
+        for node_id in list(self.services):
+            await self.stop(node_id)
+
+    async def leader(self) -> str:
+        """The node whose gate is open, once there is one."""
+        waits = {
+            asyncio.create_task(service.gate.wait_open()): node_id
+            for node_id, service in self.services.items()
+        }
+        done, late = await asyncio.wait(waits, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        for wait in late:
+            wait.cancel()
+        assert done, "no gate opened"
+        return waits[done.pop()]
+
+    def stub(self, node_id: str) -> Any:
+        return pb_grpc.ControllerServiceStub(self.channels[node_id])  # type: ignore[no-untyped-call]
+
+    async def ask(self, node_id: str, code: int, **ext: Any) -> RemotingCommand:
+        address = self.services[node_id].config.self_peer.remoting_address
+        return await self.remoting.invoke(address, RemotingCommand.request(code, ext))
+
+    async def register(self, node_id: str, broker_id: int, **fields: Any) -> Any:
+        request = {
+            "cluster_name": CLUSTER,
+            "broker_name": GROUP,
+            "register_check_code": f"code-{broker_id}",
+            "address": f"10.0.0.{broker_id}:10911",
+            "ha_address": f"10.0.0.{broker_id}:10912",
+            "incarnation": f"life-{broker_id}",
+            "log_id": f"log-{broker_id}",
+            "epoch": -1,
+            "request_id": f"register-{broker_id}",
+        }
+        message = pb.RegisterBrokerRequest(**{**request, **fields})
+        return await self.stub(node_id).RegisterBroker(message)
+
+    async def alter(self, node_id: str, view: pb.RoleView, *members: int) -> Any:
+        request = pb.AlterSyncStateSetRequest(
+            broker_name=GROUP,
+            master_broker_id=view.master_broker_id,
+            master_incarnation=view.master_incarnation,
+            master_epoch=view.master_epoch,
+            sync_state_set_epoch=view.sync_state_set_epoch,
+            new_set=[pb.Member(broker_id=each, incarnation=f"life-{each}") for each in members],
+            request_id=f"alter-{view.sync_state_set_epoch}-{members}",
+            confirm_offset=0,
+            reason="expand",
+        )
+        return await self.stub(node_id).AlterSyncStateSet(request)
+
+    async def elect(self, node_id: str, broker_id: int = 0, **fields: Any) -> Any:
+        fields.setdefault("expected_master_epoch", -1)
+        request = pb.ElectMasterRequest(
+            cluster_name=CLUSTER, broker_name=GROUP, broker_id=broker_id, **fields
+        )
+        return await self.stub(node_id).ElectMaster(request)
+
+    @asynccontextmanager
+    async def session(
+        self, node_id: str, broker_id: int, incarnation: str = ""
+    ) -> AsyncIterator[Session]:
+        call = self.stub(node_id).BrokerSession()
+        session = Session(call)
+        hello = pb.Hello(
+            cluster_name=CLUSTER,
+            broker_name=GROUP,
+            broker_id=broker_id,
+            incarnation=incarnation or f"life-{broker_id}",
+            log_id=f"log-{broker_id}",
+        )
+        await session.send(hello=hello)
+        try:
+            yield session
+        finally:
+            call.cancel()
+
+    @asynccontextmanager
+    async def brokers(self, *broker_ids: int) -> AsyncIterator[dict[tuple[int, str], Session]]:
+        """Registered brokers with a session on every node, the first one master, all in the set."""
+        leader = await self.leader()
+        async with AsyncExitStack() as stack:
+            sessions = {}
+            for broker_id in broker_ids:
+                reply = await self.register(leader, broker_id)
+                assert (reply.status.code, reply.broker_id) == (0, broker_id), reply.status.remark
+                for node_id in self.services:
+                    session = await stack.enter_async_context(self.session(node_id, broker_id))
+                    sessions[broker_id, node_id] = session
+                    await session.beat()
+            reply = await self.elect(leader, broker_ids[0])
+            assert reply.status.code == 0, reply.status.remark
+            if len(broker_ids) > 1:
+                reply = await self.alter(leader, reply.view, *broker_ids)
+                assert reply.status.code == 0, reply.status.remark
+            yield sessions
+
+
+@pytest.fixture
+def with_cluster(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> Callable[[Callable[[Cluster], Awaitable[None]]], None]:
+    def run(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
+        async def main() -> None:
+            cluster = Cluster(free_ports(3), tmp_path)
+            try:
+                for node_id in ("n0", "n1", "n2"):
+                    await cluster.start(node_id)
+                await scenario(cluster)
+            finally:
+                await cluster.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+WithCluster = Callable[[Callable[[Cluster], Awaitable[None]]], None]
+
+
+def test_both_doors_tell_the_same(with_cluster: WithCluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        async with cluster.brokers(1, 2):
+            info = await cluster.ask(leader, 1004, brokerName=GROUP)
+            assert info.ext["masterAddress"] == "10.0.0.1:10911"
+            body = json.loads(info.body)
+            assert body == {"syncStateSet": [1, 2], "syncStateSetEpoch": 2}
+            request = pb.GetReplicaInfoRequest(broker_name=GROUP)
+            view = (await cluster.stub(leader).GetReplicaInfo(request)).view
+            assert (view.master_broker_id, list(view.sync_state_set)) == (1, [1, 2])
+            assert [replica.alive for replica in view.replicas] == [True, True]
+            data = await cluster.stub(leader).GetSyncStateData(pb.GetSyncStateDataRequest())
+            assert [each.broker_name for each in data.views] == [GROUP]
+            offered = pb.GetNextBrokerIdRequest(cluster_name=CLUSTER, broker_name=GROUP)
+            assert (await cluster.stub(leader).GetNextBrokerId(offered)).next_broker_id == 3
+
+    with_cluster(scenario)
+
+
+def test_all_nodes_name_the_leader_and_only_it_answers(with_cluster: WithCluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        for node_id in cluster.services:
+            metadata = await cluster.stub(node_id).GetMetadata(pb.GetMetadataRequest())
+            assert (metadata.self_id, metadata.leader_id) == (node_id, leader)
+            assert metadata.is_leader == (node_id == leader)
+            assert len(metadata.peers) == 3
+            if node_id == leader:
+                continue
+            call = cluster.stub(node_id).GetReplicaInfo(pb.GetReplicaInfoRequest(broker_name=GROUP))
+            reply = await call
+            assert reply.status.code == ResponseCode.CONTROLLER_NOT_LEADER
+            trailing = {str(key): value for key, value in await call.trailing_metadata()}
+            assert trailing["leader-id"] == leader
+            grpc_address = cluster.services[leader].config.self_peer.grpc_address
+            assert trailing["leader-grpc-address"] == grpc_address
+
+    with_cluster(scenario)
+
+
+def test_r20_every_node_pushes_what_it_applied(with_cluster: WithCluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.brokers(1, 2) as sessions:
+            for session in sessions.values():
+                view = await session.take_view(lambda view: view.sync_state_set_epoch == 2)
+                assert (view.master_broker_id, view.master_epoch) == (1, 1)
+                assert view.master_ha_address == "10.0.0.1:10912"
+                assert view.raft_index > 0
+
+    with_cluster(scenario)
+
+
+def test_only_the_leader_grants_the_lease(with_cluster: WithCluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        async with cluster.brokers(1) as sessions:
+            for (_, node_id), session in sessions.items():
+                await session.take_view(lambda view: view.sync_state_set_epoch == 1)
+                answer = await session.beat()
+                assert answer.leader == (node_id == leader)
+                assert answer.leader_id == leader
+                assert answer.sent_ms == 77
+                assert (answer.master_epoch, answer.sync_state_set_epoch) == (1, 1)
+
+    with_cluster(scenario)
+
+
+def test_a_master_whose_sessions_end_is_replaced_and_all_are_told(
+    with_cluster: WithCluster,
+) -> None:
+    """kill -9 of the master: its streams end; the other member is elected, the set keeps (R9)."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.brokers(1, 2, 3) as sessions:
+            for (broker_id, _), session in sessions.items():
+                if broker_id == 1:
+                    session.die()
+            for (broker_id, _), session in sessions.items():
+                if broker_id != 1:
+                    view = await session.take_view(lambda view: view.master_epoch == 2)
+                    assert view.master_broker_id == 2
+                    assert set(view.sync_state_set) == {2, 3}
+
+    with_cluster(scenario)
+
+
+def test_a_goodbye_hands_over_as_well(with_cluster: WithCluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.brokers(1, 2) as sessions:
+            for (broker_id, _), session in sessions.items():
+                if broker_id == 1:
+                    await session.send(goodbye=pb.Goodbye(reason="stopping"))
+            session = next(each for (broker_id, _), each in sessions.items() if broker_id == 2)
+            view = await session.take_view(lambda view: view.master_epoch == 2)
+            assert view.master_broker_id == 2
+
+    with_cluster(scenario)
+
+
+def test_r18_a_second_life_of_an_id_is_refused(with_cluster: WithCluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        async with cluster.brokers(1), cluster.session(leader, 1, "clone") as clone:
+            refused = await clone.take("refused")
+            assert refused.status.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
+            assert "another process with id 1" in refused.status.remark
+
+    with_cluster(scenario)
+
+
+def test_a_session_must_begin_with_hello(with_cluster: WithCluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        call = cluster.stub(leader).BrokerSession()
+        await call.write(pb.BrokerMessage(heartbeat=pb.Heartbeat(sequence=1)))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    with_cluster(scenario)
+
+
+def test_change_controller_leader(with_cluster: WithCluster) -> None:
+    """DLedgerControllerTest.testChangeControllerLeader: the state survives its leader, and the new
+    one decides: it saw the master's session end itself."""
+
+    async def scenario(cluster: Cluster) -> None:
+        old = await cluster.leader()
+        async with cluster.brokers(1, 2) as sessions:
+            await cluster.stop(old)
+            new = await cluster.leader()
+            assert new != old
+            assert cluster.services[new].requests.controller_epoch == 2
+            info = await cluster.ask(new, 1004, brokerName=GROUP)
+            assert json.loads(info.body) == {"syncStateSet": [1, 2], "syncStateSetEpoch": 2}
+            for (broker_id, node_id), session in sessions.items():
+                if broker_id == 1 and node_id != old:
+                    session.die()
+            view = await sessions[2, new].take_view(lambda view: view.master_epoch == 2)
+            assert view.master_broker_id == 2
+            await cluster.start(old)
+            cluster.services[old].requests.metadata()
+            async with cluster.session(old, 2) as session:
+                view = await session.take_view(lambda view: view.master_epoch == 2)
+                assert view.master_broker_id == 2
+
+    with_cluster(scenario)
+
+
+def test_a_minority_answers_nothing(with_cluster: WithCluster) -> None:
+    """R36: what needs a decision waits and says so; a refusal or UNAVAILABLE, never success."""
+
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        async with cluster.brokers(1, 2):
+            for node_id in [each for each in cluster.services if each != leader]:
+                await cluster.stop(node_id)
+            try:
+                reply = await cluster.elect(leader, 2, designate=True)
+                assert reply.status.code == ResponseCode.CONTROLLER_NOT_LEADER
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+            reply = await cluster.elect(leader, 2, designate=True)
+            assert reply.status.code == ResponseCode.CONTROLLER_NOT_LEADER
+            view = await cluster.ask(leader, 1004, brokerName=GROUP)
+            assert view.code == ResponseCode.CONTROLLER_NOT_LEADER
+            state = cluster.services[leader].state
+            assert state.groups[GROUP].master_epoch == 1
+            async with cluster.session(leader, 1) as session:
+                assert not (await session.beat()).leader
+
+    with_cluster(scenario)
+
+
+def test_history_is_told_and_kept_by_every_node(with_cluster: WithCluster) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        async with cluster.brokers(1, 2) as sessions:
+            for session in sessions.values():
+                await session.take_view(lambda view: view.sync_state_set_epoch == 2)
+            report = pb.ReportEventRequest(
+                broker_name=GROUP,
+                broker_id=1,
+                master_epoch=1,
+                kind="first_ack",
+                time_ms=5,
+                json='{"offset":7}',
+                request_id="report-1",
+            )
+            assert (await cluster.stub(leader).ReportEvent(report)).status.code == 0
+            assert (await cluster.stub(leader).ReportEvent(report)).status.code == 0
+            request = pb.GetHistoryRequest(broker_name=GROUP)
+            events = (await cluster.stub(leader).GetHistory(request)).events
+            kinds = [event.kind for event in events]
+            assert kinds == ["broker_registered"] * 2 + ["elected", "set_altered", "first_ack"]
+            newest = pb.GetHistoryRequest(broker_name=GROUP, limit=1)
+            (last,) = (await cluster.stub(leader).GetHistory(newest)).events
+            assert json.loads(last.json)["json"] == '{"offset":7}'
+            later = pb.GetHistoryRequest(after_raft_index=last.raft_index)
+            assert not (await cluster.stub(leader).GetHistory(later)).events
+        path = cluster.folder / leader / f"history-{leader}.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["kind"] for line in lines][1:] == kinds
+
+    with_cluster(scenario)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_a_taken_port_is_named_and_nothing_stays_open(
+    offset: int, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    async def main() -> None:
+        base = free_ports(1)
+        config = ControllerConfig(
+            controller_peers=f"n0-127.0.0.1:{base}",
+            bind_address="127.0.0.1",
+            controller_store_path=str(tmp_path),
+        )
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            taken.bind(("127.0.0.1", base + offset))
+            taken.listen()
+            with pytest.raises(OSError, match=str(base + offset)):
+                await ControllerService(config).start()
+        service = ControllerService(config)
+        await service.start()
+        await service.gate.wait_open()
+        await service.close()
+
+    asyncio.run(main())
