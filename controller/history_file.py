@@ -47,7 +47,8 @@ class HistoryFile:
         Events of one log must come in its order. Raises OSError; what could not be written is then
         taken off again, so that the next line begins on a line of its own.
         """
-        fresh = [event for event in events if self._take(event)]
+        newest = dict(self._newest)
+        fresh = [event for event in events if _is_next(event, newest)]
         if not fresh:
             return 0
         raw = "".join(event.to_json() + "\n" for event in fresh).encode()
@@ -59,6 +60,7 @@ class HistoryFile:
         except OSError:
             os.ftruncate(self._descriptor, size_bytes)
             raise
+        self._newest = newest
         self.recent.extend(fresh)
         return len(fresh)
 
@@ -70,14 +72,6 @@ class HistoryFile:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-
-    def _take(self, event: HistoryEvent) -> bool:
-        """True, once, for each event that is newer than what its log left here."""
-        position = (event.raft_index, event.part)
-        if position <= self._newest.get(event.log, (-1, -1)):
-            return False
-        self._newest[event.log] = position
-        return True
 
     def _load(self) -> None:
         decoder = msgspec.json.Decoder(HistoryEvent)
@@ -92,7 +86,7 @@ class HistoryFile:
                 except msgspec.MsgspecError:
                     self.unreadable_lines += 1
                     continue
-                if self._take(event):
+                if _is_next(event, self._newest):
                     self.recent.append(event)
         torn_bytes = os.fstat(self._descriptor).st_size - whole_bytes
         if torn_bytes:
@@ -100,3 +94,12 @@ class HistoryFile:
             os.ftruncate(self._descriptor, whole_bytes)
         if self.unreadable_lines:
             log.warning("history_unreadable path=%s lines=%d", self._path, self.unreadable_lines)
+
+
+def _is_next(event: HistoryEvent, newest: dict[str, tuple[int, int]]) -> bool:
+    """Whether `event` is newer than what its log left in `newest`; enters it there if so."""
+    position = (event.raft_index, event.part)
+    if position <= newest.get(event.log, (-1, -1)):
+        return False
+    newest[event.log] = position
+    return True

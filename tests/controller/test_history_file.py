@@ -1,0 +1,125 @@
+"""The history on disk: appended once, whole lines only, readable after any crash."""
+
+import json
+import os
+
+import pytest
+
+from controller.history import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
+from controller.history_file import HistoryFile
+
+
+def event(index, part=0, log="log-a", **fields):
+    return HistoryEvent(
+        log=log, raft_index=index, part=part, time_ms=index, kind=EventKind.ELECTED, **fields
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "history.jsonl"
+
+
+def written(path, *batches):
+    file = HistoryFile(path)
+    try:
+        return [file.append(batch) for batch in batches]
+    finally:
+        file.close()
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_event_is_one_line_with_its_names(path):
+    written(path, [event(7, broker_name="broker-a", sync_state_set=(1, 2), reason="shrink")])
+    assert lines(path) == [
+        {
+            "log": "log-a",
+            "raft_index": 7,
+            "time_ms": 7,
+            "kind": "elected",
+            "broker_name": "broker-a",
+            "sync_state_set": [1, 2],
+            "reason": "shrink",
+        }
+    ]
+
+
+def test_a_replay_of_the_log_writes_nothing_twice(path):
+    events = [event(1), event(2), event(2, part=1)]
+    assert written(path, events) == [3]
+    assert written(path, events, [event(3)]) == [0, 1]
+    assert [each["raft_index"] for each in lines(path)] == [1, 2, 2, 3]
+
+
+def test_a_new_log_begins_its_indexes_anew(path):
+    """All controllers were killed at once while the log was in memory: index 1 comes again."""
+    written(path, [event(500)])
+    assert written(path, [event(1, log="log-b"), event(2, log="log-b")]) == [2]
+    file = HistoryFile(path)
+    assert [(each.log, each.raft_index) for each in file.recent] == [
+        ("log-a", 500),
+        ("log-b", 1),
+        ("log-b", 2),
+    ]
+    file.close()
+
+
+@pytest.mark.parametrize("torn_bytes", [1, 10, 30])
+def test_a_torn_last_line_is_cut_off(path, torn_bytes):
+    written(path, [event(1), event(2)])
+    os.truncate(path, path.stat().st_size - torn_bytes)
+    assert written(path, [event(2), event(3)]) == [2]
+    assert [each["raft_index"] for each in lines(path)] == [1, 2, 3]
+
+
+def test_a_garbled_line_is_skipped_and_counted(path):
+    written(path, [event(1)])
+    with open(path, "ab") as file:
+        file.write(b"\x00\x00nonsense\n")
+    history = HistoryFile(path)
+    assert history.unreadable_lines == 1
+    assert history.append([event(2)]) == 1
+    assert [each.raft_index for each in history.recent] == [1, 2]
+    history.close()
+
+
+def test_recent_is_bounded_and_the_file_is_not(path):
+    written(path, [event(index) for index in range(HISTORY_EVENTS_MAX + 10)])
+    history = HistoryFile(path)
+    assert len(history.recent) == HISTORY_EVENTS_MAX
+    assert history.recent[0].raft_index == 10
+    history.close()
+    history.close()
+    assert len(lines(path)) == HISTORY_EVENTS_MAX + 10
+
+
+def test_a_failed_write_leaves_no_half_line_and_loses_no_event(path, monkeypatch):
+    """The disk is full after 20 bytes; once there is room the event comes again, and is taken."""
+    history = HistoryFile(path)
+    history.append([event(1)])
+    with monkeypatch.context() as patch:
+        patch.setattr("controller.history_file.os.write", disk_with_room_for(20))
+        with pytest.raises(OSError, match="No space"):
+            history.append([event(2)])
+    assert [each["raft_index"] for each in lines(path)] == [1]
+    assert history.append([event(2), event(3)]) == 2
+    history.close()
+    assert [each["raft_index"] for each in lines(path)] == [1, 2, 3]
+
+
+def disk_with_room_for(room_bytes):
+    """An os.write that takes so many bytes in all, then fails."""
+    real_write = os.write
+    left = [room_bytes]
+
+    def write(descriptor, raw):
+        if left[0] == 0:
+            raise OSError(28, "No space left on device")
+        written = real_write(descriptor, raw[: left[0]])
+        left[0] -= written
+        return written
+
+    return write
