@@ -61,7 +61,8 @@ class Controllers:
 
     # ------------------------------------------------------------------------------- what happens
 
-    def started(self, now_ms: int) -> None:
+    def leader_answered(self, now_ms: int) -> None:
+        """A call was answered as only a leader does."""
         self._leader_heard_ms = now_ms
 
     def opened(self, controller: str, now_ms: int) -> None:

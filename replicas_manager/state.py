@@ -53,7 +53,6 @@ from replicas_manager.events import (
     ReportEvent,
     SaveIdentity,
     SendElect,
-    SendRegister,
     SessionClosed,
     SessionOpened,
     SessionRefused,
@@ -63,13 +62,13 @@ from replicas_manager.events import (
     Tick,
     ViewReceived,
 )
+from replicas_manager.registration import Registration
 
 SUCCESS = ResponseCode.SUCCESS
 NOT_LEADER = ResponseCode.CONTROLLER_NOT_LEADER
 
 RETRY_FIRST_MS = 50
 RETRY_MOST_MS = 1000
-REGISTER_RETRY_MOST_MS = 500
 ELECT_RETRY_MS = 1000
 ELECT_GRACE_MS = 300
 """A view that names an earlier life of this broker: the controller elects by itself (R3)."""
@@ -117,19 +116,14 @@ class ReplicasState:
         self.incarnation = incarnation
         self.highest_master_epoch = highest_master_epoch
         self.view: RoleView | None = None
-        self.registered = False
         self._controllers = Controllers(controllers, timings)
         self._timings = timings
         self._learner = learner
         self._earlier_epoch = highest_master_epoch
         """Highest epoch that an earlier life of this broker accepted (R3)."""
         self._requests = 0
-        self._started = False
         self._stale_said: set[tuple[str, int]] = set()
-        self._register_flying = False
-        self._register_due_ms = 0
-        self._register_attempts = 0
-        self._register_request = ""
+        self._registration = Registration(len(controllers), self._next_request_id)
         self._forgotten_due_ms = 0
         self._elect_flying = False
         self._elect_due_ms = 0
@@ -173,6 +167,11 @@ class ReplicasState:
         return Role.NONE if self.view is None else self._role_in(self.view)
 
     @property
+    def registered(self) -> bool:
+        """The controllers know this process life."""
+        return self._registration.done
+
+    @property
     def leader(self) -> str | None:
         """gRPC address of the controller that last answered as leader, None if none does."""
         return self._controllers.leader
@@ -194,7 +193,9 @@ class ReplicasState:
         """Take one event. The effects are to be performed in order."""
         effects = self._handlers[type(event)](event, now_ms)
         deadlines: list[int] = []
-        effects += self._register_due(now_ms, deadlines)
+        effects += self._registration.due(
+            now_ms, deadlines, self._controllers.target(), self.broker_id
+        )
         effects += self._controllers.due(
             now_ms, deadlines, self._heartbeat_key(), tell_loss=self.registered
         )
@@ -220,37 +221,16 @@ class ReplicasState:
     # ------------------------------------------------------------------------------- registration
 
     def _on_started(self, event: Started, now_ms: int) -> list[Effect]:
-        self._started = True
-        self._controllers.started(now_ms)
-        self._begin_register(now_ms)
+        self._registration.begin(now_ms)
         return []
 
-    def _begin_register(self, due_ms: int) -> None:
-        self.registered = False
-        self._register_request = self._next_request_id()
-        self._register_attempts = 0
-        self._register_due_ms = due_ms
-
-    def _register_due(self, now_ms: int, deadlines: list[int]) -> list[Effect]:
-        if not self._started or self.registered or self._register_flying:
-            return []
-        if now_ms < self._register_due_ms:
-            deadlines.append(self._register_due_ms)
-            return []
-        self._register_flying = True
-        target = self._controllers.target()
-        return [SendRegister(target, self.broker_id, self._register_request)]
-
     def _on_register_replied(self, event: RegisterReplied, now_ms: int) -> list[Effect]:
-        self._register_flying = False
         if event.code == NOT_LEADER:
-            return self._register_again(event.target, now_ms)
+            self._controllers.pass_over(event.target)
+            self._registration.not_answered(now_ms)
+            return []
         if event.code != SUCCESS:
-            # The next attempt is another request: this one's answer is remembered by its id.
-            self._register_request = self._next_request_id()
-            self._register_attempts += 1
-            delay_ms = retry_delay_ms(self._register_attempts, RETRY_MOST_MS)
-            self._register_due_ms = now_ms + delay_ms
+            self._registration.refused(now_ms)
             fields = (("code", event.code), ("remark", event.remark), ("target", event.target))
             return [Notice("register_refused", fields, warning=True)]
         effects: list[Effect] = []
@@ -258,23 +238,16 @@ class ReplicasState:
             assert event.broker_id > 0, "a registered broker has an id"
             self.broker_id = event.broker_id
             effects.append(SaveIdentity(event.broker_id))
-        self.registered = True
+        self._registration.succeeded()
+        self._controllers.leader_answered(now_ms)
         effects.append(OpenSessions(self.broker_id))
         if event.view is not None:
             effects += self._see(event.view, event.target, now_ms)
         return effects
 
     def _on_register_failed(self, event: RegisterFailed, now_ms: int) -> list[Effect]:
-        self._register_flying = False
-        return self._register_again(event.target, now_ms)
-
-    def _register_again(self, target: str, now_ms: int) -> list[Effect]:
-        """Ask the next controller at once; after a round over all of them wait a little."""
-        self._controllers.pass_over(target)
-        self._register_attempts += 1
-        rounds, rest = divmod(self._register_attempts, len(self._controllers.addresses))
-        wait_ms = 0 if rest else retry_delay_ms(rounds - 1, REGISTER_RETRY_MOST_MS)
-        self._register_due_ms = now_ms + wait_ms
+        self._controllers.pass_over(event.target)
+        self._registration.not_answered(now_ms)
         return []
 
     # ----------------------------------------------------------------------------------- sessions
@@ -289,7 +262,7 @@ class ReplicasState:
 
     def _on_session_refused(self, event: SessionRefused, now_ms: int) -> list[Effect]:
         if event.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED and self.registered:
-            self._begin_register(now_ms + RETRY_FIRST_MS)
+            self._registration.begin(now_ms + RETRY_FIRST_MS)
         fields = (
             ("controller", event.controller),
             ("code", event.code),
@@ -320,7 +293,7 @@ class ReplicasState:
         if self.view is None or self.view.master_epoch == 0 or now_ms < self._forgotten_due_ms:
             return []
         self._forgotten_due_ms = now_ms + FORGOTTEN_RETRY_MS
-        self._begin_register(now_ms)
+        self._registration.begin(now_ms)
         fields = (("controller", leader), ("master_epoch", self.view.master_epoch))
         return [Notice("group_forgotten", fields, warning=True)]
 
@@ -330,7 +303,7 @@ class ReplicasState:
 
     def _new_leader(self, leader: str, now_ms: int) -> list[Effect]:
         """Everything that waited for a leader goes to it at once."""
-        self._register_due_ms = min(self._register_due_ms, now_ms)
+        self._registration.hasten(now_ms)
         self._elect_due_ms = min(self._elect_due_ms, now_ms + ELECT_GRACE_MS)
         fields = (
             ("controller", leader),

@@ -15,9 +15,14 @@ from fake_controller import FakeController, view_message
 from baton.controller.v1 import controller_pb2 as pb
 from protocol.role_view import RoleView
 from replicas_manager.actions import LogFacts
-from replicas_manager.config import ReplicasManagerConfig
+from replicas_manager.config import ReplicasManagerConfig, SessionTimings
 from replicas_manager.errors import IdentityError
 from replicas_manager.service import ReplicasManager, Role, boottime_ms
+
+
+SHORT = SessionTimings(
+    heartbeat_ms=5, follower_heartbeat_ms=20, session_timeout_ms=430, master_lease_ms=320
+)
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,7 @@ class Scene:
             controllers=addresses or (self.controller.address,),
             identity_path=self.identity,
             role_path=self.folder / "brokerRole.json",
+            timings=SHORT,
         )
         self.manager = ReplicasManager(config, self.broker, incarnation=incarnation)
         return self.manager

@@ -1,0 +1,71 @@
+"""When and where to ask for registration; pure.
+
+Invariant: attempts whose outcome is unknown repeat the request id, so that a lost answer is found
+again; after a refusal the next attempt is another request, because controllers remember the answer
+of each id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from replicas_manager.events import SendRegister
+
+RETRY_FIRST_MS = 50
+RETRY_MOST_MS = 500
+REFUSED_RETRY_MS = 1000
+
+
+class Registration:
+    """`done` is False until the controllers know this process, and again while they forgot it."""
+
+    def __init__(self, controllers: int, next_request_id: Callable[[], str]) -> None:
+        self.done = False
+        self._controllers = controllers
+        self._next_request_id = next_request_id
+        self._begun = False
+        self._flying = False
+        self._due_ms = 0
+        self._attempts = 0
+        self._request_id = ""
+
+    def begin(self, due_ms: int) -> None:
+        """Register (again), not before `due_ms`."""
+        self.done = False
+        self._begun = True
+        self._request_id = self._next_request_id()
+        self._attempts = 0
+        self._due_ms = due_ms
+
+    def hasten(self, now_ms: int) -> None:
+        """A leader is known: wait no longer."""
+        self._due_ms = min(self._due_ms, now_ms)
+
+    def succeeded(self) -> None:
+        self._flying = False
+        self.done = True
+
+    def refused(self, now_ms: int) -> None:
+        """By the leader: its reason may pass, but not at once."""
+        self._flying = False
+        self._request_id = self._next_request_id()
+        self._due_ms = now_ms + REFUSED_RETRY_MS
+
+    def not_answered(self, now_ms: int) -> None:
+        """Ask the next controller at once; after a round over all of them wait a little."""
+        self._flying = False
+        self._attempts += 1
+        rounds, rest = divmod(self._attempts, self._controllers)
+        wait_ms = 0 if rest else min(RETRY_FIRST_MS << min(rounds - 1, 8), RETRY_MOST_MS)
+        self._due_ms = now_ms + wait_ms
+
+    def due(
+        self, now_ms: int, deadlines: list[int], target: str, broker_id: int
+    ) -> list[SendRegister]:
+        if not self._begun or self.done or self._flying:
+            return []
+        if now_ms < self._due_ms:
+            deadlines.append(self._due_ms)
+            return []
+        self._flying = True
+        return [SendRegister(target, broker_id, self._request_id)]

@@ -1,0 +1,221 @@
+"""Managers against our own controller (one node, applied in place): registration to failover."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.config import ControllerConfig
+from controller.log import LocalLog
+from controller.machine import Machine
+from controller.service import ControllerService
+from protocol.role_view import RoleView
+from replicas_manager.actions import LogFacts
+from replicas_manager.config import ReplicasManagerConfig
+from replicas_manager.service import ReplicasManager, Role
+
+
+def free_pair() -> int:
+    """A port that is free together with the one above it."""
+    while True:
+        with socket.socket() as low, socket.socket() as high:
+            low.bind(("127.0.0.1", 0))
+            port = int(low.getsockname()[1])
+            try:
+                high.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@dataclass(frozen=True)
+class Wanted:
+    new_set: frozenset[int]
+    reason: str = "expand"
+    confirm_offset: int = 0
+
+
+class Replica:
+    """A broker without a log: takes each role at once and writes it down."""
+
+    def __init__(self, folder: Path, number: int, life: int, grpc_address: str) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self._changed = asyncio.Event()
+        self._log_id = f"log-{number}"
+        self.manager = ReplicasManager(
+            ReplicasManagerConfig(
+                cluster_name="C",
+                broker_name="broker-a",
+                address=f"127.0.0.1:{20000 + number}",
+                ha_address=f"127.0.0.1:{21000 + number}",
+                controllers=(grpc_address,),
+                identity_path=folder / f"brokerIdentity-{number}",
+                role_path=folder / f"role-{number}",
+            ),
+            self,
+            incarnation=f"life-{number}-{life}",
+        )
+
+    def log_facts(self) -> LogFacts:
+        return LogFacts(-1, 0, 0, 0, self._log_id)
+
+    async def become_master(self, view: RoleView) -> None:
+        self._note("master", view.master_epoch, view.sync_state_set)
+
+    async def become_slave(self, view: RoleView) -> None:
+        self._note("slave", view.master_epoch, view.master_broker_id)
+
+    async def stand_down(self, view: RoleView) -> None:
+        self._note("stand_down", view.master_epoch)
+
+    def adopt_view(self, view: RoleView) -> None:
+        self._note("set", view.sync_state_set)
+
+    def set_dead(self, broker_ids: frozenset[int]) -> None:
+        self._note("dead", broker_ids)
+
+    def proposal_applied(self, view: RoleView) -> None:
+        self._note("applied", view.sync_state_set)
+
+    def proposal_refused(self, code: int, remark: str) -> None:
+        self._note("refused", code)
+
+    def proposal_unknown(self) -> None:
+        self._note("unknown")
+
+    def lease_changed(self, valid: bool) -> None:
+        self._note("lease", valid)
+
+    def _note(self, *what: Any) -> None:
+        self.told.append(what)
+        self._changed.set()
+
+    async def until(self, *what: Any) -> None:
+        async with asyncio.timeout(10):
+            while what not in self.told:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def die(self) -> None:
+        """As kill -9 looks to a controller: the sessions end without Goodbye."""
+        for session in self.manager._sessions.values():
+            session._task.cancel()
+        await asyncio.gather(
+            *(session._task for session in self.manager._sessions.values()),
+            return_exceptions=True,
+        )
+        self.manager._sessions.clear()
+        await self.manager.close()
+
+
+class Group:
+    """One controller and the replicas of one group."""
+
+    def __init__(self, folder: Path) -> None:
+        port = free_pair()
+        config = ControllerConfig(
+            controller_peers=f"n0-127.0.0.1:{port}",
+            controller_self_id="n0",
+            controller_store_path=str(folder / "controller"),
+            bind_address="127.0.0.1",
+        )
+        self.controller = ControllerService(config, replicated_log=LocalLog("n0", Machine()))
+        self.folder = folder
+        self.address = config.self_peer.grpc_address
+        self.replicas: list[Replica] = []
+
+    async def join(self, number: int, life: int = 1) -> Replica:
+        replica = Replica(self.folder, number, life, self.address)
+        self.replicas.append(replica)
+        await replica.manager.start()
+        async with asyncio.timeout(10):
+            await replica.manager.wait_registered()
+        return replica
+
+    async def in_sync(self) -> tuple[Replica, Replica]:
+        """Replica 1 is master of epoch 1, replica 2 is in its set."""
+        first = await self.join(1)
+        await first.until("lease", True)
+        second = await self.join(2)
+        await second.until("slave", 1, 1)
+        await first.until("set", frozenset({1}))  # a push that names the newcomer
+        first.manager.propose(Wanted(frozenset({1, 2})))
+        await first.until("applied", frozenset({1, 2}))
+        await second.until("set", frozenset({1, 2}))
+        return first, second
+
+
+def play(folder: Path, script: Callable[[Group], Awaitable[None]]) -> None:
+    async def run() -> None:
+        group = Group(folder)
+        await group.controller.start()
+        try:
+            await script(group)
+        finally:
+            for replica in group.replicas:
+                await replica.manager.close()
+            await group.controller.close()
+
+    asyncio.run(run())
+
+
+def test_the_first_is_master_the_second_follows_and_joins_the_set(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        first, second = await group.in_sync()
+        assert first.manager.role is Role.MASTER
+        assert second.manager.role is Role.SLAVE
+        assert [first.manager.broker_id, second.manager.broker_id] == [1, 2]
+
+    play(tmp_path, script)
+
+
+def test_the_master_dies_and_its_slave_takes_over(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        first, second = await group.in_sync()
+        await first.die()
+        await second.until("master", 2, frozenset({2}))
+        await second.until("lease", True)
+        assert ("dead", frozenset({1})) in second.told
+
+    play(tmp_path, script)
+
+
+def test_r3_a_restarted_master_never_goes_on_in_its_old_epoch(tmp_path: Path) -> None:
+    """The only replica dies and returns as another process: it wins, in a higher epoch."""
+
+    async def script(group: Group) -> None:
+        first = await group.join(1)
+        await first.until("lease", True)
+        await first.die()
+        again = await group.join(1, life=2)
+        await again.until("lease", True)
+        masters = [told for told in again.told if told[0] == "master"]
+        assert masters and all(epoch > 1 for _, epoch, _ in masters)
+        assert again.manager.broker_id == 1
+
+    play(tmp_path, script)
+
+
+def test_a_planned_stop_of_the_master_elects_at_once(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        first, second = await group.in_sync()
+        await first.manager.close()
+        await second.until("master", 2, frozenset({2}))
+
+    play(tmp_path, script)
+
+
+def test_the_old_master_returns_as_a_slave(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        first, second = await group.in_sync()
+        await first.die()
+        await second.until("master", 2, frozenset({2}))
+        again = await group.join(1, life=2)
+        await again.until("slave", 2, 2)
+        assert not [told for told in again.told if told[0] == "master"]
+
+    play(tmp_path, script)
