@@ -91,17 +91,8 @@ class SessionBook:
         if not group:
             self._groups.pop(session.broker_name, None)
 
-    def find(self, session_id: int) -> Session | None:
-        for group in self._groups.values():
-            if session_id in group:
-                return group[session_id]
-        return None
-
     def of_group(self, broker_name: str) -> Iterable[Session]:
         return list(self._groups.get(broker_name, {}).values())
-
-    def all(self) -> list[Session]:
-        return [session for group in self._groups.values() for session in group.values()]
 
     def push_view(self, view: RoleView) -> None:
         """Puts the view into every session of its group; built and encoded once."""

@@ -1,0 +1,83 @@
+"""The stand-alone process: SIGTERM ends it cleanly, what hinders its start is one line."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_config(folder: Path, base_port: int, more: str = "") -> Path:
+    path = folder / "controller.yaml"
+    path.write_text(
+        "controller:\n"
+        f"  controllerDLegerPeers: n0-127.0.0.1:{base_port}\n"
+        "  bindAddress: 127.0.0.1\n"
+        f"  controllerStorePath: {folder / 'store'}\n" + more
+    )
+    return path
+
+
+def start(config: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "controller.main", "-c", str(config)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and what it wrote; killed if it does not end."""
+    try:
+        _, written = process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    return process.returncode, written
+
+
+@pytest.mark.process
+def test_sigterm_ends_a_leading_node_with_0(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    process = start(write_config(tmp_path, free_ports(1)))
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "gate_opened" in line:
+            break
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    code, written = finish(process)
+    assert code == 0, written
+    assert time.monotonic() - asked < 10, "it hung"
+    assert (tmp_path / "store" / "history-n0.jsonl").exists()
+
+
+@pytest.mark.process
+def test_a_taken_port_is_one_line_and_exit_1(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    base = free_ports(1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", base))
+        taken.listen()
+        code, written = finish(start(write_config(tmp_path, base)))
+    assert code == 1
+    said = [line for line in written.splitlines() if line.startswith("controller:")]
+    assert len(said) == 1 and f"remoting port {base}" in said[0], written
+    assert "Traceback" not in written
+
+
+@pytest.mark.process
+def test_a_bad_setting_is_one_line_and_exit_2(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    config = write_config(tmp_path, free_ports(1), "  masterLeaseMs: 10\n")
+    code, written = finish(start(config))
+    assert code == 2
+    (line,) = written.splitlines()
+    assert "masterLeaseMs" in line and f"{config}:5" in line

@@ -1,0 +1,156 @@
+"""LeaderGate and Machine on a log of one node: permission comes by command, never by role."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from controller import commands
+from controller.commands import ApplyBrokerId, BecomeController, CommandDecodeError
+from controller.gate import LeaderGate
+from controller.log import Applied, LocalLog, NotApplied, Outcome, Unknown
+from controller.machine import Machine
+from controller.state import ControllerState
+from protocol.codes import ResponseCode
+
+
+class SlowLog(LocalLog):
+    """Answers Unknown as long as `reachable` is not set."""
+
+    def __init__(self, node_id: str, machine: Machine) -> None:
+        super().__init__(node_id, machine)
+        self.reachable = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def propose(self, command: commands.AnyCommand, timeout_ms: int) -> Outcome:
+        self.asked.set()
+        if not self.reachable.is_set():
+            return Unknown("no majority")
+        return await super().propose(command, timeout_ms)
+
+
+def make_gate(log: LocalLog, changes: list[bool]) -> LeaderGate:
+    return LeaderGate(log, "n0", wall_ms=lambda: 1_000, timeout_ms=100, on_change=changes.append)
+
+
+def apply_id(controller_epoch: int, number: int = 1) -> ApplyBrokerId:
+    return ApplyBrokerId(
+        controller_epoch=controller_epoch,
+        broker_name="broker-a",
+        broker_id=number,
+        register_check_code=f"code-{number}",
+    )
+
+
+def test_leading_alone_does_not_open_it() -> None:
+    async def run() -> None:
+        changes: list[bool] = []
+        log = SlowLog("n0", Machine())
+        gate = make_gate(log, changes)
+        await log.start()
+        await log.asked.wait()
+        assert not gate.open and gate.controller_epoch == 0
+        log.reachable.set()
+        await gate.wait_open()
+        assert (gate.controller_epoch, changes) == (1, [True])
+        gate.close()
+        assert (gate.open, changes) == (False, [True, False])
+
+    asyncio.run(run())
+
+
+def test_it_closes_with_the_role_and_opens_with_a_higher_epoch() -> None:
+    async def run() -> None:
+        changes: list[bool] = []
+        log = LocalLog("n0", Machine())
+        gate = make_gate(log, changes)
+        await log.start()
+        await gate.wait_open()
+        log.set_leading(False)
+        assert not gate.open
+        log.set_leading(True)
+        await gate.wait_open()
+        assert gate.controller_epoch == 2
+        assert changes == [True, False, True]
+
+    asyncio.run(run())
+
+
+def test_it_closes_when_another_controller_is_applied_here() -> None:
+    """This node's role lags: Raft has another leader already, whose command arrives."""
+
+    async def run() -> None:
+        changes: list[bool] = []
+        log = LocalLog("n0", Machine())
+        gate = make_gate(log, changes)
+        await log.start()
+        await gate.wait_open()
+        assert isinstance(await log.propose(BecomeController(node="n1", nonce="x"), 100), Applied)
+        assert changes == [True, False]
+
+    asyncio.run(run())
+
+
+def test_commands_of_a_deposed_leader_are_fenced() -> None:
+    async def run() -> None:
+        log = LocalLog("n0", Machine())
+        gate = make_gate(log, [])
+        await log.start()
+        await gate.wait_open()
+        old_epoch = gate.controller_epoch
+        await log.propose(BecomeController(node="n1", nonce="x"), 100)
+        outcome = await log.propose(apply_id(old_epoch), 100)
+        assert isinstance(outcome, Applied)
+        assert outcome.result.code == ResponseCode.CONTROLLER_NOT_LEADER
+        assert log.state.group("broker-a") is None
+        log.set_leading(False)
+        assert isinstance(await log.propose(apply_id(2), 100), NotApplied)
+
+    asyncio.run(run())
+
+
+def test_a_bug_in_apply_keeps_the_state_and_is_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine()
+    machine.commit(machine.encode(BecomeController(node="n0", nonce="x")), 1)
+    before = machine.state
+    monkeypatch.setattr(ControllerState, "apply", raising(KeyError("bug")))
+    with caplog.at_level(logging.CRITICAL):
+        commit = machine.commit(machine.encode(apply_id(1)), 2)
+    assert commit.result.code == ResponseCode.SYSTEM_ERROR
+    assert machine.state is before
+    assert machine.internal_errors == 1
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError(), OSError()])
+def test_what_may_strike_one_node_alone_is_raised(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine()
+    monkeypatch.setattr(ControllerState, "apply", raising(error))
+    with pytest.raises(type(error)):
+        machine.commit(machine.encode(apply_id(1)), 1)
+
+
+@pytest.mark.parametrize("raw", [b"", b"nonsense", b'{"command":{},"v":1}', b'{"v":2}'])
+def test_an_entry_that_cannot_be_read_is_raised(raw: bytes) -> None:
+    with pytest.raises(CommandDecodeError):
+        Machine().commit(raw, 1)
+
+
+def test_a_snapshot_takes_the_states_place() -> None:
+    source, target = Machine(), Machine()
+    source.commit(source.encode(BecomeController(node="n0", nonce="x")), 1)
+    source.commit(source.encode(apply_id(1)), 2)
+    commit = target.restore(source.to_snapshot(), 2)
+    assert commit.command is None and commit.raft_index == 2
+    assert target.state.digest() == source.state.digest()
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def fail(*args: object) -> None:
+        raise error
+
+    return fail
