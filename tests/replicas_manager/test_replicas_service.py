@@ -19,7 +19,6 @@ from replicas_manager.config import ReplicasManagerConfig, SessionTimings
 from replicas_manager.errors import IdentityError
 from replicas_manager.service import ReplicasManager, Role, boottime_ms
 
-
 SHORT = SessionTimings(
     heartbeat_ms=5, follower_heartbeat_ms=20, session_timeout_ms=430, master_lease_ms=320
 )
