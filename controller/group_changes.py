@@ -11,7 +11,7 @@ import msgspec
 
 from controller.commands import NO_BROKER
 from controller.groups import BrokerGroup
-from controller.history import EventKind, HistoryEvent
+from controller.history import REASON_SIZE_MAX, EventKind, HistoryEvent
 from protocol.codes import ResponseCode
 
 __all__ = [
@@ -55,6 +55,7 @@ def event_of(kind: EventKind, group: BrokerGroup, **fields: Any) -> HistoryEvent
         master_epoch=fields.pop("master_epoch", group.master_epoch),
         sync_state_set_epoch=group.sync_state_set_epoch,
         sync_state_set=group.sync_state_set,
+        reason=str(fields.pop("reason", ""))[:REASON_SIZE_MAX],
         **fields,
     )
 

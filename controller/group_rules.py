@@ -34,7 +34,7 @@ from controller.group_changes import (
     without_members,
 )
 from controller.groups import BrokerGroup, ReplicaRecord, living_replicas
-from controller.history import REPORTED_KINDS, EventKind, HistoryEvent
+from controller.history import REPORT_SIZE_MAX, REPORTED_KINDS, EventKind, HistoryEvent
 from controller.registration import apply_broker_id, register
 from protocol.codes import ResponseCode
 
@@ -376,6 +376,12 @@ def _report_event(group: BrokerGroup | None, command: ReportEvent) -> Change:
             ResponseCode.CONTROLLER_INVALID_REQUEST,
             f"a broker reports {', '.join(sorted(REPORTED_KINDS))}, not {command.kind!r}",
         )
+    if not _is_json_object(command.json):
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_INVALID_REQUEST,
+            f"a report's json is an object of at most {REPORT_SIZE_MAX} characters, or empty",
+        )
     event = event_of(
         EventKind(command.kind),
         group,
@@ -385,3 +391,14 @@ def _report_event(group: BrokerGroup | None, command: ReportEvent) -> Change:
         json=command.json,
     )
     return Change(group=group, broker_id=command.broker_id, events=(event,))
+
+
+def _is_json_object(text: str) -> bool:
+    if not text:
+        return True
+    if len(text) > REPORT_SIZE_MAX:
+        return False
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except msgspec.DecodeError:
+        return False

@@ -11,10 +11,22 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["HISTORY_EVENTS_MAX", "REPORTED_KINDS", "EventKind", "HistoryEvent"]
+__all__ = [
+    "HISTORY_EVENTS_MAX",
+    "REASON_SIZE_MAX",
+    "REPORTED_KINDS",
+    "REPORT_SIZE_MAX",
+    "EventKind",
+    "HistoryEvent",
+]
 
 HISTORY_EVENTS_MAX: Final = 2_000
 """Events kept in the replicated state; the file keeps all."""
+
+
+REPORT_SIZE_MAX: Final = 2_048
+"""Characters of what a broker may add to a report, so that a full history stays small."""
+REASON_SIZE_MAX: Final = 200
 
 
 class EventKind(StrEnum):

@@ -112,6 +112,7 @@ class LivenessCore:
 
     def live(self, broker_name: str, now_ms: int) -> tuple[LiveBroker, ...]:
         """The registered replicas heard within their timeout, ascending: what commands carry."""
+        self._sightings.notice_time(now_ms)
         group = self._state.group(broker_name)
         live: list[LiveBroker] = []
         for record in group.replicas if group else ():
@@ -125,6 +126,7 @@ class LivenessCore:
 
         Masters drop the others from their set at once (R14), so unknown is not told as dead.
         """
+        self._sightings.notice_time(now_ms)
         group = self._state.group(broker_name)
         if group is None:
             return frozenset()

@@ -7,6 +7,8 @@ suspect (R17), and a second life is refused while the first one lives (R18).
 Origin: ReplicasInfoManager#applyBrokerId and #registerBroker.
 """
 
+from typing import Final
+
 import msgspec
 
 from controller.commands import ApplyBrokerId, LiveBroker, RegisterBroker
@@ -24,10 +26,15 @@ from protocol.codes import ResponseCode
 
 __all__ = ["REASON_MASTER_RESTARTED", "apply_broker_id", "register"]
 
-REASON_MASTER_RESTARTED = "master_restarted"
+REASON_MASTER_RESTARTED: Final = "master_restarted"
+TEXT_SIZE_MAX: Final = 255
+BROKER_ID_MAX: Final = 2**62
+"""Ids are int64 on the wire, and the next one must be too."""
 
 
 def apply_broker_id(group: BrokerGroup | None, command: ApplyBrokerId, clock_ms: int) -> Change:
+    if refusal := _nonsense(group, command):
+        return refusal
     if command.broker_id < 1:
         return refused(group, ResponseCode.CONTROLLER_BROKER_ID_INVALID, "ids start at 1")
     if group is None and command.broker_id != 1:
@@ -54,6 +61,23 @@ def apply_broker_id(group: BrokerGroup | None, command: ApplyBrokerId, clock_ms:
         address=command.register_check_code.split(";")[0],
     )
     return _admitted(group, record, command, clock_ms)
+
+
+def _nonsense(group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId) -> Change | None:
+    """What no broker means to register, and what would let the state grow without bound."""
+    texts = [command.broker_name, command.cluster_name, command.register_check_code]
+    wrong = ""
+    if isinstance(command, RegisterBroker):
+        texts += [command.address, command.ha_address, command.incarnation, command.log_id]
+        if command.epoch > EPOCH_MAX:
+            wrong = f"epoch {command.epoch} is no epoch"
+    if not command.broker_name:
+        wrong = "the broker name is missing"
+    if max(map(len, texts)) > TEXT_SIZE_MAX:
+        wrong = f"a name, address or code has more than {TEXT_SIZE_MAX} characters"
+    if command.broker_id > BROKER_ID_MAX:
+        wrong = f"id {command.broker_id} is no broker id"
+    return refused(group, ResponseCode.CONTROLLER_INVALID_REQUEST, wrong) if wrong else None
 
 
 def _foreign_cluster(group: BrokerGroup, cluster_name: str) -> Change | None:
@@ -100,10 +124,8 @@ def _registered_event(group: BrokerGroup, record: ReplicaRecord) -> HistoryEvent
 
 
 def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) -> Change:
-    if command.epoch > EPOCH_MAX:
-        return refused(
-            group, ResponseCode.CONTROLLER_INVALID_REQUEST, f"epoch {command.epoch} is no epoch"
-        )
+    if refusal := _nonsense(group, command):
+        return refusal
     if group is not None and (foreign := _foreign_cluster(group, command.cluster_name)):
         return foreign
     native = bool(command.incarnation)

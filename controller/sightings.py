@@ -102,7 +102,7 @@ class Sightings:
         self._slept_ms = 0
 
     def notice_time(self, now_ms: int) -> None:
-        """To be told of every event: a gap between them means that this process stood still."""
+        """To be told of every event and question: a gap means that this process stood still."""
         if self._last_ms is not None:
             gap_ms = now_ms - self._last_ms - self._config.tick_ms
             if gap_ms > self._config.stall_ms:

@@ -1,5 +1,7 @@
 """What the controller's state does otherwise than RocketMQ's: its quirks mended, and our rules."""
 
+import pytest
+
 from controller.commands import (
     AlterSyncStateSet,
     BecomeController,
@@ -569,6 +571,30 @@ def test_reported_events_enter_the_history_and_nothing_else(script):
     assert script.apply(forged).code is Code.CONTROLLER_INVALID_REQUEST
     stranger = ReportEvent(broker_name="broker-a", broker_id=9, kind="opened")
     assert script.apply(stranger).code is Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
+
+
+def test_a_report_adds_an_object_of_json_or_nothing(script):
+    script.register()
+    for text in ("[1]", "{", "x" * 3_000, '"' + "y" * 3_000 + '"'):
+        report = ReportEvent(broker_name="broker-a", broker_id=1, kind="opened", json=text)
+        assert script.apply(report).code is Code.CONTROLLER_INVALID_REQUEST
+    assert script.kinds == ["broker_registered"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"epoch": 2**31 - 1},
+        {"address": "h" * 300},
+        {"incarnation": "i" * 300},
+        {"broker_id": 2**63 - 1},
+    ],
+    ids=["epoch", "address", "incarnation", "id"],
+)
+def test_nonsense_is_not_registered(script, fields):
+    assert script.register(**fields).code is Code.CONTROLLER_INVALID_REQUEST
+    assert script.state.groups == {}
+    assert script.apply_id(1, "c" * 300).code is Code.CONTROLLER_INVALID_REQUEST
 
 
 def test_an_election_tells_the_history_when_and_how_the_need_was_seen(script):

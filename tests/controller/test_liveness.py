@@ -256,6 +256,14 @@ def test_r8_a_stall_of_the_own_loop_moves_all_deadlines(watch):
     assert elections(watch.run(250))
 
 
+def test_r8_a_question_right_after_a_stall_finds_nobody_dead(watch):
+    """The first callback after the stall may be a request that stamps liveness, not the tick."""
+    watch.now_ms += 5_000
+    assert watch.alive() == [1, 2, 3]
+    assert watch.tell(Tick()) == []
+    assert watch.core.presumed_alive(NAME, watch.now_ms) == {1, 2, 3}
+
+
 # --- the gate ---------------------------------------------------------------------------------
 
 
