@@ -9,6 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.batch import split_batch
 from protocol.bodies import (
@@ -306,9 +307,7 @@ class FakeBroker:
             members = self.members[consumer.group_name]
             new = data.client_id not in members
             members[data.client_id] = connection
-            connection.on_close.append(
-                lambda closed, group=consumer.group_name: self._gone(group, closed)
-            )
+            connection.on_close.append(partial(self._gone, consumer.group_name))
             if new:
                 self._notify(consumer.group_name)
         return RemotingCommand.response_to(request)
@@ -602,6 +601,12 @@ class FakeCluster:
         for other in self.brokers[broker.group.name]:
             other.master = other is broker
         broker.wake()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for a fact on either side that no event tells of; the test's timeout bounds it."""
+    while not condition():  # noqa: ASYNC110 - see above
+        await asyncio.sleep(0.001)
 
 
 def refuse(request: RemotingCommand, code: int, remark: str) -> RemotingCommand:

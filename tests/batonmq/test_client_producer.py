@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from fake_cluster import FakeBroker, FakeCluster, answer, silence
+from fake_cluster import FakeBroker, FakeCluster, answer, silence, until
 
 from batonmq import (
     ClientOptions,
@@ -236,8 +236,7 @@ def test_a_killed_master_is_bridged_inside_one_deadline() -> None:
         await cluster.kill_master()
         sending = asyncio.ensure_future(producer.send(Message(TOPIC, b"after")))
         asked = len(cluster.name_servers[0].requests)
-        while len(cluster.name_servers[0].requests) < asked + 3:
-            await asyncio.sleep(0)
+        await until(lambda: len(cluster.name_servers[0].requests) >= asked + 3)
         assert not sending.done()
         cluster.elect(cluster.brokers["broker-a"][1])
         result = await sending
@@ -256,8 +255,7 @@ def test_a_hung_master_costs_its_election_not_the_deadline() -> None:
         old = cluster.master()
         old.before[310].append(silence)
         sending = asyncio.ensure_future(producer.send(Message(TOPIC, b"after"), timeout_ms=60_000))
-        while old.before[310]:
-            await asyncio.sleep(0)
+        await until(lambda: not old.before[310])
         cluster.elect(cluster.brokers["broker-a"][1])
         result = await sending
         assert result.acknowledged
@@ -331,8 +329,7 @@ def test_producers_are_made_known_to_the_masters() -> None:
     async def story(cluster: FakeCluster, producer: Producer) -> None:
         broker: FakeBroker = cluster.master()
         await producer.send(Message(TOPIC, b"x"))
-        while RequestCode.HEART_BEAT not in broker.codes():
-            await asyncio.sleep(0)
+        await until(lambda: RequestCode.HEART_BEAT in broker.codes())
         await producer.close()
         assert RequestCode.UNREGISTER_CLIENT in broker.codes()
 

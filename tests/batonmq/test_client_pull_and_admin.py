@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
-from fake_cluster import CLUSTER, FakeCluster, answer, refuse
+from fake_cluster import CLUSTER, FakeCluster, answer, refuse, until
 
 from batonmq import (
     Admin,
@@ -72,7 +72,7 @@ def puller(cluster: FakeCluster, where: ConsumeFromWhere = ConsumeFromWhere.FIRS
 def test_pull_by_queue_and_offset() -> None:
     async def story(cluster: FakeCluster) -> None:
         for i in range(5):
-            cluster.master().store(TOPIC, 0, b"%d" % i, "TAGS\x01%s\x02" % "ab"[i % 2])
+            cluster.master().store(TOPIC, 0, b"%d" % i, f"TAGS\x01{'ab'[i % 2]}\x02")
         async with puller(cluster) as consumer:
             assert len(await consumer.fetch_queues(TOPIC)) == 4
             result = await consumer.pull(Q0, 1, 3)
@@ -94,8 +94,7 @@ def test_a_blocking_pull_is_woken_by_a_message() -> None:
     async def story(cluster: FakeCluster) -> None:
         async with puller(cluster) as consumer:
             pulling = asyncio.ensure_future(consumer.pull(Q0, 0, timeout_ms=10_000, block=True))
-            while RequestCode.PULL_MESSAGE not in cluster.master().codes():
-                await asyncio.sleep(0)
+            await until(lambda: RequestCode.PULL_MESSAGE in cluster.master().codes())
             cluster.master().store(TOPIC, 0, b"late")
             assert [m.body for m in (await pulling).messages] == [b"late"]
 
@@ -158,8 +157,7 @@ def test_a_poll_that_waits_is_woken() -> None:
             cluster.master().store(TOPIC, 2, b"old")
             await consumer.assign(await consumer.fetch_queues(TOPIC))
             polling = asyncio.ensure_future(consumer.poll(10_000))
-            while cluster.master().codes().count(RequestCode.PULL_MESSAGE) < 4:
-                await asyncio.sleep(0)
+            await until(lambda: cluster.master().codes().count(RequestCode.PULL_MESSAGE) >= 4)
             cluster.master().store(TOPIC, 2, b"late")
             assert [m.body for m in await polling] == [b"late"]
 
@@ -226,9 +224,9 @@ def test_topics_are_made_listed_measured_and_deleted() -> None:
 def test_targets_that_do_not_exist_are_named() -> None:
     async def story(cluster: FakeCluster) -> None:
         async with Admin(cluster.name_server_addresses) as admin:
-            with pytest.raises(ClientError, match="no cluster Nope.*DefaultCluster"):
+            with pytest.raises(ClientError, match=r"no cluster Nope.*DefaultCluster"):
                 await admin.masters("Nope")
-            with pytest.raises(ClientError, match="no broker group x.*broker-a"):
+            with pytest.raises(ClientError, match=r"no broker group x.*broker-a"):
                 await admin.masters(broker="x")
             with pytest.raises(ClientError, match="say where"):
                 await admin.create_or_update_topic(TopicConfig(topic_name="N"))
@@ -426,8 +424,7 @@ def test_a_leader_elected_meanwhile_is_waited_for() -> None:
         asking = asyncio.ensure_future(
             admin.controller([c.address for c in controllers]).sync_state_data(["broker-a"])
         )
-        while not controllers[2].requests:
-            await asyncio.sleep(0)
+        await until(lambda: bool(controllers[2].requests))
         for controller in controllers:
             controller.leader = controllers[2]
         assert (await asking).replicas_info_table.keys() == {"broker-a"}

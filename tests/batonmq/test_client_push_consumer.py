@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from fake_cluster import FakeCluster, answer, silence
+from fake_cluster import FakeCluster, answer, silence, until
 
 from batonmq import (
     ClientOptions,
@@ -93,12 +93,6 @@ def fill(cluster: FakeCluster, count: int, start: int = 0, tag: str = "") -> lis
     return bodies
 
 
-async def until(condition: Callable[[], bool], cluster: FakeCluster) -> None:
-    """Waits on broker-side facts; brokers wake held pulls and this alike."""
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
 def test_all_messages_arrive_and_offsets_are_stored_on_close() -> None:
     async def story(cluster: FakeCluster) -> None:
         expected = fill(cluster, 20)
@@ -164,7 +158,7 @@ def test_a_plain_function_runs_in_a_thread_and_may_block() -> None:
         )
         consumer.subscribe(TOPIC)
         async with consumer:
-            await until(lambda: len(threads) == 2, cluster)
+            await until(lambda: len(threads) == 2)
         assert all(name.startswith(f"consume-{GROUP}") for name in threads)
 
     run(story)
@@ -179,13 +173,13 @@ def test_two_members_share_the_queues_and_one_inherits_all() -> None:
         await first.start()
         assert len(first.assigned_queues) == 4
         await second.start()
-        await until(lambda: len(first.assigned_queues) == len(second.assigned_queues) == 2, cluster)
+        await until(lambda: len(first.assigned_queues) == len(second.assigned_queues) == 2)
         assert not set(first.assigned_queues) & set(second.assigned_queues)
         expected = fill(cluster, 8)
-        await until(lambda: len(one.bodies) + len(two.bodies) == 8, cluster)
+        await until(lambda: len(one.bodies) + len(two.bodies) == 8)
         assert sorted(one.bodies + two.bodies) == expected
         await first.close()
-        await until(lambda: len(second.assigned_queues) == 4, cluster)
+        await until(lambda: len(second.assigned_queues) == 4)
         await second.close()
 
     run(story)
@@ -201,11 +195,11 @@ def test_a_member_that_joins_goes_on_at_the_stored_offsets() -> None:
         first, second = consumer_of(cluster, one, options), consumer_of(cluster, two)
         offsets = cluster.groups["broker-a"].offsets
         await first.start()
-        await until(lambda: [offsets.get((GROUP, TOPIC, i)) for i in range(4)] == [2] * 4, cluster)
+        await until(lambda: [offsets.get((GROUP, TOPIC, i)) for i in range(4)] == [2] * 4)
         await second.start()
-        await until(lambda: len(first.assigned_queues) == 2, cluster)
+        await until(lambda: len(first.assigned_queues) == 2)
         late = fill(cluster, 4, start=8)
-        await until(lambda: len(one.bodies) + len(two.bodies) >= 12, cluster)
+        await until(lambda: len(one.bodies) + len(two.bodies) >= 12)
         assert sorted(one.bodies[8:] + two.bodies) == late
         await first.close()
         await second.close()
@@ -224,7 +218,7 @@ def test_a_queue_given_away_hands_over_its_offset() -> None:
         async with consumer:
             fill(cluster, 4)
             queue = MessageQueue(TOPIC, "broker-a", 3)
-            await until(lambda: consumer._offsets.known(queue) == 1, cluster)
+            await until(lambda: consumer._offsets.known(queue) == 1)
             cluster.groups["broker-a"].topics[TOPIC].read_queues = 3
             await consumer.client.refresh_route(TOPIC)
             await consumer.rebalance()
@@ -249,7 +243,7 @@ def test_a_killed_master_is_followed_to_the_new_one() -> None:
             late = fill(cluster, 4, start=4)
             await collector.until(8)
             assert sorted(collector.bodies[4:]) == late
-            await until(lambda: bool(new.members[GROUP]), cluster)
+            await until(lambda: bool(new.members[GROUP]))
         offsets = cluster.groups["broker-a"].offsets
         assert {offsets[GROUP, TOPIC, i] for i in range(4)} == {2}
 
@@ -278,7 +272,7 @@ def test_a_pull_held_by_a_hung_master_is_given_up_for_the_new_one() -> None:
         old.before[RequestCode.PULL_MESSAGE] += [silence] * 5
         options = ClientOptions(suspicion_ms=20, route_poll_ms=10)
         async with consumer_of(cluster, collector, client_options=options):
-            await until(lambda: old.codes().count(RequestCode.PULL_MESSAGE) >= 4, cluster)
+            await until(lambda: old.codes().count(RequestCode.PULL_MESSAGE) >= 4)
             cluster.elect(cluster.brokers["broker-a"][1])
             expected = fill(cluster, 4)
             await collector.until(4)
@@ -293,7 +287,7 @@ def test_a_failed_message_goes_back_to_its_broker() -> None:
         msg_id, _ = cluster.master().store(TOPIC, 0, b"bad")
         collector = Collector(replies=[ConsumeStatus.RECONSUME_LATER])
         async with consumer_of(cluster, collector):
-            await until(lambda: bool(cluster.master().sent_back), cluster)
+            await until(lambda: bool(cluster.master().sent_back))
         request = cluster.master().sent_back[0]
         assert request.ext["originMsgId"] == msg_id
         assert request.ext["originTopic"] == TOPIC
@@ -334,12 +328,12 @@ def test_without_send_back_a_failed_message_stays_and_holds_the_offset(
         )
         consumer.subscribe(TOPIC)
         async with consumer:
-            await until(lambda: (b"bad", 2) in seen, cluster)
+            await until(lambda: (b"bad", 2) in seen)
             queue = MessageQueue(TOPIC, "broker-a", 0)
             assert (b"good", 0) in seen
             assert consumer._offsets.known(queue) in (None, 0)
             again.set()
-            await until(lambda: consumer._offsets.known(queue) == 2, cluster)
+            await until(lambda: consumer._offsets.known(queue) == 2)
         sends_back = cluster.master().codes().count(RequestCode.CONSUMER_SEND_MSG_BACK)
         assert sends_back == 1, "a broker that cannot is not asked each time"
 
@@ -362,7 +356,7 @@ def test_an_exception_of_the_listener_counts_as_failed(caplog: pytest.LogCapture
         )
         consumer.subscribe(TOPIC)
         async with consumer:
-            await until(lambda: bool(cluster.master().sent_back), cluster)
+            await until(lambda: bool(cluster.master().sent_back))
 
     with caplog.at_level(logging.ERROR):
         run(story)
@@ -392,14 +386,11 @@ def test_flow_control_stops_pulling_until_messages_are_consumed() -> None:
         )
         consumer.subscribe(TOPIC)
         async with consumer:
-            await until(
-                lambda: all(len(r.process_queue) == 16 for r in consumer._readers.values()),
-                cluster,
-            )
+            await until(lambda: all(len(r.process_queue) == 16 for r in consumer._readers.values()))
             pulls = cluster.master().codes().count(RequestCode.PULL_MESSAGE)
             assert pulls == 8, "two pulls of 8 per queue, then no more"
             gate.set()
-            await until(lambda: count == 400, cluster)
+            await until(lambda: count == 400)
 
     run(story)
 
