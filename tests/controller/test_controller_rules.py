@@ -21,7 +21,7 @@ from controller.results import (
     RoleChanged,
     SetChanged,
 )
-from controller.state import ANSWERS_MAX
+from controller.state import ANSWERS_MAX, ControllerState, SnapshotError
 from protocol.codes import ResponseCode as Code
 
 
@@ -646,6 +646,22 @@ def test_without_a_master_nobody_alters(script):
     for master in (0, 1):
         refused = script.alter(1, master_broker_id=master)
         assert refused.code is Code.CONTROLLER_INVALID_MASTER
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        {},
+        {"v": 2, "state": "{}"},
+        {"v": 1},
+        {"v": 1, "state": "{"},
+        {"v": 1, "state": {}},
+        {"v": 1, "state": '{"groups":{"a":3}}'},
+    ],
+)
+def test_a_snapshot_that_cannot_be_read_is_refused(snapshot):
+    with pytest.raises(SnapshotError):
+        ControllerState.from_snapshot(snapshot)
 
 
 def test_groups_do_not_touch_each_other(script):
