@@ -265,14 +265,14 @@ class SlaveCore:
             assert self.phase is not Phase.CUTTING, "the cut did not reach the consistent point"
             self.phase = Phase.CUTTING
             return [TruncateTo(log.max_offset, verdict.offset)]
-        return self._start_transfer(log, peer)
+        return self._start_transfer(log, peer, now_ms)
 
-    def _start_transfer(self, log: LocalLog, peer: MasterHandshake) -> list[SlaveEffect]:
+    def _start_transfer(
+        self, log: LocalLog, peer: MasterHandshake, now_ms: int
+    ) -> list[SlaveEffect]:
         self.phase = Phase.TRANSFER
         self._first_frame = True
         self._first_ack_sent = False
-        # At once, even if it is 0: Java waits up to 5 s here, and the master waits for it.
-        self._ack_due = True
         effects: list[SlaveEffect] = []
         entries = epochs_after(log, peer)
         if [(e.epoch, e.start_offset) for e in entries] != [
@@ -281,6 +281,10 @@ class SlaveCore:
             effects.append(AdoptEpochs(entries))
         self.last_epoch = entries[-1].epoch if entries else -1
         effects.append(Following(log.max_offset))
+        self._ack_due = True
+        if not self.policy.sync_flush:
+            # At once, even if it is 0: Java waits up to 5 s here, and the master waits for it.
+            self._acknowledge(log.max_offset, now_ms, effects)
         return effects
 
     def _begin_anew(self, reason: str, now_ms: int) -> list[SlaveEffect]:

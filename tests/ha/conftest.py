@@ -17,8 +17,24 @@ import uvloop
 
 from epoch.entry import EpochEntry, with_ends
 from ha.config import HAConfig
+from ha.protocol import MasterFrameReader
 from ha.service import AutoSwitchHAService
+from ha.slave_core import SlaveCore
+from ha.slave_effects import (
+    AdoptEpochs,
+    AppendEpoch,
+    AppendLog,
+    BeginAt,
+    Confirm,
+    Dial,
+    Hangup,
+    SendToMaster,
+    SlaveEffect,
+    TruncateTo,
+)
 from ha.sync_state import Proposal
+from ha.truncation import LocalLog
+from ha.wire import TransferHeader
 from protocol.role_view import Replica, RoleView
 from store.config import StoreConfig
 from store.message_store import MessageStore
@@ -32,7 +48,7 @@ BODY = b"x" * 40
 async def until(condition: Callable[[], object], what: str = "") -> None:
     """Lets the loop run until the condition holds; fails after five seconds."""
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  the conditions are other people's state
             await asyncio.sleep(0.001)
     assert condition(), what
 
@@ -279,3 +295,105 @@ def entries(*pairs: tuple[int, int]) -> tuple[EpochEntry, ...]:
 @pytest.fixture(name="entries")
 def entries_fixture() -> Callable[..., tuple[EpochEntry, ...]]:
     return entries
+
+
+class MemoryLog:
+    """A commit log of one byte string, with the epoch list beside it; what a slave core acts on."""
+
+    def __init__(
+        self, data: bytes = b"", *history: tuple[int, int], confirm: int = 0, first: int = 0
+    ) -> None:
+        self.first = first
+        self.data = data
+        self.entries = entries(*history)
+        self.confirm = confirm
+        self.cuts: list[tuple[int, int]] = []
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.data)
+
+    @property
+    def history(self) -> list[tuple[int, int]]:
+        return [(e.epoch, e.start_offset) for e in self.entries]
+
+    def facts(self) -> LocalLog:
+        return LocalLog(self.first, self.end, self.confirm, self.entries)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self.data[offset - self.first : offset - self.first + size]
+
+
+class SlaveHost:
+    """Performs a slave core's effects on a MemoryLog. `sent` is what went to the master."""
+
+    def __init__(self, core: SlaveCore, log: MemoryLog) -> None:
+        self.core = core
+        self.log = log
+        self.reader = MasterFrameReader()
+        self.sent = bytearray()
+        self.connected = False
+        self.effects: list[SlaveEffect] = []
+
+    def perform(self, effects: list[SlaveEffect], now_ms: int) -> None:
+        log = self.log
+        for effect in effects:
+            self.effects.append(effect)
+            match effect:
+                case Dial():
+                    self.reader = MasterFrameReader()
+                case Hangup():
+                    self.connected = False
+                case SendToMaster(data):
+                    self.sent += data
+                case AppendLog(offset, data):
+                    assert offset == log.end, "written elsewhere than at the end"
+                    log.data += bytes(data)
+                case AppendEpoch(epoch, start):
+                    assert start <= log.end and (not log.history or epoch > log.history[-1][0])
+                    log.entries = entries(*log.history, (epoch, start))
+                case AdoptEpochs(adopted):
+                    log.entries = adopted
+                case BeginAt(offset):
+                    log.data, log.first, log.entries, log.confirm = b"", offset, (), 0
+                case TruncateTo(_, offset):
+                    assert offset >= log.confirm, "R23"
+                    log.cuts.append((log.end, offset))
+                    log.data = log.data[: offset - log.first]
+                    log.entries = entries(*(e for e in log.history if e[1] < offset))
+                    self.perform(self.core.log_changed(log.facts(), now_ms), now_ms)
+                case Confirm(offset):
+                    assert log.confirm <= offset <= log.end
+                    log.confirm = offset
+        self.core.check_invariants()
+
+    def connect(self, now_ms: int) -> None:
+        self.connected = True
+        self.perform(self.core.connected(self.log.facts(), now_ms), now_ms)
+
+    def receive(self, data: bytes, now_ms: int) -> None:
+        for item in self.reader.feed(memoryview(data)):
+            if isinstance(item, memoryview):
+                effects = self.core.body_received(item)
+            elif isinstance(item, TransferHeader):
+                effects = self.core.frame_received(item, now_ms)
+            else:
+                effects = self.core.handshake_received(item, self.log.facts(), now_ms)
+            self.perform(effects, now_ms)
+            if not self.connected:
+                return
+        self.perform(self.core.turn_ended(self.log.end, now_ms), now_ms)
+
+    def take_sent(self) -> bytes:
+        data, self.sent = bytes(self.sent), bytearray()
+        return data
+
+
+@pytest.fixture
+def memory_log() -> type[MemoryLog]:
+    return MemoryLog
+
+
+@pytest.fixture
+def slave_host() -> type[SlaveHost]:
+    return SlaveHost

@@ -225,7 +225,8 @@ def test_check_synchronizing_sync_state_set_flag(run_group, wait_until):
 
     async def scenario(group):
         group.auto = False
-        one, two = await group.add(1), await group.add(2)
+        one = await group.add(1)
+        await group.add(2)
         await group.elect(one)
         await wait_until(lambda: one.ha.pending_proposal is not None)
         assert one.ha.required_set == {1, 2} and one.ha.in_sync_count == 1
@@ -445,8 +446,8 @@ def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
 
 
 def test_r23_no_cut_below_the_own_confirm_offset(run_group, wait_until):
-    """R23: 1 confirmed ten messages alone; 2, which never had them, is elected all the same. 1 stops
-    and names it instead of cutting what was acknowledged."""
+    """R23: 1 confirmed ten messages alone; 2, which never had them, is elected all the same. 1
+    stops and names it instead of cutting what was acknowledged."""
 
     async def scenario(group):
         group.auto = False

@@ -1,0 +1,427 @@
+"""Whose acks count, when confirmOffset moves, who joins and leaves. Each test names its rule."""
+
+import random
+
+import pytest
+
+from ha.sync_state import ConfirmAdvanced, ProposeSet, SyncPolicy, SyncState
+
+NOW = 1_000_000
+
+
+def state(recorded=(1,), *, written=0, confirm=0, policy=None, candidates=None, start=0, epoch=1):
+    return SyncState(
+        broker_id=1,
+        master_epoch=epoch,
+        recorded=recorded,
+        sync_state_set_epoch=5,
+        epoch_start_offset=start,
+        written=written,
+        flushed=0,
+        confirm_offset=confirm,
+        now_ms=NOW,
+        policy=policy,
+        candidates=candidates,
+    )
+
+
+def confirmed(effects):
+    return [e.offset for e in effects if isinstance(e, ConfirmAdvanced)]
+
+
+def proposed(effects):
+    return [e.proposal for e in effects if isinstance(e, ProposeSet)]
+
+
+def follow(sync, broker_id, ack, connection_id=None, now=NOW, **kwargs):
+    connection_id = connection_id or broker_id * 10
+    sync.connected(broker_id, connection_id, now, **kwargs)
+    return sync.acked(broker_id, connection_id, ack, now)
+
+
+# -- confirmOffset
+
+
+def test_r15_confirm_offset_is_the_lowest_required_ack():
+    sync = state((1, 2, 3))
+    follow(sync, 2, 0)
+    follow(sync, 3, 0)
+    sync.appended(100, NOW)
+    assert confirmed(sync.acked(2, 20, 100, NOW)) == []
+    assert confirmed(sync.acked(3, 30, 100, NOW)) == [100]
+
+
+def test_r15_confirm_offset_is_a_message_end():
+    """Acks come in the middle of messages, for frames cut them; confirmOffset does not."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    for end in (100, 250, 300):
+        sync.appended(end, NOW)
+    assert confirmed(sync.acked(2, 20, 260, NOW)) == [250]
+    assert confirmed(sync.acked(2, 20, 299, NOW)) == []
+    assert confirmed(sync.acked(2, 20, 300, NOW)) == [300]
+
+
+def test_issue_6662_confirm_offset_stands_while_a_member_is_not_connected():
+    """A cut-off old master must not count the members that it cannot see as if they were not."""
+    sync = state((1, 2, 3))
+    follow(sync, 2, 0)
+    sync.appended(100, NOW)
+    assert confirmed(sync.acked(2, 20, 100, NOW)) == []
+    assert not sync.required_set_whole
+    assert confirmed(follow(sync, 3, 100)) == [100]
+    sync.appended(200, NOW)
+    sync.disconnected(3, 30, NOW)
+    assert confirmed(sync.acked(2, 20, 200, NOW)) == []
+
+
+def test_issue_6728_an_ack_of_minus_one_counts_for_nothing():
+    sync = state((1, 2))
+    sync.appended(100, NOW)
+    sync.connected(2, 20, NOW)
+    assert sync.acked(2, 20, -1, NOW) == []
+    assert sync.confirm_offset == 0 and not sync.required_set_whole
+
+
+def test_r15_sync_flush_counts_flushed_bytes():
+    sync = state((1, 2), policy=SyncPolicy(sync_flush=True))
+    follow(sync, 2, 0)
+    sync.appended(100, NOW)
+    assert confirmed(sync.acked(2, 20, 100, NOW)) == []
+    assert confirmed(sync.flushed_to(100, NOW)) == [100]
+
+
+def test_r15_below_min_in_sync_replicas_confirm_offset_stands():
+    """The set may shrink between append and ack: then the ack must not come."""
+    sync = state((1, 2), policy=SyncPolicy(min_in_sync_replicas=2))
+    follow(sync, 2, 0)
+    sync.appended(100, NOW)
+    assert confirmed(sync.adopt((1,), 6, NOW)) == []
+    assert confirmed(sync.acked(2, 20, 100, NOW)) == []
+    assert confirmed(sync.adopt((1, 2), 7, NOW)) == [100]
+
+
+def test_r18_only_the_newest_connection_of_an_id_counts():
+    """Two sockets of one slave are one ack, that of the newer socket."""
+    sync = state((1, 2, 3))
+    sync.appended(100, NOW)
+    follow(sync, 2, 0, connection_id=20)
+    sync.connected(2, 21, NOW)
+    assert sync.acked(2, 20, 100, NOW) == []
+    assert confirmed(follow(sync, 3, 100)) == []
+    assert confirmed(sync.acked(2, 21, 100, NOW)) == [100]
+    sync.disconnected(2, 20, NOW)
+    assert sync.required_set_whole, "a late close of the older socket is nobody's loss"
+
+
+def test_the_master_itself_is_never_judged():
+    """Issue 7219: the master found itself not connected, and removed itself."""
+    sync = state((1,), written=100, confirm=100)
+    sync.set_dead({1}, NOW)
+    assert not proposed(sync.tick(NOW + 60_000))
+    sync.connected(1, 99, NOW)
+    assert sync.follower(1) is None
+
+
+# -- the recorded set
+
+
+def test_r1_a_shrink_counts_when_it_is_committed():
+    """1 proposes {1}: until the commit 2's ack is needed, for 2 may be elected."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    sync.appended(100, NOW)
+    (proposal,) = proposed(sync.set_dead({2}, NOW))
+    assert proposal.new_set == {1} and proposal.remove == {2}
+    assert sync.required_set == {1, 2} and sync.confirm_offset == 0
+    assert confirmed(sync.adopt((1,), 6, NOW)) == [100]
+    sync.check_invariants()
+
+
+def test_r1_an_expand_counts_when_it_is_proposed():
+    """Issue 5663: from the proposal on, the newcomer may be elected."""
+    sync = state((1,))
+    (proposal,) = proposed(follow(sync, 2, 0))
+    assert proposal.new_set == {1, 2}
+    sync.appended(100, NOW)
+    assert sync.confirm_offset == 0
+    assert confirmed(sync.acked(2, 20, 100, NOW)) == [100]
+
+
+def test_r11_an_unknown_outcome_keeps_the_union_and_proposes_nothing_else():
+    """1 proposes {1,2}; no answer. 2 goes. Nothing is confirmed and nothing new proposed, until a
+    higher setEpoch is committed or this very request is answered."""
+    sync = state((1,))
+    follow(sync, 2, 0)
+    sync.unknown()
+    sync.disconnected(2, 20, NOW)
+    assert sync.appended(100, NOW) == []
+    assert not proposed(sync.tick(NOW + 5_000))
+    assert sync.refused(2013, NOW) == [], "'same set' may be about an earlier copy"
+    assert sync.required_set == {1, 2}
+    assert sync.adopt((1, 2), 5, NOW) == [], "a read of the same setEpoch proves nothing"
+    assert sync.adopt((1, 2), 6, NOW + 5_000) == [] and sync.proposal is None
+    (shrink,) = proposed(sync.set_dead({2}, NOW + 5_001))
+    assert shrink.new_set == {1} and shrink.sync_state_set_epoch == 6
+    sync.check_invariants()
+
+
+def test_r11_a_clear_refusal_ends_the_union():
+    sync = state((1,))
+    follow(sync, 2, 0)
+    sync.unknown()
+    sync.appended(100, NOW)
+    assert confirmed(sync.refused(2001, NOW)) == [100]
+    assert sync.required_set == {1}
+
+
+def test_refusals_are_retried_with_growing_delay():
+    sync = state((1, 2))
+    sync.set_dead({2}, NOW)
+    now, waits = NOW, []
+    for _ in range(6):
+        sync.refused(2006, now)
+        started = now
+        while sync.proposal is None:
+            now += 10
+            sync.tick(now)
+        waits.append(now - started)
+    assert waits == sorted(waits) and waits[0] < waits[-1] <= 1_100
+
+
+def test_r20_an_older_set_is_not_taken():
+    sync = state((1, 2))
+    assert sync.adopt((1,), 5, NOW) == [] and sync.recorded == {1, 2}
+
+
+# -- joining
+
+
+def test_r13_expand_needs_ack_at_confirm_offset():
+    """A slave that is behind confirmOffset would make a promise that it cannot keep."""
+    sync = state((1,), written=100 << 20, confirm=100 << 20)
+    assert not proposed(follow(sync, 2, 0))
+    assert sync.required_set == {1}, "far away: it may not hold confirmOffset either"
+
+
+def test_r13_expand_needs_ack_at_the_start_of_the_last_epoch():
+    sync = state((1,), written=200, confirm=100, start=150)
+    sync.connected(2, 20, NOW)
+    assert not proposed(sync.acked(2, 20, 120, NOW))
+    sync.confirm_offset = 100
+    assert not proposed(sync.tick(NOW + 50))
+    assert proposed(sync.acked(2, 20, 200, NOW + 60))
+
+
+def test_r13_under_load_a_near_slave_joins_first():
+    """With the set {1} confirmOffset is the log's end, which 2 never reaches while writes go on. So
+    2 is waited for, 200 ms at most, until its ack has reached confirmOffset."""
+    sync = state((1,), written=1_000, confirm=1_000)
+    follow(sync, 2, 900)
+    assert sync.required_set == {1, 2} and sync.proposal is None
+    assert confirmed(sync.appended(1_100, NOW)) == []
+    (proposal,) = proposed(sync.acked(2, 20, 1_050, NOW + 5))
+    assert proposal.new_set == {1, 2} and proposal.confirm_offset == 1_000
+    assert not sync.joining
+    sync.check_invariants()
+
+
+def test_r13_joining_holds_confirm_offset_for_200_ms_at_most():
+    sync = state((1,), written=1_000, confirm=1_000)
+    follow(sync, 2, 900)
+    sync.appended(1_100, NOW)
+    assert not confirmed(sync.tick(NOW + 50))
+    sync.tick(NOW + 100)
+    sync.tick(NOW + 150)
+    assert confirmed(sync.tick(NOW + 200)) == [1_100]
+    assert sync.required_set == {1}
+    assert not sync.joining, "and not again at once"
+    for ms in range(250, 1_150, 50):
+        sync.tick(NOW + ms)
+        assert not sync.joining
+    sync.tick(NOW + 1_200)
+    assert sync.joining
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"learner": True}, {"whole": False}], ids=["learner", "lacks old messages"]
+)
+def test_r13_learners_and_incomplete_logs_do_not_join(kwargs):
+    sync = state((1,), written=100, confirm=100)
+    assert not proposed(follow(sync, 2, 100, **kwargs))
+    assert sync.required_set == {1}
+
+
+def test_r12_only_registered_replicas_are_proposed():
+    sync = state((1,), candidates={1, 3})
+    assert not proposed(follow(sync, 2, 0))
+    assert proposed(follow(sync, 3, 0))
+
+
+def test_the_dead_are_not_proposed():
+    """The controller would refuse with 2006."""
+    sync = state((1,))
+    sync.set_dead({2}, NOW)
+    assert not proposed(follow(sync, 2, 0))
+    (proposal,) = proposed(sync.set_dead((), NOW))
+    assert proposal.add == {2}
+
+
+# -- leaving
+
+
+def test_issue_9897_all_dead_leave_in_one_proposal():
+    """Two members die together: two races each leave one dead in the list, and earn 2006."""
+    sync = state((1, 2, 3))
+    (proposal,) = proposed(sync.set_dead({2, 3}, NOW))
+    assert proposal.new_set == {1} and proposal.remove == {2, 3}
+
+
+def test_r14_an_unacked_byte_may_be_600_ms_old():
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    sync.appended(100, NOW)
+    now = NOW
+    for _ in range(11):
+        now += 50
+        assert not proposed(sync.tick(now))
+        sync.acked(2, 20, 0, now)
+    (proposal,) = proposed(sync.tick(now + 50))
+    assert "behind" in proposal.reason
+
+
+def test_r14_a_slave_that_keeps_up_under_load_stays():
+    """It is never level at any instant, but no single byte waits long."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    end, now = 0, NOW
+    for _ in range(200):
+        now += 25
+        end += 100
+        sync.appended(end, now)
+        sync.acked(2, 20, end - 50, now)
+        assert not proposed(sync.tick(now))
+
+
+def test_r14_a_pinging_slave_may_be_silent_for_600_ms():
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    for ms in range(50, 900, 50):
+        if ms <= 300:
+            sync.acked(2, 20, 0, NOW + ms)
+        assert not proposed(sync.tick(NOW + ms))
+    (proposal,) = proposed(sync.tick(NOW + 900))
+    assert "silent" in proposal.reason
+
+
+def test_a_java_slave_acks_every_five_seconds_and_stays():
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    for ms in range(50, 14_000, 50):
+        if ms % 5_000 == 0:
+            sync.acked(2, 20, 0, NOW + ms)
+        assert not proposed(sync.tick(NOW + ms))
+
+
+def test_a_member_that_never_connects_leaves_after_600_ms():
+    """R9: the winner of an election waits for the old members, or shrinks."""
+    sync = state((1, 2))
+    for ms in range(50, 600, 50):
+        assert not proposed(sync.tick(NOW + ms))
+    (proposal,) = proposed(sync.tick(NOW + 600))
+    assert proposal.new_set == {1} and "not connected" in proposal.reason
+
+
+def test_reconnecting_for_ever_is_not_following():
+    sync = state((1, 2))
+    now = NOW
+    for n in range(11):
+        now += 50
+        sync.connected(2, 100 + n, now)
+        assert not proposed(sync.tick(now))
+        sync.disconnected(2, 100 + n, now)
+    assert proposed(sync.tick(now + 50))
+
+
+def test_r8_a_stall_of_our_own_is_no_evidence():
+    """The loop stood still for 5 s: everybody looks silent, and nobody is."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    for ms in (50, 100, 150):
+        sync.acked(2, 20, 0, NOW + ms)
+        sync.tick(NOW + ms)
+    sync.appended(100, NOW + 150)
+    assert not proposed(sync.tick(NOW + 5_150))
+    sync.acked(2, 20, 100, NOW + 5_151)
+    assert not proposed(sync.tick(NOW + 5_200))
+
+
+# -- properties
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_r1_r11_r13_r15_confirm_offset_never_exceeds_any_possible_set(seed):
+    """Random appends, acks, lost and reordered answers, deaths and returns. At every step
+    confirmOffset is at most what each possibly committed set holds, and never falls."""
+    rng = random.Random(seed)
+    recorded = frozenset({1, *rng.sample((2, 3), rng.randint(0, 2))})
+    sync = state(recorded, policy=SyncPolicy(min_in_sync_replicas=rng.choice((1, 1, 2))))
+    committed, set_epoch = recorded, 5
+    disk = dict.fromkeys((2, 3), 0)  # what each slave really holds, for ever
+    written, now, connections = 0, NOW, {}
+    in_flight = None  # a proposal at the controller, not yet applied or lost
+    next_connection = 100
+    highest = 0
+
+    def run(effects):
+        nonlocal in_flight
+        for effect in effects:
+            if isinstance(effect, ProposeSet):
+                assert in_flight is None, "R11: one at a time"
+                in_flight = effect.proposal
+
+    for _ in range(300):
+        now += rng.choice((0, 1, 10, 50, 210))
+        step = rng.randrange(11)
+        slave = rng.choice((2, 3))
+        if step <= 2:
+            written += rng.randint(1, 100)
+            run(sync.appended(written, now))
+        elif step <= 4 and slave in connections:
+            disk[slave] = max(disk[slave], rng.randint(disk[slave], written))
+            run(sync.acked(slave, connections[slave], disk[slave], now))
+        elif step == 5:
+            next_connection += 1
+            connections[slave] = next_connection
+            sync.connected(slave, next_connection, now)
+        elif step == 6 and slave in connections:
+            run(sync.disconnected(slave, connections.pop(slave), now))
+        elif step == 7:
+            run(sync.set_dead(rng.sample((2, 3), rng.randint(0, 2)), now))
+        elif step == 8 and in_flight is not None:
+            outcome = rng.randrange(4)
+            if outcome == 0:  # applied and told
+                committed, set_epoch, in_flight = in_flight.new_set, set_epoch + 1, None
+                run(sync.adopt(committed, set_epoch, now))
+            elif outcome == 1:  # applied, the answer is lost; it may be learnt later
+                committed, set_epoch = in_flight.new_set, set_epoch + 1
+                sync.unknown()
+                in_flight = None
+            elif outcome == 2:
+                in_flight = None
+                run(sync.refused(2001, now))
+            else:  # lost on the way, may still be applied
+                sync.unknown()
+        elif step == 9 and in_flight is not None and sync.outcome_unknown:
+            committed, set_epoch, in_flight = in_flight.new_set, set_epoch + 1, None
+        elif step == 10:
+            if set_epoch > sync.sync_state_set_epoch:
+                in_flight = None
+            run(sync.adopt(committed, set_epoch, now))
+        run(sync.tick(now))
+        sync.check_invariants()
+        assert sync.confirm_offset >= highest, "R15: it fell"
+        highest = sync.confirm_offset
+        for members in (committed, in_flight.new_set if in_flight is not None else committed):
+            held = min([disk[i] for i in members if i != 1] + [written])
+            assert highest <= held, f"acknowledged {highest}, but {members} holds {held}"

@@ -1,0 +1,153 @@
+"""Frames and readers: Java's bytes, every cut of them, and what is refused."""
+
+import json
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ha.protocol import MasterFrameReader, SlaveFrameReader
+from ha.wire import (
+    MasterHandshake,
+    SlaveHandshake,
+    TransferHeader,
+    decode_master_handshake,
+    encode_ack,
+    encode_master_handshake,
+    encode_slave_handshake,
+    encode_transfer_header,
+)
+from protocol.errors import RemoteProtocolError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "ha-streams.json"
+
+
+def golden(stream, direction):
+    for entry in json.loads(GOLDEN.read_text()):
+        if entry["stream"] == stream and entry["direction"].startswith(direction):
+            return bytes.fromhex(entry["hex"])
+    raise KeyError(stream)
+
+
+def read_slave(pieces):
+    reader = SlaveFrameReader()
+    handshake, acks = None, []
+    for piece in pieces:
+        arrived, more = reader.feed(piece)
+        handshake = handshake or arrived
+        acks += more
+    return handshake, acks
+
+
+def read_master(pieces):
+    reader = MasterFrameReader()
+    handshake, headers, bodies = None, [], []
+    for piece in pieces:
+        for item in reader.feed(memoryview(piece)):
+            if isinstance(item, MasterHandshake):
+                handshake = item
+            elif isinstance(item, TransferHeader):
+                headers.append(item)
+                bodies.append(b"")
+            else:
+                assert len(item)
+                bodies[-1] += bytes(item)
+    assert [len(body) for body in bodies[:-1]] == [head.body_size for head in headers[:-1]]
+    return handshake, headers, bodies
+
+
+def cuts_of(data, points):
+    edges = [0, *sorted({p % (len(data) + 1) for p in points}), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+@pytest.mark.parametrize("stream", [6, 57, 74])
+def test_golden_slave_bytes_decode_and_encode_to_the_same(stream):
+    """What b0 and b1 said as slaves, re-encoded byte for byte."""
+    data = golden(stream, "slave")
+    handshake, acks = read_slave([data])
+    assert encode_slave_handshake(handshake) + b"".join(map(encode_ack, acks)) == data
+
+
+@pytest.mark.parametrize("stream", [6, 57, 74])
+def test_golden_master_bytes_decode_and_encode_to_the_same(stream):
+    """What they said as masters, re-encoded byte for byte."""
+    data = golden(stream, "master")
+    handshake, headers, bodies = read_master([data])
+    frames = zip(map(encode_transfer_header, headers), bodies, strict=True)
+    encoded = encode_master_handshake(handshake.max_offset, handshake.entries)
+    assert encoded + b"".join(head + body for head, body in frames) == data
+
+
+@given(points=st.lists(st.integers(0, 10_000), max_size=12))
+def test_slave_frames_may_be_cut_anywhere(points):
+    data = golden(6, "slave")
+    assert read_slave(cuts_of(data, points)) == read_slave([data])
+
+
+@given(points=st.lists(st.integers(0, 10_000), max_size=12))
+def test_master_frames_may_be_cut_anywhere(points):
+    data = golden(6, "master")
+    assert read_master(cuts_of(data, points)) == read_master([data])
+
+
+def test_the_master_waits_for_all_16_bytes_of_a_handshake():
+    """Java reads the id from a frame of 12 bytes, and so gets another one."""
+    frame = encode_slave_handshake(SlaveHandshake(7, async_learner=True))
+    reader = SlaveFrameReader()
+    for byte in frame[:15]:
+        assert reader.feed(bytes([byte])) == (None, [])
+    handshake, acks = reader.feed(frame[15:])
+    assert handshake == SlaveHandshake(7, async_learner=True) and acks == []
+
+
+def test_more_than_a_thousand_epochs_pass(entries):
+    """Java's connection dies above 1,000."""
+    history = entries(*((n, n * 10) for n in range(1, 5_001)))
+    frame = encode_master_handshake(60_000, history)
+    handshake, _, _ = read_master(cuts_of(frame, range(0, len(frame), 997)))
+    assert handshake.entries == history
+
+
+def test_equal_starts_pass(entries):
+    """R25: an epoch without a write is still an epoch."""
+    history = entries((1, 0), (2, 100), (3, 100))
+    frame = encode_master_handshake(100, history)
+    assert decode_master_handshake(frame).entries == history
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">ihhq", 2, 0, 0, 1),
+        struct.pack(">ihhq", 1, 0, 0, -5),
+        encode_slave_handshake(SlaveHandshake(1)) + struct.pack(">iq", 1, 5),
+        b"GET / HTTP/1.1\r\n",
+    ],
+)
+def test_nonsense_of_a_slave_is_refused(frame):
+    with pytest.raises(RemoteProtocolError):
+        SlaveFrameReader().feed(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">iiqi", 2, 0, 0, -1),
+        struct.pack(">iiqi", 1, 13, 0, -1),
+        struct.pack(">iiqi", 1, -12, 0, -1),
+        struct.pack(">iiqi", 1, 0x7FFFFFF0, 0, -1),
+        struct.pack(">iiqi", 1, 12, 0, 9) + struct.pack(">iq", 1, 0),
+        struct.pack(">iiqi", 1, 24, 0, 1) + struct.pack(">iqiq", 2, 0, 1, 0),
+        struct.pack(">iiqi", 1, 24, 0, 2) + struct.pack(">iqiq", 1, 10, 2, 0),
+        struct.pack(">iiqi", 1, 0, 0, -1) + struct.pack(">iiqiqq", 1, 0, 0, 0, 0, 0),
+        struct.pack(">iiqi", 1, 0, 0, -1) + struct.pack(">iiqiqq", 2, -1, 0, 0, 0, 0),
+        struct.pack(">iiqi", 1, 0, 0, -1) + struct.pack(">iiqiqq", 2, 5, -1, 0, 0, 0),
+    ],
+)
+def test_nonsense_of_a_master_is_refused(frame):
+    with pytest.raises(RemoteProtocolError):
+        list(MasterFrameReader().feed(memoryview(frame)))
