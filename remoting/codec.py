@@ -15,6 +15,7 @@ import msgspec
 from protocol.codes import LanguageCode, RequestCode
 from protocol.errors import RemoteProtocolError
 from remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
+from remoting.protocol import FRAME_SIZE_MAX
 
 _UNSET: Final = msgspec.UNSET
 
@@ -71,16 +72,16 @@ _codes: Final[dict[bytes, int]] = {}
 
 
 def encode_frame(cmd: RemotingCommand) -> bytes:
-    """The whole frame of a command, its length included, with a header of its `serialize_type`."""
+    """The whole frame of a command, its length included, with a header of its `serialize_type`.
+
+    Raises RemoteProtocolError where it is larger than any peer would read.
+    """
     header = encode_header(cmd)
     body = cmd.body
-    return b"".join(
-        (
-            _FRAME.pack(4 + len(header) + len(body), cmd.serialize_type << 24 | len(header)),
-            header,
-            body,
-        )
-    )
+    length = 4 + len(header) + len(body)
+    if length + 4 > FRAME_SIZE_MAX:
+        raise RemoteProtocolError(f"frame of {length + 4} bytes is over the limit")
+    return b"".join((_FRAME.pack(length, cmd.serialize_type << 24 | len(header)), header, body))
 
 
 def encode_header(cmd: RemotingCommand) -> bytes:

@@ -159,7 +159,15 @@ class Connection(asyncio.BufferedProtocol):
         if request.flag & FLAG_ONEWAY:
             return
         response.opaque = request.opaque
-        self.write(encode_frame(response))
+        try:
+            frame = encode_frame(response)
+        except RemoteProtocolError as error:
+            logger.error("reply_too_large code=%d peer=%s %s", request.code, self.peer, error)
+            refusal = RemotingCommand.response_to(
+                request, ResponseCode.SYSTEM_ERROR, f"the reply cannot be sent: {error}"
+            )
+            frame = encode_frame(refusal)
+        self.write(frame)
 
     # ---- requests of ours ----
 
@@ -186,8 +194,9 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             raise ConnectError(self.peer, f"connection is closed: {self.close_reason}")
         cmd.opaque = self._next_opaque()
+        frame = encode_frame(cmd)
         future = self._pending.add(cmd.opaque, cmd.code, timeout_ms)
-        self.write(encode_frame(cmd))
+        self.write(frame)
         return future
 
     def oneway(self, cmd: RemotingCommand) -> None:

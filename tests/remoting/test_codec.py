@@ -20,6 +20,7 @@ from remoting.codec import (
     peek_is_response,
 )
 from remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
+from remoting.protocol import FrameReader
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -69,6 +70,23 @@ def test_all_golden_headers_decode_and_encode_to_the_same_bytes() -> None:
             assert binary_opaque_and_flag(header) == (cmd.opaque, cmd.flag)
         seen[serialize_type] += 1
     assert seen[TYPE_JSON] > 200 and seen[TYPE_BINARY] > 15
+
+
+def test_whole_golden_frames_come_out_of_the_reader_and_go_back_into_the_same_bytes() -> None:
+    reader = FrameReader()
+    for file in sorted(GOLDEN.glob("*/remoting/*.json")):
+        for example in json.loads(file.read_text())["examples"]:
+            for message in (example["request"], example.get("response")):
+                if message is None:
+                    continue
+                text, body = message["header"], bytes.fromhex(message["body_hex"])
+                binary = text.startswith("hex:")
+                header = bytes.fromhex(text[4:]) if binary else text.encode()
+                length, mark = 4 + len(header) + len(body), binary << 24 | len(header)
+                frame = length.to_bytes(4) + mark.to_bytes(4) + header + body
+                reader.get_buffer()[: len(frame)] = frame
+                ((serialize_type, got_header, got_body),) = reader.received(len(frame))
+                assert encode_frame(decode_frame(got_header, got_body, serialize_type)) == frame
 
 
 @given(COMMAND, st.sampled_from([TYPE_JSON, TYPE_BINARY]))

@@ -260,6 +260,28 @@ def test_closing_hands_over_what_is_queued_but_does_not_wait_for_a_stalled_peer(
     assert stalled.transport.ended == "aborted"
 
 
+def test_a_reply_over_the_frame_limit_is_refused_instead_of_sent() -> None:
+    """The peer would close its connection on such a frame, and all its requests with it."""
+
+    def huge(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
+        return RemotingCommand.response_to(cmd, body=bytes(16_777_216))
+
+    processors = Processors()
+    processors.register(10, huge)
+    link = Link(processors)
+    link.receive(request(10, 1))
+    link.loop.run_soon()
+    (answer,) = commands(link.transport.writes[0])
+    assert (answer.opaque, answer.code) == (1, 1) and "over the limit" in (answer.remark or "")
+
+    async def scenario() -> None:
+        too_large = RemotingCommand.request(10, body=bytes(16_777_216))
+        with pytest.raises(RemoteProtocolError, match="over the limit"):
+            await link.connection.invoke(too_large)
+
+    asyncio.run(scenario())
+
+
 # ---- requests of ours ----
 
 

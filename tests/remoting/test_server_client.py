@@ -114,8 +114,9 @@ def test_async_handlers_fail_like_others(caplog: pytest.LogCaptureFixture) -> No
 def test_no_answer_in_time() -> None:
     async def scenario() -> None:
         async with Pair() as pair:
+            connection = await pair.client.connection(pair.address)
             with pytest.raises(RequestTimeoutError, match="within 20 ms"):
-                await pair.client.invoke(pair.address, RemotingCommand.request(11), 20)
+                await connection.invoke(RemotingCommand.request(11), 20)
             await pair.client.call(pair.address, RemotingCommand.request(10))
 
     run(scenario())
