@@ -92,4 +92,9 @@ class EventReporter:
         except grpc.aio.AioRpcError as error:
             log.debug("report_failed kind=%s why=%s", request.kind, error.details())
             return False
-        return bool(reply.status.code != ResponseCode.CONTROLLER_NOT_LEADER)
+        code = reply.status.code
+        if code not in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_NOT_LEADER):
+            log.warning(
+                "event_refused kind=%s code=%d remark=%r", request.kind, code, reply.status.remark
+            )
+        return bool(code != ResponseCode.CONTROLLER_NOT_LEADER)

@@ -29,13 +29,17 @@ from replicas_manager.events import (
 
 log = logging.getLogger(__name__)
 
+MASTER_ATTEMPTS_MAX = 5
+"""After so many failures to become master of one epoch another replica had better be elected."""
+
 _Outcome = ProposalApplied | ProposalRefused | ProposalUnknown
 RunnerEffect = RoleAction | AdoptView | SetDead | LeaseChanged | _Outcome
 
 
 class RoleRunner:
     """`persist` stores a masterEpoch durably (it may block: it runs in a thread);
-    `on_failed` hears of a role change that raised."""
+    `on_failed` hears of a role change that raised; `on_fatal`, if given, of one that cannot be
+    carried out though it was tried MASTER_ATTEMPTS_MAX times."""
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class RoleRunner:
         persist: Callable[[int], None],
         durable_master_epoch: int,
         on_failed: Callable[[RoleView], None],
+        on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.delivered_key = (0, 0)
         """(masterEpoch, setEpoch) that the broker last heard of: what its proposals rest on."""
@@ -50,6 +55,9 @@ class RoleRunner:
         self._persist = persist
         self._durable_master_epoch = durable_master_epoch
         self._on_failed = on_failed
+        self._on_fatal = on_fatal
+        self._failed_epoch = 0
+        self._failures = 0
         self._queue: deque[RunnerEffect] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -100,7 +108,7 @@ class RoleRunner:
                 await self._actions.become_slave(view)
             else:
                 await self._actions.stand_down(view)
-        except Exception:
+        except Exception as error:
             # Whatever the broker met, the group needs this replica in its role: try again.
             log.exception(
                 "role_change_failed action=%s master_epoch=%d",
@@ -108,6 +116,15 @@ class RoleRunner:
                 view.master_epoch,
             )
             self._on_failed(view)
+            if isinstance(action, BecomeMaster):
+                self._count_failure(view, error)
+
+    def _count_failure(self, view: RoleView, error: Exception) -> None:
+        if view.master_epoch != self._failed_epoch:
+            self._failed_epoch, self._failures = view.master_epoch, 0
+        self._failures += 1
+        if self._failures == MASTER_ATTEMPTS_MAX and self._on_fatal is not None:
+            self._on_fatal(error)
 
     def _tell(self, effect: RunnerEffect) -> None:
         match effect:

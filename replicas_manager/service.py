@@ -85,7 +85,9 @@ class ReplicasManager:
 
     `start` raises IdentityError or RoleFileError if the data folder does not fit; otherwise it
     returns at once and goes on in the background: the broker stays fenced until `actions` is told
-    a role. `incarnation` is made afresh for each process start.
+    a role. `incarnation` is made afresh for each process start. `on_fatal` is called if this
+    broker, elected, fails again and again to become master: it should stop, so that the sessions
+    end and another is elected.
     """
 
     def __init__(
@@ -94,12 +96,14 @@ class ReplicasManager:
         actions: BrokerActions,
         *,
         incarnation: str = "",
+        on_fatal: Callable[[BaseException], None] | None = None,
         clock_ms: Callable[[], int] = boottime_ms,
     ) -> None:
         config.timings.check()
         self.incarnation = incarnation or secrets.token_hex(8)
         self._config = config
         self._actions = actions
+        self._on_fatal = on_fatal
         self._clock_ms = clock_ms
         self._identity = IdentityFile(config.identity_path, config.cluster_name, config.broker_name)
         self._role_file = RoleFile(config.role_path)
@@ -192,6 +196,7 @@ class ReplicasManager:
             self._role_file.store,
             highest,
             lambda view: self._step(ActionFailed(view)),
+            self._on_fatal,
         )
         log.info(
             "replicas_manager_started broker_name=%s broker_id=%d incarnation=%s master_epoch=%d",

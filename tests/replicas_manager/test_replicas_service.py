@@ -114,7 +114,13 @@ class Scene:
     def register(self, request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
         return pb.RegisterBrokerReply(broker_id=request.broker_id or 1, view=self.view)
 
-    def make(self, *addresses: str, cluster: str = "C", incarnation: str = "life") -> Any:
+    def make(
+        self,
+        *addresses: str,
+        cluster: str = "C",
+        incarnation: str = "life",
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> Any:
         config = ReplicasManagerConfig(
             cluster_name=cluster,
             broker_name="broker-a",
@@ -125,11 +131,13 @@ class Scene:
             role_path=self.folder / "brokerRole.json",
             timings=SHORT,
         )
-        self.manager = ReplicasManager(config, self.broker, incarnation=incarnation)
+        self.manager = ReplicasManager(
+            config, self.broker, incarnation=incarnation, on_fatal=on_fatal
+        )
         return self.manager
 
-    async def started(self) -> Any:
-        manager = self.make()
+    async def started(self, **options: Any) -> Any:
+        manager = self.make(**options)
         await manager.start()
         async with asyncio.timeout(10):
             await manager.wait_registered()
@@ -342,6 +350,25 @@ def test_a_role_change_that_raised_is_tried_again(
 
     play(tmp_path, script)
     assert "role_change_failed" in caplog.text
+
+
+def test_a_master_that_cannot_become_one_is_fatal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was elected and fails each time: the process has to end for another to be elected."""
+    monkeypatch.setattr("replicas_manager.role_runner.MASTER_ATTEMPTS_MAX", 2)
+
+    async def script(scene: Scene) -> None:
+        fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        await scene.started(on_fatal=fatal.set_result)
+        session = await scene.controller.session()
+        scene.broker.failures = 100
+        await session.push(view_message(1, 1, 1, [1], {1: "life"}))
+        async with asyncio.timeout(10):
+            assert str(await fatal) == "the disk said no"
+        assert scene.broker.calls.count(("master", 1)) == 2
+
+    play(tmp_path, script)
 
 
 def test_the_lease_is_valid_while_the_leader_answers(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Settings and durable facts of the ReplicasManager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replicas_manager.config import SessionTimings, grpc_addresses
+from replicas_manager.errors import IdentityError, RoleFileError
+from replicas_manager.identity import IdentityFile, RoleFile
+
+
+def test_r34_the_default_times_fit_together() -> None:
+    SessionTimings().check()
+
+
+@pytest.mark.parametrize(
+    ("times", "key"),
+    [
+        ({"heartbeat_ms": 150}, "masterLeaseMs"),
+        ({"master_lease_ms": 500}, "masterLeaseMs"),
+        ({"session_timeout_ms": 712}, "brokerSessionTimeoutMs"),
+        ({"follower_heartbeat_ms": 800}, "brokerSessionFollowerHeartbeatMs"),
+        ({"follower_heartbeat_ms": 50}, "brokerSessionFollowerHeartbeatMs"),
+        ({"heartbeat_ms": 0}, "brokerSessionHeartbeatMs"),
+    ],
+)
+def test_r34_times_that_contradict_each_other_are_named(times: dict[str, int], key: str) -> None:
+    with pytest.raises(ValueError, match=key):
+        SessionTimings(**times).check()
+
+
+def test_grpc_addresses_stand_one_above_the_remoting_doors() -> None:
+    assert grpc_addresses("a:9878; b:9978;") == ("a:9879", "b:9979")
+    assert grpc_addresses("a:9878", "x:1;y:2") == ("x:1", "y:2")
+
+
+@pytest.mark.parametrize("text", ["", " ; ", "host", "host:", "host:port", ":9878", "h:70000"])
+def test_controller_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="controllerAddr"):
+        grpc_addresses(text)
+
+
+def test_a_check_code_is_durable_before_it_is_used(tmp_path: Path) -> None:
+    first = IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
+    second = IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
+    assert first == second
+    assert first.broker_id == 0 and first.check_code
+
+
+def test_a_torn_temporary_identity_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "brokerIdentity-temp").write_text("C#brok")
+    loaded = IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
+    assert loaded.broker_id == 0 and len(loaded.check_code) == 32
+
+
+def test_a_temporary_identity_of_another_broker_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "brokerIdentity-temp").write_text("C#broker-b#2#code")
+    with pytest.raises(IdentityError, match="brokerName=broker-b"):
+        IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
+
+
+@pytest.mark.parametrize("name", ["", "a#b"])
+def test_names_that_an_identity_cannot_hold(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="brokerName"):
+        IdentityFile(tmp_path / "brokerIdentity", "C", name)
+
+
+def test_r2_the_role_file_keeps_the_highest_epoch(tmp_path: Path) -> None:
+    file = RoleFile(tmp_path / "masterEpoch")
+    assert file.load() == 0
+    file.store(7)
+    assert RoleFile(tmp_path / "masterEpoch").load() == 7
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"[]", b'{"masterEpoch":"x"}', b"\xff\xfe"])
+def test_r2_a_garbled_role_file_stops_the_start(tmp_path: Path, content: bytes) -> None:
+    """Taking it for 0 would let a master of the past be fed."""
+    path = tmp_path / "masterEpoch"
+    path.write_bytes(content)
+    with pytest.raises(RoleFileError, match="masterEpoch"):
+        RoleFile(path).load()
