@@ -33,6 +33,7 @@ from remoting.client import RemotingClient
 from remoting.command import RemotingCommand
 from replicas_manager.config import ReplicasManagerConfig, grpc_addresses
 from replicas_manager.service import ReplicasManager
+from store.consumer_offset import ConsumerOffsetManager
 from store.message_store import MessageStore
 from store.topic_config import TopicConfigManager
 
@@ -57,6 +58,7 @@ class Replication:
         gate: RoleGate,
         acks: PendingAcks,
         topics: TopicConfigManager,
+        offsets: ConsumerOffsetManager,
         slave_sync: SlaveSynchronize,
         client: RemotingClient,
         *,
@@ -93,6 +95,7 @@ class Replication:
                 gate,
                 acks,
                 topics,
+                offsets,
                 slave_sync,
                 clock_ms=clock_ms,
                 routes_changed=routes_changed,

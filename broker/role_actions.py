@@ -20,6 +20,7 @@ from ha.service import AutoSwitchHAService
 from protocol.codes import ResponseCode
 from protocol.role_view import RoleView
 from replicas_manager.actions import LogFacts
+from store.consumer_offset import ConsumerOffsetManager
 from store.message_store import MessageStore
 from store.topic_config import TopicConfigManager
 
@@ -44,6 +45,7 @@ class RoleActions:
         gate: RoleGate,
         acks: PendingAcks,
         topics: TopicConfigManager,
+        offsets: ConsumerOffsetManager,
         slave_sync: SlaveSynchronize,
         *,
         clock_ms: Callable[[], int],
@@ -55,6 +57,7 @@ class RoleActions:
         self._gate = gate
         self._acks = acks
         self._topics = topics
+        self._offsets = offsets
         self._slave_sync = slave_sync
         self._clock_ms = clock_ms
         self._routes_changed = routes_changed
@@ -78,6 +81,7 @@ class RoleActions:
         log_end = await self._ha.change_to_master(view)
         self._acks.begin_epoch(view.master_epoch)
         self._topics.set_state_version(view.master_epoch)
+        self._offsets.set_state_version(view.master_epoch)
         self.first_ack_due = True
         self._gate.open()
         self._routes_changed()

@@ -119,6 +119,7 @@ class BrokerService:
             self.gate,
             self.acks,
             self.topic_table,
+            self.offset_table,
             self.slave_sync,
             self._client,
             clock_ms=boottime_ms,

@@ -1,0 +1,191 @@
+"""A real cluster for tests: `batonmq up` in its own folder and port range, ended with the test.
+
+Everything waits for an event (cluster.json, an acknowledged write), nothing sleeps for luck. The
+range of ports is found free and differs between test processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL_STORE = {"store": {"mappedFileSizeCommitLog": 64 << 20}}
+READY_S = 30.0
+
+
+def free_base_port(brokers: int) -> int:
+    """A base port whose whole range (see `batonmq.launcher.layout`) is free right now."""
+    first = 20_000 + os.getpid() % 50 * 400
+    for base in (*range(first, 60_000, 1_600), *range(20_000, first, 1_600)):
+        ports = [base + 100 * i + step for i in range(3) for step in (0, 2, 3, 4)]
+        ports += [base + 1035 + 100 * j + step for j in range(brokers) for step in (-2, 0, 1)]
+        if all(map(_is_free, ports)):
+            return base
+    raise AssertionError("no free range of ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def wait_for(what: str, found: Callable[[], Any], seconds: float = READY_S) -> Any:
+    """Polls until `found()` gives something true, and returns it. Fails naming `what`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        result = found()
+        if result:
+            return result
+        time.sleep(0.01)
+    raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
+
+
+class ClusterProcess:
+    """`batonmq up` as a child. Use as a context manager; `document` is the newest cluster.json."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        replicas: int = 3,
+        groups: int = 1,
+        controllers: int = 3,
+        overrides: dict[str, dict[str, object]] | None = None,
+        respawn: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.base_port = free_base_port(replicas * groups)
+        self.log_path = folder / "up.log"
+        config = folder / "overrides.yaml"
+        folder.mkdir(parents=True, exist_ok=True)
+        sections = {name: dict(values) for name, values in SMALL_STORE.items()}
+        for name, values in (overrides or {}).items():
+            sections.setdefault(name, {}).update(values)
+        config.write_text(yaml.safe_dump(sections))
+        self.argv = [
+            sys.executable, "-m", "batonmq.launcher.main", "up", "--json",
+            "--controllers", str(controllers),
+            "--replicas", str(replicas),
+            "--groups", str(groups),
+            "--data", str(folder / "data"),
+            "--base-port", str(self.base_port),
+            "--config", str(config),
+        ]  # fmt: skip
+        if respawn:
+            self.argv.append("--respawn")
+        self.process: subprocess.Popen[bytes] | None = None
+        self._by_hand: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> ClusterProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts it and waits until it is whole."""
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(self.argv, stdout=log, stderr=log, cwd=ROOT)
+        self.wait_whole()
+
+    def stop(self) -> int | None:
+        """SIGTERM; the exit code. Processes started by hand end as well."""
+        code = None
+        for child in self._by_hand:
+            if child.poll() is None:
+                child.terminate()
+        for child in self._by_hand:
+            child.wait(15)
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+            try:
+                code = self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise
+            self.process = None
+        return code
+
+    @property
+    def data_dir(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return json.loads((self.data_dir / "cluster.json").read_text())
+
+    @property
+    def name_servers(self) -> str:
+        return ";".join(node["address"] for node in self.document["nameServers"])
+
+    @property
+    def controllers(self) -> list[str]:
+        return [node["address"] for node in self.document["controllers"]]
+
+    @property
+    def brokers(self) -> list[dict[str, Any]]:
+        return self.document["brokers"]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What `batonmq up --json` told so far."""
+        lines = self.log_path.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def wait_whole(self) -> None:
+        def ready() -> bool:
+            assert self.process is not None
+            if self.process.poll() is not None:
+                raise AssertionError(f"batonmq up ended:\n{self.log_path.read_text()[-3000:]}")
+            return (self.data_dir / "cluster.json").exists()
+
+        wait_for("cluster.json", ready)
+
+    def master(self, group: str = "broker-a") -> dict[str, Any]:
+        """The broker that cluster.json calls master and that has a process; waits for one."""
+        return wait_for(
+            f"a master of {group}",
+            lambda: next(
+                (
+                    broker
+                    for broker in self.brokers
+                    if broker["name"] == group and broker["role"] == "MASTER" and broker["pid"]
+                ),
+                None,
+            ),
+        )
+
+    def kill(self, node: dict[str, Any], number: signal.Signals = signal.SIGKILL) -> None:
+        """Signals one process of cluster.json."""
+        os.kill(node["pid"], number)
+
+    def restart(self, node: dict[str, Any]) -> subprocess.Popen[bytes]:
+        """Starts a dead process again by its `argv`, as an operator would."""
+        log = Path(node["config"]).with_suffix(".by-hand.log")
+        with log.open("ab") as output:
+            child = subprocess.Popen(node["argv"], stdout=output, stderr=output, cwd=ROOT)
+        self._by_hand.append(child)
+        return child
+
+    def process_log(self, index: int) -> str:
+        """What broker number `index` logged."""
+        return (self.data_dir / f"broker-{index}" / "process.log").read_text()
