@@ -3,7 +3,13 @@
 from protocol.codes import ResponseCode
 from protocol.errors import BatonError
 
-__all__ = ["OutcomeUnknownError"]
+__all__ = ["CommandTooLargeError", "OutcomeUnknownError"]
+
+
+class CommandTooLargeError(BatonError):
+    """What was asked makes a command too large for the log."""
+
+    response_code = ResponseCode.CONTROLLER_INVALID_REQUEST
 
 
 class OutcomeUnknownError(BatonError):

@@ -6,22 +6,25 @@ predecessor committed, and for a while after it was deposed. So a new leader pro
 controller epoch it was given. By then everything older is applied here too. Commands carry that
 epoch; the state refuses older ones, so whatever a deposed leader still has under way is fenced.
 
-The gate closes at any other role, and when another node's `BecomeController` is applied here.
+The gate closes at any other role, and when another node's `BecomeController` is applied here. If
+that was a late one, of a node that leads no more, this node proposes anew.
 """
 
 import asyncio
 import logging
 import uuid
 from collections.abc import Callable
+from typing import Final
 
 from controller.commands import BecomeController
 from controller.log import Applied, ReplicatedLog
 from controller.machine import Commit
-from controller.results import ControllerChanged
 
 __all__ = ["LeaderGate"]
 
 log = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.05
 
 
 class LeaderGate:
@@ -44,6 +47,7 @@ class LeaderGate:
         self._wall_ms = wall_ms
         self._timeout_ms = timeout_ms
         self._on_change = on_change
+        self._leading = False
         self._opening: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self.controller_epoch = 0
@@ -63,15 +67,30 @@ class LeaderGate:
         self._role_changed(False)
 
     def _role_changed(self, leading: bool) -> None:
+        self._leading = leading
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None
         self._shut("role lost")
-        if leading:
+        self._open_if_leading()
+
+    def _open_if_leading(self) -> None:
+        if self._leading and self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._become_controller())
 
     async def _become_controller(self) -> None:
-        """Proposes until applied. The same nonce throughout: an attempt may come through late."""
+        """Proposes until the newest controller that is applied here is this one."""
+        while True:
+            controller_epoch = await self._next_controller_epoch()
+            if self._log.state.controller_epoch == controller_epoch:
+                break
+            # A command of another node came in between: whoever leads Raft must come last.
+            await asyncio.sleep(RETRY_S)
+        self._opening = None
+        self._open(controller_epoch)
+
+    async def _next_controller_epoch(self) -> int:
+        """Proposes one BecomeController, the same throughout: an attempt may come through late."""
         nonce = uuid.uuid4().hex
         while True:
             command = BecomeController(
@@ -79,27 +98,20 @@ class LeaderGate:
             )
             outcome = await self._log.propose(command, self._timeout_ms)
             if isinstance(outcome, Applied) and outcome.result.ok:
-                self._opening = None
-                self._open(outcome.result.controller_epoch)
-                return
+                return outcome.result.controller_epoch
             log.warning("gate_not_open node=%s outcome=%r", self._node_id, outcome)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(RETRY_S)
 
     def _open(self, controller_epoch: int) -> None:
-        if self._log.state.controller_epoch != controller_epoch:
-            return  # a later controller was applied before we came to run; its node leads
         self.controller_epoch = controller_epoch
         log.info("gate_opened node=%s controller_epoch=%d", self._node_id, controller_epoch)
         self._opened.set()
         self._on_change(True)
 
     def _applied(self, commit: Commit) -> None:
-        for effect in commit.effects:
-            if (
-                isinstance(effect, ControllerChanged)
-                and effect.controller_epoch > self.controller_epoch
-            ):
-                self._shut(f"{effect.node} leads now")
+        if self.open and commit.state.controller_epoch > self.controller_epoch:
+            self._shut(f"{commit.state.controller_node} leads now")
+            self._open_if_leading()
 
     def _shut(self, why: str) -> None:
         if not self.open:

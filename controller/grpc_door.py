@@ -29,7 +29,7 @@ from controller.commands import (
     ReportEvent,
 )
 from controller.config import Peer
-from controller.errors import OutcomeUnknownError
+from controller.errors import CommandTooLargeError, OutcomeUnknownError
 from controller.grpc_codec import role_view_to_pb
 from controller.history import HistoryEvent
 from controller.requests import ControllerRequests
@@ -277,8 +277,8 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
     ) -> tuple[pb.Status, CommandResult | None]:
         try:
             result = await self._requests.submit(command)
-        except ValueError as error:  # a command too large to be proposed
-            return _refused(ResponseCode.CONTROLLER_INVALID_REQUEST, str(error)), None
+        except CommandTooLargeError as error:
+            return _refused(error.response_code, str(error)), None
         except (NotLeaderError, OutcomeUnknownError) as error:
             return await self._failed(error, context), None
         return pb.Status(code=int(result.code), remark=result.remark), result
@@ -308,6 +308,10 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
         if first.WhichOneof("kind") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
         hello = first.hello
+        if not (hello.broker_name and hello.broker_id > 0 and hello.incarnation):
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "Hello needs broker_name, broker_id, incarnation"
+            )
         session = self._sessions.add(
             hello.cluster_name, hello.broker_name, hello.broker_id, hello.incarnation
         )

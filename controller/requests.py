@@ -21,7 +21,7 @@ from controller.commands import (
     RegisterBroker,
 )
 from controller.config import ControllerConfig, Peer
-from controller.errors import OutcomeUnknownError
+from controller.errors import CommandTooLargeError, OutcomeUnknownError
 from controller.gate import LeaderGate
 from controller.groups import fill_alive
 from controller.history import HistoryEvent
@@ -120,7 +120,7 @@ class ControllerRequests:
     async def submit(self, command: AnyCommand) -> CommandResult:
         """Proposes with this leadership's stamp and what is known of the group's liveness.
 
-        Raises NotLeaderError (it never takes effect here) and OutcomeUnknownError.
+        Raises NotLeaderError (it never takes effect), CommandTooLargeError, OutcomeUnknownError.
         """
         if not self._gate.open:
             raise self.not_leader()
@@ -131,7 +131,10 @@ class ControllerRequests:
         stamped = self._with_liveness(command).stamped(
             controller_epoch=self._gate.controller_epoch, now_ms=wall_ms()
         )
-        outcome = await self._log.propose(stamped, self.config.propose_timeout_ms)
+        try:
+            outcome = await self._log.propose(stamped, self.config.propose_timeout_ms)
+        except ValueError as error:
+            raise CommandTooLargeError(str(error)) from error
         match outcome:
             case Applied(result):
                 return result

@@ -6,6 +6,7 @@ here is the tick, for silences and for what was lost. Elections run as tasks of 
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -67,6 +68,7 @@ class BrokerWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._elections: set[asyncio.Task[None]] = set()
         self._refusals: dict[int, str] = {}
+        self._channel_ids = itertools.count(1)
 
     def start(self) -> None:
         self._schedule_tick()
@@ -157,12 +159,13 @@ class BrokerWatch:
         )
 
     def remoting_heartbeat(self, connection: Connection, heartbeat: BrokerHeartbeat) -> None:
-        connection.attachments["broker"] = heartbeat.broker_name
+        channel_id = connection.attachments.setdefault("channel_id", next(self._channel_ids))
+        assert isinstance(channel_id, int)
         self._tell(
             RemotingHeartbeat(
                 heartbeat.broker_name,
                 heartbeat.broker_id,
-                id(connection),
+                channel_id,
                 heartbeat.timeout_ms,
                 HeartbeatFacts(
                     epoch=heartbeat.epoch,
@@ -174,8 +177,9 @@ class BrokerWatch:
         )
 
     def remoting_disconnected(self, connection: Connection) -> None:
-        if "broker" in connection.attachments:
-            self._tell(RemotingChannelClosed(id(connection)))
+        channel_id = connection.attachments.get("channel_id")
+        if isinstance(channel_id, int):
+            self._tell(RemotingChannelClosed(channel_id))
 
     # What is decided.
 

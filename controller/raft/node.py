@@ -147,7 +147,6 @@ class RaftLog:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leading = False
         self._waiting: set[asyncio.Future[Outcome]] = set()
-        self._barrier: asyncio.Future[Outcome] | None = None
         self._role_callbacks: list[Callable[[bool], None]] = []
         self._applied_callbacks: list[Callable[[Commit], None]] = []
 
@@ -182,7 +181,6 @@ class RaftLog:
         return await self._propose(self._machine.encode(command), timeout_ms)
 
     async def read_barrier(self, timeout_ms: int) -> bool:
-        """Readers that wait at the same time share one barrier only if it starts after them."""
         return isinstance(await self._propose(_BARRIER, timeout_ms), Applied)
 
     def leader_hint(self) -> str | None:
@@ -213,7 +211,7 @@ class RaftLog:
     async def _propose(self, raw: bytes, timeout_ms: int) -> Outcome:
         node, loop = self._node, self._loop
         if node is None or loop is None or not self._leading:
-            # pysyncobj would forward it to the leader; there is nobody behind that gate.
+            # pysyncobj would forward it to the leader, past that node's gate.
             return NotApplied("not the leader")
         future: asyncio.Future[Outcome] = loop.create_future()
         self._waiting.add(future)

@@ -30,14 +30,14 @@ from controller.raft.snapshot import MemorySnapshots
 
 __all__ = ["GuardedTransport", "install", "restricted_loads"]
 
+# Not `timeout_now`, and not `apply_command`, by which a node that just lost the lead hands its
+# queue to the next leader: commands enter the log only where a gate let them through.
 _RAFT_MESSAGES: Final = frozenset(
     {
         "request_vote",
         "response_vote",
         "append_entries",
         "next_node_idx",
-        "apply_command",
-        "apply_command_response",
     }
 )
 

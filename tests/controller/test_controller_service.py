@@ -329,14 +329,19 @@ def test_r18_a_second_life_of_an_id_is_refused(with_cluster: WithCluster) -> Non
     with_cluster(scenario)
 
 
-def test_a_session_must_begin_with_hello(with_cluster: WithCluster) -> None:
+def test_a_session_must_begin_with_a_whole_hello(with_cluster: WithCluster) -> None:
     async def scenario(cluster: Cluster) -> None:
         leader = await cluster.leader()
-        call = cluster.stub(leader).BrokerSession()
-        await call.write(pb.BrokerMessage(heartbeat=pb.Heartbeat(sequence=1)))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call.read()
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for first in (
+            pb.BrokerMessage(heartbeat=pb.Heartbeat(sequence=1)),
+            pb.BrokerMessage(hello=pb.Hello(broker_name=GROUP, broker_id=1)),
+            pb.BrokerMessage(hello=pb.Hello(broker_name=GROUP, incarnation="x")),
+        ):
+            call = cluster.stub(leader).BrokerSession()
+            await call.write(first)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     with_cluster(scenario)
 

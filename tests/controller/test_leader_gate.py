@@ -78,7 +78,7 @@ def test_it_closes_with_the_role_and_opens_with_a_higher_epoch() -> None:
 
 
 def test_it_closes_when_another_controller_is_applied_here() -> None:
-    """This node's role lags: Raft has another leader already, whose command arrives."""
+    """A late command of a node that led before: fenced here until this node says so again."""
 
     async def run() -> None:
         changes: list[bool] = []
@@ -88,6 +88,31 @@ def test_it_closes_when_another_controller_is_applied_here() -> None:
         await gate.wait_open()
         assert isinstance(await log.propose(BecomeController(node="n1", nonce="x"), 100), Applied)
         assert changes == [True, False]
+        await gate.wait_open()
+        assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
+
+    asyncio.run(run())
+
+
+def test_a_controller_applied_while_it_opens_is_overtaken() -> None:
+    """Between this node's command and the opening, another one is applied: it proposes again."""
+
+    class Interleaved(LocalLog):
+        first = True
+
+        async def propose(self, command: commands.AnyCommand, timeout_ms: int) -> Outcome:
+            outcome = await super().propose(command, timeout_ms)
+            if self.first:
+                self.first = False
+                await super().propose(BecomeController(node="n1", nonce="late"), timeout_ms)
+            return outcome
+
+    async def run() -> None:
+        log = Interleaved("n0", Machine())
+        gate = make_gate(log, [])
+        await log.start()
+        await gate.wait_open()
+        assert (gate.controller_epoch, log.state.controller_node) == (3, "n0")
 
     asyncio.run(run())
 
@@ -100,6 +125,7 @@ def test_commands_of_a_deposed_leader_are_fenced() -> None:
         await gate.wait_open()
         old_epoch = gate.controller_epoch
         await log.propose(BecomeController(node="n1", nonce="x"), 100)
+        assert not gate.open
         outcome = await log.propose(apply_id(old_epoch), 100)
         assert isinstance(outcome, Applied)
         assert outcome.result.code == ResponseCode.CONTROLLER_NOT_LEADER

@@ -76,7 +76,8 @@ def test_no_utility_message_but_status() -> None:
 
 def test_only_rafts_messages_pass() -> None:
     harness = Harness()
-    for message in (["x"], {"no": "type"}, {"type": "timeout_now", "term": 2}, None):
+    forwarded = {"type": "apply_command", "command": b"past the gate"}
+    for message in (["x"], {"no": "type"}, {"type": "timeout_now", "term": 2}, None, forwarded):
         assert harness.receive(message) == []
     assert harness.receive({"type": "response_vote", "term": 2}) != []
 
