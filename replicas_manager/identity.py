@@ -9,16 +9,18 @@ first; here the controller picks one, so our temporary file names id 0 until the
 
 from __future__ import annotations
 
-import json
+import os
 import secrets
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from epoch.durable_file import remove_file, replace_file
+from epoch.durable_file import remove_file, replace_file, write_all
 from replicas_manager.errors import IdentityError, RoleFileError
 
 TEMP_SUFFIX = "-temp"
 _SEPARATOR = "#"
+_SLOT_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +108,48 @@ class IdentityFile:
 
 
 class RoleFile:
-    """The highest masterEpoch that this replica accepted, one JSON object at `path` (R2)."""
+    """The highest masterEpoch that this replica accepted, at `path` (R2).
+
+    Two slots of 64 bytes, `epoch crc32` in text, written in turn: replacing the file would put
+    4 ms of directory fsyncs into every failover, an fdatasync in place costs 0.1 ms. A slot lies in
+    one sector, so a crash leaves it old or new; a slot that is neither is damage.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._next_slot = 0
 
     def load(self) -> int:
-        """0 if the file is missing. Raises RoleFileError if it cannot be understood."""
+        """0 if the file is missing; it is then made. Raises RoleFileError, OSError."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
+            replace_file(self.path, 2 * _slot(0))
             return 0
-        try:
-            value = json.loads(data)
-        except ValueError as error:
-            raise RoleFileError(self.path, f"not JSON ({error})") from error
-        epoch = value.get("masterEpoch") if isinstance(value, dict) else None
-        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
-            raise RoleFileError(self.path, f"no masterEpoch in {data[:80]!r}")
-        return epoch
+        if len(data) != 2 * _SLOT_SIZE:
+            raise RoleFileError(self.path, f"{len(data)} bytes instead of {2 * _SLOT_SIZE}")
+        epochs = [self._read_slot(data, number) for number in (0, 1)]
+        self._next_slot = 0 if epochs[0] <= epochs[1] else 1
+        return max(epochs)
 
     def store(self, master_epoch: int) -> None:
-        """Durable on return. Raises OSError."""
-        text = json.dumps({"v": 1, "masterEpoch": master_epoch})
-        replace_file(self.path, text.encode())
+        """Durable on return; `load` comes first. Raises OSError."""
+        fd = os.open(self.path, os.O_WRONLY)
+        try:
+            write_all(fd, _slot(master_epoch), self._next_slot * _SLOT_SIZE)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        self._next_slot = 1 - self._next_slot
+
+    def _read_slot(self, data: bytes, number: int) -> int:
+        slot = data[number * _SLOT_SIZE : (number + 1) * _SLOT_SIZE]
+        digits = slot.split(b" ", 1)[0]
+        if not digits.isdigit() or _slot(int(digits)) != slot:
+            raise RoleFileError(self.path, f"damaged at byte {number * _SLOT_SIZE}")
+        return int(digits)
+
+
+def _slot(master_epoch: int) -> bytes:
+    digits = b"%d" % master_epoch
+    return (b"%b %08x" % (digits, zlib.crc32(digits))).ljust(_SLOT_SIZE - 1) + b"\n"

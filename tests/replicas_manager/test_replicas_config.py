@@ -70,14 +70,38 @@ def test_names_that_an_identity_cannot_hold(tmp_path: Path, name: str) -> None:
 def test_r2_the_role_file_keeps_the_highest_epoch(tmp_path: Path) -> None:
     file = RoleFile(tmp_path / "masterEpoch")
     assert file.load() == 0
-    file.store(7)
-    assert RoleFile(tmp_path / "masterEpoch").load() == 7
+    for epoch in (3, 4, 7):
+        file.store(epoch)
+        assert RoleFile(tmp_path / "masterEpoch").load() == epoch
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b"[]", b'{"masterEpoch":"x"}', b"\xff\xfe"])
+def test_r2_a_store_goes_over_the_older_slot(tmp_path: Path) -> None:
+    """Also in the next life: the epoch in force is never the one overwritten."""
+    path = tmp_path / "masterEpoch"
+    RoleFile(path).load()
+    for epoch in (3, 4, 5):
+        file = RoleFile(path)
+        before = file.load()
+        file.store(epoch)
+        slots = {int(line.split()[0]) for line in path.read_bytes().splitlines()}
+        assert slots == {before, epoch}
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", 128 * b" ", 128 * b"\xff"])
 def test_r2_a_garbled_role_file_stops_the_start(tmp_path: Path, content: bytes) -> None:
     """Taking it for 0 would let a master of the past be fed."""
     path = tmp_path / "masterEpoch"
     path.write_bytes(content)
     with pytest.raises(RoleFileError, match="masterEpoch"):
         RoleFile(path).load()
+
+
+def test_r2_a_flipped_byte_in_either_slot_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "masterEpoch"
+    RoleFile(path).load()
+    RoleFile(path).store(6)
+    good = path.read_bytes()
+    for at in range(len(good)):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        with pytest.raises(RoleFileError, match="damaged"):
+            RoleFile(path).load()

@@ -17,6 +17,7 @@ from protocol.role_view import RoleView
 from replicas_manager.actions import LogFacts
 from replicas_manager.config import ReplicasManagerConfig, SessionTimings
 from replicas_manager.errors import IdentityError
+from replicas_manager.identity import RoleFile
 from replicas_manager.service import ReplicasManager, Role, boottime_ms
 
 SHORT = SessionTimings(
@@ -48,7 +49,7 @@ class Broker:
         return self.facts
 
     async def _role(self, name: str, view: RoleView) -> None:
-        self.persisted_at_action.append(json.loads(self._role_path.read_bytes())["masterEpoch"])
+        self.persisted_at_action.append(RoleFile(self._role_path).load())
         self._note(name, view.master_epoch)
         await self.gate.wait()
         if self.failures:
