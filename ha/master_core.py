@@ -239,8 +239,6 @@ class MasterCore:
         if first:
             effects.append(SlaveFollowing(connection.broker_id, connection.acked))
         self._transfer(connection, now_ms, effects)
-        if first:
-            self._announce(connection, now_ms, effects)
         return self._confirming(effects, now_ms)
 
     def connection_closed(self, connection_id: int, now_ms: int) -> list[MasterEffect]:
@@ -361,6 +359,10 @@ class MasterCore:
                     self._announce(connection, now_ms, effects)
                 connection.entry = entry = following
                 continue
+            if offset == written:
+                if connection.announced_epoch < entry.epoch:
+                    self._announce(connection, now_ms, effects)
+                return
             room = policy.window_bytes - (offset - max(connection.acked, connection.start_offset))
             size = min(
                 written - offset,

@@ -1,0 +1,119 @@
+"""The master's connections: time, flow, and the few things that the scripts do not show."""
+
+from ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
+from ha.sync_state import ConfirmAdvanced, SyncState
+from ha.wire import SlaveHandshake, decode_transfer_header
+
+NOW = 1_000_000
+
+
+def master(entries, *, written=0, recorded=(1, 2), **policy):
+    sync = SyncState(
+        broker_id=1,
+        master_epoch=1,
+        recorded=recorded,
+        sync_state_set_epoch=1,
+        epoch_start_offset=0,
+        written=written,
+        flushed=0,
+        confirm_offset=0,
+        now_ms=NOW,
+    )
+    policy.setdefault("segment_size", 1 << 20)
+    return MasterCore(sync, MasterPolicy(**policy), entries((1, 0)), min_offset=0, now_ms=NOW)
+
+
+def following(core, ack=0, connection_id=7, broker_id=2, **handshake):
+    core.connection_opened(connection_id, "slave", NOW)
+    core.handshake_received(connection_id, SlaveHandshake(broker_id, **handshake), NOW)
+    return core.acks_received(connection_id, [ack], NOW)
+
+
+def sent(effects):
+    return [(e.offset, e.size) for e in effects if isinstance(e, SendLog)]
+
+
+def test_a_risen_confirm_offset_travels_within_20_ms(entries):
+    """Slaves show messages to nobody, but a new master does what its slaves know: so when nothing
+    else carries it, confirmOffset goes out on its own, at most every 20 ms."""
+    core = master(entries)
+    following(core)
+    core.appended(100, NOW + 5)
+    (confirm,) = core.acks_received(7, [100], NOW + 6)
+    assert confirm == ConfirmAdvanced(100)
+    assert core.wakeup_ms == NOW + 25
+    (beat,) = core.tick(NOW + 25)
+    assert beat.size == 0 and decode_transfer_header(beat.header).confirm_offset == 100
+    assert core.wakeup_ms > NOW + 25 + 20
+
+
+def test_data_carries_confirm_offset_so_no_beat_is_sent(entries):
+    core = master(entries)
+    following(core)
+    core.appended(100, NOW + 5)
+    core.acks_received(7, [100], NOW + 6)
+    core.appended(200, NOW + 7)
+    assert sent(core.tick(NOW + 25)) == []
+
+
+def test_heartbeats_go_out_when_nothing_else_does(entries):
+    core = master(entries, heartbeat_ms=100)
+    following(core)
+    beats = [ms for ms in range(50, 1_001, 50) if sent(core.tick(NOW + ms))]
+    assert beats == list(range(100, 1_001, 100))
+
+
+def test_nothing_read_for_20_s_ends_a_connection(entries):
+    core = master(entries)
+    following(core)
+    assert not [e for e in core.tick(NOW + 19_999) if isinstance(e, CloseConnection)]
+    (close,) = [e for e in core.tick(NOW + 20_000) if isinstance(e, CloseConnection)]
+    assert "20000 ms" in close.reason and not core.connections
+    assert core.acks_received(7, [0], NOW + 20_001) == [], "late bytes of a closed connection"
+    assert core.connection_closed(7, NOW + 20_002) == []
+
+
+def test_flow_control_allows_so_many_bytes_a_second(entries):
+    core = master(entries, written=1_000, flow_bytes_per_s=300, batch_bytes=200)
+    assert sent(following(core)) == [(0, 200), (200, 100)]
+    core.acks_received(7, [300], NOW + 100)
+    assert sent(core.tick(NOW + 200)) == [(300, 0)]
+    assert sent(core.tick(NOW + 1_000)) == [(300, 200), (500, 100)]
+
+
+def test_sync_from_last_file_begins_at_the_last_segment(entries):
+    """And such a slave is no candidate for the set: it lacks old messages (R13)."""
+    core = master(entries, written=1_000, recorded=(1,), segment_size=256)
+    effects = following(core, sync_from_last_file=True)
+    assert sent(effects) == [(768, 232)]
+    assert core.sync.required_set == {1}
+    core.acks_received(7, [1_000], NOW + 1)
+    assert core.sync.proposal is None
+
+
+def test_a_non_empty_slave_goes_on_at_its_end_whatever_it_asks(entries):
+    core = master(entries, written=1_000, segment_size=256)
+    assert sent(following(core, ack=100, sync_from_last_file=True))[0] == (100, 156)
+
+
+def test_an_offset_that_no_epoch_covers_is_refused(entries):
+    """Java computes a negative size here and sends heartbeats for ever."""
+    core = master(entries, written=1_000)
+    core.epochs_changed(entries((3, 500)), NOW)
+    (close,) = [e for e in following(core, ack=100) if isinstance(e, CloseConnection)]
+    assert "no epoch covers offset 100" in close.reason
+
+
+def test_the_handshake_shows_the_whole_history(entries):
+    core = master(entries, written=1_000)
+    core.epochs_changed(entries((1, 0), (2, 500), (3, 500)), NOW)
+    core.connection_opened(7, "slave", NOW)
+    (reply,) = core.handshake_received(7, SlaveHandshake(2), NOW)
+    assert isinstance(reply, SendBytes) and len(reply.data) == 20 + 3 * 12
+
+
+def test_a_learner_receives_everything_and_counts_for_nothing(entries):
+    core = master(entries, written=100, recorded=(1,))
+    assert sent(following(core, async_learner=True)) == [(0, 100)]
+    core.acks_received(7, [100], NOW)
+    assert core.sync.proposal is None and core.sync.required_set == {1}
