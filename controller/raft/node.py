@@ -157,7 +157,9 @@ class RaftLog:
         return self._state
 
     async def start(self) -> None:
-        """Binds the Raft port and joins the others. Raises PortTakenError."""
+        """Binds the Raft port and joins the others. Raises PortTakenError, ValueError under -O."""
+        if not __debug__:
+            raise ValueError("python -O takes out checks that pysyncobj and this code rely on")
         self._loop = asyncio.get_running_loop()
         host, port = self._bind_host, self._self_peer.raft_port
         _check_port_free(host, port)
