@@ -210,7 +210,8 @@ class Admin:
         if problem is not None:
             raise ClientError(problem)
         targets = await self._targets(cluster, broker)
-        attributes = ",".join(f"{k}={v}" for k, v in (config.attributes or {}).items())
+        # `+key=value` sets, `-key` (no value) takes away.
+        attributes = ",".join(f"{k}={v}" if v else k for k, v in (config.attributes or {}).items())
         ext = {
             "topic": config.topic_name,
             "defaultTopic": AUTO_CREATE_TOPIC,

@@ -20,6 +20,7 @@ from batonmq.errors import ClientClosedError, NoMasterError, NoNameServerError, 
 from batonmq.name_servers import NameServers, name_servers_from
 from batonmq.retry import pause_ms
 from batonmq.route import TopicRoute, moved_masters, route_for_new_topic, topic_route
+from batonmq.silence_watch import Silence, SilenceWatch
 from protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from protocol.codes import RequestCode, ResponseCode
 from protocol.errors import BatonError, ConnectError, RequestTimeoutError
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 _ASK_NEXT_MASTER = frozenset(
     {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY}
 )
-_WATCH_TICK_S = 0.1
+_RECHECK_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,6 @@ class ClientMember:
         """A broker says that a consumer group gained or lost a member."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    topic: str
-    broker_name: str
-    address: str
-    suspect_at_ms: int
-
-
 class ClientInstance:
     """Start it inside a running loop; several producers and consumers may share one."""
 
@@ -102,9 +95,9 @@ class ClientInstance:
         self._routes: dict[str, TopicRoute] = {}
         self._flights: dict[str, asyncio.Task[TopicRoute]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._watched: dict[int, _Watched] = {}
-        self._watch_serial = 0
+        self._watch = SilenceWatch()
         self._watch_timer: asyncio.TimerHandle | None = None
+        self._watch_timer_ms = 0
         self._suspected: set[str] = set()
 
     # -- life ---------------------------------------------------------------------------------
@@ -367,23 +360,24 @@ class ClientInstance:
         request: RemotingCommand,
         timeout_ms: int,
         *,
-        suspicion_ms: int | None = None,
+        held_check_ms: int | None = None,
     ) -> RemotingCommand:
         """One request to a master, under watch. Raises ConnectError, RequestTimeoutError.
 
-        `suspicion_ms`: how long silence is normal for this request; default: the client's.
+        `held_check_ms`: set for a request that the broker may hold; how often to make sure that
+        it is held by a master.
         """
-        self._watch_serial += 1
-        serial = self._watch_serial
-        patience_ms = self.options.suspicion_ms if suspicion_ms is None else suspicion_ms
-        self._watched[serial] = _Watched(topic, broker_name, address, boot_ms() + patience_ms)
-        if self._watch_timer is None:
-            loop = asyncio.get_running_loop()
-            self._watch_timer = loop.call_later(_WATCH_TICK_S, self._watch_tick)
+        patience_ms = self.options.suspicion_ms if held_check_ms is None else held_check_ms
+        recheck_ms = _RECHECK_MS if held_check_ms is None else held_check_ms
+        now_ms = boot_ms()
+        silence = Silence(topic, broker_name, address)
+        serial = self._watch.begin(silence, now_ms, patience_ms, recheck_ms)
+        if self._watch_timer is None or now_ms + patience_ms < self._watch_timer_ms:
+            self._arm_watch(now_ms)
         try:
             return await self.remoting.invoke(address, request, timeout_ms)
         finally:
-            del self._watched[serial]
+            self._watch.end(serial)
 
     async def invoke_at_master(
         self,
@@ -426,33 +420,40 @@ class ClientInstance:
                 raise NoMasterError(broker_name, why)
             await asyncio.sleep(pause / 1000)
 
-    def _watch_tick(self) -> None:
-        self._watch_timer = None
-        if self._remoting is None or not self._watched:
-            return
-        now_ms = boot_ms()
-        silent = {w.address: w for w in self._watched.values() if w.suspect_at_ms <= now_ms}
-        for address, watched in silent.items():
-            if address not in self._suspected:
-                self._suspected.add(address)
-                self.spawn(self._look_for_new_master(watched))
-        loop = asyncio.get_running_loop()
-        self._watch_timer = loop.call_later(_WATCH_TICK_S, self._watch_tick)
+    def _arm_watch(self, now_ms: int) -> None:
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+            self._watch_timer = None
+        next_ms = self._watch.next_ms()
+        if next_ms is not None and self._remoting is not None:
+            loop = asyncio.get_running_loop()
+            delay_ms = max(next_ms - now_ms, 1)
+            self._watch_timer_ms = next_ms
+            self._watch_timer = loop.call_later(delay_ms / 1000, self._look_into_silence)
 
-    async def _look_for_new_master(self, watched: _Watched) -> None:
+    def _look_into_silence(self) -> None:
+        now_ms = boot_ms()
+        for silence in self._watch.due(now_ms):
+            if silence.address not in self._suspected:
+                self._suspected.add(silence.address)
+                self.spawn(self._look_for_new_master(silence))
+        self._watch_timer = None
+        self._arm_watch(now_ms)
+
+    async def _look_for_new_master(self, silence: Silence) -> None:
         try:
-            route = await self.refresh_route(watched.topic, suspects=(watched.address,))
+            route = await self.refresh_route(silence.topic, suspects=(silence.address,))
         except BatonError as error:
-            log.info("suspicion_unresolved address=%s why=%s", watched.address, error)
+            log.info("suspicion_unresolved address=%s why=%s", silence.address, error)
             return
         finally:
-            self._suspected.discard(watched.address)
-        now_master = route.master_address(watched.broker_name)
-        if now_master not in (None, watched.address):
+            self._suspected.discard(silence.address)
+        now_master = route.master_address(silence.broker_name)
+        if now_master not in (None, silence.address):
             log.info(
                 "master_silent broker_name=%s address=%s new_master=%s",
-                watched.broker_name,
-                watched.address,
+                silence.broker_name,
+                silence.address,
                 now_master,
             )
-            self.remoting.close_connection(watched.address)
+            self.remoting.close_connection(silence.address)

@@ -36,7 +36,13 @@ def parse_addresses(text: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def name_servers_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The addresses given, else those of NAMESRV_ADDR. Raises NoNameServerError if none."""
+    """The addresses given, else those of NAMESRV_ADDR. Raises NoNameServerError if none.
+
+    An empty list says that there shall be none: for a client that asks controllers or brokers
+    only. What needs a name server then raises NoNameServerError.
+    """
+    if given is not None and not isinstance(given, str) and len(given) == 0:
+        return ()
     addresses = parse_addresses(given) or parse_addresses(os.environ.get(NAMESRV_ADDR_VARIABLE))
     if not addresses:
         raise NoNameServerError(())

@@ -23,6 +23,7 @@ from batonmq.errors import (
     NoRouteError,
 )
 from batonmq.pull_result import PullResult, PullStatus
+from batonmq.push_options import HELD_CHECK_MS
 from batonmq.retry import means_not_master, pause_ms
 from batonmq.subscription import ALL, build_subscription
 from protocol.bodies import ConsumerData, SubscriptionData
@@ -31,7 +32,6 @@ from protocol.message import MessageExt, MessageQueue
 from protocol.topic_name import group_problem
 
 SUSPEND_MS = 15_000
-_SUSPICION_AFTER_SUSPEND_MS = 1_000
 
 
 class PullConsumer(ClientMember):
@@ -205,7 +205,7 @@ class PullConsumer(ClientMember):
                     failed_at,
                     request.command(),
                     left_ms,
-                    suspicion_ms=suspend_ms + _SUSPICION_AFTER_SUSPEND_MS if block else None,
+                    held_check_ms=HELD_CHECK_MS if block else None,
                 )
             except (ConnectError, RequestTimeoutError, NoNameServerError, NoMasterError) as error:
                 why = str(error)

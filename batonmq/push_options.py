@@ -7,14 +7,21 @@ from batonmq.consume_types import ConsumeFromWhere, MessageModel
 from batonmq.offset_store import default_offset_dir
 from batonmq.process_queue import FlowLimits
 
+HELD_CHECK_MS = 2_000
+
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """`suspend_ms`: how long a broker may hold an empty pull; `timeout_ms`: when it must answer."""
+    """`suspend_ms`: how long a broker may hold an empty pull; `timeout_ms`: when it must answer.
+
+    `held_check_ms`: while pulls are held, how often a name server is asked whether their broker
+    is still the master: a master that hangs holds them, too.
+    """
 
     batch: int = 32
     suspend_ms: int = 15_000
     timeout_ms: int = 30_000
+    held_check_ms: int = HELD_CHECK_MS
     limits: FlowLimits = field(default_factory=FlowLimits)
 
 

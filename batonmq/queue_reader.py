@@ -25,8 +25,6 @@ from protocol.message import MessageQueue
 
 log = logging.getLogger(__name__)
 
-# A held pull is answered within its suspension; only later is the master's silence suspicious.
-_SUSPICION_AFTER_SUSPEND_MS = 1_000
 _REFUSED_PAUSE_MS = 3_000
 _FLOW_CONTROL_PAUSE_MS = 20
 _LOCK_PAUSE_MS = 200
@@ -175,7 +173,7 @@ class QueueReader:
             address,
             request.command(),
             options.timeout_ms,
-            suspicion_ms=options.suspend_ms + _SUSPICION_AFTER_SUSPEND_MS,
+            held_check_ms=options.held_check_ms,
         )
         return read_pull_reply(reply, request, address)
 

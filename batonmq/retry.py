@@ -13,6 +13,7 @@ from protocol.codes import ResponseCode
 
 FIRST_PAUSE_MS = 5
 LAST_PAUSE_MS = 100
+GROWTH = 1.5
 
 # Tries for replies that another broker might answer better, but time will not.
 ELSEWHERE_TRIES = 3
@@ -70,7 +71,7 @@ def means_not_master(code: int) -> bool:
 
 def pause_ms(failures: int) -> int:
     """How long to wait before the next try after `failures` (>= 1) failed ones in a row."""
-    return min(FIRST_PAUSE_MS << min(failures - 1, 16), LAST_PAUSE_MS)
+    return min(round(FIRST_PAUSE_MS * GROWTH ** min(failures - 1, 16)), LAST_PAUSE_MS)
 
 
 ADVICE_BY_CODE: dict[int, str] = {

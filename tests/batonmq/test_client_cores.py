@@ -14,6 +14,7 @@ from batonmq.rebalance import plan_rebalance
 from batonmq.redelivery import redelivery_delay_ms
 from batonmq.retry import Verdict, judge_send_reply, means_not_master, pause_ms
 from batonmq.route import moved_masters, route_for_new_topic, topic_route
+from batonmq.silence_watch import Silence, SilenceWatch
 from batonmq.subscription import build_subscription, wanted_only
 from protocol.bodies import BrokerData, QueueData, TopicRouteData
 from protocol.errors import BatonError
@@ -267,10 +268,10 @@ def test_verdicts(code: int, verdict: Verdict) -> None:
 
 def test_pauses_start_small_grow_and_are_bounded() -> None:
     pauses = [pause_ms(n) for n in range(1, 100)]
-    assert pauses[:6] == [5, 10, 20, 40, 80, 100]
+    assert pauses[:9] == [5, 8, 11, 17, 25, 38, 57, 85, 100]
     assert pauses == sorted(pauses)
     assert max(pauses) == 100
-    assert sum(pauses[:5]) < 200, "an election is noticed soon after it ended"
+    assert sum(pauses[:6]) < 110, "an election is noticed soon after it ended"
 
 
 def test_role_change_codes() -> None:
@@ -279,6 +280,33 @@ def test_role_change_codes() -> None:
 
 def test_redelivery_delays_double_from_one_second_to_a_minute() -> None:
     assert [redelivery_delay_ms(n) for n in (1, 2, 3, 7, 1000)] == [1000, 2000, 4000, 60000, 60000]
+
+
+def test_silence_is_suspicious_after_its_patience_and_again_later() -> None:
+    watch = SilenceWatch()
+    assert watch.next_ms() is None
+    send = watch.begin(Silence("T", "a", "h:1"), 0, 300, 100)
+    held = watch.begin(Silence("T", "a", "h:1"), 0, 2000, 2000)
+    other = watch.begin(Silence("T", "b", "h:2"), 100, 300, 100)
+    assert watch.next_ms() == 300
+    assert watch.due(299) == []
+    assert [s.address for s in watch.due(300)] == ["h:1"]
+    assert [s.address for s in watch.due(400)] == ["h:1", "h:2"]
+    watch.end(send)
+    watch.end(other)
+    assert watch.next_ms() == 2000
+    assert len(watch.due(2000)) == 1
+    assert watch.next_ms() == 4000
+    watch.end(held)
+    assert watch.next_ms() is None
+
+
+def test_an_address_is_looked_into_once_for_all_its_requests() -> None:
+    watch = SilenceWatch()
+    for _ in range(5):
+        watch.begin(Silence("T", "a", "h:1"), 0, 300, 100)
+    assert len(watch.due(300)) == 1
+    assert watch.due(300) == []
 
 
 # -- routes and subscriptions -----------------------------------------------------------------

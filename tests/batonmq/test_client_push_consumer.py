@@ -263,15 +263,17 @@ def test_a_deposed_master_is_left_for_the_new_one() -> None:
     run(story)
 
 
-def test_a_pull_held_by_a_hung_master_is_given_up_for_the_new_one() -> None:
-    """The old master's sockets stay open and silent; the route poll finds the new master."""
+def test_pulls_held_by_a_hung_master_are_given_up_for_the_new_one() -> None:
+    """The old master's sockets stay open and silent; a look at the route finds the new master."""
 
     async def story(cluster: FakeCluster) -> None:
         collector = Collector()
         old = cluster.master()
         old.before[RequestCode.PULL_MESSAGE] += [silence] * 5
-        options = ClientOptions(suspicion_ms=20, route_poll_ms=10)
-        async with consumer_of(cluster, collector, client_options=options):
+        options = PushConsumerOptions(
+            from_where=ConsumeFromWhere.FIRST, pull=PullOptions(held_check_ms=10)
+        )
+        async with consumer_of(cluster, collector, options):
             await until(lambda: old.codes().count(RequestCode.PULL_MESSAGE) >= 4)
             cluster.elect(cluster.brokers["broker-a"][1])
             expected = fill(cluster, 4)
