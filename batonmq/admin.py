@@ -5,7 +5,6 @@ made; an error says where it stopped. Origin: DefaultMQAdminExtImpl.
 """
 
 import asyncio
-import json
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
@@ -27,6 +26,7 @@ from protocol.bodies import (
     ClusterInfo,
     ConsumeStats,
     EpochEntryCache,
+    GetConsumerListByGroupResponseBody,
     HARuntimeInfo,
     KVTable,
     SubscriptionGroupConfig,
@@ -230,7 +230,10 @@ class Admin:
         return targets
 
     async def delete_topic(self, topic: str, cluster: str) -> dict[str, str]:
-        """From all masters of the cluster, then from all name servers; returns the masters."""
+        """From all masters of the cluster, then from all name servers; returns the masters.
+
+        A name server that is down is passed over: it will learn its routes anew.
+        """
         targets = await self.masters(cluster)
         for address in targets.values():
             await self._ask(
@@ -243,9 +246,7 @@ class Admin:
             request, deadline_ms=self._deadline_ms()
         )
         for address, answer in answers.items():
-            if isinstance(answer, Exception):
-                raise answer
-            if answer.code != ResponseCode.SUCCESS:
+            if not isinstance(answer, Exception) and answer.code != ResponseCode.SUCCESS:
                 raise ResponseError(answer.code, answer.remark, address)
         self._client.forget_route(topic)
         return targets
@@ -386,8 +387,8 @@ class Admin:
             )
             reply = await self._client.remoting.invoke(address, request, self._timeout_ms)
             if reply.code == ResponseCode.SUCCESS:
-                document = json.loads(reply.body or b"{}")
-                members.update(document.get("consumerIdList") or ())
+                body = GetConsumerListByGroupResponseBody.decode(reply.body)
+                members.update(body.consumer_id_list)
         return tuple(sorted(members))
 
     async def consumer_progress(self, group: str, topic: str | None = None) -> GroupProgress:

@@ -117,7 +117,7 @@ class Producer(ClientMember):
         self._client = client or ClientInstance(name_servers, client_options)
         self._pickers: dict[str, QueuePicker] = {}
         self._templates: dict[str, TopicRoute] = {}
-        self._known_brokers: set[str] = set()
+        self._greeted: dict[str, TopicRoute] = {}
         self._running = False
         ip = host_bytes(self._client.ip, 0)[:-4]
         self._ids = UniqIdGenerator(ip, os.getpid(), wall_ms, instance_hash=random.getrandbits(31))
@@ -357,10 +357,9 @@ class Producer(ClientMember):
         )
         if self._client.cached_route(topic) is None:
             self._templates[topic] = route
-        new_brokers = set(route.masters().values()) - self._known_brokers
-        if new_brokers:
-            self._known_brokers |= new_brokers
-            self._client.spawn(self._client.send_heartbeats(new_brokers))
+        if self._greeted.get(topic) is not route:
+            self._greeted[topic] = route
+            self._client.spawn(self._client.send_heartbeats(route.masters().values()))
         return route
 
     def _stored(
