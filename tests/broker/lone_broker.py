@@ -1,0 +1,142 @@
+"""A broker outside controller mode in this process, and a client connection to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from broker.config import BrokerConfig, ReplicasConfig
+from broker.service import BrokerSections, BrokerService
+from ha.config import HAConfig
+from protocol.properties import encode_properties
+from remoting.client import RemotingClient
+from remoting.command import RemotingCommand
+from store.config import StoreConfig
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Lets the loop run until `done()`; the test's own time limit ends a vain wait."""
+    while not done():  # noqa: ASYNC110  what it waits for has no event of its own
+        await asyncio.sleep(0)
+
+
+def free_port() -> int:
+    """A port whose port - 2 is free as well."""
+    for _ in range(100):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port - 2))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+@dataclass(slots=True)
+class Rig:
+    """The broker and how to talk to it."""
+
+    service: BrokerService
+    client: RemotingClient
+
+    async def ask(
+        self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, vip: bool = False
+    ) -> RemotingCommand:
+        host, _, port = self.service.address.rpartition(":")
+        address = f"{host}:{int(port) - 2}" if vip else self.service.address
+        return await self.client.invoke(address, RemotingCommand.request(code, ext, body), 5000)
+
+    async def send(
+        self, topic: str = "T", body: bytes = b"x", *, queue: int = 0, **properties: str
+    ) -> RemotingCommand:
+        return await self.ask(310, send_header(topic, queue, properties), body)
+
+    async def pull(
+        self,
+        topic: str = "T",
+        *,
+        queue: int = 0,
+        offset: int = 0,
+        suspend_ms: int = 0,
+        tags: str = "*",
+        count: int = 32,
+    ) -> RemotingCommand:
+        return await self.ask(
+            11,
+            {
+                "consumerGroup": "g",
+                "topic": topic,
+                "queueId": str(queue),
+                "queueOffset": str(offset),
+                "maxMsgNums": str(count),
+                "sysFlag": str(4 | (2 if suspend_ms else 0)),
+                "commitOffset": "0",
+                "suspendTimeoutMillis": str(suspend_ms),
+                "subVersion": "0",
+                "subscription": tags,
+                "expressionType": "TAG",
+            },
+        )
+
+
+def send_header(topic: str, queue: int, properties: dict[str, str]) -> dict[str, str]:
+    return {
+        "a": "pg",
+        "b": topic,
+        "c": "TBW102",
+        "d": "4",
+        "e": str(queue),
+        "f": "0",
+        "g": "1700000000000",
+        "h": "0",
+        "i": encode_properties({"UNIQ_KEY": "KEY1", **properties}),
+        "j": "0",
+        "m": "false",
+    }
+
+
+@contextlib.asynccontextmanager
+async def lone_broker(folder: Path, **store: object) -> AsyncIterator[Rig]:
+    """Started, and closed at the end; `store` are fields of StoreConfig."""
+    fatal: list[BaseException] = []
+    settings: dict[str, object] = {
+        "store_path_root_dir": str(folder),
+        "mapped_file_size_commit_log": 1 << 20,
+        "mapped_file_size_consume_queue": 20_000,
+        "max_hash_slot_num": 1000,
+        "max_index_num": 4000,
+        **store,
+    }
+    sections = BrokerSections(
+        BrokerConfig(listen_port=free_port(), enable_controller_mode=False),
+        StoreConfig(**settings),  # type: ignore[arg-type]
+        HAConfig(),
+        ReplicasConfig(),
+    )
+    service = BrokerService(sections, fatal.append)
+    await service.start()
+    client = RemotingClient()
+    try:
+        yield Rig(service, client)
+    finally:
+        await client.close()
+        await service.close()
+    assert not fatal, fatal
+
+
+def run_with_broker(folder: Path, test: Callable[[Rig], Awaitable[None]], **store: object) -> None:
+    """Runs one coroutine against a fresh broker."""
+
+    async def play() -> None:
+        async with lone_broker(folder, **store) as rig:
+            await test(rig)
+
+    uvloop.run(play())

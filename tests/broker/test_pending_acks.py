@@ -1,0 +1,76 @@
+"""PendingAcks: code 0 leaves for confirmed bytes of the right epoch, and for nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from broker.pending_acks import PendingAcks
+from broker.replies import SendReplies
+
+REPLIES = SendReplies("DefaultRegion")
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def write(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    @property
+    def codes(self) -> list[int]:
+        return [json.loads(frame[8:])["code"] for frame in self.frames]
+
+
+def reply(opaque: int) -> bytes:
+    return REPLIES.ok(opaque, b"00", 0, opaque, b"KEY")
+
+
+def test_replies_leave_in_order_up_to_confirm_offset() -> None:
+    acks, sink = PendingAcks(3000), Sink()
+    for number, end in enumerate((100, 200, 300)):
+        acks.add(end, 0, sink, reply(number))
+    assert acks.confirm(99) == 0
+    assert acks.confirm(200) == 2
+    assert [json.loads(f[8:])["opaque"] for f in sink.frames] == [0, 1]
+    assert len(acks) == 1
+
+
+def test_r4_a_role_change_fails_what_waits_before_the_next_epoch_begins() -> None:
+    """1. Two writes wait in epoch 1. 2. The role changes: both are answered 14. 3. In epoch 2 the
+    same offsets are confirmed, with other bytes: nothing of epoch 1 is released by that."""
+    acks, sink = PendingAcks(3000), Sink()
+    acks.begin_epoch(1)
+    acks.add(100, 0, sink, reply(1))
+    acks.add(200, 0, sink, reply(2))
+    with pytest.raises(AssertionError, match="R4"):
+        acks.begin_epoch(2)
+    assert acks.fail_all(14, "role changed") == 2
+    acks.begin_epoch(2)
+    acks.confirm(10_000)
+    assert sink.codes == [14, 14]
+
+
+def test_a_late_write_is_answered_with_its_place_in_the_log() -> None:
+    """12 means stored: a Java client reads the extFields of such a reply like those of code 0."""
+    acks, sink = PendingAcks(3000), Sink()
+    acks.add(100, 0, sink, reply(7))
+    assert acks.expire(2999, lambda end: (12, "late")) == 0
+    assert acks.expire(3000, lambda end: (12, f"late at {end}")) == 1
+    header = json.loads(sink.frames[0][8:])
+    assert (header["code"], header["opaque"], header["remark"]) == (12, 7, "late at 100")
+    assert header["extFields"]["queueOffset"] == "7"
+
+
+def test_waiters_hear_once_how_it_ended() -> None:
+    acks = PendingAcks(3000)
+    heard: list[int] = []
+    acks.add_waiter(100, 0, lambda code, remark: heard.append(code))
+    acks.add_waiter(200, 0, lambda code, remark: heard.append(code))
+    acks.add_waiter(300, 0, lambda code, remark: heard.append(code))
+    acks.confirm(100)
+    acks.expire(3000, lambda end: (12 if end == 200 else 10, ""))
+    acks.fail_all(14, "")
+    assert heard == [0, 12, 10]

@@ -1,0 +1,56 @@
+"""PullHold: held pulls are woken by the message they wait for, by their deadline, or by nobody."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.pull_hold import Held, PullHold
+
+
+def held(name: str, *, queue: int = 0, offset: int = 0, deadline: int = 100, owner: object = 1):
+    return Held("T", queue, offset, deadline, owner, name)
+
+
+def names(items: list[Held[str]]) -> list[str]:
+    return [item.pull for item in items]
+
+
+def test_an_arrival_wakes_those_it_reaches() -> None:
+    hold: PullHold[str] = PullHold()
+    for item in (held("a", offset=5), held("b", offset=6), held("c", queue=1, offset=0)):
+        hold.hold(item)
+    assert names(hold.arrived("T", 0, 5)) == []
+    assert names(hold.arrived("T", 0, 6)) == ["a"]
+    assert names(hold.arrived("U", 0, 99)) == []
+    assert len(hold) == 2
+
+
+def test_deadlines_in_order_and_each_pull_answered_once() -> None:
+    hold: PullHold[str] = PullHold()
+    for item in (held("late", deadline=30), held("soon", deadline=10), held("next", deadline=20)):
+        hold.hold(item)
+    assert names(hold.expired(20)) == ["soon", "next"]
+    assert names(hold.arrived("T", 0, 1)) == ["late"]
+    assert hold.expired(1000) == [] and len(hold) == 0
+
+
+def test_a_closed_connection_is_forgotten() -> None:
+    hold: PullHold[str] = PullHold()
+    hold.hold(held("a", owner="x"))
+    hold.hold(held("b", owner="y"))
+    assert hold.drop_owner("x") == 1
+    assert names(hold.take_all()) == ["b"]
+    assert hold.queues() == [] and len(hold) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 50)), max_size=30))
+def test_nobody_is_woken_twice_or_forgotten(pulls: list[tuple[int, int, int]]) -> None:
+    hold: PullHold[str] = PullHold()
+    for number, (queue, offset, deadline) in enumerate(pulls):
+        hold.hold(held(str(number), queue=queue, offset=offset, deadline=deadline))
+    woken = (
+        names(hold.arrived("T", 0, 5)) + names(hold.expired(25)) + names(hold.arrived("T", 1, 9))
+    )
+    woken += names(hold.take_all())
+    assert sorted(woken, key=int) == [str(number) for number in range(len(pulls))]

@@ -1,0 +1,59 @@
+"""RoleGate: who may take writes, and what the others answer."""
+
+from __future__ import annotations
+
+from broker.role_gate import Role, RoleGate
+
+
+def opened(epoch: int = 1) -> RoleGate:
+    gate = RoleGate()
+    gate.opening(epoch)
+    gate.open()
+    return gate
+
+
+def code(gate: RoleGate) -> int | None:
+    return gate.refusal.code if gate.refusal else None
+
+
+def test_only_an_opened_master_takes_writes() -> None:
+    gate = RoleGate()
+    assert code(gate) == 14
+    gate.opening(3)
+    assert (code(gate), gate.role, gate.master_epoch) == (14, Role.FENCED, 3)
+    gate.open()
+    assert (code(gate), gate.role) == (None, Role.MASTER)
+    gate.follow(4)
+    assert (code(gate), gate.role) == (2, Role.SLAVE)
+    gate.fence()
+    assert code(gate) == 14
+
+
+def test_r36_a_master_without_lease_goes_on_while_its_whole_set_follows() -> None:
+    """1. The lease lapses (no controller majority), all followers are there: writes go on.
+    2. A follower is gone too: 14 at once. 3. Either comes back: open again."""
+    gate = opened()
+    gate.standing(lease=False, required_set_whole=True)
+    assert code(gate) is None
+    gate.standing(lease=False, required_set_whole=False)
+    assert code(gate) == 14
+    gate.standing(lease=True, required_set_whole=False)
+    assert code(gate) is None
+    gate.standing(lease=False, required_set_whole=False)
+    gate.standing(lease=False, required_set_whole=True)
+    assert code(gate) is None
+
+
+def test_a_lapsed_lease_says_nothing_to_a_slave() -> None:
+    gate = opened()
+    gate.follow(2)
+    gate.standing(lease=False, required_set_whole=True)
+    assert code(gate) == 2
+
+
+def test_nothing_opens_a_stopping_broker_again() -> None:
+    gate = opened()
+    gate.close("stopping")
+    gate.opening(9)
+    gate.open()
+    assert gate.refusal is not None and gate.refusal.remark == "stopping"
