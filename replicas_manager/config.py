@@ -24,7 +24,8 @@ class SessionTimings:
     """Times of the controller sessions in milliseconds; checked against each other by `check`."""
 
     heartbeat_ms: int = 100
-    """brokerSessionHeartbeatMs: period towards the leader, and towards all while none is known."""
+    """brokerSessionHeartbeatMs: a master's period towards the leader, and everybody's towards all
+    while no leader is known. Others, who have no lease to renew, take twice that."""
     follower_heartbeat_ms: int = 500
     """brokerSessionFollowerHeartbeatMs: period towards controllers known not to lead."""
     session_timeout_ms: int = 800
@@ -46,10 +47,10 @@ class SessionTimings:
                 f"brokerSessionTimeoutMs={self.session_timeout_ms} must be above "
                 f"masterLeaseMs={self.master_lease_ms} plus 100 ms and 2 %"
             )
-        if not self.heartbeat_ms <= self.follower_heartbeat_ms < self.session_timeout_ms:
+        if not 2 * self.heartbeat_ms <= self.follower_heartbeat_ms < self.session_timeout_ms:
             raise ValueError(
                 f"brokerSessionFollowerHeartbeatMs={self.follower_heartbeat_ms} must lie between "
-                f"brokerSessionHeartbeatMs={self.heartbeat_ms} and "
+                f"2 x brokerSessionHeartbeatMs={self.heartbeat_ms} and "
                 f"brokerSessionTimeoutMs={self.session_timeout_ms}"
             )
 

@@ -156,20 +156,45 @@ class Controllers:
     # ---------------------------------------------------------------------------------- what is due
 
     def due(
-        self, now_ms: int, deadlines: list[int], key: tuple[int, int], *, tell_loss: bool
+        self,
+        now_ms: int,
+        deadlines: list[int],
+        key: tuple[int, int],
+        *,
+        master: bool,
+        tell_loss: bool,
     ) -> list[Effect]:
-        """Heartbeats, silent sessions, a lost leader. `key` goes out with the heartbeats."""
+        """Heartbeats, silent sessions, a lost leader. `key` goes out with the heartbeats.
+
+        Only a `master` has a lease to renew: others take every second turn with the leader.
+        """
         timings = self._timings
+        pace_ms = timings.heartbeat_ms if master else 2 * timings.heartbeat_ms
         if self.leader is not None:
-            silent_ms = self._sessions[self.leader].heard_ms + 3 * timings.heartbeat_ms
+            silent_ms = self._sessions[self.leader].heard_ms + 3 * pace_ms
             if now_ms >= silent_ms:
                 self._unlead(now_ms)
             else:
                 deadlines.append(silent_ms)
         effects: list[Effect] = []
+        # A message that travels alone costs twice as much: what is nearly due goes along.
+        open_sessions = [s for s in self._sessions.values() if not s.closing]
+        together = any(now_ms >= session.heartbeat_due_ms for session in open_sessions)
+        horizon_ms = now_ms + (pace_ms // 2 if together else 0)
         for controller, session in self._sessions.items():
-            if not session.closing:
-                effects += self._session_due(controller, session, now_ms, deadlines, key)
+            if session.closing:
+                continue
+            silent_ms = session.heard_ms + 2 * timings.session_timeout_ms
+            if now_ms >= silent_ms:
+                session.closing = True
+                reason = f"silent for {now_ms - session.heard_ms} ms"
+                effects.append(CloseSession(controller, reason))
+                continue
+            if horizon_ms >= session.heartbeat_due_ms:
+                session.sequence += 1
+                session.heartbeat_due_ms = now_ms + self._period_ms(controller, pace_ms)
+                effects.append(SendHeartbeat(controller, session.sequence, now_ms, *key))
+            deadlines += (silent_ms, session.heartbeat_due_ms)
         if tell_loss and self.leader is None and not self._lost_said:
             lost_ms = self._leader_heard_ms + timings.session_timeout_ms
             if now_ms >= lost_ms:
@@ -180,26 +205,7 @@ class Controllers:
                 deadlines.append(lost_ms)
         return effects
 
-    def _session_due(
-        self,
-        controller: str,
-        session: _Session,
-        now_ms: int,
-        deadlines: list[int],
-        key: tuple[int, int],
-    ) -> list[Effect]:
-        timings = self._timings
-        silent_ms = session.heard_ms + 2 * timings.session_timeout_ms
-        if now_ms >= silent_ms:
-            session.closing = True
-            return [CloseSession(controller, f"silent for {now_ms - session.heard_ms} ms")]
-        effects: list[Effect] = []
-        if now_ms >= session.heartbeat_due_ms:
-            session.sequence += 1
-            follower = self.leader is not None and controller != self.leader
-            session.heartbeat_due_ms = now_ms + (
-                timings.follower_heartbeat_ms if follower else timings.heartbeat_ms
-            )
-            effects.append(SendHeartbeat(controller, session.sequence, now_ms, *key))
-        deadlines += (silent_ms, session.heartbeat_due_ms)
-        return effects
+    def _period_ms(self, controller: str, pace_ms: int) -> int:
+        if self.leader is None:
+            return self._timings.heartbeat_ms
+        return pace_ms if controller == self.leader else self._timings.follower_heartbeat_ms

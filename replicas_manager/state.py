@@ -197,7 +197,11 @@ class ReplicasState:
             now_ms, deadlines, self._controllers.target(), self.broker_id
         )
         effects += self._controllers.due(
-            now_ms, deadlines, self._heartbeat_key(), tell_loss=self.registered
+            now_ms,
+            deadlines,
+            self._heartbeat_key(),
+            master=self.role is Role.MASTER,
+            tell_loss=self.registered,
         )
         effects += self._lease_due(now_ms, deadlines)
         effects += self._action_due(now_ms, deadlines)

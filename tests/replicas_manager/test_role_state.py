@@ -494,7 +494,7 @@ def heartbeats(effects: list[Effect]) -> dict[str, int]:
 
 
 def test_heartbeats_go_fast_to_the_leader_and_slowly_to_the_others(script: Script) -> None:
-    script.register()
+    script.master()
     script.until(script.now_ms + 1)
     seen: list[Effect] = []
     for _ in range(10):
@@ -507,9 +507,27 @@ def test_heartbeats_go_fast_to_the_leader_and_slowly_to_the_others(script: Scrip
     assert counts[C2] == counts[C3] == 2
 
 
-def test_a_silent_leader_makes_all_heartbeats_fast(script: Script) -> None:
-    """The leader hangs: its successor must be found before the lease ends."""
+def test_a_slave_takes_every_second_turn_and_all_heartbeats_go_together(script: Script) -> None:
+    """It has no lease to renew; a session is given up after 800 ms of silence."""
     script.register()
+    script.on(ViewReceived(C1, view(2, 1, 1)))
+    turns: set[int] = set()
+    seen: list[Effect] = []
+    for _ in range(10):
+        script.answer(C1)
+        script.answer(C2, leader=False)
+        script.answer(C3, leader=False)
+        effects = script.until(script.now_ms + 100)
+        turns |= {e.sent_ms for e in effects if isinstance(e, SendHeartbeat)}
+        seen += effects
+    assert heartbeats(seen)[C1] == 5
+    assert heartbeats(seen)[C2] <= 3
+    assert len(turns) <= 6
+
+
+def test_a_silent_leader_makes_all_heartbeats_fast(script: Script) -> None:
+    """The leader hangs: its successor must be found before the master's lease ends."""
+    script.master()
     script.until(script.now_ms + 300)
     assert script.core.leader is None
     seen = script.until(script.now_ms + 300)
