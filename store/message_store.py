@@ -187,9 +187,9 @@ class MessageStore:
             self._release()
 
     def abandon(self) -> None:
-        """Let go of files and lock, as the end of the process would: nothing more is written.
+        """Let go of files and lock without syncing anything; the abort mark stays.
 
-        For a broker whose disk failed, and for tests of what a kill leaves behind.
+        For a broker whose disk failed: what is there is recovered at the next start.
         """
         if not self._is_open:
             return

@@ -87,7 +87,7 @@ def _check(
         return None
     digits = tail[-2:-12:-1]
     crc = _crc32(view[position : end - CRC_TAIL_SIZE]) & 0x7FFFFFFF
-    if not digits.isdigit() or int(digits) != crc:
+    if tail[-1] != 2 or not digits.isdigit() or int(digits) != crc:
         return None
     return size, queue_id, queue_offset, stored_at, topic_end, tail
 

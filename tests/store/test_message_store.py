@@ -1,0 +1,433 @@
+"""The store as a master: put, confirm, read."""
+
+import errno
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.record import decode_record, decode_records
+from protocol.tags import tags_code
+from store.appender import BatchItem
+from store.consume_queue import Boundary
+from store.errors import (
+    PutIllegal,
+    PutPropertiesTooLong,
+    PutRefused,
+    PutUnavailable,
+    StoreFormatError,
+    StoreLockedError,
+)
+from store.read_result import GetMessageStatus
+
+FOREVER_MS = 2**62
+
+
+def items(*bodies):
+    return [BatchItem(body, b"", 0, None, None) for body in bodies]
+
+
+def put_batch(rig, store, *bodies):
+    return store.put_batch("T", 0, items(*bodies), born_timestamp=1, born_host=rig.host)
+
+
+# --- putting ---
+
+
+def test_a_put_is_in_the_log_after_its_turn_and_visible_once_confirmed(rig):
+    """G4: a record is written at the end of the turn, and nobody sees it before it is confirmed."""
+    store = rig.open_master()
+    first = rig.put(store, b"one")
+    second = rig.put(store, b"two")
+    assert store.max_phy_offset == 0
+    assert second.physical_offset == first.end_offset and second.queue_offset == 1
+    assert store.end_turn() == store.max_phy_offset == second.end_offset
+    assert store.max_offset_in_queue("T", 0) == 0
+    assert store.look_message_by_offset(0) is None
+    assert store.advance_confirm_offset(first.end_offset) == first.end_offset
+    assert rig.read_bodies(store) == [b"one"]
+    assert store.look_message_by_offset(second.physical_offset) is None
+    store.advance_confirm_offset(second.end_offset)
+    assert rig.read_bodies(store) == [b"one", b"two"]
+    assert decode_record(store.look_message_by_offset(second.physical_offset)).body == b"two"
+
+
+def test_r15_confirm_offset_never_falls_and_is_a_message_end(rig):
+    """An ack within a record confirms the records before it; a lower one changes nothing."""
+    store = rig.open_master()
+    ends = [rig.put(store).end_offset for _ in range(3)]
+    store.end_turn()
+    assert store.advance_confirm_offset(ends[1] + 5) == ends[1]
+    assert store.advance_confirm_offset(ends[0]) == ends[1]
+    assert store.advance_confirm_offset(ends[2] + 1000) == ends[2]
+
+
+def test_a_record_that_does_not_fit_goes_to_the_next_segment_behind_a_blank(rig):
+    """The end of a file keeps 8 bytes for a blank; offsets and bytes agree on both sides of it."""
+    store = rig.open_master()
+    while rig.put(store, bytes(900)).physical_offset < 8192:
+        pass
+    store.advance_confirm_offset(store.end_turn())
+    result = store.get_message("T", 0, 0, 32)
+    assert [r.physical_offset for r in decode_records(b"".join(result.parts))][-1] == 8192
+    assert len(result.parts) == 2
+    assert store.log_view(0, 20000).nbytes == 8192
+
+
+def test_one_record_may_fill_a_segment_to_the_last_place(rig):
+    store = rig.open_master()
+    size = rig.put(store, b"").size
+    assert rig.put(store, bytes(8192 - 8 - 2 * size)).physical_offset == size
+    assert rig.put(store, b"").physical_offset == 8192
+    with pytest.raises(PutIllegal):
+        rig.put(store, bytes(8192 - 8 - size + 1))
+    assert rig.put(store, bytes(8192 - 8 - size)).physical_offset == 16384
+
+
+def test_a_batch_is_never_split_over_two_segments(rig):
+    """Its records are adjacent and numbered on; what does not fit goes to the next segment."""
+    store = rig.open_master()
+    rig.put(store, bytes(6000))
+    results = put_batch(rig, store, bytes(500), bytes(500), bytes(500), bytes(500))
+    assert [r.physical_offset // 8192 for r in results] == [1, 1, 1, 1]
+    assert [r.queue_offset for r in results] == [1, 2, 3, 4]
+    assert all(a.end_offset == b.physical_offset for a, b in pairwise(results))
+    with pytest.raises(PutIllegal):
+        put_batch(rig, store, *[bytes(1000)] * 9)
+    store.advance_confirm_offset(store.end_turn())
+    assert [len(body) for body in rig.read_bodies(store)] == [6000, 500, 500, 500, 500]
+
+
+def test_limits_of_a_message(rig):
+    store = rig.open_master(max_message_size=1000)
+    with pytest.raises(PutIllegal):
+        rig.put(store, bytes(1001))
+    with pytest.raises(PutPropertiesTooLong):
+        rig.put(store, keys=bytes(32767))
+    with pytest.raises(PutIllegal):
+        put_batch(rig, store, b"x", bytes(1001))
+    assert rig.put(store, bytes(1000)).queue_offset == 0
+
+
+def test_a_store_that_is_no_master_takes_no_puts(rig):
+    store = rig.open()
+    with pytest.raises(PutUnavailable):
+        rig.put(store)
+    store.prepare_master()
+    rig.put(store)
+    assert store.stop_writes() == store.max_phy_offset > 0
+    with pytest.raises(PutUnavailable):
+        rig.put(store)
+
+
+def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, monkeypatch):
+    """R26: segments are allocated before use, so a full disk is an error of one put."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, bytes(5000))
+    real = os.posix_fallocate
+
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(store.log, "preallocate_next", lambda: None)
+    with pytest.raises(PutRefused, match="No space left"):
+        rig.put(store, bytes(5000))
+    assert store.end_turn() == end
+    assert rig.put(store, b"small").physical_offset == end
+    monkeypatch.setattr(os, "posix_fallocate", real)
+    assert rig.put(store, bytes(5000)).queue_offset == 2
+    store.advance_confirm_offset(store.end_turn())
+    assert [len(body) for body in rig.read_bodies(store)] == [5000, 5, 5000]
+    assert not list((rig.root / "commitlog" / ".baton").glob("0*"))
+
+
+def test_prepared_and_rollback_records_take_no_place_in_their_queue(rig):
+    """Transaction bits 4 and 0xC: queue offset 0, no unit; only the prepared one is indexed."""
+    store = rig.open_master()
+    prepared = rig.put(store, b"half", uniq_key=b"P", sys_flag=0x4)
+    rollback = rig.put(store, b"undo", uniq_key=b"R", sys_flag=0xC)
+    plain = rig.put(store, b"plain")
+    assert (prepared.queue_offset, rollback.queue_offset, plain.queue_offset) == (0, 0, 0)
+    store.advance_confirm_offset(store.end_turn())
+    assert rig.read_bodies(store) == [b"plain"]
+    assert len(store.query_message("T", "P", 9, 0, FOREVER_MS).parts) == 1
+    assert store.query_message("T", "R", 9, 0, FOREVER_MS).parts == []
+
+
+def test_long_topics_and_ipv6_hosts(rig):
+    """Record format V2 and the longer host fields survive put, restart and read."""
+    topic = "%RETRY%" + "g" * 140
+    store = rig.open_master()
+    born = bytes(16) + b"\0\0\x2a\x9f"
+    store.put_message(topic, 1, b"v2", b"", 0, None, None, born_timestamp=1, born_host=born)
+    store.advance_confirm_offset(store.end_turn())
+    rig.kill(store)
+    store = rig.open(controller_mode=False)
+    assert rig.read_bodies(store, topic, 1) == [b"v2"]
+    assert store.message_store_timestamp(topic, 1, 0) == rig.now_ms
+
+
+# --- listeners and system records ---
+
+
+def test_arrival_is_told_once_per_queue_and_advance(rig):
+    store = rig.open_master()
+    told = []
+    store.on_arrival(lambda *arrival: told.append(arrival))
+    for queue_id in (0, 1, 0):
+        rig.put(store, queue_id=queue_id)
+    store.advance_confirm_offset(store.end_turn())
+    assert sorted(told) == [("T", 0, 2), ("T", 1, 1)]
+
+
+def test_r31_system_records_reach_their_handler_in_log_order_and_have_no_queue(rig):
+    """Topic changes travel in the log: master, slave and a restarted replica apply them alike."""
+    applied = []
+
+    def hook(store):
+        store.on_system_record["SYS"] = lambda head, body: applied.append((head.topic, body))
+
+    rig.before_open = hook
+    store = rig.open_master()
+    rig.put(store, b"create", topic="SYS")
+    rig.put(store, b"message")
+    rig.put(store, b"delete", topic="SYS")
+    store.advance_confirm_offset(store.end_turn())
+    assert applied == [(b"SYS", b"create"), (b"SYS", b"delete")]
+    assert store.get_message("SYS", 0, 0, 1).status is GetMessageStatus.NO_MATCHED_LOGIC_QUEUE
+    assert store.queue_ids("SYS") == [] and store.queue_ids("T") == [0]
+    rig.kill(store)
+    applied.clear()
+    rig.open(controller_mode=False)
+    assert applied == [(b"SYS", b"create"), (b"SYS", b"delete")]
+
+
+def test_r31_a_replica_announces_queues_that_its_log_shows(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"x", topic="New", queue_id=3)
+    rig.kill(store)
+    shown = []
+    rig.before_open = lambda store: setattr(
+        store, "on_unknown_topic", lambda topic, queue_id: shown.append((topic, queue_id))
+    )
+    rig.open(controller_mode=False)
+    assert shown == [("New", 3)]
+
+
+def test_a_deleted_topic_numbers_alike_on_master_and_slave(rig):
+    """1 master puts m0; deletion D; m1 before D is confirmed. 2 D is dispatched on both.
+
+    On a slave m1 shows up with queue offset 1 behind D. The master must number the same, or the
+    slave would drop what the master puts next.
+    """
+
+    def hook(store):
+        store.on_system_record["SYS"] = lambda head, body: store.delete_topic(body.decode())
+
+    rig.before_open = hook
+    store = rig.open_master()
+    rig.put_confirmed(store, b"m0")
+    deletion = rig.put(store, b"T", topic="SYS")
+    rig.put(store, b"m1")
+    store.end_turn()
+    store.advance_confirm_offset(deletion.end_offset)
+    assert store.max_offset_in_queue("T", 0) == 0
+    rig.put_confirmed(store, b"m2")
+    state = (store.min_offset_in_queue("T", 0), store.max_offset_in_queue("T", 0))
+    assert rig.read_bodies(store) == [b"m1", b"m2"] and state == (1, 3)
+    rig.kill(store)
+    replica = rig.open(controller_mode=False)
+    assert rig.read_bodies(replica) == [b"m1", b"m2"]
+
+
+# --- reading ---
+
+
+def test_statuses_of_offsets_outside_the_queue(rig):
+    store = rig.open_master()
+    status = lambda offset: store.get_message("T", 0, offset, 32)  # noqa: E731
+    assert status(0).status is GetMessageStatus.NO_MATCHED_LOGIC_QUEUE
+    rig.put_confirmed(store, b"a", b"b")
+    assert status(2).status is GetMessageStatus.OFFSET_OVERFLOW_ONE
+    assert status(2).next_begin_offset == 2
+    assert status(9).status is GetMessageStatus.OFFSET_OVERFLOW_BADLY
+    assert status(9).next_begin_offset == 2
+    assert status(-1).status is GetMessageStatus.OFFSET_TOO_SMALL
+    assert status(-1).next_begin_offset == 0
+
+
+def test_r28_a_new_master_holds_a_pull_between_its_visible_end_and_its_log_end(rig):
+    """1 a consumer read up to 3 from the old master. 2 the new one knows 1 as confirmed so far.
+
+    Correcting the consumer back to 1 would deliver twice; it is held instead.
+    """
+    store = rig.open_master()
+    ends = [rig.put(store).end_offset for _ in range(3)]
+    store.end_turn()
+    store.advance_confirm_offset(ends[0])
+    held = store.get_message("T", 0, 3, 32)
+    assert held.status is GetMessageStatus.OFFSET_OVERFLOW_ONE
+    assert held.next_begin_offset == 3 and held.max_offset == 1
+    assert store.next_offset_in_queue("T", 0) == 3
+    assert store.get_message("T", 0, 4, 32).next_begin_offset == 1
+    assert store.max_offset_in_queue("T", 0) == 1
+    assert store.offset_in_queue_by_time("T", 0, FOREVER_MS, Boundary.LOWER) == 1
+
+
+def test_r28_nothing_of_a_queue_is_told_before_it_is_confirmed(rig):
+    store = rig.open_master()
+    rig.put(store, uniq_key=b"U")
+    store.end_turn()
+    assert store.get_message("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
+    assert store.get_message("T", 0, 1, 32).next_begin_offset == 1
+    assert store.query_message("T", "U", 9, 0, FOREVER_MS).parts == []
+
+
+def test_a_pull_is_filtered_by_tag_and_ends_at_its_limits(rig):
+    store = rig.open_master()
+    for number in range(12):
+        rig.put(store, b"%d" % number, tag="A" if number % 3 == 0 else "B")
+    store.advance_confirm_offset(store.end_turn())
+    wanted = frozenset({tags_code("A")})
+    result = store.get_message("T", 0, 1, 2, None, wanted)
+    assert [r.body for r in decode_records(b"".join(result.parts))] == [b"3", b"6"]
+    assert result.next_begin_offset == 9
+    none = store.get_message("T", 0, 10, 9, None, wanted)
+    assert (none.status, none.next_begin_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 12)
+    size = store.get_message("T", 0, 0, 1).size
+    assert store.get_message("T", 0, 0, 32, 2 * size).message_count == 2
+    assert store.get_message("T", 0, 0, 32, 1).message_count == 1
+
+
+def test_a_pull_from_disk_is_shorter_than_one_from_memory(rig):
+    store = rig.open_master(
+        max_transfer_count_on_message_in_memory=10,
+        max_transfer_count_on_message_in_disk=3,
+    )
+    rig.put_confirmed(store, *[b"m"] * 20)
+    assert store.get_message("T", 0, 0, 32).message_count == 10
+    rig.kill(store)
+    store = rig.open(
+        controller_mode=False,
+        max_transfer_count_on_message_in_disk=3,
+        access_message_in_memory_max_ratio=0,
+    )
+    result = store.get_message("T", 0, 0, 32)
+    assert result.message_count == 3 and result.suggest_pulling_from_slave
+
+
+def test_key_query_compares_the_real_key(rig):
+    """The index knows hashes only: "Aa" and "BB" share one in Java."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"1", uniq_key=b"Aa", keys=b"k1 k2")
+    rig.put_confirmed(store, b"2", uniq_key=b"BB", keys=b"k2")
+    found = lambda key: [  # noqa: E731
+        decode_record(part).body for part in store.query_message("T", key, 9, 0, FOREVER_MS).parts
+    ]
+    assert found("Aa") == [b"1"] and found("BB") == [b"2"]
+    assert found("k2") == [b"2", b"1"] and found("k") == []
+    assert store.query_message("T", "k2", 1, 0, FOREVER_MS).index_last_update_phyoffset > 0
+
+
+def test_offsets_by_time(rig):
+    store = rig.open_master()
+    for _ in range(3):
+        rig.now_ms += 1000
+        rig.put_confirmed(store, b"m")
+    last = rig.now_ms
+    by_time = lambda ms, b: store.offset_in_queue_by_time("T", 0, ms, b)  # noqa: E731
+    assert by_time(last - 1500, Boundary.LOWER) == 1
+    assert by_time(last - 1500, Boundary.UPPER) == 0
+    assert by_time(last + 1, Boundary.LOWER) == 3
+    assert store.earliest_message_time("T", 0) == last - 2000
+    assert store.message_store_timestamp("T", 0, 2) == last
+    assert store.message_store_timestamp("T", 0, 3) == -1
+
+
+def test_an_offset_within_a_record_is_no_message(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"body")
+    assert store.look_message_by_offset(7) is None
+    assert store.look_message_by_offset(-1) is None
+
+
+# --- one process, and the shape of files ---
+
+
+def test_a_second_store_on_the_same_folder_is_refused(rig):
+    rig.open()
+    with pytest.raises(StoreLockedError) as refused:
+        rig.open()
+    assert refused.value.pid == os.getpid()
+
+
+def test_a_second_process_is_refused_and_the_error_names_the_first(rig):
+    """A second broker on one data directory."""
+    rig.open()
+    script = (
+        "import sys; from pathlib import Path; from store.lock_file import StoreLock\n"
+        "try: StoreLock(Path(sys.argv[1])).acquire()\n"
+        "except Exception as error: print(error)"
+    )
+    command = [sys.executable, "-c", script, str(rig.root / "lock")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"process {os.getpid()}" in output
+    assert (rig.root / "lock").read_bytes() == b"lock"
+
+
+def test_a_segment_of_another_length_stops_the_start_by_name(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"m")
+    store.close()
+    with pytest.raises(StoreFormatError, match="mappedFileSizeCommitLog is 4096"):
+        rig.open(mapped_file_size_commit_log=4096)
+    with rig.segment(0).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(StoreFormatError, match="8193 bytes"):
+        rig.open()
+
+
+def test_an_empty_last_file_is_deleted(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"m")
+    store.close()
+    rig.segment(1).touch()
+    store = rig.open()
+    assert rig.read_bodies(store) == [b"m"] and not rig.segment(1).exists()
+
+
+def test_the_log_id_stays_with_its_log(rig):
+    store = rig.open()
+    log_id = store.log_id
+    store.close()
+    assert rig.open().log_id == log_id
+
+
+def test_runtime_info_has_javas_names(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"m")
+    info = store.runtime_info()
+    assert info["commitLogMaxOffset"] == info["confirmOffset"] == str(store.max_phy_offset)
+    assert info["putMessageTimesTotal"] == "1" and info["commitLogMinOffset"] == "0"
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2500)), max_size=30))
+def test_turns_of_any_shape_read_back_in_order(store_in, shape):
+    """Whatever the sizes, queues, turns and rolls: each queue reads back what was put there."""
+    with store_in() as (rig, store):
+        put = {queue_id: [] for queue_id, _ in shape}
+        for number, (queue_id, size) in enumerate(shape):
+            body = b"%06d" % number + bytes(size)
+            put[queue_id].append(body)
+            rig.put(store, body, queue_id=queue_id)
+            if size % 3 == 0:
+                store.advance_confirm_offset(store.end_turn())
+        store.advance_confirm_offset(store.end_turn())
+        for queue_id, bodies in put.items():
+            assert rig.read_bodies(store, "T", queue_id) == bodies

@@ -1,0 +1,135 @@
+"""Old segments go by age, or because the disk fills up; what points into them goes with them."""
+
+import asyncio
+import os
+
+import pytest
+
+from epoch.entry import EpochEntry
+from store.config import StoreConfig
+from store.errors import PutUnavailable
+from store.expiry import DiskUse, decide_expiry
+
+HOUR_MS = 3_600_000
+NOW_MS = 1_000 * HOUR_MS
+CONFIG = StoreConfig()
+OLD, YOUNG = NOW_MS - 80 * HOUR_MS, NOW_MS - HOUR_MS
+
+
+@pytest.mark.parametrize(
+    ("ages", "hour", "disk", "manual", "count", "full"),
+    [
+        ([OLD, OLD, YOUNG], 4, 0.1, False, 2, False),
+        ([OLD, OLD, YOUNG], 5, 0.1, False, 0, False),
+        ([OLD, YOUNG, OLD], 4, 0.1, False, 1, False),
+        ([OLD, YOUNG], 5, 0.76, False, 1, False),
+        ([YOUNG, YOUNG], 5, 0.84, False, 0, False),
+        ([YOUNG, YOUNG], 5, 0.86, False, 2, False),
+        ([YOUNG], 5, 0.91, False, 1, True),
+        ([OLD, YOUNG], 5, 0.1, True, 1, False),
+        ([OLD] * 30, 4, 0.1, False, 10, False),
+        ([], 4, 0.95, False, 0, True),
+    ],
+)
+def test_what_may_go(ages, hour, disk, manual, count, full):
+    """deleteWhen and fileReservedTime by day, watermarks 75/85/90 at any hour, 10 a round."""
+    decision = decide_expiry(
+        CONFIG, ages, now_ms=NOW_MS, hour=hour, disk=DiskUse(disk), manual=manual
+    )
+    assert (decision.count, decision.disk_full) == (count, full)
+
+
+def test_without_forced_cleaning_young_files_stay():
+    config = StoreConfig(clean_file_forcibly_enable=False)
+    decision = decide_expiry(config, [YOUNG], now_ms=NOW_MS, hour=5, disk=DiskUse(0.95))
+    assert (decision.count, decision.disk_full) == (0, True)
+
+
+@pytest.mark.parametrize("text", ["4 am", "24", "04;x"])
+def test_delete_when_must_list_hours(text):
+    with pytest.raises(ValueError, match="deleteWhen"):
+        StoreConfig(delete_when=text)
+
+
+def filled(rig):
+    store = rig.open_master(delete_when="")
+    store.epochs.append(EpochEntry(1, 0))
+    rig.put_confirmed(store, *[b"%02d" % n + bytes(1000) for n in range(30)], uniq_key=b"U")
+    store.epochs.append(EpochEntry(2, store.max_phy_offset))
+    return store
+
+
+def age(rig, count):
+    for number in range(count):
+        os.utime(rig.segment(number), (0, 0))
+
+
+def test_expired_segments_take_their_units_with_them(rig):
+    store = filled(rig)
+    age(rig, 2)
+    assert store.clean_expired() == 0, "not at this hour"
+    assert store.clean_expired(manual=True) == 2
+    assert store.min_phy_offset == 16384 and not rig.segment(1).exists()
+    first = store.min_offset_in_queue("T", 0)
+    assert 0 < first == 30 - len(rig.read_bodies(store))
+    assert store.get_message("T", 0, 0, 32).next_begin_offset == first
+    assert store.look_message_by_offset(0) is None
+    assert all(store.query_message("T", "U", 64, 0, 2**62).parts)
+    store.close()
+    store = rig.open()
+    assert (store.min_phy_offset, store.min_offset_in_queue("T", 0)) == (16384, first)
+    assert store.suspect is None
+
+
+def test_the_last_segment_and_what_is_not_confirmed_stay(rig):
+    store = rig.open_master(delete_when="")
+    puts = [rig.put(store, bytes(1000)) for _ in range(30)]
+    store.end_turn()
+    store.advance_confirm_offset(puts[9].end_offset)
+    age(rig, 5)
+    assert store.clean_expired(manual=True) == 1
+    store.advance_confirm_offset(puts[-1].end_offset)
+    store.clean_expired(manual=True)
+    assert not rig.segment(3).exists() and rig.segment(4).exists()
+
+
+def test_r25_the_epoch_prefix_goes_with_the_segments_but_never_the_last_entry(rig):
+    store = filled(rig)
+    store.epochs.append(EpochEntry(3, store.max_phy_offset))
+    age(rig, 5)
+    store.clean_expired(manual=True)
+    assert [entry.epoch for entry in store.epochs.entries][-1] == 3
+    assert store.epochs.entries[0].end_offset > store.min_phy_offset
+
+
+def test_a_full_disk_refuses_puts_until_there_is_room(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"m")
+    rig.disk_ratio = 0.95
+    store.clean_expired()
+    with pytest.raises(PutUnavailable, match="disk is full"):
+        rig.put(store)
+    store.prepare_master()
+    assert not store.is_writable
+    rig.disk_ratio = 0.5
+    store.clean_expired()
+    assert rig.put(store).queue_offset == 1
+
+
+def test_views_of_an_expired_segment_stay_readable(rig):
+    """A reply is still being sent from a segment that is taken away under it."""
+    store = filled(rig)
+    view = store.log_view(0, 100)
+    before = bytes(view)
+    age(rig, 1)
+
+    async def clean():
+        store.start(asyncio.get_running_loop(), pytest.fail)
+        assert store.clean_expired(manual=True) == 1
+        async with asyncio.timeout(10):
+            while rig.segment(0).exists():  # noqa: ASYNC110  a thread unlinks it
+                await asyncio.sleep(0)
+        store.abandon()
+
+    asyncio.run(clean())
+    assert bytes(view) == before

@@ -1,0 +1,256 @@
+"""The store as a slave: bytes as they come, dispatch behind confirmOffset, and taking over."""
+
+import asyncio
+import errno
+import os
+
+import pytest
+
+from store.errors import StoreStateError
+
+
+def log_of(store):
+    """All bytes of a store's log."""
+    data, offset = b"", store.min_phy_offset
+    while view := bytes(store.log_view(offset, 1 << 20)):
+        data += view
+        offset += len(view)
+    return data
+
+
+async def until(is_done):
+    """Let the loop and the store's threads run until the condition holds."""
+    async with asyncio.timeout(10):
+        while not is_done():  # noqa: ASYNC110  the store has no event for it
+            await asyncio.sleep(0)
+
+
+def master_with(rig, count, size=700):
+    rig.root = rig.folder / "master"
+    store = rig.open_master()
+    puts = [
+        rig.put(store, b"%03d" % n + bytes(size), queue_id=n % 2, uniq_key=b"U%d" % n)
+        for n in range(count)
+    ]
+    store.end_turn()
+    return store, puts
+
+
+def slave_of(rig):
+    rig.root = rig.folder / "slave"
+    return rig.open()
+
+
+@pytest.mark.parametrize("step", [1, 7, 100, 5000, 100_000])
+def test_g3_a_slave_is_byte_identical_wherever_frames_are_cut(rig, step):
+    """Frames may end within a record, within a blank, and span segments."""
+    master, _ = master_with(rig, 30)
+    data = log_of(master)
+    slave = slave_of(rig)
+    for offset in range(0, len(data), step):
+        end = slave.append_replicated(offset, data[offset : offset + step])
+        slave.advance_confirm_offset(end)
+        assert slave.confirm_offset <= end
+        if step == 1 and offset > 2000:
+            break
+    if step > 1:
+        assert log_of(slave) == data
+        assert slave.confirm_offset == len(data)
+        assert [body[:3] for body in rig.read_bodies(slave, queue_id=1)] == [
+            b"%03d" % n for n in range(1, 30, 2)
+        ]
+        assert len(slave.query_message("T", "U29", 9, 0, 2**62).parts) == 1
+
+
+def test_g4_a_slave_shows_nothing_above_the_confirmed_offset(rig):
+    master, puts = master_with(rig, 6)
+    slave = slave_of(rig)
+    slave.append_replicated(0, log_of(master))
+    assert slave.max_offset_in_queue("T", 0) == 0
+    assert slave.advance_confirm_offset(puts[2].end_offset + 9) == puts[2].end_offset
+    assert slave.max_offset_in_queue("T", 0) == 2
+    assert slave.get_message("T", 0, 5, 32).next_begin_offset == 5, "a slave does not correct"
+
+
+def test_bytes_for_another_offset_are_refused(rig):
+    master, _ = master_with(rig, 2)
+    slave = slave_of(rig)
+    with pytest.raises(StoreStateError):
+        slave.append_replicated(10, log_of(master))
+    slave.append_replicated(0, log_of(master))
+    with pytest.raises(StoreStateError):
+        slave.append_replicated(0, log_of(master))
+
+
+def test_a_new_master_drops_an_incomplete_tail_and_numbers_on(rig):
+    """1 the last frame ends within a record. 2 this slave is elected: that record is no message."""
+    master, puts = master_with(rig, 8)
+    slave = slave_of(rig)
+    slave.append_replicated(0, log_of(master)[:-30])
+    slave.advance_confirm_offset(puts[3].end_offset)
+    assert slave.prepare_master() == puts[6].end_offset == slave.max_phy_offset
+    assert rig.put(slave, queue_id=0).queue_offset == 4
+    assert rig.put(slave, queue_id=1).queue_offset == 3
+    slave.advance_confirm_offset(slave.end_turn())
+    assert len(rig.read_bodies(slave, queue_id=0)) == 5
+
+
+def test_a_new_master_may_inherit_an_end_within_a_blank(rig):
+    """The frame ended behind the 8 bytes of a blank: the next record goes where it would have."""
+    master, puts = master_with(rig, 12)
+    data = log_of(master)
+    last_in_first = [p for p in puts if p.end_offset <= 8192][-1]
+    slave = slave_of(rig)
+    slave.append_replicated(0, data[: last_in_first.end_offset + 4])
+    assert slave.prepare_master() == last_in_first.end_offset
+    rig.put(slave, bytes(700))
+    slave.advance_confirm_offset(slave.end_turn())
+    assert log_of(slave)[: 8192 + 100] != b"" and slave.max_phy_offset > 8192
+
+
+def test_an_old_master_follows_again_and_takes_over_again(rig):
+    """master -> slave -> master: dispatch queued in the first reign does not leak."""
+    master, _ = master_with(rig, 4)
+    other = slave_of(rig)
+    other.append_replicated(0, log_of(master))
+    master.stop_writes()
+    assert other.prepare_master() == master.max_phy_offset
+    rig.put(other, b"by other", queue_id=0)
+    other.end_turn()
+    more = log_of(other)[master.max_phy_offset :]
+    end = master.append_replicated(master.max_phy_offset, more)
+    master.advance_confirm_offset(end)
+    assert rig.read_bodies(master)[-1] == b"by other"
+    assert master.prepare_master() == end
+    assert rig.put(master, queue_id=0).queue_offset == 3
+
+
+def test_r26_a_new_sync_flush_master_syncs_what_it_inherits(rig):
+    master, _ = master_with(rig, 4)
+    rig.root = rig.folder / "slave"
+    slave = rig.open(flush_disk_type="SYNC_FLUSH")
+    end = slave.append_replicated(0, log_of(master))
+    assert slave.flushed_offset == 0
+    assert slave.prepare_master() == end == slave.flushed_offset
+
+
+def test_r27_an_empty_start_at_the_masters_first_offset(rig):
+    """The master no longer has what the slave would need next; the old log is kept aside."""
+    master, puts = master_with(rig, 30)
+    data = log_of(master)
+    slave = slave_of(rig)
+    slave.append_replicated(0, data[:3000])
+    slave.reset_for_empty_start(8192)
+    assert slave.min_phy_offset == slave.max_phy_offset == slave.confirm_offset == 8192
+    assert list((rig.root / "truncated").iterdir())
+    end = slave.append_replicated(8192, data[8192:])
+    slave.advance_confirm_offset(end)
+    first = next(p for p in puts[::2] if p.physical_offset >= 8192)
+    assert slave.min_offset_in_queue("T", 0) == first.queue_offset
+    assert slave.get_message("T", 0, 0, 32).next_begin_offset == 0
+    slave.flush_derived()
+    rig.kill(slave)
+    slave = rig.open()
+    assert (slave.min_phy_offset, slave.confirm_offset) == (8192, end)
+    assert slave.min_offset_in_queue("T", 0) == first.queue_offset
+    with pytest.raises(ValueError):
+        slave.reset_for_empty_start(100)
+
+
+def test_an_empty_start_survives_a_crash_before_the_first_byte(rig):
+    slave = slave_of(rig)
+    slave.reset_for_empty_start(8192)
+    rig.kill(slave)
+    assert rig.open().max_phy_offset == 8192
+
+
+def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypatch):
+    """A long catch-up must not stop the loop from reading its sockets."""
+    from store import message_store
+
+    monkeypatch.setattr(message_store, "_DISPATCH_SLICE_BYTES", 2000)
+    master, puts = master_with(rig, 30)
+    slave = slave_of(rig)
+
+    async def catch_up():
+        slave.start(asyncio.get_running_loop(), pytest.fail)
+        end = slave.append_replicated(0, log_of(master))
+        first = slave.advance_confirm_offset(end)
+        assert 0 < first < end
+        await until(lambda: slave.confirm_offset == end)
+        slave.close()
+
+    asyncio.run(catch_up())
+    assert slave.confirm_offset == puts[-1].end_offset
+
+
+# --- the flush thread ---
+
+
+def test_sync_flush_requests_share_one_fdatasync(rig):
+    """Group commit: everything written so far is covered, and the loop is told once."""
+    store = rig.open_master(flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=3_600_000)
+
+    async def commit():
+        flushed = asyncio.get_running_loop().create_future()
+        store.on_flushed(lambda offset: flushed.done() or flushed.set_result(offset))
+        store.start(asyncio.get_running_loop(), pytest.fail)
+        for _ in range(3):
+            rig.put(store)
+        end = store.end_turn()
+        store.request_flush()
+        assert await flushed == end == store.flushed_offset
+        store.close()
+
+    asyncio.run(commit())
+
+
+def test_a_failed_fdatasync_is_fatal(rig, monkeypatch):
+    """The page cache cannot be trusted after it: the broker must stop."""
+    store = rig.open_master(flush_interval_commit_log=3_600_000)
+
+    async def fail():
+        fatal = asyncio.get_running_loop().create_future()
+        store.start(asyncio.get_running_loop(), fatal.set_result)
+        rig.put(store)
+        store.end_turn()
+
+        def broken(fd):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "fdatasync", broken)
+        store.request_flush()
+        assert (await fatal).errno == errno.EIO
+        assert store.flushed_offset == 0
+        monkeypatch.undo()
+        store.abandon()
+
+    asyncio.run(fail())
+
+
+def test_a_failed_write_is_fatal_and_ends_all_puts(rig, monkeypatch):
+    store = rig.open_master()
+    rig.put(store)
+    fatal = []
+    store._on_fatal = fatal.append
+
+    def broken(fd, data, position):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", broken)
+    with pytest.raises(OSError):
+        store.end_turn()
+    monkeypatch.undo()
+    assert len(fatal) == 1 and not store.is_writable
+
+
+def test_timers_flush_derived_data_and_the_checkpoint(rig):
+    store = rig.open_master(flush_interval_consume_queue=1)
+
+    async def run():
+        store.start(asyncio.get_running_loop(), pytest.fail)
+        end = rig.put_confirmed(store, b"m")
+        await until(lambda: store._parts.checkpoint.recovery_offset == end)
+        store.abandon()
+
+    asyncio.run(run())
