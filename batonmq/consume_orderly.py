@@ -99,10 +99,16 @@ class OrderlyService:
                 log.info("unlock_failed broker_name=%s why=%s", name, error)
 
     def arrived(self, reader: QueueReader) -> None:
-        if reader not in self._consuming:
+        running = self._consuming.get(reader)
+        # A task that found nothing more is done at once, but forgotten only a loop turn later.
+        if running is None or running.done():
             task = self._client.spawn(self._consume_queue(reader))
             self._consuming[reader] = task
-            task.add_done_callback(lambda done: self._consuming.pop(reader, None))
+            task.add_done_callback(lambda done: self._forget(reader, done))
+
+    def _forget(self, reader: QueueReader, task: asyncio.Task[None]) -> None:
+        if self._consuming.get(reader) is task:
+            del self._consuming[reader]
 
     async def _lock(self, readers: Sequence[QueueReader]) -> bool:
         """Whether all were locked. The lock's time counts from before the request was sent."""

@@ -358,7 +358,10 @@ class PushConsumer(ClientMember):
     async def _persist_loop(self) -> None:
         while True:
             await asyncio.sleep(self.options.persist_ms / 1000)
-            await self._offsets.persist()
+            try:
+                await self._offsets.persist()
+            except (BatonError, OSError) as error:
+                log.error("offsets_not_persisted group=%s why=%s", self.group, error)
 
     def _make_offset_store(self) -> OffsetStore:
         if self.options.model is MessageModel.BROADCASTING:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.allocate import allocate_averagely
@@ -21,6 +21,7 @@ from protocol.errors import BatonError
 from protocol.message import MessageExt, MessageQueue
 from protocol.tags import java_string_hash
 
+relaxed = settings(deadline=None)
 QUEUES = [MessageQueue("T", "a", i) for i in range(8)]
 
 
@@ -63,6 +64,7 @@ def java_averagely(queues: list[MessageQueue], ids: list[str], own: str) -> list
     return [queues[(start + i) % len(queues)] for i in range(max(count, 0))]
 
 
+@relaxed
 @given(st.integers(0, 40), st.integers(1, 20))
 def test_averagely_is_total_disjoint_balanced_and_javas(queue_count: int, members: int) -> None:
     queues = [MessageQueue("T", "a", i) for i in range(queue_count)]
@@ -81,6 +83,7 @@ def test_a_stranger_gets_nothing() -> None:
 # -- rebalance --------------------------------------------------------------------------------
 
 
+@relaxed
 @given(
     st.sets(st.sampled_from(QUEUES)),
     st.sets(st.sampled_from(QUEUES)),
@@ -119,6 +122,7 @@ def test_commit_offset_stops_at_the_first_unconsumed_message() -> None:
     assert len(queue) == queue.size_bytes == 0
 
 
+@relaxed
 @given(
     st.lists(
         st.one_of(
@@ -218,6 +222,7 @@ def test_an_answer_ends_the_avoidance() -> None:
     assert {picker.pick(queues, 1).broker_name for _ in range(2)} == {"a", "b"}
 
 
+@relaxed
 @given(
     st.sets(st.sampled_from("abc"), min_size=1),
     st.sets(st.sampled_from("abc")),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from fake_cluster import FakeCluster, answer, silence, until
+from fake_cluster import FakeCluster, Topic, answer, silence, until
 
 from batonmq import (
     ClientOptions,
@@ -467,6 +467,96 @@ def test_orderly_consumption_keeps_the_order_through_a_failure() -> None:
         assert collector.messages[2].reconsume_times == 1
         assert not broker.locks, "given back on close"
         assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 6
+
+    run(story)
+
+
+def test_orderly_consumption_of_a_trickle_misses_no_wake_up() -> None:
+    """Each message comes just when the queue has run dry."""
+
+    async def story(cluster: FakeCluster) -> None:
+        broker = cluster.master()
+        broker.unsupported -= {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ}
+        collector = Collector()
+        async with consumer_of(cluster, collector, orderly=True):
+            for i in range(100):
+                broker.store(TOPIC, 0, b"%d" % i)
+                if i % 3:
+                    await collector.until(i)
+            await collector.until(100)
+        assert collector.bodies == [b"%d" % i for i in range(100)]
+
+    run(story)
+
+
+def test_a_message_from_the_retry_topic_shows_its_own_topic() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        cluster.groups["broker-a"].topics[f"%RETRY%{GROUP}"] = Topic(1, 1)
+        cluster.master().store(f"%RETRY%{GROUP}", 0, b"again", f"RETRY_TOPIC\x01{TOPIC}\x02")
+        collector = Collector()
+        async with consumer_of(cluster, collector):
+            await collector.until(1)
+        assert collector.messages[0].topic == TOPIC
+        offsets = cluster.groups["broker-a"].offsets
+        assert offsets[GROUP, f"%RETRY%{GROUP}", 0] == 1
+
+    run(story)
+
+
+def test_ack_index_splits_a_batch() -> None:
+    """SUCCESS with ack_index 0 of three: the other two go back to the broker."""
+
+    async def story(cluster: FakeCluster) -> None:
+        broker = cluster.master()
+        broker.unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
+        for i in range(3):
+            broker.store(TOPIC, 0, b"%d" % i)
+
+        async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            assert len(messages) == 3
+            context.ack_index = 0
+            context.delay_level = 5
+
+        consumer = PushConsumer(
+            GROUP,
+            listener,
+            name_servers=cluster.name_server_addresses,
+            options=PushConsumerOptions(
+                from_where=ConsumeFromWhere.FIRST, consume=ConsumeOptions(batch=10)
+            ),
+        )
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await until(lambda: len(broker.sent_back) == 2)
+        assert {r.ext["delayLevel"] for r in broker.sent_back} == {"5"}
+        assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 3
+
+    run(story)
+
+
+def test_close_waits_for_the_call_in_progress_and_stores_its_offset() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        cluster.master().store(TOPIC, 0, b"slow")
+        began, finish = asyncio.Event(), asyncio.Event()
+
+        async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            began.set()
+            await finish.wait()
+
+        consumer = PushConsumer(
+            GROUP,
+            listener,
+            name_servers=cluster.name_server_addresses,
+            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
+        )
+        consumer.subscribe(TOPIC)
+        await consumer.start()
+        await began.wait()
+        closing = asyncio.ensure_future(consumer.close())
+        await until(lambda: RequestCode.PULL_MESSAGE in cluster.master().codes())
+        finish.set()
+        await closing
+        assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 1
 
     run(story)
 
