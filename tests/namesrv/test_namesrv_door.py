@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controller.config import ControllerConfig
 from namesrv.config import NamesrvConfig
 from namesrv.service import NamesrvService
 from protocol.bodies import (
@@ -359,3 +361,43 @@ def test_a_silent_broker_is_dropped_with_its_connection() -> None:
             await connection.invoke(registration(MASTER, 0), 100)
 
     play(script, scan_not_active_broker_interval=10)
+
+
+def test_an_embedded_controller_answers_at_its_own_door(tmp_path: Path) -> None:
+    async def run() -> None:
+        port = free_triple()
+        controller = ControllerConfig(
+            controller_peers=f"n0-127.0.0.1:{port}",
+            controller_self_id="n0",
+            controller_store_path=str(tmp_path),
+            bind_address="127.0.0.1",
+        )
+        config = NamesrvConfig(
+            listen_port=0, bind_address="127.0.0.1", enable_controller_in_namesrv=True
+        )
+        service = NamesrvService(config, controller)
+        await service.start()
+        client = RemotingClient()
+        try:
+            request = RemotingCommand.request(RequestCode.CONTROLLER_GET_METADATA_INFO)
+            reply = await client.invoke(f"127.0.0.1:{port}", request, 3000)
+            assert reply.ext["peers"] == f"n0:127.0.0.1:{port};"
+        finally:
+            await client.close()
+            await service.close()
+
+    asyncio.run(run())
+
+
+def free_triple() -> int:
+    """A port that is free together with the two above it: remoting, gRPC, Raft."""
+    while True:
+        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+                third.bind(("127.0.0.1", port + 2))
+            except (OSError, OverflowError):
+                continue
+            return port
