@@ -396,6 +396,9 @@ class ReplicasState:
         overtaken = self._alter is not None and view.master_epoch == self._alter.key[0]
         self._alter = None
         self.view = view
+        # What was committed binds elections by confirmOffset (R16): no controller may judge this
+        # replica by what it told before.
+        self._controllers.hasten(now_ms)
         effects: list[Effect] = []
         if view.master_epoch > self.highest_master_epoch:
             self.highest_master_epoch = view.master_epoch
@@ -424,7 +427,6 @@ class ReplicasState:
         effects: list[Effect] = []
         if role is Role.MASTER:
             effects.append(BecomeMaster(view))
-            self._controllers.hasten(now_ms)
         elif role is Role.SLAVE:
             effects.append(BecomeSlave(view))
         else:

@@ -544,6 +544,15 @@ def test_on_a_leader_change_the_new_leader_hears_at_once(script: Script) -> None
     assert script.core.leader == C3
 
 
+def test_r16_a_new_set_is_answered_with_fresh_facts_to_all(script: Script) -> None:
+    """An expand keeps its confirmOffset as a floor for candidates. A slave whose last heartbeat is
+    older than its last bytes would be passed over if the master died right after it."""
+    script.register()
+    script.on(ViewReceived(C1, view(2, 1, 1, {2})))
+    script.on(ViewReceived(C1, view(2, 1, 2, {1, 2})))
+    assert heartbeats(script.effects) == {C1: 1, C2: 1, C3: 1}
+
+
 def test_changed_facts_are_told_at_once(script: Script) -> None:
     script.register()
     script.on(FactsChanged())
