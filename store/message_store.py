@@ -70,8 +70,11 @@ class MessageStore:
         #: topic -> called with each confirmed record of it, in log order; such topics have no
         #: consume queue. After an unclean stop records may come again: their effect is repeatable.
         self.on_system_record: dict[str, SystemRecordHandler] = {}
-        #: Called with (topic, queue id) when the log shows a queue that was not known.
+        #: Called with (topic, queue id) when the log shows a queue for the first time since `open`.
         self.on_unknown_topic: Callable[[str, int], None] | None = None
+        #: Called before each checkpoint: make durable what the two hooks above have changed, for
+        #: after it their records are not shown again.
+        self.before_checkpoint: Callable[[], None] | None = None
         self._store_host = store_host
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
@@ -465,6 +468,8 @@ class MessageStore:
 
     def flush_derived(self) -> None:
         """Bring consume queues, index and checkpoint to disk: by the flush thread, if it runs."""
+        if self.before_checkpoint is not None:
+            self.before_checkpoint()
         work = self._parts.checkpoints.begin()
         if work is None:
             return

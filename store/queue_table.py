@@ -64,13 +64,16 @@ class QueueTable:
             self.find_or_create(consume_queue.topic, consume_queue.queue_id)
 
     def of_bytes(self, topic: bytes, queue_id: int) -> Queue:
-        """The queue that a record of the log belongs to; a new one is announced."""
+        """The queue that a record of the log belongs to; announced when it is first met.
+
+        A queue found on disk is announced, too: its topic may not have been stored yet when the
+        process before this one was killed.
+        """
         queue = self._by_bytes.get((topic, queue_id))
         if queue is None:
             name = topic.decode("utf-8", "replace")
-            is_new = (name, queue_id) not in self.queues
             queue = self._by_bytes[topic, queue_id] = self.find_or_create(name, queue_id)
-            if is_new and self.on_unknown_topic is not None and queue.handler is None:
+            if self.on_unknown_topic is not None and queue.handler is None:
                 self.on_unknown_topic(name, queue_id)
         return queue
 

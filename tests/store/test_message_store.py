@@ -127,6 +127,7 @@ def test_a_store_that_is_no_master_takes_no_puts(rig):
 def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, monkeypatch):
     """R26: segments are allocated before use, so a full disk is an error of one put."""
     store = rig.open_master()
+    monkeypatch.setattr(store.log, "preallocate_next", lambda: None)
     end = rig.put_confirmed(store, bytes(5000))
     real = os.posix_fallocate
 
@@ -134,7 +135,6 @@ def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(store.log, "preallocate_next", lambda: None)
     with pytest.raises(PutRefused, match="No space left"):
         rig.put(store, bytes(5000))
     assert store.end_turn() == end
