@@ -110,7 +110,9 @@ class AutoSwitchHAService:
                 raise FencedError("change to master", epoch, self._store.epochs.last_epoch)
             if master is not None:
                 return self._begin_next_epoch(master, view, now_ms)
+            confirmed = self._slave.core.known_confirm if self._slave is not None else 0
             self._end_slave()
+            await self._show_confirmed(confirmed)
             log_end = self._store.prepare_master()
             self._store.epochs.drop_above(log_end)
             self._append_epoch(epoch, log_end)
@@ -315,6 +317,20 @@ class AutoSwitchHAService:
         slave, self._slave = self._slave, None
         if slave is not None:
             slave.close()
+
+    async def _show_confirmed(self, confirmed: int) -> None:
+        """Lets the store show what is confirmed, in its own slices, before it counts the rest.
+
+        A replica that has just fetched a whole log may have seconds of it to show: the loop must
+        go on meanwhile, or the controllers take the new master for dead.
+        """
+        store = self._store
+        store.advance_confirm_offset(confirmed)
+        shown, idle_turns = store.confirm_offset, 0
+        while shown < confirmed and idle_turns < 3:
+            await asyncio.sleep(0)
+            idle_turns = idle_turns + 1 if store.confirm_offset == shown else 0
+            shown = store.confirm_offset
 
     def _end_master(self) -> None:
         master, self._master = self._master, None

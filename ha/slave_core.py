@@ -60,6 +60,7 @@ class SlavePolicy:
     housekeeping_ms: int = 20_000
     brisk_ms: int = 2_000
     """Instead of `housekeeping_ms`, once the master has shown that it heartbeats within 1 s."""
+    flood_ms: int = 20
     tick_ms: int = 100
     stall_ms: int = 100
 
@@ -98,6 +99,7 @@ class SlaveCore:
         self.last_epoch = log.last_epoch
         self.confirm_offset = log.confirm_offset
         self.bytes_received = 0
+        self._filled_ms = -1 << 40
         self.read_ms = now_ms
         self.sent_ms = now_ms
         self._log = log
@@ -164,6 +166,11 @@ class SlaveCore:
         self._reset()
         self._dial_at_ms = 1 << 62
         return [Hangup("the slave side ends")] if connected else []
+
+    @property
+    def known_confirm(self) -> int:
+        """As far as this log is confirmed by all that was heard, shown to readers or not."""
+        return max(self.confirm_offset, min(self._frame_confirm, self.max_offset))
 
     @property
     def wakeup_ms(self) -> int:
@@ -401,10 +408,21 @@ class SlaveCore:
         if self._ack_due:
             self._acknowledge(flushed_offset, now_ms, effects)
         visible = min(self._frame_confirm, self.max_offset)
-        if visible > self.confirm_offset:
+        if visible > self.confirm_offset and not self._flooded(now_ms):
             self.confirm_offset = visible
             effects.append(Confirm(visible))
         return effects
+
+    def read_filled(self, now_ms: int) -> None:
+        """A read filled its whole buffer: more is waiting."""
+        self._filled_ms = now_ms
+
+    def _flooded(self, now_ms: int) -> bool:
+        """Whether bytes that were old when we connected pour in faster than they are read. Then
+        being a copy comes first; showing messages to readers costs more, and follows."""
+        assert self._peer is not None
+        filled = now_ms - self._filled_ms < self.policy.flood_ms
+        return filled and self.max_offset < self._peer.max_offset
 
     def _acknowledge(self, flushed_offset: int, now_ms: int, effects: list[SlaveEffect]) -> None:
         ack = self.max_offset

@@ -181,6 +181,8 @@ class SlaveShell:
         except (OSError, BatonError) as error:
             self._parts.clear()
             self._store_failed(error)
+        if len(data) == _BUFFER_SIZE:
+            core.read_filled(now_ms)
         if link is not self._link:
             self._arm()
         elif not self._turn_scheduled:
