@@ -57,15 +57,17 @@ class BrokerActions(Protocol):
     async def become_master(self, view: RoleView) -> None:
         """Become, or go on as, master of `view.master_epoch`.
 
-        Also called when a master is elected again with a higher epoch. `view.master_epoch` is
-        durable already (R2). A proposal in flight is over: neither `proposal_applied` nor
-        `proposal_refused` will be called for it.
+        Also called when a master is elected again with a higher epoch. `view.master_epoch` has to
+        be durable in the epoch file before anything is served or acknowledged in it (R2); the role
+        file is being written meanwhile. A proposal in flight is over: neither `proposal_applied`
+        nor `proposal_refused` will be called for it.
         """
 
     async def become_slave(self, view: RoleView) -> None:
         """Follow `view.master_broker_id` at `view.master_ha_address` in `view.master_epoch`.
 
-        Also called when only the epoch grew and the master stayed.
+        Also called when only the epoch grew and the master stayed. `view.master_epoch` is durable
+        already (R2).
         """
 
     async def stand_down(self, view: RoleView) -> None:

@@ -278,10 +278,24 @@ def test_restart_registers_the_same_id_under_a_new_incarnation(tmp_path: Path) -
 # ------------------------------------------------------------------------------- roles and session
 
 
-def test_r2_the_epoch_is_on_disk_when_the_broker_is_asked_to_act(tmp_path: Path) -> None:
+def test_r2_the_epoch_is_on_disk_when_the_broker_is_asked_to_follow(tmp_path: Path) -> None:
     async def script(scene: Scene) -> None:
-        await scene.master()
-        assert scene.broker.persisted_at_action == [1]
+        await scene.started()
+        session = await scene.controller.session()
+        await session.push(view_message(2, 4, 7, [2], {1: "life", 2: "life-2"}))
+        await scene.broker.until("slave done", 4)
+        assert scene.broker.persisted_at_action == [4]
+
+    play(tmp_path, script)
+
+
+def test_r2_the_epoch_of_a_mastership_is_on_disk_when_the_change_is_done(tmp_path: Path) -> None:
+    """The role file is written beside the epoch file, and awaited before the next action."""
+
+    async def script(scene: Scene) -> None:
+        manager = await scene.master()
+        await manager.close()
+        assert RoleFile(scene.folder / "brokerRole.json").load() == 1
 
     play(tmp_path, script)
 
@@ -328,10 +342,10 @@ def test_a_newer_view_replaces_what_waits_behind_a_running_change(tmp_path: Path
         await session.push(view_message(2, 1, 1, [2], lives))
         await scene.broker.until("slave", 1)
         await session.push(view_message(2, 2, 2, [2], lives))
-        await session.push(view_message(1, 3, 3, [1], lives))
+        await session.push(view_message(2, 3, 3, [2], lives))
         await scene.controller.until(lambda: session.heartbeats[-1].master_epoch == 3)
         scene.broker.gate.set()
-        await scene.broker.until("master done", 3)
+        await scene.broker.until("slave done", 3)
         assert ("slave", 2) not in scene.broker.calls
         assert scene.broker.persisted_at_action == [1, 3]
 
