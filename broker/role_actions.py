@@ -90,6 +90,7 @@ class RoleActions:
 
     async def become_slave(self, view: RoleView) -> None:
         self._leave_role(view.master_epoch)
+        self._store.stop_writes()
         self._role_left()
         self._slave_sync.follow(Followed(view.master_address, view.master_epoch))
         await self._ha.change_to_slave(view)
@@ -100,6 +101,7 @@ class RoleActions:
     async def stand_down(self, view: RoleView | None) -> None:
         self._leave_role(view.master_epoch if view else self._gate.master_epoch)
         self._gate.fence()
+        self._store.stop_writes()
         self._role_left()
         self._slave_sync.follow(None)
         await self._ha.stand_down(view)
@@ -130,8 +132,12 @@ class RoleActions:
             self.report("first_ack", confirmOffset=self._store.confirm_offset)
 
     def _leave_role(self, master_epoch: int) -> None:
-        """R4: what waits is failed before a byte is cut, and nothing new is taken meanwhile."""
+        """R4: what waits is failed before a byte is cut, and nothing new is taken meanwhile.
+
+        What was put in this very turn is written first: the log must not grow behind HA's back.
+        """
         self._gate.opening(master_epoch)
+        self._store.end_turn()
         failed = self._acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, ROLE_CHANGED_REMARK)
         if failed:
             log.warning("pending_acks_failed count=%d master_epoch=%d", failed, master_epoch)

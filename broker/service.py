@@ -49,7 +49,7 @@ from store.topic_config import TopicConfigManager
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.05
+TICK_S = 0.1
 WARM_UP_AFTER_S = 1.0
 SECOND_MS = 1000
 CLIENT_SCAN_MS = 10_000
@@ -203,10 +203,12 @@ class BrokerService:
         broker = self.config.broker
         self.store.on_system_record[METADATA_TOPIC] = self._metadata_record
         self.store.on_unknown_topic = self._unknown_topic
+        self.store.before_checkpoint = self._persist_what_the_log_shows
+        # Before the store: its recovery shows records again that may be newer than these files.
+        for table in (self.topic_table, self.group_table, self.offset_table):
+            table.load()
         self.store.open()
         try:
-            for table in (self.topic_table, self.group_table, self.offset_table):
-                table.load()
             self.store.start(self._loop, self._fatal)
             self.store.on_arrival(self.pull.arrived)
             await self._server.listen(broker.bind_host, broker.listen_port)
@@ -329,6 +331,11 @@ class BrokerService:
             if now_ms >= next_persist:
                 next_persist = now_ms + self.config.broker.flush_consumer_offset_interval
                 self._persist_tables()
+
+    def _persist_what_the_log_shows(self) -> None:
+        """Topics and groups: below a checkpoint the log does not show them again (R31)."""
+        self.topic_table.persist()
+        self.group_table.persist()
 
     def _persist_tables(self) -> None:
         for table in (self.topic_table, self.group_table, self.offset_table):

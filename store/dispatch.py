@@ -144,7 +144,7 @@ class Dispatcher:
         scanner = LogScanner(self._log, phy_offset, end, check_crc=False)
         head = scanner.next()
         assert head is not None and queue.handler is not None
-        queue.handler(head, _body(scanner, head))
+        queue.handler(head, scanner.body(head))
 
     def _dispatch_log(self, target: int, limit: int, touched: set[Queue]) -> None:
         scanner = LogScanner(
@@ -191,7 +191,7 @@ class Dispatcher:
     def _dispatch_record(self, head: RecordHead, scanner: LogScanner, touched: set[Queue]) -> None:
         queue = self._queues.of_bytes(head.topic, head.queue_id)
         if queue.handler is not None:
-            queue.handler(head, _body(scanner, head))
+            queue.handler(head, scanner.body(head))
             return
         record = self.describe(head, queue)
         if record.queue_offset != NO_UNIT and queue.consume_queue.put_unit_at(
@@ -238,7 +238,3 @@ def _put_nowhere(
     topic: str, uniq_key: bytes | None, keys: bytes | None, phy_offset: int, stored_at: int
 ) -> None:
     """The index that is switched off (`messageIndexEnable`)."""
-
-
-def _body(scanner: LogScanner, head: RecordHead) -> bytes:
-    return bytes(scanner.view[head.body_offset : head.body_offset + head.body_len])

@@ -90,6 +90,10 @@ class LogScanner:
             return head
         return None
 
+    def body(self, head: RecordHead) -> bytes:
+        """A copy of the body of the record that `next` has just returned."""
+        return bytes(self.view[head.body_offset : head.body_offset + head.body_len])
+
     def skip_common(self) -> None:
         """Step over common records, CRC-checked, as long as nothing else comes."""
         view, start = self.window()

@@ -26,6 +26,9 @@ def queue_undispatched(commit_log: CommitLog, queues: QueueTable, dispatcher: Di
     scanner = LogScanner(commit_log, dispatcher.offset, commit_log.max_offset, check_crc=True)
     while (head := scanner.next()) is not None:
         queue = queues.of_bytes(head.topic, head.queue_id)
+        if queue.handler is not None:
+            # What the old master changed of topics and groups counts before the first put (R31).
+            queue.handler(head, scanner.body(head))
         record = dispatcher.describe(head, queue)
         dispatcher.pending.append(record)
         if record.queue_offset != NO_UNIT:

@@ -1,0 +1,60 @@
+"""Topics and groups through the log (R31), at the moment of a take-over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.metadata_log import METADATA_TOPIC, MetadataChange, decode_metadata
+from protocol.bodies import TopicConfig
+from protocol.message_id import host_bytes
+from store.config import StoreConfig
+from store.message_store import MessageStore
+
+HOST = host_bytes("127.0.0.1", 10911)
+
+
+def opened(folder: Path) -> tuple[MessageStore, list[MetadataChange]]:
+    store = MessageStore(
+        StoreConfig(
+            store_path_root_dir=str(folder),
+            mapped_file_size_commit_log=1 << 16,
+            max_hash_slot_num=100,
+            max_index_num=400,
+        ),
+        store_host=HOST,
+        controller_mode=True,
+    )
+    applied: list[MetadataChange] = []
+    store.on_system_record[METADATA_TOPIC] = lambda head, body: applied.append(
+        decode_metadata(body)
+    )
+    store.open()
+    return store, applied
+
+
+def put(store: MessageStore, topic: str, body: bytes) -> None:
+    store.put_message(topic, 0, body, b"", 0, None, None, born_timestamp=1, born_host=b"\0" * 8)
+
+
+def test_r31_a_new_master_knows_the_topics_of_its_unconfirmed_tail(tmp_path: Path) -> None:
+    """1. The master creates a topic and takes a message for it; both records reach the slave, and
+    the message is acknowledged. 2. The master dies before it can tell the slave the new
+    confirmOffset. 3. The slave becomes master: it knows the topic before its first put."""
+    master, _ = opened(tmp_path / "a")
+    slave, applied = opened(tmp_path / "b")
+    master.prepare_master()
+    change = MetadataChange(topics={"New": TopicConfig(topic_name="New", write_queue_nums=3)})
+    put(master, METADATA_TOPIC, change.encode())
+    put(master, "New", b"acknowledged")
+    end = master.end_turn()
+    slave.append_replicated(0, bytes(master.log_view(0, end)))
+    assert applied == [] and slave.confirm_offset == 0
+
+    assert slave.prepare_master() == end
+    assert [list(change.topics) for change in applied] == [["New"]]
+    assert applied[0].topics["New"].write_queue_nums == 3
+    assert slave.next_offset_in_queue("New", 0) == 1
+    slave.advance_confirm_offset(end)
+    assert slave.max_offset_in_queue("New", 0) == 1
+    master.close()
+    slave.close()
