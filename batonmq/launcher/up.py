@@ -18,6 +18,7 @@ from batonmq.admin import Admin
 from batonmq.controller_admin import ControllerAdmin
 from batonmq.launcher.children import ChildChanged, Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
+from batonmq.launcher.current import announce, withdraw
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.layout import BrokerNode, Layout, write_configs
 from batonmq.launcher.ports import StartError, check_folder, check_ports
@@ -34,6 +35,8 @@ class Cluster:
         self.layout = layout
         self.view = ClusterView()
         self.whole = False
+        self.announced = False
+        """Whether `~/.batonmq/current` shall name this cluster while it runs."""
         self._reporter = reporter
         self.children = Children(layout.nodes, self._child_changed)
         self.children.respawn = respawn
@@ -81,6 +84,8 @@ class Cluster:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
+        if self.announced:
+            withdraw(self.layout.cluster_file)
         await self.children.stop_all(
             [
                 [node.name for node in self.layout.brokers],
@@ -177,8 +182,10 @@ class Cluster:
         pids = {name: child.pid for name, child in self.children.by_name.items()}
         document = cluster_document(self.layout, self._started_at_ms, pids, self.view.states)
         if document != self._written:
-            self._written = document
             write_document(self.layout.cluster_file, document)
+            if self.announced and self._written is None:
+                announce(self.layout.cluster_file)
+            self._written = document
 
 
 def run_up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
@@ -197,6 +204,7 @@ async def _up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
         view = None
     reporter: Reporter = view if view is not None else _plain_reporter(as_json)
     cluster = Cluster(layout, reporter, respawn=respawn)
+    cluster.announced = True
     try:
         if view is not None:
             view.attach(cluster)

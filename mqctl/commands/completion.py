@@ -1,0 +1,28 @@
+"""The script that completes `mqctl` in a shell."""
+
+from __future__ import annotations
+
+import click
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    bash: mqctl completion bash >> ~/.bashrc
+    zsh:  mqctl completion zsh >> ~/.zshrc
+    fish: mqctl completion fish > ~/.config/fish/completions/mqctl.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from mqctl.main import cli
+
+    found = get_completion_class(shell)
+    assert found is not None
+    script = found(cli, {}, "mqctl", "_MQCTL_COMPLETE")
+    # Not source(): that would start a bash to ask its version, when the script is only printed.
+    click.echo(script.source_template % script.source_vars())

@@ -1,0 +1,90 @@
+"""How far consumer groups are. Origin: ConsumerProgressSubCommand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mqctl.output import BAD, Cell, when
+from mqctl.params import command, option
+from mqctl.session import CommandFailed, Session
+
+if TYPE_CHECKING:
+    from batonmq.admin_types import GroupProgress
+
+
+@command("consumerProgress")
+@option("-g", "--groupName", "group_name", metavar="GROUP", help="One group, queue by queue.")
+@option("-t", "--topicName", "topic_name", metavar="TOPIC", help="Only this topic.")
+async def consumer_progress(
+    session: Session, group_name: str | None, topic_name: str | None
+) -> None:
+    """How far consumer groups are behind.
+
+    JSON: consumerGroup, consumerIdList, diffTotal, and offsetTable: the entries of RocketMQ's
+    ConsumeStats with their queue (topic, brokerName, queueId, brokerOffset, consumerOffset,
+    lastTimestamp, diff); without -g {"groupList": [...]} of those.
+    """
+    async with session.admin() as admin:
+        names = [group_name] if group_name else await admin.consumer_groups()
+        found = {name: await admin.consumer_progress(name, topic_name) for name in names}
+        if group_name and not _known(found[group_name]):
+            known = ", ".join(await admin.consumer_groups()) or "none"
+            raise CommandFailed(
+                f"no offset and no member of group {group_name}"
+                + (f" in topic {topic_name}" if topic_name else "")
+                + f": groups known are {known}"
+            )
+    if session.out.as_json:
+        documents = [_document(progress) for progress in found.values()]
+        session.out.document(documents[0] if group_name else {"groupList": documents})
+    elif group_name:
+        _show_group(session, found[group_name])
+    else:
+        rows = [
+            [name, len(progress.members), len(progress.queues), _lag(progress.lag)]
+            for name, progress in found.items()
+        ]
+        session.out.table(["Group", "Members", "Queues", "Diff Total"], rows)
+
+
+def _known(progress: GroupProgress) -> bool:
+    return bool(progress.queues or progress.members)
+
+
+def _document(progress: GroupProgress) -> dict[str, Any]:
+    return {
+        "consumerGroup": progress.group,
+        "consumerIdList": list(progress.members),
+        "diffTotal": progress.lag,
+        "offsetTable": [
+            {
+                "topic": q.queue.topic,
+                "brokerName": q.queue.broker_name,
+                "queueId": q.queue.queue_id,
+                "brokerOffset": q.broker_offset,
+                "consumerOffset": q.consumer_offset,
+                "lastTimestamp": q.last_consumed_ms,
+                "diff": q.lag,
+            }
+            for q in progress.queues
+        ],
+    }
+
+
+def _show_group(session: Session, progress: GroupProgress) -> None:
+    rows = [
+        [q.queue.topic, q.queue.broker_name, q.queue.queue_id, q.broker_offset, q.consumer_offset,
+         _lag(q.lag), when(q.last_consumed_ms)]
+        for q in progress.queues
+    ]  # fmt: skip
+    session.out.table(
+        ["Topic", "Broker", "QID", "Broker Offset", "Consumer Offset", "Diff", "Last Time"], rows
+    )
+    session.out.line()
+    session.out.fields(
+        [("Members", ", ".join(progress.members) or "none"), ("Diff total", progress.lag)]
+    )
+
+
+def _lag(lag: int) -> str:
+    return str(lag) if lag <= 0 else Cell.of(lag, BAD if lag > 10_000 else "yellow")

@@ -1,0 +1,202 @@
+"""Whether a cluster is healthy: what each node said, and what is wrong about it.
+
+Healthy means: every node answers, the controllers have one leader, every broker group has a master
+that the controllers and the name servers agree on, and every known replica is in the SyncStateSet.
+The judgement (`Findings.problems`) is pure; `look` asks all nodes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from protocol.bodies import BrokerReplicasInfo, ClusterInfo, ReplicasInfo
+from protocol.errors import BatonError
+
+if TYPE_CHECKING:
+    from batonmq.admin import Admin
+    from batonmq.admin_types import ControllerMetadata
+    from batonmq.controller_admin import ControllerAdmin
+
+MASTER_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was asked and answered. A text where a node is asked: what is wrong; None: it answers.
+
+    `expected`: broker name -> addresses that should be there (from cluster.json), maybe empty.
+    """
+
+    name_servers: Mapping[str, str | None]
+    controllers: Mapping[str, ControllerMetadata | BatonError]
+    brokers: Mapping[str, str | None]
+    routes: ClusterInfo
+    replicas: BrokerReplicasInfo
+    replicas_error: str | None = None
+    expected: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def leader(self) -> str:
+        """The controller that leads and says so itself; empty if there is none."""
+        return next(
+            (
+                address
+                for address, answer in self.controllers.items()
+                if not isinstance(answer, BatonError) and answer.is_leader
+            ),
+            "",
+        )
+
+    @property
+    def groups(self) -> list[str]:
+        return sorted(
+            set(self.routes.broker_addr_table)
+            | set(self.replicas.replicas_info_table)
+            | set(self.expected)
+        )
+
+    def problems(self) -> list[str]:
+        """One line each; none means healthy."""
+        found = [f"name server {a}: {why}" for a, why in self.name_servers.items() if why]
+        for address, answer in self.controllers.items():
+            if isinstance(answer, BatonError):
+                found.append(f"controller {address}: {answer}")
+        found += self._leader_problems()
+        found += [f"broker {a}: {why}" for a, why in self.brokers.items() if why]
+        if not self.groups:
+            found.append("no broker group is registered")
+        if self.replicas_error is None:
+            for name in self.groups:
+                found += self._group_problems(name)
+        return found
+
+    def _leader_problems(self) -> list[str]:
+        named = {
+            answer.leader_address
+            for answer in self.controllers.values()
+            if not isinstance(answer, BatonError) and answer.leader_address
+        }
+        if not self.leader:
+            return ["the controllers have no leader: a majority of them must run"]
+        if len(named) > 1:
+            return [f"the controllers disagree on their leader: {', '.join(sorted(named))}"]
+        if self.replicas_error is not None:
+            return [f"the leading controller does not tell the roles: {self.replicas_error}"]
+        return []
+
+    def _group_problems(self, name: str) -> list[str]:
+        info = self.replicas.replicas_info_table.get(name)
+        if info is None:
+            return [f"{name}: the controllers know no such group"]
+        found: list[str] = []
+        alive = {r.broker_address for r in info.in_sync_replicas if r.alive}
+        if not info.master_address:
+            found.append(f"{name}: no master")
+        elif info.master_address not in alive:
+            found.append(f"{name}: its master {info.master_address} is not alive")
+        routed = self.routes.broker_addr_table.get(name)
+        to = routed.broker_addrs.get(MASTER_ID) if routed is not None else None
+        if info.master_address and to != info.master_address:
+            found.append(
+                f"{name}: name servers route to {to or 'nobody'}, the master is"
+                f" {info.master_address}"
+            )
+        return found + self._set_problems(name, info)
+
+    def _set_problems(self, name: str, info: ReplicasInfo) -> list[str]:
+        inside = {r.broker_address for r in info.in_sync_replicas}
+        outside = {r.broker_address for r in info.not_in_sync_replicas}
+        every = inside | outside | set(self.expected.get(name, ()))
+        if inside >= every:
+            return []
+        missing = ", ".join(sorted(every - inside))
+        return [f"{name}: {len(inside)} of {len(every)} replicas in sync, not {missing}"]
+
+    def document(self) -> dict[str, Any]:
+        """For scripts."""
+        import json
+
+        problems = self.problems()
+        return {
+            "healthy": not problems,
+            "problems": problems,
+            "controllerLeaderAddress": self.leader,
+            "nameServers": [_node(a, why) for a, why in self.name_servers.items()],
+            "controllers": [
+                _node(a, str(answer)) if isinstance(answer, BatonError)
+                else {**_node(a, None), "isLeader": answer.is_leader}
+                for a, answer in self.controllers.items()
+            ],
+            "brokers": [_node(a, why) for a, why in self.brokers.items()],
+            **json.loads(self.replicas.encode()),
+        }  # fmt: skip
+
+
+def _node(address: str, why: str | None) -> dict[str, Any]:
+    if why is None:
+        return {"address": address, "alive": True}
+    return {"address": address, "alive": False, "error": why}
+
+
+async def look(
+    admin: Admin, controller: ControllerAdmin, expected: Iterable[tuple[str, str]] = ()
+) -> Findings:
+    """Asks every node once. `expected`: (broker name, address) of brokers that should be there."""
+    wanted: dict[str, set[str]] = {}
+    for name, address in expected:
+        wanted.setdefault(name, set()).add(address)
+    name_servers, controllers, routes = await asyncio.gather(
+        admin.name_server_states(), controller.all_metadata(), _routes(admin)
+    )
+    groups = sorted(set(routes.broker_addr_table) | set(wanted))
+    replicas, replicas_error = BrokerReplicasInfo(), None
+    if not any(map(_leads, controllers.values())):
+        replicas_error = "none leads"
+    elif groups:
+        try:
+            replicas = await controller.sync_state_data(groups)
+        except BatonError as error:
+            replicas_error = str(error)
+    addresses = _addresses(routes, replicas) | {a for group in wanted.values() for a in group}
+    states = await asyncio.gather(*(_state(admin, address) for address in sorted(addresses)))
+    return Findings(
+        name_servers,
+        controllers,
+        dict(zip(sorted(addresses), states, strict=True)),
+        routes,
+        replicas,
+        replicas_error,
+        {name: frozenset(members) for name, members in wanted.items()},
+    )
+
+
+def _leads(answer: ControllerMetadata | BatonError) -> bool:
+    return not isinstance(answer, BatonError) and answer.is_leader
+
+
+async def _routes(admin: Admin) -> ClusterInfo:
+    try:
+        return await admin.cluster_info()
+    except BatonError:
+        return ClusterInfo()
+
+
+async def _state(admin: Admin, address: str) -> str | None:
+    try:
+        await admin.broker_runtime_info(address)
+    except BatonError as error:
+        return str(error)
+    return None
+
+
+def _addresses(routes: ClusterInfo, replicas: BrokerReplicasInfo) -> set[str]:
+    registered = {a for d in routes.broker_addr_table.values() for a in d.broker_addrs.values()}
+    known = {
+        replica.broker_address
+        for info in replicas.replicas_info_table.values()
+        for replica in (*info.in_sync_replicas, *info.not_in_sync_replicas)
+    }
+    return registered | known

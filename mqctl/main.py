@@ -1,0 +1,104 @@
+"""The command `mqctl`: the list of commands by family, each loaded when it is asked for.
+
+RocketMQ's camelCase names are the names; the kebab-case form of each works as well.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from mqctl.params import kebab
+
+# Family -> command -> its module in mqctl.commands.
+FAMILIES: dict[str, dict[str, str]] = {
+    "Cluster": {
+        "health": "health",
+        "timeline": "timeline",
+        "clusterList": "cluster",
+        "brokerStatus": "cluster",
+    },
+    "Topics": {
+        "topicList": "topic",
+        "topicRoute": "topic",
+        "topicStatus": "topic",
+        "updateTopic": "topic",
+        "deleteTopic": "topic",
+    },
+    "Messages": {
+        "sendMessage": "message",
+        "consumeMessage": "message",
+        "queryMsgById": "message",
+        "queryMsgByKey": "message",
+    },
+    "Consumers": {"consumerProgress": "consumer"},
+    "Replication": {"getSyncStateSet": "ha", "haStatus": "ha", "getBrokerEpoch": "ha"},
+    "Controllers": {
+        "getControllerMetaData": "controller",
+        "getControllerConfig": "controller",
+        "updateControllerConfig": "controller",
+        "electMaster": "controller",
+        "cleanBrokerMetadata": "controller",
+    },
+    "Shell": {"completion": "completion"},
+}
+MODULES = {name: module for family in FAMILIES.values() for name, module in family.items()}
+ALIASES = {kebab(name): name for name in MODULES}
+
+
+class Commands(click.Group):
+    """Finds a command by either name and imports its module then."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = ALIASES.get(cmd_name, cmd_name)
+        if name not in MODULES:
+            return None
+        home = import_module(f"mqctl.commands.{MODULES[name]}")
+        found = getattr(home, kebab(name).replace("-", "_"))
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # The name shown in usage lines is RocketMQ's, whichever was typed.
+        _, found, rest = super().resolve_command(ctx, args)
+        return (found.name if found is not None else None), found, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, MODULES))
+        for family, names in FAMILIES.items():
+            rows = []
+            for name in names:
+                found = self.get_command(ctx, name)
+                assert found is not None
+                rows.append((name.ljust(width), found.get_short_help_str(limit=formatter.width)))
+            with formatter.section(family):
+                formatter.write_dl(rows)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 done, 1 refused or failed, 2 wrong usage.",
+)
+@click.version_option(package_name="batonmq")
+def cli() -> None:
+    """Look at and steer a BatonMQ or RocketMQ cluster.
+
+    Without -n and NAMESRV_ADDR, commands go to the cluster that `batonmq up` runs: the one in
+    BATONMQ_DATA, in ./batonmq-data, or the last one started. Every command has RocketMQ's name,
+    and works in kebab-case as well: clusterList, cluster-list.
+    """
+
+
+def main() -> None:
+    cli(prog_name="mqctl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What a command prints: tables for people, one JSON document for scripts.
+
+Standard output carries the result only; everything else goes to standard error. Colour and lines
+are drawn on a terminal alone (rich, which honours NO_COLOR); through a pipe a table is plain
+columns, so that awk and grep find one row a line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+GOOD, BAD, DIM = "green", "bold red", "dim"
+
+
+class Cell(str):
+    """Text of a table with a style that only a terminal shows."""
+
+    __slots__ = ("style",)
+    style: str
+
+    @classmethod
+    def of(cls, text: object, style: str) -> Self:
+        cell = cls(text)
+        cell.style = style
+        return cell
+
+
+class Output:
+    """Where results go. `as_json`: `document` is what is wanted, else the tables."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.compact = False
+        """One document a line, for those that print again and again."""
+
+    def document(self, value: object) -> None:
+        """Prints one JSON document."""
+        indent = None if self.compact else 2
+        click.echo(json.dumps(value, indent=indent, ensure_ascii=False))
+        sys.stdout.flush()
+
+    def table(
+        self, headings: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = ""
+    ) -> None:
+        cells = [[_cell(value) for value in row] for row in rows]
+        if sys.stdout.isatty():
+            _rich_table(headings, cells, title)
+            return
+        if title:
+            click.echo(title)
+        lines = [[heading.replace(" ", "_") for heading in headings], *cells]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+        for line in lines:
+            padded = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            click.echo(padded.rstrip())
+
+    def fields(self, pairs: Sequence[tuple[str, object]]) -> None:
+        """`name: value`, one a line."""
+        width = max((len(name) for name, _ in pairs), default=0) + 1
+        for name, value in pairs:
+            self.line(f"{name + ':':<{width}} {_cell(value)}".rstrip())
+
+    def line(self, text: str = "", style: str = "") -> None:
+        if style and sys.stdout.isatty():
+            _console().print(text, style=style, markup=False, highlight=False)
+        else:
+            click.echo(text)
+
+    def clear(self) -> None:
+        """Empties the screen of a terminal; elsewhere nothing."""
+        if sys.stdout.isatty():
+            click.echo("\033[H\033[2J", nl=False)
+
+
+class Progress:
+    """One line on standard error that says what is waited for, on a terminal only."""
+
+    def __init__(self, text: str) -> None:
+        self._shown = sys.stderr.isatty()
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        if self._shown:
+            click.echo(f"\r{text}\033[K", err=True, nl=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.say("")
+
+
+def plain(body: Any) -> Any:
+    """A body as what JSON knows, its members named as RocketMQ names them."""
+    return json.loads(body.encode())
+
+
+def when(timestamp_ms: int) -> str:
+    """Local time for people; empty for 0."""
+    if timestamp_ms <= 0:
+        return ""
+    seconds, ms = divmod(timestamp_ms, 1000)
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{ms:03d}"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else str(value)
+
+
+def _rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left")
+    for i, heading in enumerate(headings):
+        numbers = bool(rows) and all(_is_number(row[i]) for row in rows)
+        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=getattr(cell, "style", "")) for cell in row))
+    _console().print(table)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).removeprefix("-").isdecimal() or not text
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False)

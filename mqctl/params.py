@@ -1,0 +1,160 @@
+"""Options as `mqadmin` spells them, and the decorator that makes a function a command.
+
+Every long option has RocketMQ's camelCase name, and its kebab-case form works as well; the help
+shows the former. Options of more than one letter behind one dash (`-bn`) are whole names.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import click
+
+from mqctl.output import Output
+from mqctl.session import Session, run
+
+CommandFunction = Callable[..., Coroutine[Any, Any, None]]
+
+
+def kebab(name: str) -> str:
+    """`getSyncStateSet` -> `get-sync-state-set`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
+
+
+class MqOption(click.Option):
+    """An option whose camelCase long name has a kebab-case twin that the help leaves out."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.shown = list(self.opts)
+        twins = [f"--{kebab(opt[2:])}" for opt in self.opts if opt.startswith("--")]
+        self.opts = list(dict.fromkeys([*self.opts, *twins]))
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        every, self.opts = self.opts, self.shown
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = every
+
+
+def option(*names: str, **attributes: Any) -> Callable[[CommandFunction], CommandFunction]:
+    """`click.option` with twins in kebab-case."""
+    return click.option(*names, cls=MqOption, **attributes)
+
+
+class Timestamp(click.ParamType[int]):
+    """Wall clock: ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS in local time. Converts to ms."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if value.isdecimal():
+            return int(value)
+        seconds, _, ms = value.rpartition(":")
+        try:
+            parsed = time.strptime(seconds, "%Y-%m-%d#%H:%M:%S")
+            return int(time.mktime(parsed)) * 1000 + int(ms)
+        except ValueError:
+            self.fail(f"{value!r} is neither ms since 1970 nor yyyy-MM-dd#HH:mm:ss:SSS", param, ctx)
+
+
+class Ids(click.ParamType[tuple[int, ...]]):
+    """`1;2;3`. Converts to a tuple of numbers."""
+
+    name = "ids"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in value.replace(",", ";").split(";") if part.strip()]
+        if not parts or not all(part.isdecimal() for part in parts):
+            self.fail(f"{value!r} is no list of broker ids such as 1;2", param, ctx)
+        return tuple(int(part) for part in parts)
+
+
+TRUE_OR_FALSE = click.BOOL
+
+
+def command(
+    name: str, *, controllers: bool = False, interval: bool = False
+) -> Callable[[CommandFunction], click.Command]:
+    """Makes `async def f(session, **options)` the command `name`, with the options all have.
+
+    `controllers`: it has `-a`. `interval`: it has `-i` and repeats itself with
+    `session.again_and_again`.
+    """
+
+    def wrap(function: CommandFunction) -> click.Command:
+        @functools.wraps(function)
+        def body(
+            namesrv_addr: str | None,
+            as_json: bool,
+            timeout_s: float,
+            controller_address: str | None = None,
+            interval: float | None = None,
+            **options: Any,
+        ) -> None:
+            session = Session(
+                Output(as_json=as_json),
+                namesrv_addr=namesrv_addr,
+                controller_addr=controller_address,
+                timeout_s=timeout_s,
+                interval_s=interval,
+            )
+            run(session, function(session, **options))
+
+        settings = {"help_option_names": ["-h", "--help"]}
+        made: click.Command = click.command(name, context_settings=settings)(body)
+        made.params += _common(controllers, interval)
+        return made
+
+    return wrap
+
+
+def _common(controllers: bool, interval: bool) -> list[click.Parameter]:
+    options: list[click.Parameter] = []
+    if interval:
+        options.append(
+            MqOption(
+                ["-i", "--interval", "interval"],
+                type=click.FloatRange(min=0, min_open=True),
+                metavar="SECONDS",
+                help="Print again every so often, until ctrl-C.",
+            )
+        )
+    if controllers:
+        options.append(
+            MqOption(
+                ["-a", "--controllerAddress", "controller_address"],
+                metavar="ADDR",
+                help="Controllers, host:port;host:port. Default: CONTROLLER_ADDR, else those of the"
+                " local cluster.",
+            )
+        )
+    return [
+        *options,
+        MqOption(
+            ["-n", "--namesrvAddr", "namesrv_addr"],
+            metavar="ADDR",
+            help="Name servers, host:port;host:port. Default: NAMESRV_ADDR, else those of the"
+            " cluster that `batonmq up` runs.",
+        ),
+        MqOption(
+            ["--timeout", "timeout_s"],
+            type=click.FloatRange(min=0, min_open=True),
+            default=5.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long one answer is waited for.",
+        ),
+        MqOption(["--json", "as_json"], is_flag=True, help="JSON on standard output."),
+    ]

@@ -1,0 +1,168 @@
+"""One run of a command: the target, the output, the client, and errors as one line.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage. A command that asks several nodes goes on
+when one does not answer: it says so on standard error, shows the rest, and ends with 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mqctl.output import Output
+from mqctl.target import Target, TargetError, target_here
+
+if TYPE_CHECKING:
+    from batonmq.admin import Admin
+    from batonmq.controller_admin import ControllerAdmin
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class CommandFailed(click.ClickException):
+    """Refused or failed: one line on standard error, exit code 1."""
+
+    exit_code = 1
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"mqctl: {self.message}", err=True)
+
+
+class Session:
+    """What every command is given."""
+
+    def __init__(
+        self,
+        out: Output,
+        *,
+        namesrv_addr: str | None = None,
+        controller_addr: str | None = None,
+        timeout_s: float = 5.0,
+        interval_s: float | None = None,
+    ) -> None:
+        self.out = out
+        self.timeout_ms = max(1, int(timeout_s * 1000))
+        self.interval_s = interval_s
+        self.failed = False
+        """Set where a part did not work: the command ends with exit code 1."""
+        self._given = (namesrv_addr, controller_addr)
+
+    @functools.cached_property
+    def target(self) -> Target:
+        with _usage_errors():
+            return target_here(*self._given)
+
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        """Raises click.UsageError that says what to give."""
+        with _usage_errors():
+            return self.target.name_servers_or_advice()
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """Raises click.UsageError that says what to give."""
+        with _usage_errors():
+            return self.target.controllers_or_advice()
+
+    @contextlib.asynccontextmanager
+    async def admin(self) -> AsyncIterator[Admin]:
+        """Admin calls; name servers must be known."""
+        async with self._open(self.name_servers) as admin:
+            yield admin
+
+    @contextlib.asynccontextmanager
+    async def controller(self) -> AsyncIterator[tuple[Admin, ControllerAdmin]]:
+        """Controller calls; name servers are used where they are known."""
+        controllers = self.controllers
+        async with self._open(self.target.name_servers) as admin:
+            yield admin, admin.controller(controllers)
+
+    def _open(self, name_servers: tuple[str, ...]) -> Admin:
+        from batonmq import admin
+
+        return admin.Admin(name_servers, timeout_ms=self.timeout_ms)
+
+    def complain(self, text: str) -> None:
+        """A part that did not work, on standard error; the command goes on, and ends with 1."""
+        self.failed = True
+        click.echo(f"mqctl: {text}", err=True)
+
+    async def ask_each(self, keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
+        """Asks for all at once; those that fail are complained of and left out."""
+        import asyncio
+
+        from protocol.errors import BatonError
+
+        wanted = list(keys)
+        answers = await asyncio.gather(*(ask(key) for key in wanted), return_exceptions=True)
+        found: dict[K, T] = {}
+        for key, answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, BatonError):
+                self.complain(str(answer))
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found[key] = answer
+        return found
+
+    async def again_and_again(self, once: Callable[[], Awaitable[None]]) -> None:
+        """Once, or with `-i` every so many seconds until ctrl-C."""
+        import asyncio
+
+        if self.interval_s is None:
+            await once()
+            return
+        self.out.compact = True
+        while True:
+            await once()
+            await asyncio.sleep(self.interval_s)
+
+
+def run(session: Session, work: Coroutine[Any, Any, None]) -> None:
+    """Runs a command to its end; what it raises becomes one line and an exit code."""
+    import asyncio
+    import logging
+    import os
+
+    from protocol.errors import BatonError
+
+    # The client's log is for programs; MQCTL_DEBUG shows it.
+    debug = bool(os.environ.get("MQCTL_DEBUG"))
+    if debug:
+        logging.basicConfig(level=logging.DEBUG)
+    else:
+        logging.lastResort = None
+    try:
+        asyncio.run(work)
+    except BatonError as error:
+        raise CommandFailed(_one_line(error)) from error
+    except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        session.failed = session.failed or session.interval_s is None
+    except Exception as error:
+        if debug:
+            raise
+        raise CommandFailed(
+            f"internal error, please report: {type(error).__name__}: {_one_line(error)} "
+            "(MQCTL_DEBUG=1 shows where)"
+        ) from error
+    if session.failed:
+        click.get_current_context().exit(1)
+
+
+@contextlib.contextmanager
+def _usage_errors() -> Any:
+    try:
+        yield
+    except TargetError as error:
+        raise click.UsageError(str(error), click.get_current_context(silent=True)) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

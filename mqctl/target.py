@@ -1,0 +1,161 @@
+"""Where the cluster is: what the user gave, or else the cluster that `batonmq up` runs here.
+
+Order: options, environment (NAMESRV_ADDR, CONTROLLER_ADDR), then the first `cluster.json` of a
+running cluster in BATONMQ_DATA, in `./batonmq-data`, or named by `~/.batonmq/current`. Name servers
+given by hand are never mixed with the controllers of another cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batonmq.launcher.current import current_cluster_file
+
+NAMESRV_VARIABLE = "NAMESRV_ADDR"
+CONTROLLER_VARIABLE = "CONTROLLER_ADDR"
+DATA_VARIABLE = "BATONMQ_DATA"
+DEFAULT_DATA_DIR = "batonmq-data"
+
+
+class TargetError(Exception):
+    """Addresses that make no sense or cannot be found; the text says what to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """What `cluster.json` says. `brokers`: (broker name, address)."""
+
+    path: Path
+    name_servers: tuple[str, ...]
+    controllers: tuple[str, ...]
+    brokers: tuple[tuple[str, str], ...]
+    supervisor_pid: int
+
+    @property
+    def running(self) -> bool:
+        """Whether its supervisor lives; with it gone, so are its processes."""
+        return Path(f"/proc/{self.supervisor_pid}").exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Addresses as `host:port`; empty where unknown. `local`: the local cluster they are from."""
+
+    name_servers: tuple[str, ...] = ()
+    controllers: tuple[str, ...] = ()
+    local: LocalCluster | None = None
+    stale: tuple[Path, ...] = field(default=())
+    """cluster.json files that were passed over, because their cluster has ended."""
+
+    def name_servers_or_advice(self) -> tuple[str, ...]:
+        """Raises TargetError that says what to give."""
+        if self.name_servers:
+            return self.name_servers
+        raise TargetError(
+            f"no name server: give -n host:port, set {NAMESRV_VARIABLE}, or start a local cluster "
+            f"with `batonmq up`{self._about_stale()}"
+        )
+
+    def controllers_or_advice(self) -> tuple[str, ...]:
+        """Raises TargetError that says what to give."""
+        if self.controllers:
+            return self.controllers
+        why = ""
+        if self.name_servers:
+            why = " (name servers do not tell where the controllers are)"
+        raise TargetError(
+            f"no controller: give -a host:port[;host:port] or set {CONTROLLER_VARIABLE}{why}; the "
+            f"port is a controller's remoting door, such as 9878{self._about_stale()}"
+        )
+
+    def _about_stale(self) -> str:
+        return "".join(f"; the cluster of {path} has ended" for path in self.stale)
+
+
+def find_target(
+    namesrv_addr: str | None,
+    controller_addr: str | None,
+    *,
+    environ: Mapping[str, str],
+    folder: Path,
+    hint: Path | None = None,
+) -> Target:
+    """`folder`: the working directory; `hint`: the cluster.json that `~/.batonmq/current` names.
+
+    Raises TargetError for an address that is none.
+    """
+    name_servers = addresses(namesrv_addr or environ.get(NAMESRV_VARIABLE), "-n")
+    controllers = addresses(controller_addr or environ.get(CONTROLLER_VARIABLE), "-a")
+    if name_servers and controllers:
+        return Target(name_servers, controllers)
+    stale: list[Path] = []
+    for local in _local_clusters(environ, folder, hint, stale):
+        if name_servers and not set(name_servers) & set(local.name_servers):
+            continue
+        if controllers and not set(controllers) & set(local.controllers):
+            continue
+        return Target(
+            name_servers or local.name_servers,
+            controllers or local.controllers,
+            local,
+            tuple(stale),
+        )
+    return Target(name_servers, controllers, None, tuple(stale))
+
+
+def target_here(namesrv_addr: str | None, controller_addr: str | None) -> Target:
+    """`find_target` with this process's environment. Raises TargetError."""
+    return find_target(
+        namesrv_addr,
+        controller_addr,
+        environ=os.environ,
+        folder=Path.cwd(),
+        hint=current_cluster_file(),
+    )
+
+
+def addresses(text: str | None, option: str) -> tuple[str, ...]:
+    """`host:port` parts of a list separated by `;` or `,`. Raises TargetError naming a bad one."""
+    parts = [part.strip() for part in (text or "").replace(",", ";").split(";")]
+    for part in filter(None, parts):
+        host, separator, port = part.rpartition(":")
+        if not (host and separator and port.isdecimal() and 0 < int(port) < 65536):
+            raise TargetError(f"{option} {part!r} is no address: host:port is needed")
+    return tuple(dict.fromkeys(filter(None, parts)))
+
+
+def _local_clusters(
+    environ: Mapping[str, str], folder: Path, hint: Path | None, stale: list[Path]
+) -> Iterator[LocalCluster]:
+    places = [folder / DEFAULT_DATA_DIR / "cluster.json", hint]
+    chosen = environ.get(DATA_VARIABLE)
+    if chosen:
+        places = [folder / chosen / "cluster.json"]
+    for path in dict.fromkeys(place for place in places if place is not None):
+        local = read_cluster_file(path)
+        if local is None:
+            continue
+        if local.running:
+            yield local
+        else:
+            stale.append(path)
+
+
+def read_cluster_file(path: Path) -> LocalCluster | None:
+    """None if it is not there or no description of a cluster."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+        return LocalCluster(
+            path,
+            tuple(str(node["address"]) for node in document["nameServers"]),
+            tuple(str(node["address"]) for node in document["controllers"]),
+            tuple((str(node["name"]), str(node["address"])) for node in document["brokers"]),
+            int(document["supervisorPid"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
