@@ -1,0 +1,139 @@
+"""Apache RocketMQ 5.3.3 as a cluster: five JVMs, controller mode, all-ack, heaps fair to a laptop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from bench.java_programs import JVM_OPENINGS
+from bench.proc import spawn, stop_all, tail
+from bench.side import BROKERS, GROUP, HOST, NAME_SERVERS, Side
+
+HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")
+NAMESRV_MAIN: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
+BROKER_MAIN: Final = "org.apache.rocketmq.broker.BrokerStartup"
+KEPT: Final = "brokerIdentity"
+
+
+class JavaPeer(Side):
+    """The Java cluster; every process has a home folder of its own for logs and stores."""
+
+    name = "java"
+
+    def __init__(self, folder: Path, lib: Path) -> None:
+        super().__init__(folder)
+        self._lib = lib
+        self._name_servers: list[subprocess.Popen[bytes]] = []
+        self._brokers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def spawn(self) -> None:
+        for i in range(NAME_SERVERS):
+            home = self._home(f"namesrv-{i}")
+            config = home / "namesrv.conf"
+            config.write_text(_lines(self._name_server_config(i, home)))
+            self._name_servers.append(self._jvm(NAMESRV_MAIN, config, home))
+        for address in self.brokers:
+            home = self._broker_home(address)
+            (home / "broker.conf").write_text(_lines(self._broker_config(address, home)))
+            self.start_broker(address)
+
+    def stop(self) -> None:
+        stop_all(self._brokers.values())
+        stop_all(self._name_servers)
+
+    def broker_pid(self, address: str) -> int:
+        return self._brokers[address].pid
+
+    def name_server_pids(self) -> list[int]:
+        return [process.pid for process in self._name_servers]
+
+    def supervisor_pids(self) -> list[int]:
+        return []
+
+    def kill_broker(self, address: str) -> None:
+        os.kill(self._brokers[address].pid, signal.SIGKILL)
+
+    def stop_broker(self, address: str) -> None:
+        stop_all([self._brokers[address]])
+
+    def start_broker(self, address: str) -> None:
+        before = self._brokers.get(address)
+        if before is not None:
+            before.wait()
+        home = self._broker_home(address)
+        self._brokers[address] = self._jvm(BROKER_MAIN, home / "broker.conf", home)
+
+    def empty_store(self, address: str) -> None:
+        for entry in (self._broker_home(address) / "store").iterdir():
+            if entry.name.startswith(KEPT):
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def complaint(self) -> str:
+        logs = sorted(self.folder.glob("*/process.log"))
+        return "\n".join(f"-- {log.parent.name}: {text}" for log in logs if (text := tail(log)))
+
+    def _home(self, name: str) -> Path:
+        home = self.folder / name
+        home.mkdir(parents=True, exist_ok=True)
+        return home
+
+    def _broker_home(self, address: str) -> Path:
+        return self._home(f"broker-{self.brokers.index(address)}")
+
+    def _jvm(self, main: str, config: Path, home: Path) -> subprocess.Popen[bytes]:
+        homes = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
+        classpath = f"{home}:{self._lib}/*"
+        argv = ["java", *HEAP, *homes, *JVM_OPENINGS, "-cp", classpath, main, "-c", str(config)]
+        return spawn(argv, home / "process.log", cwd=home)
+
+    def _name_server_config(self, i: int, home: Path) -> dict[str, object]:
+        return {
+            "listenPort": self.base_port + 100 * i,
+            "enableControllerInNamesrv": "true",
+            "controllerDLegerGroup": "group1",
+            "controllerDLegerPeers": ";".join(
+                f"n{k}-{HOST}:{self.base_port + 100 * k + 2}" for k in range(NAME_SERVERS)
+            ),
+            "controllerDLegerSelfId": f"n{i}",
+            "controllerStorePath": home / "controller",
+            "enableElectUncleanMaster": "false",
+            "notifyBrokerRoleChanged": "true",
+        }
+
+    def _broker_config(self, address: str, home: Path) -> dict[str, object]:
+        port = int(address.rpartition(":")[2])
+        controllers = (f"{HOST}:{self.base_port + 100 * k + 2}" for k in range(NAME_SERVERS))
+        return {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": GROUP,
+            "brokerId": -1,
+            "brokerRole": "SLAVE",
+            "listenPort": port,
+            "haListenPort": port + 1,
+            "namesrvAddr": ";".join(self.name_servers),
+            "controllerAddr": ";".join(controllers),
+            "enableControllerMode": "true",
+            "allAckInSyncStateSet": "true",
+            "flushDiskType": "ASYNC_FLUSH",
+            "brokerIP1": HOST,
+            "brokerIP2": HOST,
+            "storePathRootDir": home / "store",
+            "storePathCommitLog": home / "store" / "commitlog",
+            "enablePropertyFilter": "true",
+            "diskMaxUsedSpaceRatio": 95,
+        }
+
+
+def _lines(config: dict[str, object]) -> str:
+    return "".join(f"{key}={value}\n" for key, value in config.items())
+
+
+assert BROKERS == 2, "the figures of the Java peer are those of two brokers"
