@@ -101,7 +101,9 @@ class Replication:
                 routes_changed=routes_changed,
                 role_left=role_left,
             )
-            self._manager = ReplicasManager(self._manager_config(), self._actions)
+            self._manager = ReplicasManager(
+                self._manager_config(), self._actions, on_fatal=on_fatal
+            )
             self._actions.report = self._manager.report_event
 
     def _manager_config(self) -> ReplicasManagerConfig:

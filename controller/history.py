@@ -30,7 +30,7 @@ REASON_SIZE_MAX: Final = 200
 
 
 class EventKind(StrEnum):
-    """What can happen. The last five are reported by brokers, the others follow from commands."""
+    """What can happen. The last six are reported by brokers, the others follow from commands."""
 
     BROKER_REGISTERED = "broker_registered"
     ELECTED = "elected"
@@ -43,6 +43,7 @@ class EventKind(StrEnum):
     FIRST_ACK = "first_ack"
     TRUNCATED = "truncated"
     LEASE_LOST = "lease_lost"
+    DIVERGED = "diverged"
 
 
 REPORTED_KINDS: Final = frozenset(
@@ -52,6 +53,7 @@ REPORTED_KINDS: Final = frozenset(
         EventKind.FIRST_ACK,
         EventKind.TRUNCATED,
         EventKind.LEASE_LOST,
+        EventKind.DIVERGED,
     }
 )
 

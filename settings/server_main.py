@@ -62,6 +62,8 @@ def run_server(name: str, sections: Mapping[str, type[msgspec.Struct]], serve: S
     parser.add_argument("--pid-file", type=Path, help="where to write this process's id")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="INFO")
     arguments = parser.parse_args()
+    # gRPC's C core writes of every closing connection to stderr; ours tells what matters of it.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.basicConfig(
         level=arguments.log_level, format=LOG_FORMAT, datefmt="%Y-%m-%dT%H:%M:%S", stream=sys.stderr
     )
