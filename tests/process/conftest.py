@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cluster_process import ClusterProcess  # noqa: E402  found by the line above
+from cluster_process import ClusterProcess
 
 
 @pytest.fixture

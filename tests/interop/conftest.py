@@ -1,0 +1,52 @@
+"""Fixtures of the Java ring: the stock client's classpath, and one cluster for each module."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "process")]
+
+from cluster_process import ClusterProcess  # noqa: E402  found by the line above
+from java_tools import JavaProgram, missing_tools, prepared_classpath  # noqa: E402
+
+RunJava = Callable[..., JavaProgram]
+
+
+@pytest.fixture(scope="session")
+def java_classpath() -> str:
+    """Skips where the machine lacks a tool, by name; with BATONMQ_CI=1 that is a failure."""
+    lacks = missing_tools()
+    if lacks:
+        reason = f"this machine lacks {' and '.join(lacks)}"
+        if os.environ.get("BATONMQ_CI") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return prepared_classpath()
+
+
+@pytest.fixture
+def run_java(java_classpath: str, tmp_path: Path) -> RunJava:
+    """`run_java(name, *arguments)` starts one of our programs in a folder of its own."""
+    started = 0
+
+    def start(name: str, *arguments: str, binary_headers: bool = False) -> JavaProgram:
+        nonlocal started
+        started += 1
+        folder = tmp_path / f"java-{started}"
+        return JavaProgram(java_classpath, folder, name, *arguments, binary_headers=binary_headers)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def java_cluster(
+    java_classpath: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClusterProcess]:
+    """Three controllers, three replicas; the tests of a module share it, each with its topic."""
+    with ClusterProcess(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
