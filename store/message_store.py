@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from epoch.durable_file import remove_file, replace_file
 from protocol.errors import CorruptLogError
 from store.config import StoreConfig
 from store.dispatch import ArrivalListener
@@ -103,7 +104,7 @@ class MessageStore:
         self._lock.acquire()
         try:
             self._load()
-            abort_path(root).write_text(str(os.getpid()))
+            replace_file(abort_path(root), str(os.getpid()).encode())
         except BaseException:
             self._lock.release()
             raise
@@ -127,7 +128,9 @@ class MessageStore:
         self._appender = parts.appender
         self._bind_paths(parts)
         recover_parts(parts, controller_mode=self.controller_mode)
-        if not self.controller_mode and self.suspect is None:
+        if self.suspect is not None:
+            self._appender.refuse(f"the log is damaged: {self.suspect}")
+        elif not self.controller_mode:
             self._open_for_writes()
 
     def _bind_paths(self, parts: StoreParts) -> None:
@@ -185,7 +188,8 @@ class MessageStore:
             self._stop_flush()
             self.flush()
             self.flush_derived()
-            abort_path(self.config.root).unlink(missing_ok=True)
+            self._parts.index.flush()
+            remove_file(abort_path(self.config.root))
         finally:
             self._release()
 

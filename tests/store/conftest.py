@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -145,17 +145,36 @@ def rig(tmp_path: Path) -> Iterator[StoreRig]:
 
 
 @pytest.fixture(scope="session")
-def store_in(tmp_path_factory: pytest.TempPathFactory) -> object:
+def rigs_in(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """`with rigs_in() as make_rig`: fresh rigs for each example of a property test."""
+
+    @contextmanager
+    def fresh() -> Iterator[Callable[[], StoreRig]]:
+        folder = tmp_path_factory.mktemp("rig")
+        rigs: list[StoreRig] = []
+
+        def make_rig() -> StoreRig:
+            rigs.append(StoreRig(folder / str(len(rigs))))
+            return rigs[-1]
+
+        try:
+            yield make_rig
+        finally:
+            for rig in rigs:
+                rig.close_all()
+            shutil.rmtree(folder)
+
+    return fresh
+
+
+@pytest.fixture(scope="session")
+def store_in(rigs_in: Callable[[], AbstractContextManager[Callable[[], StoreRig]]]) -> object:
     """`with store_in() as (rig, store)`: a fresh master for each example of a property test."""
 
     @contextmanager
     def fresh() -> Iterator[tuple[StoreRig, MessageStore]]:
-        folder = tmp_path_factory.mktemp("rig")
-        rig = StoreRig(folder)
-        try:
+        with rigs_in() as make_rig:
+            rig = make_rig()
             yield rig, rig.open_master()
-        finally:
-            rig.close_all()
-            shutil.rmtree(folder)
 
     return fresh

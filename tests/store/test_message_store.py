@@ -219,6 +219,41 @@ def test_r31_a_replica_announces_queues_that_its_log_shows(rig):
     assert shown == [("New", 3)]
 
 
+def test_r31_what_the_log_showed_is_made_durable_before_the_checkpoint_passes_it(rig):
+    """1 a slave learns a topic from its log. 2 a checkpoint passes that record. 3 kill -9.
+
+    The record is not shown again, so what it changed must be on disk before 2.
+    """
+    on_disk, in_memory = set(), set()
+
+    def hook(store):
+        store.on_unknown_topic = lambda topic, queue_id: in_memory.add(topic)
+        store.before_checkpoint = lambda: on_disk.update(in_memory)
+
+    rig.before_open = hook
+    store = rig.open_master()
+    rig.put_confirmed(store, b"x", topic="A")
+    rig.kill(store)
+    store = rig.open(controller_mode=False)
+    assert (in_memory, on_disk) == ({"A"}, set())
+    store.flush_derived()
+    assert on_disk == {"A"}
+
+
+def test_a_queue_on_disk_whose_topic_was_not_stored_is_announced_again(rig):
+    """Units may reach the disk before a checkpoint; the table of topics then lacks theirs."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"x", topic="A")
+    store._parts.consume_queues.flush()
+    rig.kill(store)
+    shown = []
+    rig.before_open = lambda store: setattr(
+        store, "on_unknown_topic", lambda topic, queue_id: shown.append((topic, queue_id))
+    )
+    rig.open(controller_mode=False)
+    assert shown == [("A", 0)]
+
+
 def test_a_deleted_topic_numbers_alike_on_master_and_slave(rig):
     """1 master puts m0; deletion D; m1 before D is confirmed. 2 D is dispatched on both.
 
