@@ -319,15 +319,17 @@ class Admin:
             "endTimestamp": str(end_ms),
             "_UNIQUE_KEY_QUERY": "true" if unique else "false",
         }
+        masters = route.masters()
         replies = await asyncio.gather(
             *(
                 self._ask(a, RequestCode.QUERY_MESSAGE, ext, "looking up by key", also=_NOT_FOUND)
-                for a in route.masters().values()
+                for a in masters.values()
             )
         )
-        found = [
-            m for r in replies if r.code == ResponseCode.SUCCESS for m in decode_records(r.body)
-        ]
+        found: list[MessageExt] = []
+        for name, reply in zip(masters, replies, strict=True):
+            if reply.code == ResponseCode.SUCCESS:
+                found += _at_broker(decode_records(reply.body), name)
         return sorted(found, key=lambda m: (m.store_timestamp, m.physical_offset))
 
     # -- groups -------------------------------------------------------------------------------
@@ -469,3 +471,10 @@ class Admin:
 
     def _deadline_ms(self) -> int:
         return boot_ms() + self._timeout_ms
+
+
+def _at_broker(messages: list[MessageExt], broker_name: str) -> list[MessageExt]:
+    """Records do not say which group holds them; who was asked does."""
+    for message in messages:
+        message.broker_name = broker_name
+    return messages

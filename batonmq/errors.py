@@ -38,7 +38,7 @@ class NoNameServerError(ClientError):
         """`asked`: (address, why it did not help) of each name server tried."""
         self.asked = tuple(asked)
         if asked:
-            tried = "; ".join(f"{address}: {why}" for address, why in asked)
+            tried = "; ".join(f"{a}: {why.removeprefix(f'{a}: ')}" for a, why in asked)
             text = f"no name server answers ({tried}): check that they run"
         else:
             text = "no name server given: pass name_servers='host:9876' or set NAMESRV_ADDR"

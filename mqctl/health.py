@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mqctl.session import reason
 from protocol.bodies import BrokerReplicasInfo, ClusterInfo, ReplicasInfo
 from protocol.errors import BatonError
 
@@ -63,7 +64,7 @@ class Findings:
         found = [f"name server {a}: {why}" for a, why in self.name_servers.items() if why]
         for address, answer in self.controllers.items():
             if isinstance(answer, BatonError):
-                found.append(f"controller {address}: {answer}")
+                found.append(f"controller {address}: {reason(address, answer)}")
         found += self._leader_problems()
         found += [f"broker {a}: {why}" for a, why in self.brokers.items() if why]
         if not self.groups:
@@ -126,7 +127,7 @@ class Findings:
             "controllerLeaderAddress": self.leader,
             "nameServers": [_node(a, why) for a, why in self.name_servers.items()],
             "controllers": [
-                _node(a, str(answer)) if isinstance(answer, BatonError)
+                _node(a, reason(a, answer)) if isinstance(answer, BatonError)
                 else {**_node(a, None), "isLeader": answer.is_leader}
                 for a, answer in self.controllers.items()
             ],
@@ -163,7 +164,7 @@ async def look(
     addresses = _addresses(routes, replicas) | {a for group in wanted.values() for a in group}
     states = await asyncio.gather(*(_state(admin, address) for address in sorted(addresses)))
     return Findings(
-        name_servers,
+        {a: why and reason(a, why) for a, why in name_servers.items()},
         controllers,
         dict(zip(sorted(addresses), states, strict=True)),
         routes,
@@ -188,7 +189,7 @@ async def _state(admin: Admin, address: str) -> str | None:
     try:
         await admin.broker_runtime_info(address)
     except BatonError as error:
-        return str(error)
+        return reason(address, error)
     return None
 
 

@@ -25,11 +25,20 @@ def kebab(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
+_METAVARS = {
+    click.IntRange: "N",
+    type(click.STRING): "NAME",
+    type(click.BOOL): "true|false",
+}
+
+
 class MqOption(click.Option):
     """An option whose camelCase long name has a kebab-case twin that the help leaves out."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
+        if self.metavar is None and not self.is_flag:
+            self.metavar = _METAVARS.get(type(self.type))
         self.shown = list(self.opts)
         twins = [f"--{kebab(opt[2:])}" for opt in self.opts if opt.startswith("--")]
         self.opts = list(dict.fromkeys([*self.opts, *twins]))

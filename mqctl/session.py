@@ -125,9 +125,10 @@ class Session:
 
 def run(session: Session, work: Coroutine[Any, Any, None]) -> None:
     """Runs a command to its end; what it raises becomes one line and an exit code."""
-    import asyncio
     import logging
     import os
+
+    import uvloop
 
     from protocol.errors import BatonError
 
@@ -138,7 +139,7 @@ def run(session: Session, work: Coroutine[Any, Any, None]) -> None:
     else:
         logging.lastResort = None
     try:
-        asyncio.run(work)
+        uvloop.run(work)
     except BatonError as error:
         raise CommandFailed(_one_line(error)) from error
     except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
@@ -162,6 +163,11 @@ def _usage_errors() -> Any:
         yield
     except TargetError as error:
         raise click.UsageError(str(error), click.get_current_context(silent=True)) from error
+
+
+def reason(address: str, error: object) -> str:
+    """What is wrong, without the address that it is said of anyway."""
+    return str(error).removeprefix(f"{address}: ")
 
 
 def _one_line(error: BaseException) -> str:

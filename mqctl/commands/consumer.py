@@ -27,13 +27,12 @@ async def consumer_progress(
     async with session.admin() as admin:
         names = [group_name] if group_name else await admin.consumer_groups()
         found = {name: await admin.consumer_progress(name, topic_name) for name in names}
-        if group_name and not _known(found[group_name]):
-            known = ", ".join(await admin.consumer_groups()) or "none"
-            raise CommandFailed(
-                f"no offset and no member of group {group_name}"
-                + (f" in topic {topic_name}" if topic_name else "")
-                + f": groups known are {known}"
-            )
+        if group_name and not _seen(found[group_name]):
+            known = await admin.consumer_groups()
+            if group_name not in known:
+                raise CommandFailed(
+                    f"no consumer group {group_name}: the brokers know {', '.join(known) or 'none'}"
+                )
     if session.out.as_json:
         documents = [_document(progress) for progress in found.values()]
         session.out.document(documents[0] if group_name else {"groupList": documents})
@@ -47,7 +46,7 @@ async def consumer_progress(
         session.out.table(["Group", "Members", "Queues", "Diff Total"], rows)
 
 
-def _known(progress: GroupProgress) -> bool:
+def _seen(progress: GroupProgress) -> bool:
     return bool(progress.queues or progress.members)
 
 

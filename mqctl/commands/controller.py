@@ -9,7 +9,7 @@ import click
 from mqctl.commands.ha import show_replicas
 from mqctl.output import BAD, GOOD, Cell, Progress
 from mqctl.params import Ids, command, option
-from mqctl.session import CommandFailed, Session
+from mqctl.session import CommandFailed, Session, reason
 
 if TYPE_CHECKING:
     from batonmq.admin import Admin
@@ -47,7 +47,7 @@ async def get_controller_meta_data(session: Session) -> None:
             ]
         )  # fmt: skip
         session.out.line()
-        rows = [[address, *_columns(answer)] for address, answer in answers.items()]
+        rows = [[address, *_columns(address, answer)] for address, answer in answers.items()]
         session.out.table(["Controller", "Leader", "Leader Known", "Note"], rows)
     if best is None:
         why = "; ".join(str(answer) for answer in answers.values())
@@ -75,13 +75,13 @@ def _header(answer: ControllerMetadata) -> dict[str, Any]:
 
 def _controller(address: str, answer: ControllerMetadata | BatonError) -> dict[str, Any]:
     if isinstance(answer, Exception):
-        return {"address": address, "alive": False, "error": str(answer)}
+        return {"address": address, "alive": False, "error": reason(address, answer)}
     return {"address": address, "alive": True, **_header(answer)}
 
 
-def _columns(answer: ControllerMetadata | BatonError) -> list[object]:
+def _columns(address: str, answer: ControllerMetadata | BatonError) -> list[object]:
     if isinstance(answer, Exception):
-        return ["", "", Cell.of(str(answer), BAD)]
+        return ["", "", Cell.of(reason(address, answer), BAD)]
     leads = Cell.of("yes", GOOD) if answer.is_leader else "no"
     return [leads, answer.leader_address or Cell.of("none", BAD), ""]
 

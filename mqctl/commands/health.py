@@ -9,7 +9,7 @@ import click
 
 from mqctl.output import BAD, GOOD, Cell, when
 from mqctl.params import command, option
-from mqctl.session import Session
+from mqctl.session import Session, reason
 
 if TYPE_CHECKING:
     from mqctl.health import Findings
@@ -84,7 +84,7 @@ def _show(session: Session, findings: Findings, problems: Sequence[str]) -> None
         add("name server", address, why)
     for address, answer in findings.controllers.items():
         if isinstance(answer, Exception):
-            add("controller", address, str(answer))
+            add("controller", address, reason(address, answer))
         else:
             add("controller", address, None, "leader" if answer.is_leader else "")
     for address, why in findings.brokers.items():

@@ -117,7 +117,7 @@ def _on_broker(
         help="Stored at or after: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")  # fmt: skip
 @option("-e", "--endTimestamp", "end_ms", type=Timestamp(), default=LONG_MAX,
         help="Stored at or before.")  # fmt: skip
-@option("-c", "--messageNumber", "--MessageNumber", "message_number", type=click.IntRange(min=1),
+@option("-c", "--MessageNumber", "message_number", type=click.IntRange(min=1),
         default=128, show_default=True, help="At most so many.")  # fmt: skip
 async def consume_message(
     session: Session,
