@@ -71,6 +71,8 @@ class IndexService:
         self.end_phy_offset = -1
         #: Store timestamp of that record in ms, 0 if none.
         self.end_timestamp = 0
+        #: Whether `load` had to drop entries of damaged files.
+        self.was_cut = False
 
     # -- feeding
 
@@ -261,8 +263,11 @@ class IndexService:
 
     # -- flush and life
 
-    def load(self, *, clean: bool, safe_timestamp: int = 0) -> None:
-        """Find the files. What is behind `end_phy_offset` then must be dispatched again.
+    def load(self, *, clean: bool, safe_timestamp: int = 0, safe_offset: int = 0) -> None:
+        """Find the files. `was_cut` tells if records below `safe_offset` must come again.
+
+        Entries of records below `safe_offset` were durable before the exit; what is above it, and
+        what is behind `end_phy_offset` if anything was cut, must be dispatched again.
 
         After an unclean exit, files newer than `safe_timestamp` (the checkpoint's
         indexMsgTimestamp) and the last one are verified entry by entry and their slots built anew;
@@ -276,12 +281,14 @@ class IndexService:
         for name in names:
             file = self._open(self._root / name)
             if file is None:
+                self.was_cut = True
                 break
             self._files.append(file)
             is_last = name == names[-1]
             trusted = clean or (not is_last and file.end_timestamp <= safe_timestamp)
             if not trusted and not file.verify():
                 log.warning("index_file_cut file=%s end_phy_offset=%d", name, file.end_phy_offset)
+                self.was_cut = True
                 break
         dropped = names[len(self._files) :]
         for name in dropped:
@@ -289,9 +296,15 @@ class IndexService:
             (self._root / name).unlink()
         if dropped:
             sync_directory(self._root)
-        if not clean and self._files and not self._files[-1].is_empty:
+        newest = self._files[-1] if self._files else None
+        if (
+            not clean
+            and newest is not None
+            and not newest.is_empty
+            and (self.was_cut or newest.end_phy_offset >= safe_offset)
+        ):
             # The newest record may have only some of its entries; it is dispatched again.
-            self._files[-1].truncate_to(self._files[-1].end_phy_offset)
+            newest.truncate_to(newest.end_phy_offset)
         self._find_end()
 
     def _open(self, path: Path) -> IndexFile | None:

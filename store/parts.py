@@ -91,7 +91,11 @@ def load_parts(
         index_num=config.max_index_num,
         clock_ms=clock_ms,
     )
-    index.load(clean=was_clean, safe_timestamp=checkpoint.index_msg_timestamp)
+    index.load(
+        clean=was_clean,
+        safe_timestamp=checkpoint.index_msg_timestamp,
+        safe_offset=checkpoint.recovery_offset or 0,
+    )
     epochs = EpochFileCache(root / "epochFileCheckpoint")
     queues = QueueTable(consume_queues)
     verified = VerifiedRecords(commit_log)
@@ -201,6 +205,6 @@ def _start_offset(parts: StoreParts) -> int:
             dispatched_end=parts.consume_queues.last_physical_end,
             clean=parts.was_clean,
         )
-    if not parts.was_clean and index.end_phy_offset >= commit_log.min_offset:
-        return min(offset, index.end_phy_offset)
+    if index.was_cut:
+        return max(min(offset, index.end_phy_offset), commit_log.min_offset)
     return offset

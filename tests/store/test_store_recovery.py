@@ -302,3 +302,29 @@ def zero(rig, start, end):
             file.seek(start % 8192)
             file.write(bytes(stop - start))
         start = stop
+
+
+def test_recovery_does_not_go_back_to_the_last_key_of_the_index(rig):
+    """Messages without keys leave the index behind; below the recovery point it is whole."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"keyed", uniq_key=b"U")
+    end = rig.put_confirmed(store, *BODIES[:20])
+    store.flush_derived()
+    rig.kill(store)
+    store = rig.open()
+    assert store._parts.verified.trusted_from == end
+    assert len(store.query_message("T", "U", 9, 0, 2**62).parts) == 1
+
+
+def test_a_damaged_index_is_built_again_from_the_log(rig):
+    store = rig.open_master()
+    for number in range(20):
+        rig.put_confirmed(store, b"m", uniq_key=b"U%d" % number)
+    store.flush_derived()
+    rig.kill(store)
+    (index,) = (rig.root / "index").iterdir()
+    index.write_bytes(index.read_bytes()[:100])
+    store = rig.open()
+    assert all(
+        len(store.query_message("T", f"U{number}", 9, 0, 2**62).parts) == 1 for number in range(20)
+    )
