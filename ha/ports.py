@@ -44,7 +44,8 @@ class LogStore(Protocol):
     @property
     def confirm_offset(self) -> int: ...
 
-    epochs: EpochList
+    @property
+    def epochs(self) -> EpochList: ...
 
     def log_view(self, offset: int, size: int) -> memoryview: ...
 
