@@ -1,17 +1,17 @@
-"""The thread that makes bytes durable: the one place where the broker waits for the disk.
+"""The threads that wait for the disk, so that the loop never does.
 
-Every interval, and at once for SYNC_FLUSH requests, one fdatasync covers all bytes written so far
-(group commit). It also runs the jobs that bring derived data and checkpoint to disk. Nothing here
-holds the GIL while the disk works. After a failed fdatasync the page cache cannot be trusted: the
-thread ends, and `on_fatal` stops the broker. Origin: Java `FlushRealTimeService`,
-`GroupCommitService`, `FlushConsumeQueueService`.
+`FlushService`: every interval, and at once for SYNC_FLUSH requests, one fdatasync covers all bytes
+of the log written so far (group commit). `DiskJobs`: derived data and checkpoint, whose many small
+syncs must not stand in the way of a group commit. Nothing here holds the GIL while the disk works.
+After a failed sync the page cache cannot be trusted: the thread ends, and `on_fatal` stops the
+broker. Origin: Java `FlushRealTimeService`, `GroupCommitService`, `FlushConsumeQueueService`.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 
 from store.commit_log import CommitLog
@@ -38,7 +38,6 @@ class FlushService:
         self._post = post
         self._on_flushed = on_flushed
         self._on_fatal = on_fatal
-        self._jobs: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="store-flush", daemon=True)
@@ -50,13 +49,8 @@ class FlushService:
         """Make what is written so far durable now; `on_flushed` tells when it is."""
         self._wake.set()
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Run `job` in the thread, after the log was made durable. It may raise OSError."""
-        self._jobs.append(job)
-        self._wake.set()
-
     def stop(self) -> None:
-        """End the thread; what was submitted before is done first."""
+        """End the thread, after a last flush."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -70,9 +64,7 @@ class FlushService:
                 self._flush_once()
             self._flush_once()
         except Exception as error:
-            failure = error  # `error` is gone when the callback runs
-            log.critical("flush_failed error=%r", error)
-            self._post(lambda: self._on_fatal(failure))
+            _report(error, self._post, self._on_fatal)
 
     def _flush_once(self) -> None:
         target = self._log.max_offset
@@ -80,5 +72,37 @@ class FlushService:
             self._log.datasync_to(target)
             flushed = self._log.flushed_offset
             self._post(lambda: self._on_flushed(flushed))
-        while self._jobs:
-            self._jobs.popleft()()
+
+
+class DiskJobs:
+    """Runs jobs one after another in a thread of its own; one that raises is fatal."""
+
+    def __init__(self, *, post: Post, on_fatal: Callable[[BaseException], None]) -> None:
+        self._post = post
+        self._on_fatal = on_fatal
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="store-jobs", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """End the thread; what was submitted before is done first."""
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                job()
+        except Exception as error:
+            _report(error, self._post, self._on_fatal)
+
+
+def _report(error: Exception, post: Post, on_fatal: Callable[[BaseException], None]) -> None:
+    log.critical("flush_failed error=%r", error)
+    post(lambda: on_fatal(error))

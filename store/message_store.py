@@ -24,7 +24,7 @@ from protocol.errors import CorruptLogError
 from store.config import StoreConfig
 from store.dispatch import ArrivalListener
 from store.errors import StoreStateError, TruncationRefused
-from store.flush import FlushService
+from store.flush import DiskJobs, FlushService
 from store.lock_file import StoreLock
 from store.parts import StoreParts, abort_path, load_parts, recover_parts
 from store.queue_table import SystemRecordHandler
@@ -82,6 +82,7 @@ class MessageStore:
         self._arrival_listeners: list[ArrivalListener] = []
         self._flushed_listeners: list[Callable[[int], None]] = []
         self._flush: FlushService | None = None
+        self._jobs: DiskJobs | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._next_slice: asyncio.Handle | None = None
@@ -156,7 +157,7 @@ class MessageStore:
     def start(
         self, loop: asyncio.AbstractEventLoop, on_fatal: Callable[[BaseException], None]
     ) -> None:
-        """Start the flush thread and the timers of upkeep on `loop`.
+        """Start the threads that sync and the timers of upkeep on `loop`.
 
         `on_fatal` is called in the loop when the disk failed or the log proved to be none: the
         process must end.
@@ -171,6 +172,8 @@ class MessageStore:
             on_fatal=on_fatal,
         )
         self._flush.start()
+        self._jobs = DiskJobs(post=self._post, on_fatal=on_fatal)
+        self._jobs.start()
         if not self.log.segments:
             _in_thread("log-alloc", self.log.preallocate_next)
         self._repeat("flush", self.config.flush_interval_consume_queue / 1000, self.flush_derived)
@@ -214,10 +217,10 @@ class MessageStore:
             self._next_slice.cancel()
 
     def _stop_flush(self) -> None:
-        if self._flush is not None:
+        if self._flush is not None and self._jobs is not None:
             self._flush.stop()
-            self._flush = None
-        self._loop = None
+            self._jobs.stop()
+        self._flush = self._jobs = self._loop = None
 
     def _release(self) -> None:
         self._parts.close_files()
@@ -471,16 +474,13 @@ class MessageStore:
         return self.log.flushed_offset
 
     def flush_derived(self) -> None:
-        """Bring consume queues, index and checkpoint to disk: by the flush thread, if it runs."""
+        """Bring consume queues, index and checkpoint to disk; in a thread after `start`."""
         if self.before_checkpoint is not None:
             self.before_checkpoint()
         work = self._parts.checkpoints.begin()
         if work is None:
             return
-        if self._flush is not None:
-            self._flush.submit(work)
-        else:
-            work()
+        self._run_job(work)
 
     def clean_expired(self, *, manual: bool = False) -> int:
         """Take expired segments off (`manual`: at any hour), refuse puts on a full disk.
@@ -491,11 +491,14 @@ class MessageStore:
         if decision.disk_full != self._disk_full:
             self._set_disk_full(decision.disk_full)
         if removed:
-            if self._loop is not None:
-                _in_thread("log-expiry", lambda: unlink_segments(removed))
-            else:
-                unlink_segments(removed)
+            self._run_job(lambda: unlink_segments(removed))
         return len(removed)
+
+    def _run_job(self, job: Callable[[], None]) -> None:
+        if self._jobs is not None:
+            self._jobs.submit(job)
+        else:
+            job()
 
     def _set_disk_full(self, is_full: bool) -> None:
         log.log(logging.WARNING if is_full else logging.INFO, "disk_full=%s", is_full)

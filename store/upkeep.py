@@ -1,7 +1,7 @@
 """Regular work beside the hot path: derived data to disk, the checkpoint, expired segments.
 
 The checkpoint follows what it speaks of: log, consume queues and index are synced first, in the
-flush thread, then it is written. A truncation that comes in between makes the running round void
+jobs thread, then it is written. A truncation that comes in between makes the running round void
 (`void_running`), so that no checkpoint speaks of bytes that were cut. Origin: Java
 `FlushConsumeQueueService`, `CleanCommitLogService`, `CleanConsumeQueueService`.
 """
