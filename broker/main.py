@@ -24,8 +24,14 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
+# The flush thread, back from fdatasync, waits for the loop to let go of the interpreter: by default
+# up to 5 ms, which every SYNC_FLUSH ack would wait as well.
+SWITCH_INTERVAL_S = 0.0005
+
+
 async def serve(main: ServerMain) -> None:
     """Runs a broker until it is told to stop or must."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     sections = main.sections
     config = BrokerSections(
         sections["broker"], sections["store"], sections["ha"], sections["replicas"]
