@@ -1,0 +1,321 @@
+"""`mqctl` in this process, against a scripted `Admin`, with an environment of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import batonmq.admin
+from batonmq.admin_types import (
+    ControllerMetadata,
+    ElectedMaster,
+    GroupProgress,
+    HistoryEvent,
+    QueueProgress,
+    QueueStats,
+)
+from mqctl.main import cli
+from protocol.bodies import (
+    BrokerData,
+    BrokerReplicasInfo,
+    ClusterInfo,
+    EpochCacheEntry,
+    EpochEntryCache,
+    HAConnectionRuntimeInfo,
+    HARuntimeInfo,
+    QueueData,
+    ReplicaIdentity,
+    ReplicasInfo,
+    TopicRouteData,
+)
+from protocol.errors import ConnectError, ResponseError
+from protocol.message import MessageExt, MessageQueue
+
+NS = "10.0.0.1:9876"
+CONTROLLERS = ("10.0.0.1:9878", "10.0.0.2:9878")
+MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
+OFFSET_ID = "0A00000100002A9F0000000000000064"
+UNIQUE_ID = "0A000001FFFF12345678000000010000"
+
+
+def stored_message(**changes: Any) -> MessageExt:
+    fields: dict[str, Any] = {
+        "topic": "T",
+        "queue_id": 1,
+        "queue_offset": 7,
+        "physical_offset": 100,
+        "store_size": 200,
+        "msg_id": OFFSET_ID,
+        "body": b"hello",
+        "body_crc": 1,
+        "flag": 0,
+        "sys_flag": 0,
+        "born_timestamp": 1_700_000_000_000,
+        "born_host": "10.0.0.9:5",
+        "store_timestamp": 1_700_000_000_001,
+        "store_host": MASTER,
+        "reconsume_times": 0,
+        "prepared_transaction_offset": 0,
+        "properties": {"KEYS": "k1 k2", "TAGS": "tag", "UNIQ_KEY": UNIQUE_ID},
+        "broker_name": "broker-a",
+    }
+    return MessageExt(**{**fields, **changes})
+
+
+class FakeController:
+    """What the controllers of the fake cluster answer; tests change its attributes."""
+
+    def __init__(self, admin: FakeAdmin, addresses: tuple[str, ...]) -> None:
+        self.addresses = addresses
+        self._fake = admin.fake
+
+    async def all_metadata(self) -> dict[str, Any]:
+        return {a: self._fake.metadata.get(a, ConnectError(a, "refused")) for a in self.addresses}
+
+    async def sync_state_data(self, names: list[str]) -> BrokerReplicasInfo:
+        table = self._fake.replicas.replicas_info_table
+        return BrokerReplicasInfo(replicas_info_table={n: table[n] for n in names if n in table})
+
+    async def config(self, address: str) -> dict[str, str]:
+        return {"controllerStorePath": address}
+
+    async def update_config(self, settings: dict[str, str], address: str) -> tuple[str, ...]:
+        if "configStorePath" in settings:
+            raise ResponseError(16, "not that one", address)
+        self._fake.calls.append(("update_config", settings, address))
+        return (address,)
+
+    async def elect_master(self, cluster: str, name: str, broker_id: int | None) -> ElectedMaster:
+        self._fake.calls.append(("elect_master", cluster, name, broker_id))
+        if name != "broker-a":
+            raise ResponseError(2010, "unknown set", self.addresses[0])
+        return ElectedMaster(name, 1, MASTER, 3, 5, (1,), already_master=broker_id is None)
+
+    async def clean_broker_data(
+        self, cluster: str, name: str, ids: tuple[int, ...], *, clean_living_broker: bool
+    ) -> None:
+        self._fake.calls.append(("clean", cluster, name, ids, clean_living_broker))
+        if 1 in ids and not clean_living_broker:
+            raise ResponseError(2009, "broker 1 lives", self.addresses[0])
+
+    async def history(self, broker_name: str = "") -> tuple[HistoryEvent, ...]:
+        events = [
+            {"kind": "elected", "broker_name": "broker-a", "master_epoch": 3, "broker_id": 1,
+             "address": MASTER, "master_before": 2, "detected_ms": 1000, "time_ms": 1002,
+             "reason": "session_closed", "set_before": [1, 2], "sync_state_set": [1]},
+            {"kind": "opened", "broker_name": "broker-a", "master_epoch": 3, "time_ms": 1020},
+            {"kind": "first_ack", "broker_name": "broker-a", "master_epoch": 3, "time_ms": 1033},
+        ]  # fmt: skip
+        return tuple(
+            HistoryEvent(n, int(e["time_ms"]), str(e["kind"]), "broker-a", 1, 3, 1, e)
+            for n, e in enumerate(events)
+            if broker_name in ("", "broker-a")
+        )
+
+
+@dataclass
+class FakeCluster:
+    """One group of a master and a slave, both in sync, two controllers, one name server."""
+
+    def __post_init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.dead: set[str] = set()
+        self.messages: list[MessageExt] = [stored_message()]
+        self.name_server_error: str | None = None
+        peers = "n0:10.0.0.1:9878;n1:10.0.0.2:9878;"
+        self.metadata = {
+            address: ControllerMetadata(address, "g", "n0", CONTROLLERS[0], n == 0, peers)
+            for n, address in enumerate(CONTROLLERS)
+        }
+        self.info = ClusterInfo(
+            broker_addr_table={
+                "broker-a": BrokerData(
+                    broker_addrs={0: MASTER, 2: SLAVE}, broker_name="broker-a", cluster="C"
+                )
+            },
+            cluster_addr_table={"C": ["broker-a"]},
+        )
+        self.replicas = BrokerReplicasInfo(
+            replicas_info_table={
+                "broker-a": ReplicasInfo(
+                    in_sync_replicas=[
+                        ReplicaIdentity(
+                            alive=True, broker_address=a, broker_id=i, broker_name="broker-a"
+                        )
+                        for i, a in ((1, MASTER), (2, SLAVE))
+                    ],
+                    master_address=MASTER,
+                    master_broker_id=1,
+                    master_epoch=3,
+                    sync_state_set_epoch=5,
+                )
+            }
+        )
+
+
+class FakeAdmin:
+    fake: FakeCluster
+
+    def __init__(self, name_servers: tuple[str, ...], *, timeout_ms: int) -> None:
+        self.name_servers = name_servers
+        self.fake.calls.append(("Admin", name_servers, timeout_ms))
+
+    async def __aenter__(self) -> FakeAdmin:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    def controller(self, addresses: tuple[str, ...]) -> FakeController:
+        return FakeController(self, tuple(addresses))
+
+    def _check(self, address: str) -> None:
+        if address in self.fake.dead:
+            raise ConnectError(address, "Connection refused")
+
+    async def cluster_info(self) -> ClusterInfo:
+        return self.fake.info
+
+    async def name_server_states(self) -> dict[str, str | None]:
+        return dict.fromkeys(self.name_servers, self.fake.name_server_error)
+
+    async def masters(self, cluster: str | None = None, broker: str | None = None) -> Any:
+        return {broker: broker} if broker else {"broker-a": MASTER}
+
+    async def broker_runtime_info(self, address: str) -> dict[str, str]:
+        self._check(address)
+        return {"brokerVersionDesc": "V5_3_3", "putTps": "1.5 2 3", "commitLogDiskRatio": "0.5",
+                "msgPutTotalTodayNow": "9", "msgPutTotalTodayMorning": "4"}  # fmt: skip
+
+    async def broker_ha_status(self, address: str) -> HARuntimeInfo:
+        self._check(address)
+        connections = [HAConnectionRuntimeInfo(addr=SLAVE, in_sync=True, slave_ack_offset=300)]
+        return HARuntimeInfo(
+            master=address == MASTER,
+            in_sync_slave_nums=1,
+            ha_connection_info=connections if address == MASTER else [],
+        )
+
+    async def broker_epoch(self, address: str) -> EpochEntryCache:
+        self._check(address)
+        return EpochEntryCache(
+            broker_id=1,
+            broker_name="broker-a",
+            cluster_name="C",
+            epoch_list=[EpochCacheEntry(epoch=1, start_offset=0)],
+            max_offset=300,
+        )
+
+    async def topic_list(self) -> list[str]:
+        return ["T", "U"]
+
+    async def topic_route(self, topic: str) -> TopicRouteData:
+        if topic not in ("T", "U"):
+            raise ResponseError(17, "No topic route info", NS)
+        return TopicRouteData(
+            broker_datas=list(self.fake.info.broker_addr_table.values()),
+            queue_datas=[QueueData(broker_name="broker-a", read_queue_nums=4, write_queue_nums=4)],
+        )
+
+    async def topic_stats(self, topic: str) -> tuple[QueueStats, ...]:
+        return (QueueStats(MessageQueue(topic, "broker-a", 0), 3, 9, 1_700_000_000_000),)
+
+    async def create_or_update_topic(self, config: Any, **where: Any) -> dict[str, str]:
+        self.fake.calls.append(("update_topic", config, where))
+        return {"broker-a": MASTER}
+
+    async def delete_topic(self, topic: str, cluster: str) -> dict[str, str]:
+        self.fake.calls.append(("delete_topic", topic, cluster))
+        return {"broker-a": MASTER}
+
+    async def all_consumer_offsets(self, address: str) -> dict[str, dict[int, int]]:
+        return {"T@G": {0: 5}}
+
+    async def consumer_groups(self) -> list[str]:
+        return ["G", "H"]
+
+    async def consumer_progress(self, group: str, topic: str | None = None) -> GroupProgress:
+        queues = (
+            (QueueProgress(MessageQueue("T", "broker-a", 0), 9, 5, 1_700_000_000_000),)
+            if group == "G"
+            else ()
+        )
+        return GroupProgress(group, queues, ("10.0.0.9@1",) if group == "G" else ())
+
+    async def message_by_id(self, msg_id: str, topic: str = "") -> MessageExt | None:
+        from protocol.message_id import decode_offset_msg_id
+
+        address, offset = decode_offset_msg_id(msg_id)
+        self._check(address)
+        return next((m for m in self.fake.messages if m.physical_offset == offset), None)
+
+    async def messages_by_key(self, topic: str, key: str, **limits: Any) -> list[MessageExt]:
+        self.fake.calls.append(("by_key", topic, key, limits))
+        return [m for m in self.fake.messages if key in m.keys.split()]
+
+    async def message_by_unique_key(self, topic: str, key: str) -> MessageExt | None:
+        return next((m for m in self.fake.messages if m.uniq_key == key), None)
+
+
+@pytest.fixture
+def stored() -> Callable[..., MessageExt]:
+    """Makes a stored message; keywords change its fields."""
+    return stored_message
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
+    """The fake cluster, found through the environment's addresses."""
+    for name in ("BATONMQ_DATA", "MQCTL_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NAMESRV_ADDR", NS)
+    monkeypatch.setenv("CONTROLLER_ADDR", ";".join(CONTROLLERS))
+    monkeypatch.chdir(tmp_path)
+    FakeAdmin.fake = FakeCluster()
+    monkeypatch.setattr(batonmq.admin, "Admin", FakeAdmin)
+    return FakeAdmin.fake
+
+
+@dataclass
+class Ran:
+    result: Result
+
+    @property
+    def code(self) -> int:
+        return self.result.exit_code
+
+    @property
+    def out(self) -> str:
+        return self.result.stdout
+
+    @property
+    def err(self) -> str:
+        return self.result.stderr
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def mqctl(fake: FakeCluster) -> Iterator[Callable[..., Ran]]:
+    """Runs one command line against the fake cluster; no traceback may reach the user."""
+    import logging
+
+    last_resort = logging.lastResort
+
+    def run(*arguments: str) -> Ran:
+        result = CliRunner().invoke(cli, arguments, prog_name="mqctl")
+        assert result.exception is None or isinstance(result.exception, SystemExit), result
+        assert "Traceback" not in result.output
+        return Ran(result)
+
+    yield run
+    logging.lastResort = last_resort

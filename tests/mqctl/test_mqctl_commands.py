@@ -1,0 +1,479 @@
+"""Each command against the fake cluster: JSON names, tables, exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from protocol.bodies import TopicConfig
+from protocol.message import MessageQueue
+
+NS = "10.0.0.1:9876"
+LEADER = "10.0.0.1:9878"
+MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
+OFFSET_ID = "0A00000100002A9F0000000000000064"
+UNIQUE_ID = "0A000001FFFF12345678000000010000"
+
+Run = Callable[..., Any]
+
+
+def test_cluster_list_is_cluster_info(mqctl: Run) -> None:
+    ran = mqctl("clusterList", "--json")
+    assert ran.code == 0
+    assert ran.json["brokerAddrTable"]["broker-a"]["brokerAddrs"] == {"0": MASTER, "2": SLAVE}
+    assert ran.json["clusterAddrTable"] == {"C": ["broker-a"]}
+    assert mqctl("clusterList", "-m", "--json").json["runtimeInfo"][MASTER]["putTps"]
+    table = mqctl("cluster-list", "-c", "C").out.splitlines()
+    assert table[0].split()[:4] == ["Cluster", "Broker", "ID", "Address"]
+    assert table[1].split() == ["C", "broker-a", "0", MASTER, "MASTER", "V5_3_3", "1.5", "50%"]
+    ran = mqctl("clusterList", "-c", "nope")
+    assert (ran.code, ran.out) == (1, "")
+    assert "the name server knows C" in ran.err
+
+
+def test_a_broker_that_does_not_answer_is_said_and_the_rest_is_shown(mqctl: Run, fake: Any) -> None:
+    fake.dead = {SLAVE}
+    ran = mqctl("clusterList")
+    assert ran.code == 1
+    assert "no answer" in ran.out
+    assert "V5_3_3" in ran.out
+    assert ran.err == f"mqctl: {SLAVE}: Connection refused\n"
+    ran = mqctl("getBrokerEpoch", "--json")
+    assert (ran.code, len(ran.json)) == (1, 1)
+
+
+def test_broker_status_is_a_kv_table(mqctl: Run) -> None:
+    assert mqctl("brokerStatus", "-b", MASTER, "--json").json["table"]["putTps"] == "1.5 2 3"
+    assert set(mqctl("brokerStatus", "-c", "C", "--json").json) == {MASTER, SLAVE}
+    assert "putTps:" in mqctl("broker-status", "--brokerAddr", MASTER).out
+    assert mqctl("brokerStatus", "-b", MASTER, "-c", "C").code == 2
+
+
+def test_topic_list_and_its_groups(mqctl: Run) -> None:
+    assert mqctl("topicList", "--json").json == {"topicList": ["T", "U"]}
+    rows = mqctl("topicList", "-c", "--json").json["topicList"]
+    assert rows == [
+        {"clusterName": "C", "topic": "T", "consumerGroup": "G"},
+        {"clusterName": "C", "topic": "U", "consumerGroup": ""},
+    ]
+
+
+def test_topic_route_is_topic_route_data(mqctl: Run) -> None:
+    route = mqctl("topicRoute", "-t", "T", "--json").json
+    assert route["brokerDatas"][0]["brokerName"] == "broker-a"
+    assert route["queueDatas"][0]["writeQueueNums"] == 4
+    assert "RW-" in mqctl("topicRoute", "-t", "T").out
+    assert mqctl("topicRoute", "-t", "nope").code == 1
+    assert mqctl("topicRoute").code == 2
+
+
+def test_topic_status_has_the_queues_with_their_offsets(mqctl: Run) -> None:
+    (entry,) = mqctl("topicStatus", "-t", "T", "--json").json["offsetTable"]
+    assert entry == {
+        "topic": "T",
+        "brokerName": "broker-a",
+        "queueId": 0,
+        "minOffset": 3,
+        "maxOffset": 9,
+        "lastUpdateTimestamp": 1_700_000_000_000,
+    }
+
+
+def test_update_topic_passes_the_settings_on(mqctl: Run, fake: Any) -> None:
+    ran = mqctl(
+        "updateTopic", "-t", "T", "-c", "C", "-r", "2", "-w", "3", "-p", "4", "-o", "true",
+        "-u", "true", "-a", "+message.type=FIFO,-old", "--json",
+    )  # fmt: skip
+    assert ran.code == 0
+    assert ran.json["readQueueNums"] == 2
+    assert ran.json["brokerAddrs"] == {"broker-a": MASTER}
+    _, config, where = fake.calls[-1]
+    assert config == TopicConfig(
+        topic_name="T",
+        read_queue_nums=2,
+        write_queue_nums=3,
+        perm=4,
+        order=True,
+        topic_sys_flag=1,
+        attributes={"+message.type": "FIFO", "-old": ""},
+    )
+    assert where == {"cluster": "C", "broker": None}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-t", "T"),
+        ("-t", "T", "-c", "C", "-b", MASTER),
+        ("-c", "C"),
+        ("-t", "T", "-c", "C", "-p", "7"),
+        ("-t", "T", "-c", "C", "-r", "many"),
+        ("-t", "T", "-c", "C", "-a", "message.type=FIFO"),
+        ("-t", "T", "-c", "C", "-a", "-x,-x"),
+        ("-t", "T", "-c", "C", "-o", "perhaps"),
+    ],
+)
+def test_update_topic_with_wrong_options_is_wrong_usage(
+    mqctl: Run, fake: Any, arguments: tuple[str, ...]
+) -> None:
+    ran = mqctl("updateTopic", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert fake.calls == []
+
+
+def test_delete_topic(mqctl: Run, fake: Any) -> None:
+    ran = mqctl("deleteTopic", "-t", "T", "-c", "C", "--json")
+    assert ran.json == {"topicName": "T", "clusterName": "C", "brokerAddrs": {"broker-a": MASTER}}
+    assert fake.calls[-1] == ("delete_topic", "T", "C")
+    assert mqctl("deleteTopic", "-t", "T").code == 2
+
+
+def test_consumer_progress_of_one_group_and_of_all(mqctl: Run) -> None:
+    one = mqctl("consumerProgress", "-g", "G", "--json").json
+    assert (one["consumerGroup"], one["diffTotal"]) == ("G", 4)
+    assert one["consumerIdList"] == ["10.0.0.9@1"]
+    assert one["offsetTable"][0]["brokerOffset"] == 9
+    assert one["offsetTable"][0]["consumerOffset"] == 5
+    everyone = mqctl("consumerProgress", "--json").json["groupList"]
+    assert [group["consumerGroup"] for group in everyone] == ["G", "H"]
+    assert "Diff total: 4" in mqctl("consumerProgress", "-g", "G").out
+    assert mqctl("consumerProgress", "-g", "H").code == 0
+    ran = mqctl("consumerProgress", "-g", "nobody")
+    assert (ran.code, ran.out) == (1, "")
+    assert "the brokers know G, H" in ran.err
+
+
+def test_ha_status_is_ha_runtime_info(mqctl: Run) -> None:
+    status = mqctl("haStatus", "-b", MASTER, "--json").json
+    assert (status["master"], status["inSyncSlaveNums"]) == (True, 1)
+    assert status["haConnectionInfo"][0]["slaveAckOffset"] == 300
+    assert list(mqctl("haStatus", "-c", "C", "--json").json) == [MASTER]
+    assert "slaves in sync" in mqctl("ha-status").out
+    assert mqctl("haStatus", "-b", SLAVE).out.startswith(f"{SLAVE}: slave")
+
+
+def test_sync_state_set_is_broker_replicas_info(mqctl: Run) -> None:
+    for where in (("-b", "broker-a"), ("-c", "C"), ()):
+        info = mqctl("getSyncStateSet", *where, "--json").json["replicasInfoTable"]["broker-a"]
+        assert (info["masterBrokerId"], info["masterEpoch"]) == (1, 3)
+        assert [r["brokerId"] for r in info["inSyncReplicas"]] == [1, 2]
+        assert info["notInSyncReplicas"] == []
+    assert "masterEpoch 3" in mqctl("getSyncStateSet").out
+    ran = mqctl("getSyncStateSet", "-b", "nope", "--json")
+    assert (ran.code, ran.out) == (1, "")
+    assert "knows no broker group nope" in ran.err
+
+
+def test_a_controller_address_is_enough_where_the_group_is_named(
+    mqctl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR")
+    monkeypatch.delenv("CONTROLLER_ADDR")
+    assert mqctl("getSyncStateSet", "-a", LEADER, "-b", "broker-a").code == 0
+    assert mqctl("electMaster", "-a", LEADER, "-bn", "broker-a", "-b", "1", "-c", "C").code == 0
+    ran = mqctl("getSyncStateSet", "-a", LEADER)
+    assert ran.code == 2
+    assert "give -b NAME" in ran.err
+
+
+def test_broker_epoch_is_a_list_of_epoch_entry_cache(mqctl: Run) -> None:
+    caches = mqctl("getBrokerEpoch", "-b", "broker-a", "--json").json
+    assert len(caches) == 2
+    assert caches[0]["epochList"][0] == {
+        "epoch": 1,
+        "startOffset": 0,
+        "endOffset": (1 << 63) - 1,
+    }
+    assert mqctl("getBrokerEpoch").out.splitlines()[1].split()[3:] == ["1", "0", "300"]
+    assert mqctl("getBrokerEpoch", "-b", "nope").code == 1
+
+
+def test_controller_metadata_has_the_header_of_the_leader(mqctl: Run, fake: Any) -> None:
+    told = mqctl("getControllerMetaData", "--json").json
+    assert told["controllerLeaderAddress"] == LEADER
+    assert told["controllerLeaderId"] == "n0"
+    assert told["isLeader"] is True
+    assert [c["alive"] for c in told["controllers"]] == [True, True]
+    assert LEADER in mqctl("getControllerMetaData").out
+    del fake.metadata[LEADER]
+    told = mqctl("getControllerMetaData", "--json").json
+    assert (told["isLeader"], told["controllers"][0]["alive"]) == (False, False)
+    fake.metadata.clear()
+    ran = mqctl("getControllerMetaData", "--json")
+    assert (ran.code, ran.out) == (1, "")
+    assert "no controller answers" in ran.err
+
+
+def test_controller_config_is_read_and_changed_on_each(mqctl: Run, fake: Any) -> None:
+    read = mqctl("getControllerConfig", "--json").json
+    assert list(read) == [LEADER, "10.0.0.2:9878"]
+    ran = mqctl("updateControllerConfig", "-k", "a", "-v", "b", "--json")
+    assert ran.json == {"key": "a", "value": "b", "addresses": [LEADER, "10.0.0.2:9878"]}
+    assert ("update_config", {"a": "b"}, LEADER) in fake.calls
+    ran = mqctl("updateControllerConfig", "-k", "configStorePath", "-v", "x")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.count("NO_PERMISSION (16): not that one") == 2
+    assert mqctl("updateControllerConfig", "-k", "a").code == 2
+
+
+def test_elect_master_waits_for_the_new_master_and_shows_the_header(mqctl: Run, fake: Any) -> None:
+    ran = mqctl("electMaster", "-bn", "broker-a", "-b", "1", "-c", "C", "--json")
+    assert ran.code == 0
+    assert ran.json == {
+        "brokerName": "broker-a",
+        "masterBrokerId": 1,
+        "masterAddress": MASTER,
+        "masterEpoch": 3,
+        "syncStateSetEpoch": 5,
+        "syncStateSet": [1],
+        "alreadyMaster": False,
+    }
+    assert ("elect_master", "C", "broker-a", 1) in fake.calls
+    assert "this master stands" in mqctl("electMaster", "-bn", "broker-a").out
+
+
+def test_elect_master_that_is_refused_or_does_not_come_up_ends_with_1(
+    mqctl: Run, fake: Any
+) -> None:
+    ran = mqctl("electMaster", "-bn", "nope", "-b", "1")
+    assert (ran.code, ran.out) == (1, "")
+    assert "(2010): unknown set" in ran.err
+    assert mqctl("electMaster", "-bn", "broker-a", "-b", "2").code == 1
+    fake.dead = {MASTER}
+    ran = mqctl("electMaster", "-bn", "broker-a", "-b", "1", "--timeout", "0.02")
+    assert ran.code == 1
+    assert "elected, but after 0.02 s" in ran.err
+    assert mqctl("electMaster", "-b", "1").code == 2
+    assert mqctl("electMaster", "-bn", "broker-a", "-b", "x").code == 2
+
+
+def test_clean_broker_metadata(mqctl: Run, fake: Any) -> None:
+    ran = mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "2;3", "-c", "C", "--json")
+    assert ran.json["brokerControllerIdsToClean"] == [2, 3]
+    assert fake.calls[-1] == ("clean", "C", "broker-a", (2, 3), False)
+    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "1").code == 1
+    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "1", "-l").code == 0
+    assert mqctl("cleanBrokerMetadata", "-bn", "broker-a", "-b", "one").code == 2
+
+
+def test_timeline_tells_each_step_with_its_duration(mqctl: Run) -> None:
+    (story,) = mqctl("timeline", "--json").json
+    assert story["durationsMs"] == {"elect": 2, "role": 20, "firstAck": 33}
+    assert (story["masterBefore"], story["masterBrokerId"]) == (2, 1)
+    assert story["detectedTimestamp"] == 1000
+    text = mqctl("timeline", "-bn", "broker-a", "--last", "1").out
+    for step in ("detected", "elected   +2 ms", "opened    +20 ms", "first ack +33 ms"):
+        assert step in text
+    assert mqctl("timeline", "-bn", "other", "--json").json == []
+
+
+def test_query_by_id_finds_by_either_id(mqctl: Run, fake: Any) -> None:
+    found = mqctl("queryMsgById", "-i", OFFSET_ID, "--json").json
+    assert (found["msgId"], found["offsetMsgId"]) == (UNIQUE_ID, OFFSET_ID)
+    assert (found["commitLogOffset"], found["body"]) == (100, "hello")
+    assert mqctl("queryMsgById", "-i", UNIQUE_ID, "-t", "T").code == 0
+    ran = mqctl("queryMsgById", "-i", UNIQUE_ID)
+    assert ran.code == 2
+    assert "give the topic with -t" in ran.err
+    both = mqctl("queryMsgById", "-i", f"{OFFSET_ID},{OFFSET_ID}", "--json").json
+    assert len(both) == 2
+    fake.messages.clear()
+    ran = mqctl("queryMsgById", "-i", OFFSET_ID, "--json")
+    assert (ran.code, ran.out) == (1, "")
+
+
+def test_query_by_id_asks_the_other_replicas_when_the_named_broker_is_gone(
+    mqctl: Run, fake: Any
+) -> None:
+    """The log is the same bytes on each replica, and the record itself names where it was
+    stored: another message at that offset of another group is not taken for it."""
+    fake.dead = {MASTER}
+    assert mqctl("queryMsgById", "-i", OFFSET_ID, "--json").json["offsetMsgId"] == OFFSET_ID
+    fake.messages[0].msg_id = "0A000003" + OFFSET_ID[8:]
+    ran = mqctl("queryMsgById", "-i", OFFSET_ID)
+    assert ran.code == 1
+    assert "Connection refused" in ran.err
+
+
+def test_query_by_key_is_a_list_of_messages(mqctl: Run, fake: Any) -> None:
+    found = mqctl("queryMsgByKey", "-t", "T", "-k", "k2", "-m", "5", "-b", "3", "--json").json
+    assert [m["keys"] for m in found] == ["k1 k2"]
+    limits = {"max_messages": 5, "begin_ms": 3, "end_ms": (1 << 63) - 1}
+    assert ("by_key", "T", "k2", limits) in fake.calls
+    assert mqctl("queryMsgByKey", "-t", "T", "-k", UNIQUE_ID).code == 0
+    ran = mqctl("queryMsgByKey", "-t", "T", "-k", "none", "--json")
+    assert (ran.code, ran.json) == (1, [])
+
+
+def test_a_body_that_is_no_text_is_given_in_base64(mqctl: Run, fake: Any) -> None:
+    fake.messages[0].body = b"\xff\x00"
+    found = mqctl("queryMsgById", "-i", OFFSET_ID, "--json").json
+    assert (found["body"], found["bodyBase64"]) == (None, "/wA=")
+    assert "2 bytes, hex ff00" in mqctl("queryMsgById", "-i", OFFSET_ID).out
+
+
+class FakeProducer:
+    sent: list[Any]
+    status = "SEND_OK"
+
+    def __init__(self, group: str, **options: Any) -> None:
+        pass
+
+    async def __aenter__(self) -> FakeProducer:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def send(self, message: Any, *, selector: Any = None) -> Any:
+        from batonmq.send_result import SendResult, SendStatus
+
+        queues = [MessageQueue(message.topic, "broker-a", n) for n in range(2)]
+        queue = selector(queues, message) if selector else queues[0]
+        self.sent.append(message)
+        return SendResult(SendStatus(self.status), UNIQUE_ID, OFFSET_ID, queue, 7)
+
+
+@pytest.fixture
+def producer(monkeypatch: pytest.MonkeyPatch) -> type[FakeProducer]:
+    import batonmq.producer
+
+    FakeProducer.sent = []
+    monkeypatch.setattr(batonmq.producer, "Producer", FakeProducer)
+    return FakeProducer
+
+
+def test_send_message_is_a_send_result(mqctl: Run, producer: type[FakeProducer]) -> None:
+    ran = mqctl(
+        "sendMessage", "-t", "T", "-p", "hällo", "-k", "k1 k2", "-c", "tag",
+        "-b", "broker-a", "-i", "1", "--property", "a=b", "--json",
+    )  # fmt: skip
+    assert ran.json == {
+        "sendStatus": "SEND_OK",
+        "msgId": UNIQUE_ID,
+        "offsetMsgId": OFFSET_ID,
+        "messageQueue": {"topic": "T", "brokerName": "broker-a", "queueId": 1},
+        "queueOffset": 7,
+    }
+    (message,) = producer.sent
+    assert message.body == "hällo".encode()
+    assert message.properties == {"TAGS": "tag", "KEYS": "k1 k2", "a": "b"}
+
+
+def test_send_message_that_is_not_acknowledged_ends_with_1(
+    mqctl: Run, producer: type[FakeProducer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "status", "FLUSH_SLAVE_TIMEOUT")
+    ran = mqctl("sendMessage", "-t", "T", "-p", "x", "--json")
+    assert (ran.code, ran.json["sendStatus"]) == (1, "FLUSH_SLAVE_TIMEOUT")
+    assert "not acknowledged" in ran.err
+
+
+def test_send_message_to_a_queue_that_is_not_there(
+    mqctl: Run, producer: type[FakeProducer]
+) -> None:
+    ran = mqctl("sendMessage", "-t", "T", "-p", "x", "-b", "broker-a", "-i", "9")
+    assert ran.code == 1
+    assert "the topic has broker-a:0, broker-a:1" in ran.err
+    assert mqctl("sendMessage", "-t", "T", "-p", "x", "-i", "1").code == 2
+    assert mqctl("sendMessage", "-t", "T").code == 2
+    assert mqctl("sendMessage", "-t", "T", "-p", "x", "--property", "nothing").code == 2
+
+
+def test_consume_message_with_options_that_do_not_go_together(mqctl: Run) -> None:
+    for arguments in (
+        ("-i", "1"),
+        ("-b", "broker-a", "-o", "3"),
+        ("-s", "2000", "-e", "1000"),
+        ("-c", "0"),
+        ("-s", "soon"),
+    ):
+        assert mqctl("consumeMessage", "-t", "T", *arguments).code == 2
+
+
+class FakeConsumer:
+    """Two queues of three messages each, stored at 100, 101, 102."""
+
+    make: Callable[..., Any]
+
+    def __init__(self, group: str, **options: Any) -> None:
+        pass
+
+    async def __aenter__(self) -> FakeConsumer:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def fetch_queues(self, topic: str, **options: Any) -> tuple[MessageQueue, ...]:
+        return tuple(MessageQueue(topic, "broker-a", n) for n in range(2))
+
+    async def min_offset(self, queue: MessageQueue, **options: Any) -> int:
+        return 0
+
+    async def max_offset(self, queue: MessageQueue, **options: Any) -> int:
+        return 3
+
+    async def offset_by_time(self, queue: MessageQueue, begin_ms: int, **options: Any) -> int:
+        return min(max(begin_ms - 100, 0), 3)
+
+    async def pull(self, queue: MessageQueue, offset: int, most: int, **options: Any) -> Any:
+        from batonmq.pull_result import PullResult, PullStatus
+
+        # The last one came after the end was asked for.
+        messages = tuple(
+            self.make(queue_id=queue.queue_id, queue_offset=n, store_timestamp=100 + n)
+            for n in range(offset, 4)
+        )
+        return PullResult(PullStatus.FOUND, 4, 0, 4, messages)
+
+
+@pytest.fixture
+def consumer(monkeypatch: pytest.MonkeyPatch, stored: Callable[..., Any]) -> None:
+    import batonmq.pull_consumer
+
+    FakeConsumer.make = staticmethod(stored)
+    monkeypatch.setattr(batonmq.pull_consumer, "PullConsumer", FakeConsumer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ((), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]),
+        (("-c", "4"), [(0, 0), (0, 1), (0, 2), (1, 0)]),
+        (("-b", "broker-a", "-i", "1"), [(1, 0), (1, 1), (1, 2)]),
+        (("-b", "broker-a", "-i", "1", "-o", "2"), [(1, 2)]),
+        (("-s", "101", "-e", "101"), [(0, 1), (1, 1)]),
+        (("-b", "broker-a", "-i", "0", "-o", "3"), []),
+    ],
+)
+def test_consume_message_reads_what_is_there_now(
+    mqctl: Run, consumer: None, arguments: tuple[str, ...], wanted: list[tuple[int, int]]
+) -> None:
+    ran = mqctl("consumeMessage", "-t", "T", *arguments, "--json")
+    assert ran.code == 0
+    assert [(m["queueId"], m["queueOffset"]) for m in ran.json] == wanted
+
+
+def test_consume_message_for_people(mqctl: Run, consumer: None) -> None:
+    assert mqctl("consumeMessage", "-t", "T").out.count("Body:            hello") == 6
+    assert "no message" in mqctl("consumeMessage", "-t", "T", "-s", "500").out
+    ran = mqctl("consumeMessage", "-t", "T", "-b", "broker-z")
+    assert ran.code == 1
+    assert "those that can be read are broker-a:0, broker-a:1" in ran.err
+
+
+def test_a_bug_is_one_line_too(mqctl: Run, consumer: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeConsumer, "max_offset", None)
+    ran = mqctl("consumeMessage", "-t", "T")
+    assert ran.code == 1
+    assert ran.err.startswith("mqctl: internal error")
+    assert ran.err.count("\n") == 1
+
+
+def test_unknown_commands_and_options_are_wrong_usage(mqctl: Run) -> None:
+    for arguments in (("nope",), ("clusterList", "--nope"), ("topicRoute", "-t")):
+        ran = mqctl(*arguments)
+        assert (ran.code, ran.out) == (2, "")

@@ -1,0 +1,145 @@
+"""`mqctl health`: the judgement, the exit code, and watching until it is well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mqctl.health import Findings
+from protocol.bodies import ClusterInfo
+from protocol.errors import ConnectError
+
+NS = "10.0.0.1:9876"
+LEADER, OTHER = "10.0.0.1:9878", "10.0.0.2:9878"
+MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def whole(fake: Any) -> Findings:
+    return Findings(
+        name_servers={NS: None},
+        controllers=dict(fake.metadata),
+        brokers={MASTER: None, SLAVE: None},
+        routes=fake.info,
+        replicas=fake.replicas,
+    )
+
+
+def test_a_whole_cluster_has_no_problem(whole: Findings) -> None:
+    assert whole.problems() == []
+    assert whole.leader == LEADER
+    assert whole.document()["healthy"] is True
+
+
+def test_every_node_that_does_not_answer_is_named(whole: Findings) -> None:
+    sick = replace(
+        whole,
+        name_servers={NS: "Connection refused"},
+        controllers={**whole.controllers, OTHER: ConnectError(OTHER, "no connection")},
+        brokers={MASTER: None, SLAVE: "Connection refused"},
+    )
+    assert sick.problems() == [
+        f"name server {NS}: Connection refused",
+        f"controller {OTHER}: no connection",
+        f"broker {SLAVE}: Connection refused",
+    ]
+
+
+def test_no_leader_or_two_is_a_problem(whole: Findings, fake: Any) -> None:
+    leaderless = {a: replace(m, is_leader=False) for a, m in fake.metadata.items()}
+    assert "no leader" in replace(whole, controllers=leaderless).problems()[0]
+    torn = {**fake.metadata, OTHER: replace(fake.metadata[OTHER], leader_address=OTHER)}
+    assert "disagree" in replace(whole, controllers=torn).problems()[0]
+
+
+def test_a_group_without_master_or_with_another_route_is_a_problem(
+    whole: Findings, fake: Any
+) -> None:
+    info = fake.replicas.replicas_info_table["broker-a"]
+    info.master_address = None
+    assert whole.problems() == ["broker-a: no master"]
+    info.master_address = SLAVE
+    assert whole.problems() == [f"broker-a: name servers route to {MASTER}, the master is {SLAVE}"]
+    info.master_address = MASTER
+    info.in_sync_replicas[0].alive = False
+    assert whole.problems() == [f"broker-a: its master {MASTER} is not alive"]
+
+
+def test_a_set_that_is_not_full_is_a_problem(whole: Findings, fake: Any) -> None:
+    info = fake.replicas.replicas_info_table["broker-a"]
+    info.not_in_sync_replicas.append(info.in_sync_replicas.pop())
+    assert whole.problems() == [f"broker-a: 1 of 2 replicas in sync, not {SLAVE}"]
+
+
+def test_a_replica_that_never_registered_is_missed_where_cluster_json_names_it(
+    whole: Findings,
+) -> None:
+    third = "10.0.0.3:10911"
+    expecting = replace(whole, expected={"broker-a": frozenset({MASTER, SLAVE, third})})
+    assert expecting.problems() == [f"broker-a: 2 of 3 replicas in sync, not {third}"]
+
+
+def test_an_empty_cluster_and_an_unknown_group_are_problems(whole: Findings) -> None:
+    empty = replace(whole, routes=ClusterInfo(), replicas=type(whole.replicas)())
+    assert empty.problems() == ["no broker group is registered"]
+    unknown = replace(whole, replicas=type(whole.replicas)())
+    assert unknown.problems() == ["broker-a: the controllers know no such group"]
+
+
+def test_the_exit_code_tells(mqctl: Run, fake: Any) -> None:
+    ran = mqctl("health", "--json")
+    assert (ran.code, ran.json["healthy"], ran.json["problems"]) == (0, True, [])
+    assert ran.json["controllerLeaderAddress"] == LEADER
+    assert ran.json["replicasInfoTable"]["broker-a"]["masterBrokerId"] == 1
+    assert [n["alive"] for n in ran.json["brokers"]] == [True, True]
+    assert mqctl("health").out.splitlines()[-1] == "healthy"
+    fake.dead = {SLAVE}
+    ran = mqctl("health", "--json")
+    assert (ran.code, ran.json["healthy"]) == (1, False)
+    ran = mqctl("health")
+    assert ran.code == 1
+    assert f"- broker {SLAVE}: Connection refused" in ran.out
+
+
+def test_no_controller_that_answers_is_said_and_not_raised(mqctl: Run, fake: Any) -> None:
+    fake.metadata.clear()
+    ran = mqctl("health", "--json")
+    assert ran.code == 1
+    assert any("no leader" in problem for problem in ran.json["problems"])
+
+
+def test_watch_looks_again_until_healthy(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two looks find a slave dead, the third one does not."""
+    from mqctl import health
+
+    looks = 0
+    real = health.look
+
+    async def counted(*arguments: Any) -> Findings:
+        nonlocal looks
+        looks += 1
+        fake.dead = {SLAVE} if looks < 3 else set()
+        return await real(*arguments)
+
+    monkeypatch.setattr(health, "look", counted)
+    ran = mqctl("health", "--watch", "-i", "0.001", "--json")
+    assert ran.code == 0
+    assert [json.loads(line)["healthy"] for line in ran.out.splitlines()] == [False, False, True]
+    looks = 0
+    text = mqctl("health", "--watch", "-i", "0.001").out
+    assert text.count("Connection refused") == 2, "a pipe gets only what changed"
+    assert text.splitlines()[-1] == "healthy"
+
+
+def test_watch_gives_up_within_its_time(mqctl: Run, fake: Any) -> None:
+    fake.dead = {SLAVE}
+    assert mqctl("health", "--watch", "-i", "0.001", "--within", "0.01").code == 1
+    assert mqctl("health", "--within", "1").code == 2

@@ -1,0 +1,163 @@
+"""Names, options, help and completion; what `--help` must not import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from mqctl.main import ALIASES, MODULES, cli
+from mqctl.params import Ids, Timestamp, kebab
+
+WANTED = {
+    "clusterList", "topicList", "topicRoute", "topicStatus", "updateTopic", "deleteTopic",
+    "sendMessage", "consumeMessage", "queryMsgById", "queryMsgByKey", "brokerStatus",
+    "consumerProgress", "haStatus", "getSyncStateSet", "getBrokerEpoch", "getControllerMetaData",
+    "getControllerConfig", "updateControllerConfig", "electMaster", "cleanBrokerMetadata",
+    "timeline", "health",
+}  # fmt: skip
+
+# Facts from RocketMQ's tools: the short options of each command, and the long name of each.
+MQADMIN = {
+    "clusterList": {"-m": "--moreStats", "-i": "--interval", "-c": "--clusterName"},
+    "brokerStatus": {"-b": "--brokerAddr", "-c": "--clusterName"},
+    "topicList": {"-c": "--clusterModel"},
+    "topicRoute": {"-t": "--topic", "-l": "--list"},
+    "topicStatus": {"-t": "--topic"},
+    "updateTopic": {
+        "-b": "--brokerAddr", "-c": "--clusterName", "-a": "--attributes", "-t": "--topic",
+        "-r": "--readQueueNums", "-w": "--writeQueueNums", "-p": "--perm", "-o": "--order",
+        "-u": "--unit", "-s": "--hasUnitSub",
+    },
+    "deleteTopic": {"-t": "--topic", "-c": "--clusterName"},
+    "sendMessage": {
+        "-t": "--topic", "-p": "--body", "-k": "--key", "-c": "--tags", "-b": "--broker",
+        "-i": "--qid",
+    },
+    "consumeMessage": {
+        "-t": "--topic", "-b": "--brokerName", "-i": "--queueId", "-o": "--offset",
+        "-g": "--consumerGroup", "-s": "--beginTimestamp", "-e": "--endTimestamp",
+        "-c": "--MessageNumber",
+    },
+    "queryMsgById": {"-t": "--topic", "-i": "--msgId"},
+    "queryMsgByKey": {
+        "-t": "--topic", "-k": "--msgKey", "-b": "--beginTimestamp", "-e": "--endTimestamp",
+        "-m": "--maxNum",
+    },
+    "consumerProgress": {"-g": "--groupName", "-t": "--topicName"},
+    "haStatus": {"-c": "--clusterName", "-b": "--brokerAddr", "-i": "--interval"},
+    "getSyncStateSet": {
+        "-a": "--controllerAddress", "-c": "--clusterName", "-b": "--brokerName",
+        "-i": "--interval",
+    },
+    "getBrokerEpoch": {"-c": "--clusterName", "-b": "--brokerName", "-i": "--interval"},
+    "getControllerMetaData": {"-a": "--controllerAddress"},
+    "getControllerConfig": {"-a": "--controllerAddress"},
+    "updateControllerConfig": {"-a": "--controllerAddress", "-k": "--key", "-v": "--value"},
+    "electMaster": {
+        "-a": "--controllerAddress", "-b": "--brokerId", "-bn": "--brokerName",
+        "-c": "--clusterName",
+    },
+    "cleanBrokerMetadata": {
+        "-a": "--controllerAddress", "-b": "--brokerControllerIdsToClean", "-bn": "--brokerName",
+        "-c": "--clusterName", "-l": "--cleanLivingBroker",
+    },
+}  # fmt: skip
+
+
+def find(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+def test_every_wanted_command_is_there_under_both_names() -> None:
+    assert set(MODULES) >= WANTED
+    for name in WANTED:
+        assert find(name).name == name
+        assert find(kebab(name)) is find(name)
+    assert kebab("getControllerMetaData") == "get-controller-meta-data"
+    assert len(ALIASES) == len(MODULES)
+
+
+@pytest.mark.parametrize("name", sorted(MQADMIN))
+def test_options_are_spelled_as_mqadmin_spells_them_and_in_kebab_case(name: str) -> None:
+    by_name = {opt: param for param in find(name).params for opt in param.opts}
+    for short, long in {**MQADMIN[name], "-n": "--namesrvAddr"}.items():
+        assert by_name[short] is by_name[long] is by_name[f"--{kebab(long[2:])}"]
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_help_of_each_command_shows_a_name_once(name: str) -> None:
+    result = CliRunner().invoke(cli, [name, "--help"], prog_name="mqctl")
+    assert result.exit_code == 0
+    assert f"Usage: mqctl {name}" in result.output
+    if name != "completion":
+        assert "--namesrvAddr" in result.output
+        assert "--namesrv-addr" not in result.output
+        assert result.output.count("--json") == 1
+
+
+def test_the_list_of_commands_fits_and_names_each_once() -> None:
+    result = CliRunner().invoke(cli, ["--help"], prog_name="mqctl")
+    lines = result.output.splitlines()
+    for name in MODULES:
+        assert sum(line.split()[:1] == [name] for line in lines) == 1
+    assert not any(line.endswith("...") for line in lines[1:])
+
+
+def test_help_and_import_load_nothing_heavy() -> None:
+    """`mqctl --help` and `import mqctl.main`: click, and nothing of the network or of tables."""
+    program = """
+import sys
+import mqctl.main
+heavy = {"grpc", "pyspark", "rich", "numpy", "asyncio", "uvloop", "msgspec", "yaml", "google",
+         "batonmq.admin", "batonmq.producer", "remoting", "protocol"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+try:
+    mqctl.main.cli(["--help"], prog_name="mqctl")
+except SystemExit as end:
+    assert end.code == 0
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, timeout=60
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script(shell: str) -> None:
+    result = CliRunner().invoke(cli, ["completion", shell], prog_name="mqctl")
+    assert result.exit_code == 0
+    assert "_MQCTL_COMPLETE" in result.output
+
+
+def test_completion_completes_commands_and_options() -> None:
+    def complete(words: str, count: int) -> str:
+        environ = {
+            **os.environ,
+            "_MQCTL_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(count),
+        }
+        program = "from mqctl.main import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60
+        ).stdout
+
+    assert "plain,getSyncStateSet" in complete("mqctl getS", 1)
+    assert "plain,--controllerAddress" in complete("mqctl electMaster --con", 2)
+
+
+def test_times_and_ids_are_read() -> None:
+    assert Timestamp().convert("1700000000000", None, None) == 1_700_000_000_000
+    told = Timestamp().convert("2024-01-02#03:04:05:678", None, None)
+    assert told % 1000 == 678
+    assert Ids().convert("1;2, 3", None, None) == (1, 2, 3)
+    for kind, text in ((Timestamp(), "yesterday"), (Ids(), "a;b"), (Ids(), ";")):
+        with pytest.raises(click.BadParameter):
+            kind.convert(text, None, None)

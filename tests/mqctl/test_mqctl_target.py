@@ -1,0 +1,135 @@
+"""Where the cluster is looked for, and what is said when it is nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batonmq.launcher import current
+from mqctl.target import TargetError, find_target
+
+
+def write_cluster(folder: Path, *, pid: int | None = None, port: int = 9876) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "cluster.json"
+    document = {
+        "supervisorPid": os.getpid() if pid is None else pid,
+        "nameServers": [{"address": f"127.0.0.1:{port}"}],
+        "controllers": [{"id": "n0", "address": f"127.0.0.1:{port + 2}"}],
+        "brokers": [{"name": "broker-a", "address": f"127.0.0.1:{port + 1035}"}],
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def dead_pid() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_options_come_before_the_environment_and_that_before_the_local_cluster(
+    tmp_path: Path,
+) -> None:
+    write_cluster(tmp_path / "batonmq-data")
+    environ = {"NAMESRV_ADDR": "ns:1;ns:2", "CONTROLLER_ADDR": "c:1"}
+    found = find_target("given:7", "con:8,con:9", environ=environ, folder=tmp_path)
+    assert (found.name_servers, found.controllers) == (("given:7",), ("con:8", "con:9"))
+    found = find_target(None, None, environ=environ, folder=tmp_path)
+    assert (found.name_servers, found.controllers) == (("ns:1", "ns:2"), ("c:1",))
+    found = find_target(None, None, environ={}, folder=tmp_path)
+    assert found.name_servers == ("127.0.0.1:9876",)
+    assert found.controllers == ("127.0.0.1:9878",)
+    assert found.local is not None
+    assert found.local.brokers == (("broker-a", "127.0.0.1:10911"),)
+
+
+def test_data_variable_names_the_folder_and_the_hint_helps_elsewhere(tmp_path: Path) -> None:
+    write_cluster(tmp_path / "mine", port=20000)
+    hint = write_cluster(tmp_path / "other", port=30000)
+    found = find_target(
+        None, None, environ={"BATONMQ_DATA": str(tmp_path / "mine")}, folder=tmp_path, hint=hint
+    )
+    assert found.name_servers == ("127.0.0.1:20000",)
+    found = find_target(None, None, environ={}, folder=tmp_path, hint=hint)
+    assert found.name_servers == ("127.0.0.1:30000",)
+
+
+def test_a_cluster_that_ended_is_passed_over_and_named(tmp_path: Path) -> None:
+    stale = write_cluster(tmp_path / "batonmq-data", pid=dead_pid())
+    hint = write_cluster(tmp_path / "other", port=30000)
+    found = find_target(None, None, environ={}, folder=tmp_path, hint=hint)
+    assert found.name_servers == ("127.0.0.1:30000",)
+    found = find_target(None, None, environ={}, folder=tmp_path)
+    with pytest.raises(TargetError, match=r"-n host:port.*NAMESRV_ADDR.*batonmq up") as info:
+        found.name_servers_or_advice()
+    assert str(stale) in str(info.value)
+
+
+def test_name_servers_given_by_hand_never_get_the_controllers_of_another_cluster(
+    tmp_path: Path,
+) -> None:
+    write_cluster(tmp_path / "batonmq-data")
+    found = find_target("elsewhere:9876", None, environ={}, folder=tmp_path)
+    assert found.controllers == ()
+    with pytest.raises(TargetError, match=r"-a host:port.*name servers do not tell"):
+        found.controllers_or_advice()
+    found = find_target("127.0.0.1:9876", None, environ={}, folder=tmp_path)
+    assert found.controllers == ("127.0.0.1:9878",)
+    found = find_target(None, "elsewhere:9878", environ={}, folder=tmp_path)
+    assert found.name_servers == ()
+
+
+@pytest.mark.parametrize("text", ["host", "host:", ":1", "host:x", "host:70000"])
+def test_an_address_that_is_none_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"-n .*host:port is needed"):
+        find_target(text, None, environ={}, folder=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"nameServers": 3}', '{"nameServers": []}'])
+def test_a_file_that_describes_no_cluster_is_as_good_as_none(text: str, tmp_path: Path) -> None:
+    folder = tmp_path / "batonmq-data"
+    folder.mkdir()
+    (folder / "cluster.json").write_text(text)
+    assert find_target(None, None, environ={}, folder=tmp_path).local is None
+
+
+def test_a_command_without_a_cluster_is_wrong_usage(
+    mqctl: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR")
+    monkeypatch.delenv("CONTROLLER_ADDR")
+    for command, option in (("topicList", "-n"), ("timeline", "-a"), ("health", "-a")):
+        ran = mqctl(command)
+        assert (ran.code, ran.out) == (2, "")
+        assert f"give {option} host:port" in ran.err
+
+
+def test_the_hint_is_written_for_the_running_cluster_and_only_its_own_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mine, other = tmp_path / "a" / "cluster.json", tmp_path / "b" / "cluster.json"
+    assert current.current_cluster_file() is None
+    current.announce(mine)
+    current.announce(other)
+    current.withdraw(mine)
+    assert current.current_cluster_file() == other
+    current.withdraw(other)
+    assert current.current_cluster_file() is None
+
+
+def test_a_home_that_cannot_be_written_costs_only_the_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("HOME", str(blocked))
+    current.announce(tmp_path / "cluster.json")
+    assert current.current_cluster_file() is None
