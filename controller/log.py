@@ -53,11 +53,13 @@ Outcome = Applied | NotApplied | Unknown
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """Where this node stands in the log."""
+    """Where this node stands in the log, and how much of it is on its disk."""
 
     term: int
     applied_index: int
     committed_index: int
+    journal_bytes: int = 0
+    snapshot_bytes: int = 0
 
 
 class ReplicatedLog(Protocol):

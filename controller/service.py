@@ -27,14 +27,18 @@ from controller.runtime_config import RuntimeConfig
 from controller.sessions import SessionBook
 from controller.state import ControllerState
 from controller.watch import BrokerWatch
+from epoch.durable_file import sync_directory
 from protocol.errors import ConnectError
 from protocol.role_view import RoleView
 from remoting.client import RemotingClient
+from store.lock_file import StoreLock
 
 __all__ = ["ControllerService"]
 
 log = logging.getLogger(__name__)
 
+RAFT_FOLDER: Final = "raft"
+LOCK_NAME: Final = "lock"
 GATE_TIMEOUT_MS: Final = 1_000
 NOTICE_TIMEOUT_MS: Final = 3_000
 CLOSE_STEP_TIMEOUT_S: Final = 0.4
@@ -58,6 +62,7 @@ class ControllerService:
             config.peers,
             Machine(),
             config.raft_timings,
+            Path(config.store_path) / RAFT_FOLDER,
             bind_host=config.raft_bind_address,
         )
         self.gate = LeaderGate(
@@ -90,6 +95,7 @@ class ControllerService:
             disconnected=self._watch.remoting_disconnected,
         )
         self._notices = _RoleNotices()
+        self._lock: StoreLock | None = None
         self._history: HistoryFile | None = None
         self._closing = False
         self._runtime.on_change = self._config_changed
@@ -108,7 +114,9 @@ class ControllerService:
         """Opens the store, the Raft port and the doors.
 
         Raises OSError naming the port that is taken or the path that cannot be written, ValueError
-        for kept settings that cannot be used. Nothing stays open then.
+        for kept settings that cannot be used, StoreLockedError naming the process that works on
+        the folder already, JournalDamage for a log that is not what was written. Nothing stays
+        open then.
         """
         config = self.config
         try:
@@ -143,9 +151,17 @@ class ControllerService:
         history, self._history = self._history, None
         if history is not None:
             history.close()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
     def _open_store(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        sync_directory(folder.parent)
+        # First of all: two processes that answer from one log could vote twice.
+        lock = StoreLock(folder / LOCK_NAME)
+        lock.acquire()
+        self._lock = lock
         self._runtime.load()
         self._history = HistoryFile(folder / f"history-{self.config.controller_self_id}.jsonl")
 

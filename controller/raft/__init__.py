@@ -1,5 +1,5 @@
 """Raft under the controller: pysyncobj 0.3.17 behind `ReplicatedLog`, with its faults fenced in.
 
-The log lives in memory for now: a node that restarts fetches the state from the others, and what
-all nodes forget at once is gone.
+Log, term, vote and snapshot of a node are in one folder, durable before the node speaks of them:
+what was acknowledged is there again after any restart, be it of all nodes at once.
 """

@@ -15,6 +15,9 @@ Invariant: `sync` returns before any message that speaks of the entries leaves. 
 the commit index advances (a leader counts itself) and by the transport. Any OSError here ends the
 process: nothing is known about the disk after it. pysyncobj's own journal never syncs, has no
 checksums, and rewrites itself in place.
+
+So a quorum that is killed or loses its power all at once comes back with everything that it
+acknowledged. To users we claim that only where the README says so.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from pathlib import Path
 from typing import Final, NoReturn, overload
 
 from controller.raft.snapshot import LogEntry
+from epoch.durable_file import replace_file, sync_directory, write_all
+from protocol.errors import BatonError
 
 __all__ = ["DurableJournal", "JournalDamage"]
 
@@ -38,15 +43,29 @@ _CUT: Final = struct.Struct(">BQ")
 _GROUP_BYTES_MAX: Final = 1 << 30
 
 
-class JournalDamage(Exception):
-    """The journal or its meta file is not what was written. The text names file and offset."""
+class JournalDamage(BatonError):
+    """A file of this node's log is not what was written. `offset` is None where it says nothing."""
+
+    def __init__(self, path: Path, what: str, offset: int | None = None) -> None:
+        super().__init__(path, what, offset)
+        self.path = path
+        self.what = what
+        self.offset = offset
+
+    def __str__(self) -> str:
+        where = "" if self.offset is None else f" at offset {self.offset}"
+        return (
+            f"{self.path}{where}: {self.what}; this node may not go on from it. While all other"
+            f" controllers are healthy, empty {self.path.parent} and start again: it fetches the"
+            " log from them"
+        )
 
 
 class DurableJournal:
     """Entries in memory, mirrored to `folder/journal` at each `sync`. One thread uses it.
 
-    `head` are the two entries that the snapshot beside it ends with, older first; the prefix up to
-    the first of them is cut, since pysyncobj throws a journal away that does not begin with them.
+    `head` are the two entries that the snapshot beside it ends with, older first. The journal is
+    made to begin with them, since pysyncobj throws one away that does not. Raises JournalDamage.
     """
 
     def __init__(
@@ -66,10 +85,14 @@ class DurableJournal:
         self._commit_index = 0
         self.sync_count = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self._fd, self._end = self._open()
-        self._term, self._voted_for = self._load_meta()
-        if head is not None:
-            self._cut_up_to(head)
+        sync_directory(folder.parent)
+        self._fd, self._end = self._open(is_new=head is None and not self._meta_path.exists())
+        try:
+            self._term, self._voted_for = self._load_meta(is_new=head is None and not self._entries)
+            self._begin_with(head)
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     # pysyncobj's Journal interface, in its spelling.
 
@@ -113,7 +136,7 @@ class DurableJournal:
         text = json.dumps({"term": term, "votedFor": votedForNodeId}, sort_keys=True)
         content = b"%08x %s\n" % (zlib.crc32(text.encode()), text.encode())
         try:
-            self._replace(self._meta_path, content)
+            replace_file(self._meta_path, content)
         except OSError as exc:
             self._on_fatal(f"cannot store term and vote in {self._meta_path}: {exc}")
 
@@ -134,6 +157,13 @@ class DurableJournal:
 
     # Durability.
 
+    def holds(self, index: int, term: int) -> bool:
+        """Whether that committed entry is in the log, or in the snapshot that it begins with."""
+        position = index - self._entries[0][1]
+        if position >= len(self._entries):
+            return False
+        return position < 0 or self._entries[position][2] == term
+
     @property
     def size_bytes(self) -> int:
         """Length of the journal file."""
@@ -152,7 +182,7 @@ class DurableJournal:
         payload = b"".join(operations)
         group = _GROUP.pack(len(payload), zlib.crc32(payload)) + payload
         try:
-            _write_all(self._fd, group, self._end)
+            write_all(self._fd, group, self._end)
             os.fdatasync(self._fd)
         except OSError as exc:
             self._on_fatal(f"cannot write {self._path}: {exc}")
@@ -177,7 +207,7 @@ class DurableJournal:
         groups = map(_encode_add, self._entries)
         content = _MAGIC + b"".join(_GROUP.pack(len(g), zlib.crc32(g)) + g for g in groups)
         try:
-            self._replace(self._path, content)
+            replace_file(self._path, content)
             os.close(self._fd)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as exc:
@@ -186,26 +216,13 @@ class DurableJournal:
         self._durable = list(self._entries)
         self._dirty_from = len(self._entries)
 
-    def _replace(self, path: Path, content: bytes) -> None:
-        temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            _write_all(fd, content, 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
     # Loading.
 
-    def _open(self) -> tuple[int, int]:
+    def _open(self, *, is_new: bool) -> tuple[int, int]:
         if not self._path.exists():
-            self._replace(self._path, _MAGIC)
+            if not is_new:
+                raise JournalDamage(self._path, "is missing beside the other files of a log")
+            replace_file(self._path, _MAGIC)
         fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         try:
             end = self._load(self._path.read_bytes())
@@ -219,7 +236,7 @@ class DurableJournal:
 
     def _load(self, data: bytes) -> int:
         if not data.startswith(_MAGIC):
-            raise JournalDamage(f"{self._path} at offset 0: no journal of this version")
+            raise JournalDamage(self._path, "no journal of this version", 0)
         position = len(_MAGIC)
         while (payload := _group_at(data, position)) is not None:
             self._apply_group(payload, position)
@@ -227,10 +244,8 @@ class DurableJournal:
         if position < len(data):
             later = _find_group(data, position + 1)
             if later is not None:
-                raise JournalDamage(
-                    f"{self._path} at offset {position}: a damaged group, with a whole one behind"
-                    f" it at {later}"
-                )
+                what = f"a damaged group, with a whole one behind it at {later}"
+                raise JournalDamage(self._path, what, position)
         self._durable = list(self._entries)
         self._dirty_from = len(self._entries)
         return position
@@ -243,10 +258,8 @@ class DurableJournal:
                     _, index, term, size = _ADD.unpack_from(payload, position)
                     position += _ADD.size
                     if self._entries and index != self._entries[-1][1] + 1:
-                        raise JournalDamage(
-                            f"{self._path} at offset {offset}: entry {index} behind"
-                            f" {self._entries[-1][1]}"
-                        )
+                        what = f"entry {index} behind {self._entries[-1][1]}"
+                        raise JournalDamage(self._path, what, offset)
                     self._entries.append((payload[position : position + size], index, term))
                     position += size
                 elif payload[position] == 2:
@@ -255,46 +268,48 @@ class DurableJournal:
                     while self._entries and self._entries[-1][1] >= index:
                         self._entries.pop()
                 else:
-                    raise JournalDamage(
-                        f"{self._path} at offset {offset}: operation {payload[position]} is unknown"
-                    )
+                    what = f"operation {payload[position]} is unknown"
+                    raise JournalDamage(self._path, what, offset)
         except struct.error as exc:
-            raise JournalDamage(f"{self._path} at offset {offset}: {exc}") from exc
+            raise JournalDamage(self._path, str(exc), offset) from exc
 
-    def _load_meta(self) -> tuple[int, str | None]:
+    def _load_meta(self, *, is_new: bool) -> tuple[int, str | None]:
         try:
             content = self._meta_path.read_bytes()
         except FileNotFoundError:
-            if self._entries:
-                raise JournalDamage(
-                    f"{self._meta_path} is missing beside a journal with entries: this node does"
-                    " not know whom it voted for; restore it or empty the folder and rejoin"
-                ) from None
+            if not is_new:
+                what = "is missing beside a log: this node does not know whom it voted for"
+                raise JournalDamage(self._meta_path, what) from None
             return 0, None
         checksum, _, text = content.rstrip(b"\n").partition(b" ")
         if checksum != b"%08x" % zlib.crc32(text):
-            raise JournalDamage(f"{self._meta_path}: checksum differs")
+            raise JournalDamage(self._meta_path, "checksum differs")
         meta = json.loads(text)
         return int(meta["term"]), meta["votedFor"]
 
-    def _cut_up_to(self, head: tuple[LogEntry, LogEntry]) -> None:
-        for position in range(len(self._entries) - 1):
-            if self._entries[position][1] == head[0][1]:
-                if position and tuple(self._entries[position : position + 2]) == head:
-                    self.deleteEntriesTo(position)
-                return
+    def _begin_with(self, head: tuple[LogEntry, LogEntry] | None) -> None:
+        first = self._entries[0][1] if self._entries else None
+        if head is None:
+            if first is not None and first > 1:
+                what = f"begins with entry {first}, and no snapshot holds what came before"
+                raise JournalDamage(self._path, what)
+            return
+        if first is not None and first > head[0][1]:
+            what = f"begins with entry {first}, but the snapshot ends with {head[1][1]}"
+            raise JournalDamage(self._path, what)
+        position = 0 if first is None else head[0][1] - first
+        if tuple(self._entries[position : position + 2]) != head:
+            # A leader's snapshot: the node ended before its journal had followed. What stands here
+            # is older than the snapshot, or was never committed.
+            self._entries = list(head)
+            self._rewrite()
+        elif position:
+            self.deleteEntriesTo(position)
 
 
 def _encode_add(entry: LogEntry) -> bytes:
     command, index, term = entry
     return _ADD.pack(1, index, term, len(command)) + command
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
 
 
 def _group_at(data: bytes, position: int) -> bytes | None:

@@ -8,8 +8,9 @@ pysyncobj ticks in its own thread, and commands are applied there. That thread t
 the event loop's: `_commit` and every callback only post to the loop (`call_soon_threadsafe`). It
 ends with the thread that built it, so `start()` belongs into the main thread.
 
-The journal is in memory. A node that restarts has forgotten its log and its vote; it fetches the
-state from the others (log or snapshot). When a majority restarts at once, the state is gone.
+What a node acknowledged is in its folder: `journal` and `meta` (see `journal`), `snapshot` (see
+`snapshot`). After a start the state is that of the snapshot; the entries behind it are applied
+again once a leader has been elected and says how far they are committed.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pysyncobj.config import FAIL_REASON, SyncObjConf
@@ -27,6 +29,8 @@ from controller.config import Peer, RaftTimings
 from controller.log import Applied, LogStatus, NotApplied, Outcome, Unknown
 from controller.machine import Commit, Machine
 from controller.raft import transport
+from controller.raft.journal import DurableJournal, JournalDamage
+from controller.raft.snapshot import BadSnapshot, FileSnapshots
 from controller.state import ControllerState
 
 __all__ = ["PortTakenError", "RaftLog", "make_conf"]
@@ -52,6 +56,9 @@ _UNKNOWN: Final = {
 }
 
 _EXIT_FATAL: Final = 70
+
+SNAPSHOT_NAME: Final = "snapshot"
+COMPACT_AFTER_ENTRIES: Final = 2_000
 
 
 class PortTakenError(OSError):
@@ -81,12 +88,9 @@ def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjCon
         "commandsQueueSize": 1000,
         "maxBindRetries": 10,
         "bindRetryTime": 0.1,
-        "logCompactionMinEntries": 2000,
+        "logCompactionMinEntries": COMPACT_AFTER_ENTRIES,
         "useFork": False,
         "bindAddress": bind_address,
-        "journalFile": None,
-        # The snapshot stays in memory like the journal; pysyncobj wants a name to use a serializer.
-        "fullDumpFile": os.devnull,
         **own,
     }
     unknown = settings.keys() - vars(SyncObjConf()).keys()
@@ -124,7 +128,10 @@ def exit_process(what: str) -> NoReturn:
 
 
 class RaftLog:
-    """See `controller.log.ReplicatedLog`. One object per node and start; not to be reused."""
+    """See `controller.log.ReplicatedLog`. One object per node and start; not to be reused.
+
+    `folder` holds the node's log and belongs to it alone; it is made if missing.
+    """
 
     def __init__(
         self,
@@ -132,17 +139,23 @@ class RaftLog:
         peers: tuple[Peer, ...],
         machine: Machine,
         timings: RaftTimings,
+        folder: Path,
         *,
         bind_host: str = "",
+        compact_after_entries: int = COMPACT_AFTER_ENTRIES,
         on_fatal: Callable[[str], object] = exit_process,
     ) -> None:
         self._self_peer = self_peer
         self._peers = peers
         self._machine = machine
         self._timings = timings
+        self._folder = folder
         self._bind_host = bind_host or self_peer.host
+        self._compact_after_entries = compact_after_entries
         self._on_fatal = on_fatal
         self._state = machine.state
+        self._journal: DurableJournal | None = None
+        self._snapshots: FileSnapshots | None = None
         self._node: _Node | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leading = False
@@ -157,18 +170,26 @@ class RaftLog:
         return self._state
 
     async def start(self) -> None:
-        """Binds the Raft port and joins the others. Raises PortTakenError, ValueError under -O."""
+        """Opens the log, binds the Raft port and joins the others.
+
+        Raises PortTakenError, JournalDamage or OSError for a folder that is no use, ValueError
+        under -O.
+        """
         if not __debug__:
             raise ValueError("python -O takes out checks that pysyncobj and this code rely on")
         self._loop = asyncio.get_running_loop()
         host, port = self._bind_host, self._self_peer.raft_port
         _check_port_free(host, port)
+        journal, snapshots = self._open_folder()
         transport.install()
         conf = make_conf(
             self._timings,
             f"{host}:{port}",
-            serializer=self._machine.to_snapshot,
-            deserializer=self._restore,
+            journalFile=journal,
+            fullDumpFile=str(self._folder / SNAPSHOT_NAME),
+            serializer=snapshots,
+            deserializer=snapshots.deserialize,
+            logCompactionMinEntries=self._compact_after_entries,
             onStateChanged=self._on_state_changed,
         )
         others = [peer.raft_address for peer in self._peers if peer is not self._self_peer]
@@ -178,6 +199,22 @@ class RaftLog:
             await asyncio.to_thread(self._node.waitBinded)
         except SyncObjException as error:
             raise PortTakenError(f"cannot bind Raft port {host}:{port}") from error
+
+    def _open_folder(self) -> tuple[DurableJournal, FileSnapshots]:
+        path = self._folder / SNAPSHOT_NAME
+        try:
+            snapshots = FileSnapshots(
+                path,
+                capture=self._machine.to_snapshot,
+                restore=self._restore,
+                holds=lambda index, term: journal.holds(index, term),
+                on_fatal=self._die,
+            )
+        except BadSnapshot as error:
+            raise JournalDamage(path, f"no whole snapshot: {error}") from error
+        journal = DurableJournal(self._folder, snapshots.head, self._die)
+        self._journal, self._snapshots = journal, snapshots
+        return journal, snapshots
 
     async def propose(self, command: AnyCommand, timeout_ms: int) -> Outcome:
         return await self._propose(self._machine.encode(command), timeout_ms)
@@ -195,7 +232,13 @@ class RaftLog:
         node = self._node
         if node is None:
             return LogStatus(0, 0, 0)
-        return LogStatus(node.raftCurrentTerm, node.raftLastApplied, node.raftCommitIndex)
+        return LogStatus(
+            node.raftCurrentTerm,
+            node.raftLastApplied,
+            node.raftCommitIndex,
+            self._journal.size_bytes if self._journal is not None else 0,
+            self._snapshots.size_bytes if self._snapshots is not None else 0,
+        )
 
     def on_role(self, callback: Callable[[bool], None]) -> None:
         self._role_callbacks.append(callback)
@@ -209,6 +252,8 @@ class RaftLog:
         if node is not None:
             await asyncio.to_thread(node.destroy_synchronous)
             node.close_pipe()
+        if self._journal is not None:
+            self._journal._destroy()  # a second time, unless the node never came to be
 
     async def _propose(self, raw: bytes, timeout_ms: int) -> Outcome:
         node, loop = self._node, self._loop
@@ -272,6 +317,10 @@ class RaftLog:
             return None
         self._post(self._committed, commit)
         return commit.result
+
+    def _die(self, what: str) -> NoReturn:
+        self._on_fatal(what)
+        raise RuntimeError(what)
 
     def _restore(self, state: dict[str, Any], raft_index: int) -> None:
         try:

@@ -4,9 +4,11 @@ Layout: `BATONSS1`, CRC32 of the rest as u32 big-endian, then canonical JSON
 `{"entries": [[base64 command, index, term], ...2], "state": {...}, "v": 1}`. The two entries are
 the last applied one and the one before it, which pysyncobj puts at the head of a shortened log.
 
-`MemorySnapshots` stands where pysyncobj has its `Serializer`. A snapshot that fails its checksum is
-refused before anything is replaced, so the leader sends it anew; the stock class logs the failure
-and then reports success.
+`FileSnapshots` stands where pysyncobj has its `Serializer`. Invariant: a snapshot is durable under
+its name before the log is shortened by it and before a follower answers that it has it. A received
+one that fails its checksum is refused before anything is replaced, so the leader sends it anew; one
+that holds nothing new is passed over, since loading it would cut entries that this node has
+acknowledged. The stock class syncs nothing, logs a failed load and then reports success.
 """
 
 import base64
@@ -16,11 +18,14 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 from pysyncobj.config import SERIALIZER_STATE
 
-__all__ = ["BadSnapshot", "LogEntry", "MemorySnapshots", "decode_snapshot", "encode_snapshot"]
+from epoch.durable_file import replace_file
+
+__all__ = ["BadSnapshot", "FileSnapshots", "LogEntry", "decode_snapshot", "encode_snapshot"]
 
 LogEntry = tuple[bytes, int, int]
 """(command, index, term), as pysyncobj keeps it."""
@@ -75,31 +80,58 @@ class _Transmission:
     sent: int = 0
 
 
-class MemorySnapshots:
-    """The newest snapshot of this node, in memory, and those under way to and from others.
+class FileSnapshots:
+    """The newest snapshot of this node, in `path`, and those under way to and from others.
 
     `capture()` gives the state as a JSON value, `restore(state, index)` replaces it by that after
-    entry `index`; both are called on the thread that applies commands.
+    entry `index`, `holds(index, term)` says whether that entry is in the own log; all are called on
+    the thread that applies commands. `on_fatal` is told of a disk that refuses. Raises BadSnapshot
+    for a file that is no whole snapshot, OSError for one that cannot be read.
     """
 
     def __init__(
         self,
-        file_name: str | None,
-        batch_size_bytes: int,
-        use_fork: bool,
+        path: Path,
+        *,
         capture: Callable[[], dict[str, Any]],
         restore: Callable[[dict[str, Any], int], None],
-        checker: object,
+        holds: Callable[[int, int], bool],
+        on_fatal: Callable[[str], NoReturn],
+        piece_bytes: int = 1 << 16,
     ) -> None:
-        assert not use_fork and checker is None
-        self._batch_size_bytes = batch_size_bytes
+        self._path = path
+        self._piece_bytes = piece_bytes
         self._capture = capture
         self._restore = restore
-        self._data: bytes | None = None
+        self._holds = holds
+        self._on_fatal = on_fatal
+        self.head: tuple[LogEntry, LogEntry] | None = None
+        """The two entries that the snapshot found here ends with, older first."""
+        try:
+            self._data: bytes | None = path.read_bytes()
+        except FileNotFoundError:
+            self._data = None
+        if self._data is not None:
+            _, (last, before_last) = decode_snapshot(self._data)
+            self.head = (before_last, last)
         self._index = 0
         self._finished = False
         self._outgoing: dict[object, _Transmission] = {}
         self._incoming: bytearray | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the newest snapshot, 0 if there is none."""
+        return len(self._data) if self._data is not None else 0
+
+    def _store(self, data: bytes) -> None:
+        try:
+            replace_file(self._path, data)
+        except OSError as error:
+            self._on_fatal(f"cannot store the snapshot {self._path}: {error}")
+        self._data = data
+
+    # pysyncobj's Serializer interface, in its spelling.
 
     def checkSerializing(self) -> tuple[int, int | None]:
         if not self._finished:
@@ -112,7 +144,7 @@ class MemorySnapshots:
         """`data` is (None, last applied entry, the one before it, nodes); `index` is that of
         the one before it."""
         _, last, before_last, _ = data
-        self._data = encode_snapshot(self._capture(), (last, before_last))
+        self._store(encode_snapshot(self._capture(), (last, before_last)))
         self._index = index
         self._finished = True
 
@@ -128,14 +160,14 @@ class MemorySnapshots:
             return None
         transmission = self._outgoing.setdefault(node, _Transmission(self._data))
         first = transmission.sent == 0
-        piece = transmission.data[transmission.sent : transmission.sent + self._batch_size_bytes]
+        piece = transmission.data[transmission.sent : transmission.sent + self._piece_bytes]
         transmission.sent += len(piece)
         if not piece:
             del self._outgoing[node]
         return piece, first, not piece
 
     def setTransmissionData(self, data: tuple[bytes, bool, bool] | None) -> bool:
-        """Takes a piece; true when a whole, checked snapshot has come and may be loaded."""
+        """Takes a piece; true when a whole, checked snapshot is stored and may be loaded."""
         if data is None:
             return False
         piece, first, last = data
@@ -148,10 +180,12 @@ class MemorySnapshots:
             return False
         whole, self._incoming = bytes(self._incoming), None
         try:
-            decode_snapshot(whole)
+            _, ((_, index, term), _) = decode_snapshot(whole)
         except BadSnapshot:
             return False
-        self._data = whole
+        if self._holds(index, term):
+            return False  # the leader goes on with the entries behind it
+        self._store(whole)
         return True
 
     def cancelTransmisstion(self, node: object) -> None:

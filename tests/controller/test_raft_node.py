@@ -4,6 +4,7 @@ The hooks under it stand on pysyncobj's private names, so the version and those 
 """
 
 import asyncio
+import shutil
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -34,9 +35,13 @@ def free_peers(count: int) -> tuple[Peer, ...]:
 
 
 class Cluster:
-    """`leader()` waits for one; `until(condition)` is asked again after each event of any node."""
+    """`leader()` waits for one; `until(condition)` is asked again after each event of any node.
 
-    def __init__(self, count: int = 3) -> None:
+    A node that is stopped and started again finds its folder as it left it.
+    """
+
+    def __init__(self, folder: Path, count: int = 3) -> None:
+        self.folder = folder
         self.peers = free_peers(count)
         self.nodes: dict[str, RaftLog] = {}
         self.machines: dict[str, Machine] = {}
@@ -48,7 +53,9 @@ class Cluster:
     async def start(self, node_id: str) -> RaftLog:
         peer = next(peer for peer in self.peers if peer.node_id == node_id)
         machine = Machine()
-        node = RaftLog(peer, self.peers, machine, QUICK, on_fatal=self.fatal.append)
+        node = RaftLog(
+            peer, self.peers, machine, QUICK, self.folder / node_id, on_fatal=self.fatal.append
+        )
         self.nodes[node_id], self.machines[node_id] = node, machine
         commits = self.commits.setdefault(node_id, [])
         commits.clear()
@@ -81,9 +88,11 @@ class Cluster:
             await self.stop(node_id)
 
 
-def with_cluster(scenario: Callable[[Cluster], Awaitable[None]], count: int = 3) -> None:
+def with_cluster(
+    folder: Path, scenario: Callable[[Cluster], Awaitable[None]], count: int = 3
+) -> None:
     async def run() -> None:
-        cluster = Cluster(count)
+        cluster = Cluster(folder, count)
         try:
             for peer in cluster.peers:
                 await cluster.start(peer.node_id)
@@ -126,7 +135,7 @@ def test_settings_are_those_of_the_audit_and_unknown_names_are_refused() -> None
         make_conf(ControllerConfig().raft_timings, "127.0.0.1:1", flushJournal=True)
 
 
-def test_three_nodes_apply_one_order() -> None:
+def test_three_nodes_apply_one_order(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         _, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
@@ -144,10 +153,10 @@ def test_three_nodes_apply_one_order() -> None:
         assert await leader.read_barrier(2000)
         assert leader.status().applied_index >= indexes[0][-1]
 
-    with_cluster(scenario)
+    with_cluster(tmp_path, scenario)
 
 
-def test_only_the_leader_takes_proposals_and_all_know_it() -> None:
+def test_only_the_leader_takes_proposals_and_all_know_it(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
@@ -158,10 +167,10 @@ def test_only_the_leader_takes_proposals_and_all_know_it() -> None:
                 assert isinstance(await node.propose(apply_id(1), 2000), NotApplied)
                 assert not await node.read_barrier(2000)
 
-    with_cluster(scenario)
+    with_cluster(tmp_path, scenario)
 
 
-def test_a_minority_never_answers_applied() -> None:
+def test_a_minority_never_answers_applied(tmp_path: Path) -> None:
     """Both followers go; what the old leader still takes ends as Unknown, then it leads no more."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -175,10 +184,10 @@ def test_a_minority_never_answers_applied() -> None:
         assert isinstance(await leader.propose(apply_id(2), 2000), NotApplied)
         assert cluster.machines[leader_id].state.group("broker-a") is None
 
-    with_cluster(scenario)
+    with_cluster(tmp_path, scenario)
 
 
-def test_a_restarted_node_fetches_the_state_from_the_others() -> None:
+def test_a_restarted_node_fetches_the_state_from_the_others(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         leader_id, leader = await cluster.leader()
         assert isinstance(await leader.propose(BECOME, 2000), Applied)
@@ -190,10 +199,10 @@ def test_a_restarted_node_fetches_the_state_from_the_others() -> None:
         await cluster.until(lambda: len(cluster.commits[other]) == 3)
         assert cluster.machines[other].state.digest() == cluster.machines[leader_id].state.digest()
 
-    with_cluster(scenario)
+    with_cluster(tmp_path, scenario)
 
 
-def test_a_shortened_log_loses_no_state() -> None:
+def test_a_shortened_log_loses_no_state(tmp_path: Path) -> None:
     """The log is compacted; a node that comes back empty gets the snapshot, then what follows."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -207,6 +216,7 @@ def test_a_shortened_log_loses_no_state() -> None:
         leader._node.forceLogCompaction()
         while leader._node._getRaftLogSize() > 3:
             await leader.read_barrier(2000)
+        shutil.rmtree(cluster.folder / other)
         await cluster.start(other)
         await cluster.until(lambda: any(c.command is None for c in cluster.commits[other]))
         assert isinstance(await leader.propose(apply_id(9), 2000), Applied)
@@ -215,14 +225,14 @@ def test_a_shortened_log_loses_no_state() -> None:
         snapshot = next(c for c in cluster.commits[other] if c.command is None)
         assert snapshot.state.next_broker_id("broker-a") >= 9
 
-    with_cluster(scenario)
+    with_cluster(tmp_path, scenario)
 
 
-def test_a_command_that_cannot_be_read_ends_the_node() -> None:
+def test_a_command_that_cannot_be_read_ends_the_node(tmp_path: Path) -> None:
     """Skipping it would let this node drift from the others."""
 
     async def run() -> None:
-        cluster = Cluster(1)
+        cluster = Cluster(tmp_path, 1)
         try:
             node = await cluster.start("n0")
             await cluster.leader()
@@ -238,13 +248,13 @@ def test_a_command_that_cannot_be_read_ends_the_node() -> None:
     asyncio.run(run())
 
 
-def test_a_taken_port_is_said_at_once() -> None:
+def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
     async def run() -> None:
         (peer,) = free_peers(1)
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", peer.raft_port))
             taken.listen()
-            node = RaftLog(peer, (peer,), Machine(), QUICK)
+            node = RaftLog(peer, (peer,), Machine(), QUICK, tmp_path)
             with pytest.raises(PortTakenError, match=f"Raft port 127.0.0.1:{peer.raft_port}"):
                 await node.start()
             await node.close()
@@ -252,13 +262,13 @@ def test_a_taken_port_is_said_at_once() -> None:
     asyncio.run(run())
 
 
-def test_close_leaves_no_descriptor_behind() -> None:
+def test_close_leaves_no_descriptor_behind(tmp_path: Path) -> None:
     def run_once() -> None:
         coroutine: Coroutine[Any, Any, None] = one_node()
         asyncio.run(coroutine)
 
     async def one_node() -> None:
-        cluster = Cluster(1)
+        cluster = Cluster(tmp_path, 1)
         node = await cluster.start("n0")
         await cluster.leader()
         assert isinstance(await node.propose(BECOME, 2000), Applied)

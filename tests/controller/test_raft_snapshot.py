@@ -1,15 +1,16 @@
 """Snapshots are checked bytes: a changed one is refused before anything is replaced."""
 
 import random
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from pysyncobj.config import SERIALIZER_STATE
 
 from controller.raft.snapshot import (
     BadSnapshot,
+    FileSnapshots,
     LogEntry,
-    MemorySnapshots,
     decode_snapshot,
     encode_snapshot,
 )
@@ -18,18 +19,41 @@ ENTRIES: tuple[LogEntry, LogEntry] = ((b"\x00last \xff", 9, 2), (b"", 8, 1))
 STATE = {"groups": {"broker-a": [1, 2, 3]}, "clock": 5}
 
 
-def snapshots(
-    restored: list[tuple[dict[str, Any], int]] | None = None, *, batch_size_bytes: int = 16
-) -> MemorySnapshots:
-    target = restored if restored is not None else []
-    return MemorySnapshots(
-        None,
-        batch_size_bytes,
-        False,
-        lambda: dict(STATE),
-        lambda state, index: target.append((state, index)),
-        None,
-    )
+class Node:
+    """The snapshots of one node; `held` says which entries its log holds."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / name
+        self.restored: list[tuple[dict[str, Any], int]] = []
+        self.held: set[tuple[int, int]] = set()
+        self.snapshots = self.open()
+
+    def open(self) -> FileSnapshots:
+        return FileSnapshots(
+            self.path,
+            capture=lambda: dict(STATE),
+            restore=lambda state, index: self.restored.append((state, index)),
+            holds=lambda index, term: (index, term) in self.held,
+            on_fatal=_fatal,
+            piece_bytes=16,
+        )
+
+    def take(self) -> None:
+        self.snapshots.serialize((None, *ENTRIES, ()), 8)
+        assert self.snapshots.checkSerializing() == (SERIALIZER_STATE.SUCCESS, 8)
+
+    def send_to(self, other: "Node") -> bool:
+        """All pieces; whether the other one may load what came."""
+        while True:
+            piece = self.snapshots.getTransmissionData(other.path.name)
+            assert piece is not None
+            loadable = other.snapshots.setTransmissionData(piece)
+            if loadable or piece[2]:
+                return loadable
+
+
+def _fatal(what: str) -> NoReturn:
+    raise AssertionError(what)
 
 
 def test_round_trip() -> None:
@@ -49,46 +73,72 @@ def test_a_missing_or_changed_byte_is_noticed() -> None:
             decode_snapshot(bytes(changed))
 
 
-def test_a_snapshot_travels_in_pieces_and_is_restored() -> None:
-    """Leader serializes, sends pieces until an empty one, the follower loads it."""
-    leader = snapshots()
-    assert leader.getTransmissionData("n1") is None, "nothing was taken yet"
-    leader.serialize((None, *ENTRIES, ()), 8)
-    assert leader.getTransmissionData("n1") is None, "the shortening of the log comes first"
-    assert leader.checkSerializing() == (SERIALIZER_STATE.SUCCESS, 8)
-    assert leader.checkSerializing() == (SERIALIZER_STATE.NOT_SERIALIZING, None)
-
-    restored: list[tuple[dict[str, Any], int]] = []
-    follower = snapshots(restored)
-    pieces = 0
-    while True:
-        piece = leader.getTransmissionData("n1")
-        assert piece is not None
-        pieces += 1
-        if follower.setTransmissionData(piece):
-            break
-    assert pieces > 2 and piece == (b"", False, True)
-    assert follower.deserialize() == (None, *ENTRIES, ())
-    assert restored == [(STATE, 9)]
+def test_a_snapshot_travels_in_pieces_and_is_restored(tmp_path: Path) -> None:
+    """Leader serializes, sends pieces until an empty one, the follower stores and loads it."""
+    leader, follower = Node(tmp_path, "n1"), Node(tmp_path, "n2")
+    assert leader.snapshots.getTransmissionData("n2") is None, "nothing was taken yet"
+    leader.snapshots.serialize((None, *ENTRIES, ()), 8)
+    assert leader.snapshots.getTransmissionData("n2") is None, "the log is shortened first"
+    assert leader.snapshots.checkSerializing() == (SERIALIZER_STATE.SUCCESS, 8)
+    assert leader.snapshots.checkSerializing() == (SERIALIZER_STATE.NOT_SERIALIZING, None)
+    assert leader.send_to(follower)
+    assert follower.path.read_bytes() == leader.path.read_bytes()
+    assert follower.snapshots.deserialize() == (None, *ENTRIES, ())
+    assert follower.restored == [(STATE, 9)]
 
 
-def test_a_piece_that_is_lost_does_not_load() -> None:
+def test_a_snapshot_is_there_after_a_restart(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1")
+    assert node.snapshots.head is None
+    node.take()
+    again = node.open()
+    assert again.head == (ENTRIES[1], ENTRIES[0]), "older first"
+    assert again.size_bytes == node.path.stat().st_size
+    again.deserialize()
+    assert node.restored == [(STATE, 9)]
+
+
+def test_a_damaged_file_is_not_opened(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1")
+    node.take()
+    data = bytearray(node.path.read_bytes())
+    data[20] ^= 1
+    node.path.write_bytes(data)
+    with pytest.raises(BadSnapshot, match="checksum differs"):
+        node.open()
+
+
+def test_a_snapshot_of_what_the_log_holds_is_passed_over(tmp_path: Path) -> None:
+    """1. The leader heard a late question for entries that it has no more, and sends its snapshot
+    again. 2. By now the follower's log holds that and acknowledged entries behind it: loading the
+    snapshot would cut them."""
+    leader, follower = Node(tmp_path, "n1"), Node(tmp_path, "n2")
+    leader.take()
+    follower.held.add((9, 2))
+    assert not leader.send_to(follower)
+    assert not follower.path.exists()
+
+
+def test_a_disk_that_refuses_ends_the_node(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1")
+    node.path.mkdir()
+    with pytest.raises(AssertionError, match="cannot store the snapshot"):
+        node.take()
+
+
+def test_a_piece_that_is_lost_does_not_load(tmp_path: Path) -> None:
     """The connection broke between two pieces; the rest comes over the next one."""
-    leader, follower = snapshots(), snapshots()
-    leader.serialize((None, *ENTRIES, ()), 8)
-    leader.checkSerializing()
-    first = leader.getTransmissionData("n1")
-    assert first is not None and not follower.setTransmissionData(first)
-    leader.getTransmissionData("n1")  # lost
-    while (piece := leader.getTransmissionData("n1")) is not None:
-        assert not follower.setTransmissionData(piece)
-        if piece[2]:
-            break
-    assert follower.getTransmissionData("n2") is None, "nothing was taken over"
+    leader, follower = Node(tmp_path, "n1"), Node(tmp_path, "n2")
+    leader.take()
+    first = leader.snapshots.getTransmissionData("n2")
+    assert first is not None and not follower.snapshots.setTransmissionData(first)
+    leader.snapshots.getTransmissionData("n2")  # lost
+    assert not leader.send_to(follower)
+    assert follower.snapshots.getTransmissionData("n3") is None, "nothing was taken over"
 
 
-def test_pieces_without_a_first_one_are_passed_over() -> None:
-    follower = snapshots()
+def test_pieces_without_a_first_one_are_passed_over(tmp_path: Path) -> None:
+    follower = Node(tmp_path, "n2").snapshots
     assert not follower.setTransmissionData((b"rest", False, False))
     assert not follower.setTransmissionData((b"", False, True))
     assert not follower.setTransmissionData(None)

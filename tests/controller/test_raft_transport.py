@@ -9,10 +9,10 @@ from typing import Any
 
 import pysyncobj.pickle
 import pysyncobj.syncobj
+import pysyncobj.transport
 import pytest
 from pysyncobj.node import TCPNode
 
-from controller.raft.snapshot import MemorySnapshots
 from controller.raft.transport import GuardedTransport, install, restricted_loads
 
 PEER = TCPNode("127.0.0.1:2")
@@ -30,15 +30,25 @@ class FakeConnection:
         pass
 
 
+class FakeJournal(list[tuple[bytes, int, int]]):
+    """Entries (command, index, term); counts how often it was made durable."""
+
+    syncs = 0
+
+    def sync(self) -> None:
+        self.syncs += 1
+
+
 class Harness:
     """A transport that was never started, over a log of (command, index, term)."""
 
     def __init__(self, log: list[tuple[bytes, int, int]] | None = None, term: int = 2) -> None:
+        self.journal = FakeJournal(log or [(b"", 1, 0)])
         self.transport: Any = GuardedTransport.__new__(GuardedTransport)
         self.received: list[dict[str, Any]] = []
         self.connected: list[TCPNode] = []
         self.transport._syncObj = SimpleNamespace(
-            encryptor=None, raftCurrentTerm=term, _SyncObj__raftLog=log or [(b"", 1, 0)]
+            encryptor=None, raftCurrentTerm=term, _SyncObj__raftLog=self.journal
         )
         self.transport._unknownConnections = set()
         self.transport._connections = {}
@@ -96,6 +106,22 @@ def test_fault_f_acknowledgements_carry_the_term() -> None:
     assert harness.receive(dict(acknowledgement)) != []
     assert harness.receive({**acknowledgement, "term": 4}) == []
     assert harness.receive({k: v for k, v in acknowledgement.items() if k != "term"}) == []
+
+
+@pytest.mark.parametrize("kind", ["request_vote", "response_vote", "next_node_idx"])
+def test_nothing_that_speaks_of_the_log_leaves_before_it_is_durable(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness()
+    synced_at_send: list[int] = []
+    monkeypatch.setattr(
+        pysyncobj.transport.TCPTransport,
+        "send",
+        lambda *_: synced_at_send.append(harness.journal.syncs),
+    )
+    harness.transport.send(PEER, {"type": kind, "term": 2})
+    harness.transport.send(PEER, {"type": "append_entries", "term": 2, "entries": []})
+    assert synced_at_send == [1, 1], "once before it left; a leader's own entries may follow later"
 
 
 LOG = [(b"", 1, 0), (b"a", 2, 1), (b"b", 3, 2), (b"c", 4, 2)]
@@ -174,10 +200,13 @@ def test_install_puts_the_plain_reader_in_place(monkeypatch: pytest.MonkeyPatch)
         (pysyncobj.pickle, "loads"),
         (pysyncobj.pickle, "load"),
         (pysyncobj.syncobj, "Serializer"),
+        (pysyncobj.syncobj, "createJournal"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
     install()
     assert pysyncobj.pickle.loads is restricted_loads
-    assert pysyncobj.syncobj.Serializer is MemorySnapshots
+    journal, snapshots = object(), object()
+    assert pysyncobj.syncobj.createJournal(journal) is journal
+    assert pysyncobj.syncobj.Serializer("name", 1, False, snapshots, None, None) is snapshots
     with pytest.raises(pickle.UnpicklingError):
         pysyncobj.pickle.load(None)
