@@ -31,12 +31,14 @@ log = logging.getLogger(__name__)
 
 
 class SlaveLink(asyncio.Protocol):
-    """One accepted HA connection. `attach` gives it to the acting master, or ends it."""
+    """One accepted HA connection. `attach` gives it to the acting master, or lets it wait for one
+    (`adopt`); what the slave says meanwhile is kept."""
 
     def __init__(
         self,
         connection_id: int,
-        attach: Callable[[SlaveLink], MasterShell | None],
+        attach: Callable[[SlaveLink], None],
+        left: Callable[[SlaveLink], None],
         open_links: OpenLinks,
     ) -> None:
         self.connection_id = connection_id
@@ -46,7 +48,9 @@ class SlaveLink(asyncio.Protocol):
         self.reader = SlaveFrameReader()
         self.transport: asyncio.Transport | None = None
         self._attach = attach
+        self._left = left
         self._shell: MasterShell | None = None
+        self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass of asyncio's.
@@ -55,17 +59,28 @@ class SlaveLink(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
         self.transport = transport
-        self._shell = self._attach(self)
-        if self._shell is None:
-            # Not the master: a slave must not take us for one (Java accepts here).
-            self.end()
+        self._attach(self)
+
+    def adopt(self, shell: MasterShell) -> None:
+        """The mastership that this slave dialled has begun."""
+        self._shell = shell
+        shell.attach(self)
+        early, self._early = self._early, b""
+        if early:
+            shell.received(self, early)
 
     def data_received(self, data: bytes) -> None:
         if self._shell is not None:
             self._shell.received(self, data)
+            return
+        # A slave sends a handshake and waits: more than that is none.
+        self._early += data
+        if len(self._early) > SLAVE_HANDSHAKE.size:
+            self.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open_links.lost()
+        self._left(self)
         shell, self._shell, self.transport = self._shell, None, None
         if shell is not None:
             shell.lost(self)

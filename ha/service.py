@@ -24,6 +24,7 @@ from ha.ports import HAListener, LogStore
 from ha.slave_core import Phase, SlaveCore
 from ha.slave_shell import ProvePeer, SlaveShell, local_log
 from ha.sync_state import Proposal, SyncEffect, SyncState
+from ha.waiting_links import WaitingLinks
 from protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
 from protocol.errors import FencedError
 from protocol.role_view import RoleView
@@ -67,6 +68,7 @@ class AutoSwitchHAService:
         self._dead: frozenset[int] = frozenset()
         self._links_made = 0
         self._open_links = OpenLinks()
+        self._waiting_links: WaitingLinks[SlaveLink] = WaitingLinks()
         self.port = 0
 
     # -- life
@@ -85,6 +87,7 @@ class AutoSwitchHAService:
         async with self._lock:
             self._end_slave()
             self._end_master()
+            self._waiting_links.end_all()
             if self._server is not None:
                 self._server.close()
                 await self._server.wait_closed()
@@ -306,12 +309,15 @@ class AutoSwitchHAService:
 
     def _new_link(self) -> SlaveLink:
         self._links_made += 1
-        return SlaveLink(self._links_made, self._attach, self._open_links)
+        return SlaveLink(
+            self._links_made, self._attach, self._waiting_links.remove, self._open_links
+        )
 
-    def _attach(self, link: SlaveLink) -> MasterShell | None:
+    def _attach(self, link: SlaveLink) -> None:
         if self._master is not None:
-            self._master.attach(link)
-        return self._master
+            link.adopt(self._master)
+        else:
+            self._waiting_links.add(link)
 
     def _end_slave(self) -> None:
         slave, self._slave = self._slave, None
@@ -369,6 +375,8 @@ class AutoSwitchHAService:
         self._master = MasterShell(core, store, self._listener, self._now_ms)
         effects: list[MasterEffect] = list(sync.set_dead(self._dead, now_ms))
         self._master.start(effects)
+        for link in self._waiting_links.take_all():
+            link.adopt(self._master)
 
     def _begin_next_epoch(self, master: MasterShell, view: RoleView, now_ms: int) -> int:
         """The same master, elected anew: connections and acks stay, the history grows."""

@@ -55,7 +55,7 @@ class SlavePolicy:
     diverged_retry_ms: int = 1_000
     diverged_retry_ms_max: int = 60_000
     connect_ms: int = 3_000
-    """For the connection and for the answer to our handshake, each."""
+    """For the connection, for the answer to our handshake and for the proof, each."""
     keepalive_ms: int = 1_000
     housekeeping_ms: int = 20_000
     brisk_ms: int = 2_000
@@ -481,7 +481,7 @@ class SlaveCore:
         self._beat_ms = now_ms
 
     def _patience_ms(self) -> int:
-        if self.phase in (Phase.CONNECTING, Phase.HANDSHAKE):
+        if self.phase in (Phase.CONNECTING, Phase.HANDSHAKE, Phase.PROVING):
             return self.policy.connect_ms
         return self.policy.brisk_ms if self._brisk >= 2 else self.policy.housekeeping_ms
 

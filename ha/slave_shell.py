@@ -332,9 +332,10 @@ class SlaveShell:
         link = self._link
         try:
             identity = await self._prove_master(view)
-        except (OSError, BatonError) as error:
+        except Exception as error:
+            # Whatever went wrong with the question or the answer: it is no proof.
             if link is self._link:
-                self._run(self.core.peer_unproved(str(error), self._now_ms()))
+                self._run(self.core.peer_unproved(repr(error), self._now_ms()))
             return
         if link is self._link and link is not None:
             self._run(self.core.peer_proved(identity, local_log(self._store), self._now_ms()))

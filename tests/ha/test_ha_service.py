@@ -407,7 +407,8 @@ def test_r21_bytes_without_an_epoch_file_are_never_cut(run_group, wait_until):
         PeerIdentity("C", "broker-b", 2, 2),
         PeerIdentity("C", "broker-a", 3, 2),
         PeerIdentity("C", "broker-a", 2, 1),
-        None,
+        UnavailableError("no answer"),
+        ValueError("an answer of nonsense"),
     ],
 )
 def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
@@ -419,10 +420,9 @@ def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
 
         async def prove(view):
             asked.append(view.master_address)
-            answer = group.answer_of_peer
-            if answer is None:
-                raise UnavailableError("no answer")
-            return answer
+            if isinstance(group.answer_of_peer, Exception):
+                raise group.answer_of_peer
+            return group.answer_of_peer
 
         group.prove_master = prove
         group.answer_of_peer = identity
@@ -640,6 +640,40 @@ def test_large_batches_reach_a_slave_that_is_behind(run_group, wait_until):
         await group.follow(two)
         await group.level(one, two)
         await wait_until(lambda: one.ha.required_set == {1, 2})
+
+    run_group(scenario)
+
+
+def test_a_new_master_shows_a_long_backlog_without_standing_still(run_group, wait_until):
+    """2 has fetched a whole log and shown none of it to readers when it is elected. It shows all
+    before it opens, and its loop goes on meanwhile: else the controllers would call it dead."""
+
+    async def scenario(group):
+        group.segment_size = 1 << 20
+        one = await group.add(1)
+        await group.elect(one)
+        for _ in range(40):
+            one.put(10, b"y" * 10_000)
+        two = await group.add(2)
+        group.commit(frozenset({1}))
+        one.ha.adopt_view(group.view)
+        await group.follow(two)
+        two.ha._slave.core._flooded = lambda now_ms: True
+        await wait_until(lambda: one.ha.required_set == {1, 2} and one.ha.in_sync_count == 2)
+        assert two.readable == 0
+        turns = 0
+
+        async def others():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        watcher = asyncio.create_task(others())
+        await group.elect(two, 1, 2, others=False)
+        watcher.cancel()
+        assert two.readable == 400
+        assert turns >= 10
 
     run_group(scenario)
 

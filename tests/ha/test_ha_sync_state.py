@@ -359,7 +359,7 @@ def test_r8_a_stall_of_our_own_is_no_evidence():
 # -- properties
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(60))
 def test_r1_r11_r13_r15_confirm_offset_never_exceeds_any_possible_set(seed):
     """Random appends, acks, lost and reordered answers, deaths and returns. At every step
     confirmOffset is at most what each possibly committed set holds, and never falls."""
