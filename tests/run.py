@@ -1,0 +1,112 @@
+"""`python -m tests.run`: all tests, in rings, the fast ones first. The runner behind `make test`.
+
+Rings: `fast` (no processes), `process` (real clusters, kill -9), `java` (the stock Java client and
+mqadmin against a real cluster). Every ring runs even if one before it failed. What a machine lacks
+for a ring is said by name and the ring is left out; with BATONMQ_CI=1 in the environment that is a
+failure. `--soak` runs the process ring's long versions instead (BATONMQ_SOAK=1): many kills.
+Exit codes: 0 all good, 1 something failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.interop.java_tools import FetchError, missing_tools, prepared_classpath
+
+ROOT = Path(__file__).resolve().parents[1]
+NO_TESTS_COLLECTED = 5
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Tests that need the same things. `prepare` raises Unprepared if they cannot run."""
+
+    name: str
+    title: str
+    marks: str
+    missing: Callable[[], list[str]] = list
+    prepare: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`state`: passed, failed, left out."""
+
+    ring: Ring
+    state: str
+    seconds: float
+    why: str = ""
+
+
+class Unprepared(Exception):
+    """A ring's needs could not be met."""
+
+
+def _prepare_java() -> None:
+    print("    (Maven fetches the Java client once; about a minute the first time)", flush=True)
+    try:
+        prepared_classpath()
+    except FetchError as exc:
+        raise Unprepared(str(exc)) from exc
+
+
+RINGS = (
+    Ring("fast", "cores, codecs, stores, in one process", "not process and not java"),
+    Ring("process", "real clusters: kill -9, hangs, bad days", "process"),
+    Ring("java", "the stock Java client and mqadmin", "java", missing_tools, _prepare_java),
+)
+
+
+def run_ring(ring: Ring, number: str, *, strict: bool, soak: bool) -> Outcome:
+    """Runs one ring and shows pytest's own progress."""
+    print(f"\n=== {number} {ring.name}: {ring.title}", flush=True)
+    lacks = ring.missing()
+    if lacks:
+        why = f"this machine lacks {' and '.join(lacks)}"
+        print(f"    {'missing' if strict else 'left out'}: {why}", flush=True)
+        return Outcome(ring, "failed" if strict else "left out", 0.0, why)
+    began = time.monotonic()
+    try:
+        ring.prepare()
+    except Unprepared as exc:
+        print(f"    {exc}", flush=True)
+        return Outcome(ring, "failed", time.monotonic() - began, "could not be prepared")
+    argv = [sys.executable, "-m", "pytest", "-q", "-m", ring.marks, "tests"]
+    env = os.environ | ({"BATONMQ_SOAK": "1"} if soak else {})
+    code = subprocess.run(argv, cwd=ROOT, env=env, check=False).returncode
+    seconds = time.monotonic() - began
+    if code == NO_TESTS_COLLECTED:
+        return Outcome(ring, "failed", seconds, "no test was found")
+    return Outcome(ring, "failed" if code else "passed", seconds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.run", description="All tests, ring by ring.")
+    parser.add_argument("--soak", action="store_true", help="the long versions: many kills")
+    parser.add_argument(
+        "--ring", action="append", choices=[ring.name for ring in RINGS], help="only this one"
+    )
+    arguments = parser.parse_args()
+    wanted = arguments.ring or (["process"] if arguments.soak else [ring.name for ring in RINGS])
+    rings = [ring for ring in RINGS if ring.name in wanted]
+    strict = os.environ.get("BATONMQ_CI") == "1"
+    outcomes = [
+        run_ring(ring, f"{i}/{len(rings)}", strict=strict, soak=arguments.soak)
+        for i, ring in enumerate(rings, 1)
+    ]
+    print("\n=== summary")
+    for outcome in outcomes:
+        why = f"  ({outcome.why})" if outcome.why else ""
+        print(f"    {outcome.ring.name:8} {outcome.state:9} {outcome.seconds:6.0f} s{why}")
+    return 1 if any(outcome.state == "failed" for outcome in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
