@@ -1,4 +1,4 @@
-"""Apache RocketMQ 5.3.3 as a cluster: five JVMs, controller mode, all-ack, heaps fair to a laptop."""
+"""Apache RocketMQ 5.3.3 as a cluster: five JVMs, controller mode, all-ack, small heaps."""
 
 from __future__ import annotations
 

@@ -109,9 +109,7 @@ class JavaProgram:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{main}.log"
         argv = ["java", "-Xms512m", "-Xmx512m", f"-Duser.home={folder}", *JVM_OPENINGS]
-        self._process = spawn_talking(
-            [*argv, "-cp", f"{classes}:{lib}/*", main, *args], self._log
-        )
+        self._process = spawn_talking([*argv, "-cp", f"{classes}:{lib}/*", main, *args], self._log)
         self._main = main
         self._answer(READY_LIMIT_S)
 

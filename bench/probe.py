@@ -14,7 +14,7 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,7 +85,7 @@ class Probe:
 
         return self._run(begun + seconds, wanted)
 
-    def _run(self, deadline: float, wanted: object) -> Ack | None:
+    def _run(self, deadline: float, wanted: Callable[[Ack], bool] | None) -> Ack | None:
         next_due = time.monotonic()
         while (now := time.monotonic()) < deadline:
             if now >= next_due:
@@ -95,7 +95,7 @@ class Probe:
                 continue
             for ack in self._receive(min(next_due, deadline) - now):
                 self.acks.append(ack)
-                if callable(wanted) and wanted(ack):
+                if wanted is not None and wanted(ack):
                     return ack
         return None
 

@@ -80,9 +80,7 @@ class CpuMeter:
         self._began = time.monotonic()
 
     def stop(self) -> CpuUse:
-        used = {
-            name: cpu_seconds(pids) - self._before[name] for name, pids in self._groups.items()
-        }
+        used = {name: cpu_seconds(pids) - self._before[name] for name, pids in self._groups.items()}
         return CpuUse(used, time.monotonic() - self._began)
 
 

@@ -140,6 +140,8 @@ def table(rows: Sequence[Row]) -> str:
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
     ruler = ["-" * width for width in widths]
     return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
         for line in [head, ruler, *body]
     )

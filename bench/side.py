@@ -12,6 +12,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -118,9 +119,9 @@ class Side(ABC):
 
     def wait_level(self, limit_s: float = WHOLE_LIMIT_S) -> HaStatus:
         """Returns when the slave is in the set and holds the whole log."""
-        return wait_for("a full and level set", self._level, limit_s)
+        return wait_for("a full and level set", self.level, limit_s)
 
-    def _level(self) -> HaStatus | None:
+    def level(self) -> HaStatus | None:
         for address in self.brokers:
             status = ha_status(address)
             if status is not None and status.is_level(BROKERS - 1):
@@ -143,7 +144,7 @@ class Side(ABC):
         if reply.code != wire.OK:
             raise SideError(f"{self.name}: topic {topic}: code {reply.code} {reply.remark}")
         for address in self.name_servers:
-            wait_for(f"the route of {topic}", lambda at=address: _has_route(at, topic))
+            wait_for(f"the route of {topic}", partial(_has_route, address, topic))
 
 
 def _has_route(address: str, topic: str) -> bool:

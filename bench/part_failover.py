@@ -1,0 +1,87 @@
+"""kill -9 of the master, again and again: how long until a write is acknowledged, and what is lost.
+
+A trial begins with a full, level set under steady writes. The clock runs from the signal to the
+first acknowledgement, by another broker, of a write sent after it. At the end of all trials every
+acknowledged key is read back.
+"""
+
+from __future__ import annotations
+
+import time
+
+from bench.probe import TOPIC, Probe, read_keys
+from bench.report import Mark, Row
+from bench.run import Part, Run, say
+from bench.side import Side, SideError, wait_for
+
+PROBE_INTERVAL_S = 0.002
+FAILOVER_LIMIT_S = 60.0
+QUEUES = 8
+
+
+def rows() -> list[Row]:
+    return [
+        Row(
+            "failover", "kill -9 of the master to the first acked write", "s", "less",
+            Mark(limit=0.06, limit_of_max=0.15),
+        ),
+        Row("lost", "  acked messages lost in all trials", "messages", "less", Mark(limit=0)),
+        Row("set_full", "  killed broker started again to a full set", "s", "less"),
+    ]  # fmt: skip
+
+
+def measure(run: Run, table: dict[str, Row]) -> None:
+    for name in run.sides:
+        trials = run.count(20, 3) if name == "ours" else run.count(max(5, run.rounds), 2)
+        with run.side(name) as side:
+            say(f"failover: {name}, {trials} trials")
+            side.settle_down()
+            _trials(run, side, trials, table)
+
+
+def _trials(run: Run, side: Side, trials: int, table: dict[str, Row]) -> None:
+    with Probe(side.brokers, prefix="fail", interval_s=PROBE_INTERVAL_S) as probe:
+        if probe.run_until_ack(FAILOVER_LIMIT_S) is None:
+            raise SideError(f"{side.name}: no write is acknowledged")
+        for number in range(trials):
+            took, full = _trial(run, side, probe)
+            table["failover"].samples(side.name).append(took)
+            table["set_full"].samples(side.name).append(full)
+            say(f"  {number + 1}: {took * 1000:.0f} ms, full set again after {full:.1f} s")
+        found = read_keys(side.master(), TOPIC, QUEUES)
+    lost = [ack.key for ack in probe.acks if ack.key not in found]
+    table["lost"].samples(side.name).append(len(lost))
+    run.note(
+        "failover",
+        side.name,
+        {
+            "seconds": table["failover"].samples(side.name),
+            "sent": probe.sent,
+            "acked": len(probe.acks),
+            "lost": lost,
+            "readTwice": sum(times - 1 for times in found.values()),
+            "codes": dict(probe.codes),
+        },
+    )
+    say(f"  {len(probe.acks)} acked, {len(lost)} lost")
+
+
+def _trial(run: Run, side: Side, probe: Probe) -> tuple[float, float]:
+    master = side.master()
+    if not probe.run(run.seconds(1.0, 0.3)):
+        raise SideError(f"{side.name}: no write was acknowledged before the kill")
+    killed = time.monotonic()
+    side.kill_broker(master)
+    ack = probe.run_until_ack(FAILOVER_LIMIT_S, not_from=master)
+    if ack is None:
+        raise SideError(f"{side.name}: no write acknowledged within {FAILOVER_LIMIT_S:.0f} s")
+    probe.run(run.seconds(1.0, 0.3))
+    started = time.monotonic()
+    side.start_broker(master)
+    wait_for("a full and level set", side.level, 120.0)
+    full = time.monotonic() - started
+    time.sleep(run.seconds(2.0, 0.5))
+    return ack.acked_s - killed, full
+
+
+PART = Part("failover", "kill -9 of the master", rows, measure)

@@ -1,0 +1,88 @@
+"""What every part gets: the options of this run, and how to make either side."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.java_peer import JavaPeer
+from bench.java_programs import JavaProgram
+from bench.our_cluster import OurCluster
+from bench.report import Row
+from bench.side import Side
+
+SIDES: Final = ("java", "ours")
+_BEGAN: Final = time.monotonic()
+
+
+def say(text: str) -> None:
+    """One line of progress, on standard error."""
+    minutes, seconds = divmod(int(time.monotonic() - _BEGAN), 60)
+    print(f"[{minutes:3d}:{seconds:02d}] {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of the bench. `quick` shortens everything: it shows that the bench works, no more."""
+
+    rounds: int
+    quick: bool
+    sides: tuple[str, ...]
+    folder: Path
+    lib: Path | None
+    classes: Path | None
+    raw: dict[str, object]
+
+    def seconds(self, full: float, quick: float) -> float:
+        return quick if self.quick else full
+
+    def count(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    @contextmanager
+    def side(self, name: str) -> Iterator[Side]:
+        """A side just spawned. What goes wrong inside is reported with the end of its logs."""
+        folder = self.folder / name
+        side: Side
+        if name == "java":
+            assert self.lib is not None
+            side = JavaPeer(folder, self.lib)
+        else:
+            side = OurCluster(folder)
+        with side:
+            try:
+                yield side
+            except Exception as exc:
+                exc.add_note(f"{name}:\n{side.complaint()[-6000:]}")
+                raise
+
+    def program(self, main: str, args: list[str]) -> JavaProgram:
+        """One of our Java programs, started."""
+        assert self.lib is not None and self.classes is not None
+        return JavaProgram(self.lib, self.classes, main, args, self.folder / "programs")
+
+    def note(self, part: str, side: str, value: object) -> None:
+        """Keeps a raw observation for `--json`."""
+        notes = self.raw.setdefault(part, [])
+        assert isinstance(notes, list)
+        notes.append({"side": side, "load1": _load(), "value": value})
+
+
+def _load() -> float:
+    return float(Path("/proc/loadavg").read_text().split()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A measurement: its rows, empty, and the function that fills them."""
+
+    name: str
+    what: str
+    rows: Callable[[], list[Row]]
+    measure: Callable[[Run, dict[str, Row]], None]
+    needs_programs: bool = False

@@ -1,0 +1,37 @@
+"""Reading /proc."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from bench.proc import CpuUse, cpu_seconds, parse_stat, parse_status_kib, rss_anon_mib
+
+STAT = (
+    "4242 (java (x) y) S 1 4242 4242 0 -1 4194560 100 0 0 0 1234 66 0 0 20 0 90 0 5000 1 2 3"
+    " 0 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0"
+)
+
+
+def test_stat_of_a_command_with_blanks_and_brackets() -> None:
+    stat = parse_stat(STAT)
+    assert (stat.pid, stat.command, stat.state, stat.cpu_ticks) == (4242, "java (x) y", "S", 1300)
+
+
+def test_status_line_in_kib() -> None:
+    text = "Name:\tjava\nVmRSS:\t  900 kB\nRssAnon:\t  512 kB\n"
+    assert parse_status_kib(text, "RssAnon") == 512
+    with pytest.raises(KeyError):
+        parse_status_kib(text, "RssShmem")
+
+
+def test_this_process_can_be_read() -> None:
+    assert cpu_seconds([os.getpid()]) >= 0
+    assert rss_anon_mib([os.getpid()]) > 1
+
+
+def test_micros_per_thing_done() -> None:
+    use = CpuUse({"master": 0.5, "slave": 0.25}, 10.0)
+    assert use.micros_per(10_000) == {"master": 50.0, "slave": 25.0}
+    assert use.micros_per(0)["master"] == 500_000.0
