@@ -25,6 +25,7 @@ from ha.open_links import OpenLinks
 from ha.ports import HAListener, LogStore
 from ha.protocol import SlaveFrameReader
 from ha.sync_state import ConfirmAdvanced, ProposeSet
+from ha.wire import SLAVE_HANDSHAKE
 from protocol.errors import RemoteProtocolError
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ import pytest
 
 from ha.config import HAConfig
 from ha.slave_core import PeerIdentity
+from ha.wire import HAState, SlaveHandshake, encode_slave_handshake
 from protocol.errors import FencedError, UnavailableError
 
 
@@ -711,5 +712,25 @@ def test_a_dead_address_is_dialled_again_until_it_answers(run_group, wait_until)
         assert not two.ha.is_following
         await two.ha.change_to_slave(group.view)
         await wait_until(lambda: one.following == [2])
+
+    run_group(scenario)
+
+
+def test_a_slave_that_dials_too_early_is_served_when_the_mastership_begins(run_group, wait_until):
+    """The role change reached the slave first: it dials, its handshake waits unanswered, and the
+    new master takes it up without another dial."""
+
+    async def scenario(group):
+        one, two = await group.add(1), await group.add(2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
+        writer.write(encode_slave_handshake(SlaveHandshake(2)))
+        await writer.drain()
+        await wait_until(lambda: len(one.ha._waiting_links) == 1)
+        await group.elect(one)
+        head = await asyncio.wait_for(reader.readexactly(4), 5)
+        assert int.from_bytes(head, "big") == HAState.HANDSHAKE
+        assert len(one.ha._waiting_links) == 0
+        writer.close()
+        await two.stop()
 
     run_group(scenario)
