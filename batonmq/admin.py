@@ -6,8 +6,6 @@ made; an error says where it stopped. Origin: DefaultMQAdminExtImpl.
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Self
 
 from batonmq.admin_call import AdminCall
 from batonmq.admin_types import GroupProgress, QueueProgress, QueueStats
@@ -20,6 +18,7 @@ from batonmq.errors import (
     NoMasterError,
     UnsupportedByBrokerError,
 )
+from batonmq.lifecycle import Startable
 from batonmq.route import MASTER_ID, TopicRoute, topic_route
 from protocol import fastjson
 from protocol.bodies import (
@@ -49,7 +48,7 @@ LONG_MAX = (1 << 63) - 1
 _NOT_FOUND = frozenset({ResponseCode.QUERY_NOT_FOUND})
 
 
-class Admin:
+class Admin(Startable):
     """`async with Admin(name_servers="host:9876") as admin: ...`
 
     Methods raise NoNameServerError, NoRouteError, NoMasterError, ConnectError,
@@ -81,18 +80,6 @@ class Admin:
     async def close(self) -> None:
         if self._own_client:
             await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def controller(self, addresses: str | Sequence[str]) -> ControllerAdmin:
         """Calls to the controllers whose remoting doors are given."""

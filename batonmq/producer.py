@@ -12,8 +12,6 @@ import os
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from batonmq.client_instance import ClientInstance, ClientMember, ClientOptions
 from batonmq.clock import boot_ms, wall_ms
@@ -25,6 +23,7 @@ from batonmq.errors import (
     SendAttempt,
     SendFailedError,
 )
+from batonmq.lifecycle import Startable
 from batonmq.outgoing import (
     COMPRESS_OVER_BYTES,
     MESSAGE_SIZE_MAX,
@@ -91,7 +90,7 @@ class _Sending:
         )
 
 
-class Producer(ClientMember):
+class Producer(Startable, ClientMember):
     """`async with Producer("group", name_servers="host:9876") as producer: ...`
 
     All methods may be called concurrently from tasks of the loop that started it.
@@ -143,18 +142,6 @@ class Producer(ClientMember):
         await self._client.remove_member(self)
         if self._own_client:
             await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # -- what the client instance asks --------------------------------------------------------
 

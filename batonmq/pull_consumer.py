@@ -7,8 +7,6 @@ Origin: DefaultMQPullConsumer, DefaultLitePullConsumer (assign mode).
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterable, Sequence
-from types import TracebackType
-from typing import Self
 
 from batonmq.broker_calls import PullRequest, QueueCalls, read_pull_reply
 from batonmq.client_instance import ClientInstance, ClientMember, ClientOptions
@@ -22,6 +20,7 @@ from batonmq.errors import (
     NoNameServerError,
     NoRouteError,
 )
+from batonmq.lifecycle import Startable
 from batonmq.pull_result import PullResult, PullStatus
 from batonmq.push_options import HELD_CHECK_MS
 from batonmq.retry import means_not_master, pause_ms
@@ -34,7 +33,7 @@ from protocol.topic_name import group_problem
 SUSPEND_MS = 15_000
 
 
-class PullConsumer(ClientMember):
+class PullConsumer(Startable, ClientMember):
     """Methods raise NoMasterError, NoRouteError, NoNameServerError when a queue's broker cannot be
     reached in time, ResponseError when it says no."""
 
@@ -87,18 +86,6 @@ class PullConsumer(ClientMember):
         await self._client.remove_member(self)
         if self._own_client:
             await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # -- what the client instance asks --------------------------------------------------------
 

@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Sequence
-from types import TracebackType
-from typing import Self
 
 from batonmq.broker_calls import QueueCalls
 from batonmq.client_instance import ClientInstance, ClientMember, ClientOptions
@@ -26,6 +24,7 @@ from batonmq.errors import (
     NoRouteError,
     UnsupportedByBrokerError,
 )
+from batonmq.lifecycle import Startable
 from batonmq.listener_call import ListenerCall
 from batonmq.offset_store import LocalOffsetStore, OffsetStore, RemoteOffsetStore
 from batonmq.push_options import PushConsumerOptions
@@ -45,7 +44,7 @@ _UNSETTLED_MS = 1_000
 _CALL_MS = 3_000
 
 
-class PushConsumer(ClientMember):
+class PushConsumer(Startable, ClientMember):
     """`subscribe`, then `start` inside a running loop; `close` hands the queues over.
 
     The listener is called as `listener(messages, context)`; see `consume_types`.
@@ -172,18 +171,6 @@ class PushConsumer(ClientMember):
             self._listener_call = None
         if self._own_client:
             await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # -- what the client instance asks --------------------------------------------------------
 
