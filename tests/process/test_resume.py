@@ -1,0 +1,89 @@
+"""`batonmq up` on a folder that holds a cluster: it goes on from there (G1, G7, R3).
+
+Stopped cleanly or killed to the last process, the controllers included: what was acknowledged is
+there, and masterEpochs go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_process import ClusterProcess, is_running, wait_for
+from queue_check import check_writers
+from raw_probe import Writer
+
+pytestmark = pytest.mark.process
+
+ACKS = 50
+
+
+def write_some(cluster: ClusterProcess, topic: str, queues: int = 2) -> list[Writer]:
+    """Writes until each of `queues` writers has `ACKS` more acknowledgements; the writers."""
+    addresses = cluster.addresses()
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(Writer(addresses, topic, queue_id)) for queue_id in range(queues)
+        ]
+        wait_for("acknowledged writes", lambda: all(len(w.acks) >= ACKS for w in writers))
+    return writers
+
+
+def processes(cluster: ClusterProcess) -> list[int]:
+    """The supervisor first, then every serving process."""
+    document = cluster.document
+    nodes: Sequence[dict[str, Any]] = [*document["nameServers"], *document["brokers"]]
+    return [document["supervisorPid"], *(node["pid"] for node in nodes)]
+
+
+def kill_all(cluster: ClusterProcess) -> None:
+    """kill -9 of the supervisor and of all its children, as fast as signals go."""
+    pids = processes(cluster)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert cluster.process is not None
+    cluster.process.wait(10)
+    cluster.process = None
+    wait_for("the end of all processes", lambda: not any(map(is_running, pids)), 10)
+
+
+def check_history(cluster: ClusterProcess) -> None:
+    """No event stands twice in a controller's history file, though the log was applied again."""
+    for path in cluster.data_dir.glob("namesrv-*/controller/history-*.jsonl"):
+        lines = path.read_text().splitlines()
+        assert lines and len(set(lines)) == len(lines), path
+
+
+def test_r3_a_folder_is_resumed_after_a_clean_stop_and_after_the_death_of_everything(
+    tmp_path: Path,
+) -> None:
+    """1. Messages are acknowledged. 2. SIGTERM; `up` again: all there, a higher masterEpoch.
+    3. More messages; while they are written, every process is killed with kill -9. 4. `up` again:
+    nothing acknowledged is missing, the cluster is whole, epochs went on."""
+    with ClusterProcess(tmp_path) as cluster:
+        first_epoch = cluster.wait_in_sync(3)["masterEpoch"]
+        before = write_some(cluster, "BeforeStop")
+        assert cluster.stop() == 0
+
+        cluster.start()
+        second_epoch = cluster.wait_in_sync(3)["masterEpoch"]
+        assert second_epoch > first_epoch
+        check_writers(cluster.name_servers, "BeforeStop", before)
+
+        with Writer(cluster.addresses(), "BeforeKill", 0) as writer:
+            wait_for("acknowledged writes", lambda: len(writer.acks) >= ACKS)
+            kill_all(cluster)
+            writer.stop()
+
+        cluster.start()
+        third_epoch = cluster.wait_in_sync(3)["masterEpoch"]
+        assert third_epoch > second_epoch
+        check_writers(cluster.name_servers, "BeforeStop", before)
+        check_writers(cluster.name_servers, "BeforeKill", [writer])
+        check_writers(cluster.name_servers, "AfterKill", write_some(cluster, "AfterKill"))
+        check_history(cluster)
