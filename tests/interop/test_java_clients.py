@@ -86,7 +86,8 @@ def test_two_push_consumers_share_the_queues(
     with ExitStack() as stack:
         start = (servers, group, topic, "*", "CLUSTERING")
         first = stack.enter_context(run_java("Consume", *start, "one"))
-        all_queues = first.wait_for("its queues", lambda: last_queues(first))
+        all_queues = sorted(read_topic(servers, topic))
+        first.wait_for("all queues", lambda: last_queues(first) == all_queues)
         first.wait_for("the backlog", lambda: consumed(first) == sent_keys("sync"))
 
         second = stack.enter_context(run_java("Consume", *start, "two"))

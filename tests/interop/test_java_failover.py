@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,10 @@ def test_producer_goes_on_and_nothing_acknowledged_is_missing(
     """
     servers = cluster.name_servers
     consume = (servers, "java-failover", TOPIC, "*", "CLUSTERING", "one")
-    with (
-        run_java("ProduceThroughFailover", servers, TOPIC, "4") as producer,
-        run_java("Consume", *consume) as consumer,
-    ):
+    with ExitStack() as stack:
+        producer = stack.enter_context(run_java("ProduceThroughFailover", servers, TOPIC, "4"))
         producer.wait_for("200 acks", lambda: len(producer.of("acked")) >= 200)
+        consumer = stack.enter_context(run_java("Consume", *consume))
         consumer.wait_for("messages", lambda: consumer.of("key"))
         master = cluster.master()
         cluster.kill(master)

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from raw_probe import SYNC_STATE, ask
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_STORE = {"store": {"mappedFileSizeCommitLog": 64 << 20}}
-READY_S = 30.0
+READY_S = 60.0
 
 
 def free_base_port(brokers: int) -> int:
@@ -56,8 +57,23 @@ def wait_for(what: str, found: Callable[[], Any], seconds: float = READY_S) -> A
     raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
 
 
+def rounds(usual: int, soak: int) -> int:
+    """How often a scenario is repeated: `soak` times under `make soak`."""
+    return soak if os.environ.get("BATONMQ_SOAK") == "1" else usual
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 class ClusterProcess:
     """`batonmq up` as a child. Use as a context manager; `document` is the newest cluster.json."""
+
+    COMMAND = (sys.executable, "-m", "batonmq.launcher.main", "up")
 
     def __init__(
         self,
@@ -79,7 +95,7 @@ class ClusterProcess:
             sections.setdefault(name, {}).update(values)
         config.write_text(yaml.safe_dump(sections))
         self.argv = [
-            sys.executable, "-m", "batonmq.launcher.main", "up", "--json",
+            *self.COMMAND, "--json",
             "--controllers", str(controllers),
             "--replicas", str(replicas),
             "--groups", str(groups),
@@ -93,7 +109,11 @@ class ClusterProcess:
         self._by_hand: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> ClusterProcess:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -156,9 +176,14 @@ class ClusterProcess:
             assert self.process is not None
             if self.process.poll() is not None:
                 raise AssertionError(f"batonmq up ended:\n{self.log_path.read_text()[-3000:]}")
-            return (self.data_dir / "cluster.json").exists()
+            file = self.data_dir / "cluster.json"
+            # A resumed folder holds the file of the cluster before until this one removes it.
+            return file.exists() and self.document["supervisorPid"] == self.process.pid
 
-        wait_for("cluster.json", ready)
+        try:
+            wait_for("cluster.json", ready)
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}\n{self.story()}") from exc
 
     def master(self, group: str = "broker-a") -> dict[str, Any]:
         """The broker that cluster.json calls master and that has a process; waits for one."""
@@ -174,6 +199,59 @@ class ClusterProcess:
             ),
         )
 
+    def slaves(self, group: str = "broker-a") -> list[dict[str, Any]]:
+        """The living brokers that cluster.json calls slaves."""
+        return [
+            broker
+            for broker in self.brokers
+            if broker["name"] == group and broker["role"] == "SLAVE" and broker["pid"]
+        ]
+
+    def addresses(self, group: str = "broker-a") -> list[str]:
+        return [broker["address"] for broker in self.brokers if broker["name"] == group]
+
+    def group_state(self, group: str = "broker-a") -> dict[str, Any] | None:
+        """What the leading controller records (1006), None while no controller leads."""
+        for address in self.controllers:
+            try:
+                reply = ask(address, SYNC_STATE, body=json.dumps([group]).encode())
+            except (OSError, EOFError):
+                continue
+            if reply.code == 0:
+                return reply.json["replicasInfoTable"].get(group)
+        return None
+
+    def wait_in_sync(self, count: int, group: str = "broker-a") -> dict[str, Any]:
+        """Waits until the SyncStateSet has `count` members and a master; the group's state."""
+
+        def state() -> dict[str, Any] | None:
+            found = self.group_state(group)
+            if not found or not found.get("masterAddress"):
+                return None
+            return found if len(found["inSyncReplicas"]) == count else None
+
+        try:
+            return wait_for(f"{count} replicas in sync", state)
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}\n{self.story()}") from exc
+
+    def wait_new_master(self, old_address: str, group: str = "broker-a") -> dict[str, Any]:
+        """Waits until cluster.json names another living master."""
+
+        def elected() -> dict[str, Any] | None:
+            master = self.master(group)
+            return master if master["address"] != old_address else None
+
+        return wait_for(f"another master than {old_address}", elected)
+
+    def broker_log(self, broker: dict[str, Any]) -> str:
+        """What one broker logged, also after a restart by hand."""
+        logs = (
+            Path(broker["dataDir"]) / "process.log",
+            Path(broker["config"]).with_suffix(".by-hand.log"),
+        )
+        return "".join(log.read_text() for log in logs if log.exists())
+
     def kill(self, node: dict[str, Any], number: signal.Signals = signal.SIGKILL) -> None:
         """Signals one process of cluster.json."""
         os.kill(node["pid"], number)
@@ -186,6 +264,11 @@ class ClusterProcess:
         self._by_hand.append(child)
         return child
 
-    def process_log(self, index: int) -> str:
-        """What broker number `index` logged."""
-        return (self.data_dir / f"broker-{index}" / "process.log").read_text()
+    def story(self, lines: int = 12) -> str:
+        """The last lines of every log, for the report of a failure."""
+        logs = [self.log_path, *sorted(self.data_dir.glob("*/process.log"))]
+        return "\n".join(
+            f"--- {log}\n" + "\n".join(log.read_text().splitlines()[-lines:])
+            for log in logs
+            if log.exists()
+        )

@@ -1,0 +1,263 @@
+"""`batonmq up` as the contract for outside scripts: ports, cluster.json, events, exit codes.
+
+The tests of `whole` share one cluster and leave it whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_process import ROOT, ClusterProcess, free_base_port, is_running, wait_for
+from queue_check import read_topic
+from raw_probe import ROUTE, Probe, ask
+
+pytestmark = pytest.mark.process
+
+NAME_SERVER_FIELDS = {"address": str, "pid": int, "argv": list, "config": str}
+CONTROLLER_FIELDS = {"id": str, "address": str, "grpc": str, "pid": int}
+BROKER_FIELDS = {
+    "cluster": str,
+    "name": str,
+    "id": str,
+    "role": str,
+    "address": str,
+    "haAddress": str,
+    "pid": int,
+    "argv": list,
+    "config": str,
+    "dataDir": str,
+}
+DOCUMENT_FIELDS = {
+    "supervisorPid": int,
+    "startedAt": int,
+    "cluster": str,
+    "nameServers": list,
+    "controllers": list,
+    "brokers": list,
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    """Three controllers, two groups of two replicas."""
+    folder = tmp_path_factory.mktemp("contract")
+    with ClusterProcess(folder, replicas=2, groups=2) as running:
+        yield running
+
+
+def node(document: dict[str, Any], address: str) -> dict[str, Any]:
+    return next(broker for broker in document["brokers"] if broker["address"] == address)
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_port_rule(whole: ClusterProcess) -> None:
+    """Name server i: P + 100·i, doors on +2, +3, +4. Broker j of all groups: P + 1035 + 100·j,
+    HA +1, the same handlers on -2. Each of these ports is served."""
+    base, document = whole.base_port, whole.document
+    for i, (server, controller) in enumerate(
+        zip(document["nameServers"], document["controllers"], strict=True)
+    ):
+        port = base + 100 * i
+        assert server["address"] == f"127.0.0.1:{port}"
+        assert controller["address"] == f"127.0.0.1:{port + 2}"
+        assert controller["grpc"] == f"127.0.0.1:{port + 3}"
+        assert all(accepts(port + step) for step in (0, 2, 3, 4))
+    for j, broker in enumerate(document["brokers"]):
+        port = base + 1035 + 100 * j
+        assert broker["address"] == f"127.0.0.1:{port}"
+        assert broker["haAddress"] == f"127.0.0.1:{port + 1}"
+        assert all(accepts(port + step) for step in (-2, 0, 1))
+    groups = [broker["name"] for broker in document["brokers"]]
+    assert groups == ["broker-a", "broker-a", "broker-b", "broker-b"]
+
+
+def test_cluster_json_has_exactly_the_fields_of_the_contract(whole: ClusterProcess) -> None:
+    """Ids and addresses are strings, pids are those of the serving processes, `argv` their own."""
+    document = whole.document
+
+    def check(record: dict[str, Any], fields: dict[str, type]) -> None:
+        assert list(record) == list(fields)
+        assert {name: type(value) for name, value in record.items()} == fields
+
+    check(document, DOCUMENT_FIELDS)
+    assert document["cluster"] == "DefaultCluster"
+    assert whole.process is not None
+    assert document["supervisorPid"] == whole.process.pid
+    for server, controller in zip(document["nameServers"], document["controllers"], strict=True):
+        check(server, NAME_SERVER_FIELDS)
+        check(controller, CONTROLLER_FIELDS)
+        assert server["pid"] == controller["pid"]
+    assert [controller["id"] for controller in document["controllers"]] == ["n0", "n1", "n2"]
+    for broker in document["brokers"]:
+        check(broker, BROKER_FIELDS)
+        assert broker["cluster"] == "DefaultCluster" and broker["id"].isdigit()
+    for group in ("broker-a", "broker-b"):
+        members = [broker for broker in document["brokers"] if broker["name"] == group]
+        assert sorted(broker["role"] for broker in members) == ["MASTER", "SLAVE"]
+        assert sorted(broker["id"] for broker in members) == ["1", "2"]
+    for record in (*document["nameServers"], *document["brokers"]):
+        running = Path(f"/proc/{record['pid']}/cmdline").read_bytes().decode().split("\0")
+        assert running[:-1] == record["argv"]
+        assert Path(record["config"]).is_file()
+
+
+def test_events_are_json_objects_one_a_line(whole: ClusterProcess) -> None:
+    """`--json`: every line is an event with time and name; the start is told in full."""
+    lines = whole.log_path.read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert all(isinstance(event["time"], int) and event["event"] for event in events)
+    started = [event["name"] for event in events if event["event"] == "process_started"]
+    assert {"namesrv-0", "namesrv-1", "namesrv-2", "broker-a-0", "broker-b-3"} <= set(started)
+    assert any(event["event"] == "cluster_ready" for event in events)
+
+
+def test_a_dead_slave_is_reported_and_taken_back(whole: ClusterProcess) -> None:
+    """kill -9 of a slave: cluster.json gives it no pid, an event tells how it ended, the cluster
+    lives on. Started again by its `argv` it has its new pid there and is in the set."""
+    slave = whole.slaves()[0]
+    whole.kill(slave)
+    wait_for("pid null", lambda: node(whole.document, slave["address"])["pid"] is None)
+    ended = [event for event in whole.events if event["event"] == "process_ended"]
+    assert ended[-1]["how"] == "SIGKILL" and ended[-1]["pid"] is None
+    whole.wait_in_sync(1)
+
+    child = whole.restart(slave)
+    wait_for("the new pid", lambda: node(whole.document, slave["address"])["pid"] == child.pid)
+    whole.wait_in_sync(2)
+    assert node(whole.document, slave["address"])["id"] == slave["id"], "it kept its identity"
+
+
+def test_a_role_change_is_in_cluster_json(whole: ClusterProcess) -> None:
+    """kill -9 of a master: the document names the other replica master; the other group stays."""
+    before, other = whole.master("broker-b"), whole.master("broker-a")
+    whole.kill(before)
+    after = whole.wait_new_master(before["address"], "broker-b")
+    assert after["name"] == "broker-b"
+    whole.restart(before)
+    whole.wait_in_sync(2, "broker-b")
+
+    def settled() -> bool:
+        return node(whole.document, before["address"])["role"] == "SLAVE"
+
+    wait_for("the old master as a slave", settled)
+    assert whole.master("broker-a")["address"] == other["address"]
+    changes = [event for event in whole.events if event["event"] == "master_changed"]
+    assert changes[-1]["group"] == "broker-b" and changes[-1]["master"] == after["address"]
+
+
+def test_an_existing_folder_is_resumed(tmp_path: Path) -> None:
+    """Stop with SIGTERM: exit 0, every process gone. Start again on the folder: cluster.json is
+    the new cluster's, topics, messages and ids are those of before, and writes go on."""
+    running = ClusterProcess(tmp_path)
+    with running:
+        with Probe(running.master()["address"]) as probe:
+            for number in range(20):
+                assert probe.send("Resumed", b"%d" % number).code == 0
+        ids = {broker["address"]: broker["id"] for broker in running.brokers}
+        pids = [record["pid"] for record in (*running.brokers, *running.document["nameServers"])]
+        first_start = running.document["startedAt"]
+        assert running.stop() == 0
+        assert not any(map(is_running, pids))
+        assert running.events[-1]["event"] == "stopped"
+
+        running.start()
+        assert running.document["startedAt"] > first_start
+        assert {broker["address"]: broker["id"] for broker in running.brokers} == ids
+        with Probe(running.master()["address"]) as probe:
+            assert probe.send("Resumed", b"20").code == 0
+        stored = read_topic(running.name_servers, "Resumed")
+        assert [m.body for m in stored[0]] == [b"%d" % number for number in range(21)]
+        route = ask(running.name_servers.split(";")[0], ROUTE, {"topic": "Resumed"})
+        assert route.code == 0
+
+
+def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
+    """`--respawn`: a killed broker and a killed name server come back by themselves. Then the
+    supervisor itself is killed with -9: every child ends too."""
+    with ClusterProcess(tmp_path, controllers=1, replicas=2, respawn=True) as running:
+        slave = running.slaves()[0]
+        running.kill(slave)
+
+        def back() -> bool:
+            pid = node(running.document, slave["address"])["pid"]
+            return pid not in (None, slave["pid"])
+
+        wait_for("the broker to come back", back)
+        running.wait_in_sync(2)
+
+        document = running.document
+        pids = [record["pid"] for record in (*document["nameServers"], *document["brokers"])]
+        assert all(map(is_running, pids))
+        os.kill(document["supervisorPid"], signal.SIGKILL)
+        wait_for("the end of all children", lambda: not any(map(is_running, pids)))
+
+
+def run_up(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [*ClusterProcess.COMMAND, *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+
+
+def test_a_taken_port_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    """Somebody listens on the second broker's port: which port, whose it would be, exit 1."""
+    base = free_base_port(3)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", base + 1135))
+        taken.listen()
+        done = run_up("--data", str(tmp_path / "data"), "--base-port", str(base))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"port {base + 1135}" in line and "taken" in line
+    assert not (tmp_path / "data" / "cluster.json").exists()
+
+
+def below_a_file(folder: Path) -> Path:
+    (folder / "file").write_text("")
+    return folder / "file" / "data"
+
+
+def without_right(folder: Path) -> Path:
+    if os.geteuid() == 0:
+        return Path("/sys/batonmq-data")  # even root makes no folder there
+    folder.chmod(0o555)
+    return folder / "data"
+
+
+@pytest.mark.parametrize("place", [below_a_file, without_right])
+def test_a_folder_that_cannot_be_made_is_one_line_and_exit_1(
+    place: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """A missing right, or a file in the way: the folder and the reason in one line, exit 1."""
+    data = place(tmp_path)
+    done = run_up("--data", str(data), "--base-port", str(free_base_port(3)))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert str(data) in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--controllers", "2"), "--controllers is 2"),
+        (("--replicas", "0"), "--replicas 0"),
+        (("--base-port", "80"), "--base-port is 80"),
+    ],
+)
+def test_wrong_usage_is_exit_2(tmp_path: Path, arguments: tuple[str, str], named: str) -> None:
+    """Numbers that make no cluster: exit 2, with what is allowed."""
+    done = run_up("--data", str(tmp_path / "data"), *arguments)
+    assert done.returncode == 2
+    assert named in done.stderr
