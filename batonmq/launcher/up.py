@@ -80,17 +80,19 @@ class Cluster:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """Stops all processes cleanly: brokers first, so that they can say good-bye."""
+        """Stops all processes cleanly and at once.
+
+        The controllers are told first: they decide nothing from then on, so no good-bye of a
+        broker becomes the election of one that is about to stop as well, and the sets that are
+        recorded stay full for the next start.
+        """
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         if self.announced:
             withdraw(self.layout.cluster_file)
         await self.children.stop_all(
-            [
-                [node.name for node in self.layout.brokers],
-                [node.name for node in self.layout.name_servers],
-            ]
+            [[node.name for node in (*self.layout.name_servers, *self.layout.brokers)]]
         )
         if self._admin is not None:
             await self._admin.close()
