@@ -132,8 +132,9 @@ def run(session: Session, work: Coroutine[Any, Any, None]) -> None:
 
     from protocol.errors import BatonError
 
-    # The client's log is for programs; MQCTL_DEBUG shows it.
     debug = bool(os.environ.get("MQCTL_DEBUG"))
+    last_resort = logging.lastResort
+    # The client's log is for programs; only MQCTL_DEBUG shows it here.
     if debug:
         logging.basicConfig(level=logging.DEBUG)
     else:
@@ -145,6 +146,7 @@ def run(session: Session, work: Coroutine[Any, Any, None]) -> None:
     except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
         raise
     except KeyboardInterrupt:
+        # The usual end of what prints again and again; elsewhere the work was not done.
         session.failed = session.failed or session.interval_s is None
     except Exception as error:
         if debug:
@@ -153,6 +155,8 @@ def run(session: Session, work: Coroutine[Any, Any, None]) -> None:
             f"internal error, please report: {type(error).__name__}: {_one_line(error)} "
             "(MQCTL_DEBUG=1 shows where)"
         ) from error
+    finally:
+        logging.lastResort = last_resort
     if session.failed:
         click.get_current_context().exit(1)
 

@@ -115,10 +115,18 @@ async def update_controller_config(session: Session, key: str, value: str) -> No
     """
     async with session.controller() as (_, controller):
 
-        async def change(address: str) -> None:
+        async def change(address: str) -> str | None:
             await controller.update_config({key: value}, address)
+            return (await controller.config(address)).get(key)
 
-        done = list(await session.ask_each(controller.addresses, change))
+        taken = await session.ask_each(controller.addresses, change)
+    done = [address for address, now in taken.items() if now == value]
+    for address, now in taken.items():
+        if now is None:
+            # Controllers pass over keys that they do not have, and say nothing.
+            session.complain(f"{address} has no setting {key}: see `mqctl getControllerConfig`")
+        elif now != value:
+            session.complain(f"{address} keeps {key}={now}")
     if session.out.as_json:
         session.out.document({"key": key, "value": value, "addresses": done})
         return

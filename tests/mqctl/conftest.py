@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,14 @@ class FakeController:
         return BrokerReplicasInfo(replicas_info_table={n: table[n] for n in names if n in table})
 
     async def config(self, address: str) -> dict[str, str]:
-        return {"controllerStorePath": address}
+        return {"controllerStorePath": address, **self._fake.settings.get(address, {})}
 
     async def update_config(self, settings: dict[str, str], address: str) -> tuple[str, ...]:
         if "configStorePath" in settings:
             raise ResponseError(16, "not that one", address)
         self._fake.calls.append(("update_config", settings, address))
+        if "unknown" not in settings:
+            self._fake.settings.setdefault(address, {}).update(settings)
         return (address,)
 
     async def elect_master(self, cluster: str, name: str, broker_id: int | None) -> ElectedMaster:
@@ -126,6 +128,7 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.dead: set[str] = set()
+        self.settings: dict[str, dict[str, str]] = {}
         self.messages: list[MessageExt] = [stored_message()]
         self.name_server_error: str | None = None
         peers = "n0:10.0.0.1:9878;n1:10.0.0.2:9878;"
@@ -305,11 +308,8 @@ class Ran:
 
 
 @pytest.fixture
-def mqctl(fake: FakeCluster) -> Iterator[Callable[..., Ran]]:
+def mqctl(fake: FakeCluster) -> Callable[..., Ran]:
     """Runs one command line against the fake cluster; no traceback may reach the user."""
-    import logging
-
-    last_resort = logging.lastResort
 
     def run(*arguments: str) -> Ran:
         result = CliRunner().invoke(cli, arguments, prog_name="mqctl")
@@ -317,5 +317,4 @@ def mqctl(fake: FakeCluster) -> Iterator[Callable[..., Ran]]:
         assert "Traceback" not in result.output
         return Ran(result)
 
-    yield run
-    logging.lastResort = last_resort
+    return run

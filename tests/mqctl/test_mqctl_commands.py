@@ -215,6 +215,9 @@ def test_controller_config_is_read_and_changed_on_each(mqctl: Run, fake: Any) ->
     ran = mqctl("updateControllerConfig", "-k", "configStorePath", "-v", "x")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.count("NO_PERMISSION (16): not that one") == 2
+    ran = mqctl("updateControllerConfig", "-k", "unknown", "-v", "x")
+    assert (ran.code, ran.out) == (1, "")
+    assert f"{LEADER} has no setting unknown" in ran.err
     assert mqctl("updateControllerConfig", "-k", "a").code == 2
 
 
