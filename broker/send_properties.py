@@ -54,28 +54,23 @@ class SendProperties:
         if text and text[-1] != SEPARATOR:
             text += SEPARATOR
             marked += SEPARATOR
-        unique_key = _value(marked, "\x02UNIQ_KEY\x01")
-        if (
-            not unique_key
-            or '"' in unique_key
-            or "\\" in unique_key
-            or not unique_key.isprintable()
-        ):
+        find = marked.find
+        at = find("\x02UNIQ_KEY\x01")
+        unique_key = marked[at + 10 : find(SEPARATOR, at + 10)] if at >= 0 else ""
+        if not unique_key.isalnum() and not _fits_into_a_reply(unique_key):
             unique_key = self._unique_ids.next()
             text = encode_properties({**decode_properties(text), "UNIQ_KEY": unique_key})
             if text[-1] != SEPARATOR:
                 text += SEPARATOR
             marked = "\x02" + text
-        tags = _value(marked, "\x02TAGS\x01")
-        keys = _value(marked, "\x02KEYS\x01")
+            find = marked.find
+        at = find("\x02TAGS\x01")
+        tags = tags_code(marked[at + 6 : find(SEPARATOR, at + 6)]) if at >= 0 else 0
+        at = find("\x02KEYS\x01")
+        keys = marked[at + 6 : find(SEPARATOR, at + 6)].encode() if at >= 0 else None
         if self._mark not in marked:
             text += self._suffix
-        return (
-            text.encode(),
-            tags_code(tags) if tags else 0,
-            keys.encode() if keys else None,
-            unique_key.encode(),
-        )
+        return text.encode(), tags, keys or None, unique_key.encode()
 
     def _unusual(self, text: str) -> str:
         properties = decode_properties(text)
@@ -92,12 +87,9 @@ class SendProperties:
         return encode_properties(properties)
 
 
-def _value(marked: str, key: str) -> str | None:
-    at = marked.find(key)
-    if at < 0:
-        return None
-    at += len(key)
-    return marked[at : marked.find(SEPARATOR, at)]
+def _fits_into_a_reply(unique_key: str) -> bool:
+    """Whether the reply's template may take it as it is: nothing in it needs escaping in JSON."""
+    return unique_key.isprintable() and not set(unique_key) & {'"', "\\"} and unique_key != ""
 
 
 def _not_here(what: str, feature: str) -> BrokerRefusal:
