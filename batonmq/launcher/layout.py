@@ -238,6 +238,7 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
                 "namesrvAddr": layout.name_server_addresses,
             },
             "store": {"storePathRootDir": str(node.data_dir), "haListenPort": node.port + 1},
+            "ha": {},
             "replicas": {
                 "controllerAddr": ";".join(peer.controller_address for peer in layout.controllers)
             },
