@@ -34,7 +34,7 @@ from broker.turn import SendTurn
 from ha.config import HAConfig
 from protocol.codes import RequestCode
 from protocol.message_id import host_bytes
-from protocol.record import RecordHead
+from protocol.record import RecordHead, scan_record
 from remoting.client import RemotingClient
 from remoting.command import RemotingCommand
 from remoting.connection import Connection, boottime_ms
@@ -169,7 +169,7 @@ class BrokerService:
         self.clients = ClientProcessor(clients, self.topics, self.gate, boottime_ms)
         self.throughput = Throughput()
         runtime = RuntimeInfo(
-            self.throughput, self.store.runtime_info, self.replication.runtime_info, self._totals
+            self.throughput, self._store_info, self.replication.runtime_info, self._totals
         )
         admin = AdminProcessor(
             self.topics,
@@ -304,6 +304,12 @@ class BrokerService:
         log.critical("broker_fatal error=%s", exc)
         self.gate.close(f"this broker cannot trust its disk: {exc}")
         self._on_fatal(exc)
+
+    def _store_info(self) -> dict[str, str]:
+        first = self.store.look_message_by_offset(self.store.min_phy_offset)
+        head = scan_record(first) if first is not None else None
+        earliest = head.store_timestamp if head is not None else -1
+        return self.store.runtime_info() | {"earliestMessageTimeStamp": str(earliest)}
 
     def _totals(self) -> tuple[int, int]:
         return self.send.stored_total, self.pull.messages_total

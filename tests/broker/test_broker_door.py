@@ -252,6 +252,10 @@ def test_what_it_tells_of_itself_and_what_it_does_not_know(tmp_path: Path) -> No
     async def play(rig: Rig) -> None:
         table = json.loads((await rig.ask(28, vip=True)).body)["table"]
         assert table["brokerVersionDesc"] and table["brokerRole"] == "MASTER"
+        assert table["earliestMessageTimeStamp"] == "-1"
+        await rig.send()
+        table = json.loads((await rig.ask(28)).body)["table"]
+        assert int(table["earliestMessageTimeStamp"]) > 1_700_000_000_000
         assert json.loads((await rig.ask(907)).body)["master"] is True
         assert (await rig.ask(1007)).code == 1
         for unknown in (37, 202, 361, 200050, 4711):
