@@ -1,0 +1,149 @@
+"""R36 and the controllers' own deaths: what goes on without them, and what waits."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cluster_process import ClusterProcess, wait_for
+from queue_check import check_writers
+from raw_probe import METADATA, Probe, Writer, ask
+
+from batonmq.blocking import BlockingProducer
+from protocol.message import Message
+
+pytestmark = pytest.mark.process
+
+
+def leading_controller(cluster: ClusterProcess) -> dict[str, object] | None:
+    """The entry of cluster.json's `controllers` that leads, by what the living ones say."""
+    for controller in cluster.document["controllers"]:
+        if controller["pid"] is None:
+            continue
+        try:
+            reply = ask(controller["address"], METADATA)
+        except (OSError, EOFError):
+            continue
+        for candidate in cluster.document["controllers"]:
+            if (
+                candidate["pid"]
+                and reply.ext.get("controllerLeaderAddress") == candidate["address"]
+            ):
+                return candidate
+    return None
+
+
+def more_acks(writer: Writer, count: int) -> None:
+    wanted = len(writer.acks) + count
+    wait_for(f"{count} acks more", lambda: len(writer.acks) >= wanted)
+
+
+def test_r36_a_healthy_group_goes_on_without_any_controller(cluster: ClusterProcess) -> None:
+    """1. Writers run: one of raw frames, one with the client's cached routes.
+    2. kill -9 of all three name servers with their controllers. Both writers go on: every write
+       is acknowledged by the whole set, no lease is needed for that.
+    3. A slave is killed. A shrink needs a controller, so it waits: nothing is acknowledged any
+       more, and soon each send is answered 14 at once instead of waiting.
+    """
+    master = cluster.master()
+    with (
+        Writer([master["address"]], "Orphaned", 0) as writer,
+        BlockingProducer("orphan", name_servers=cluster.name_servers) as producer,
+    ):
+        more_acks(writer, 30)
+        assert producer.send(Message("Orphaned", b"before")).msg_id
+        for server in cluster.document["nameServers"]:
+            cluster.kill(server)
+        wait_for(
+            "the lease to be over, and writes beyond it",
+            lambda: len(writer.acks) > 30 and writer.acks[-1].at > killed_at(cluster) + 1.5,
+        )
+        for number in range(10):
+            result = producer.send(Message("Orphaned", b"after %d" % number))
+            assert result.msg_id
+        assert writer.refusals == []
+
+        slave = cluster.slaves()[0]
+        cluster.kill(slave)
+        dead_at = time.monotonic()
+        wait_for("a refusal with 14", lambda: any(code == 14 for _, _, code, _ in writer.refusals))
+        first = next(at for at, _, code, _ in writer.refusals if code == 14)
+        wait_for("refusals at once", lambda: quick_refusals(writer, first) >= 20)
+        late = [ack for ack in writer.acks if ack.at > dead_at + 1.0]
+        assert not late, "acknowledged although a member of the set was gone"
+        assert {code for _, _, code, _ in writer.refusals} <= {12, 14}
+        remark = writer.refusals[-1][3]
+        assert "lease" in remark and "replicas" in remark
+    with Probe(master["address"]) as probe:
+        assert probe.send("Orphaned", b"no").code == 14
+
+
+def killed_at(cluster: ClusterProcess) -> float:
+    """When the last name server was seen dead, by this process's clock."""
+    ended = [
+        event["time"]
+        for event in cluster.events
+        if event["event"] == "process_ended" and event["name"].startswith("namesrv")
+    ]
+    if len(ended) < 3:
+        return float("inf")
+    return time.monotonic() - (time.time() - max(ended) / 1000)
+
+
+def quick_refusals(writer: Writer, since: float) -> int:
+    return sum(at > since and code == 14 for at, _, code, _ in list(writer.refusals))
+
+
+def test_the_controller_leader_dies_and_then_it_together_with_the_master(
+    cluster: ClusterProcess,
+) -> None:
+    """1. Under load the leading controller is killed: no write is refused, none interrupted.
+    2. Another controller leads; the dead one is started again.
+    3. Master and leading controller are killed together: after one Raft election a new master
+       acknowledges. Nothing acknowledged is lost (G1).
+    """
+    with Writer(cluster.addresses(), "Leaderless", 0) as writer:
+        more_acks(writer, 30)
+        # The writer looks for the master first; its refusals of that time do not count.
+        master = cluster.master()
+        writer.refusals.clear()
+        first = wait_for("a leader", lambda: leading_controller(cluster))
+        cluster.kill(first)
+        second = wait_for(
+            "another leader",
+            lambda: (found := leading_controller(cluster)) and found != first and found,
+        )
+        assert second["address"] != first["address"]
+        more_acks(writer, 100)
+        assert writer.refusals == [], "a controller's death is none of the writers' business"
+        assert cluster.master()["address"] == master["address"]
+
+        (server,) = [
+            s for s in cluster.document["nameServers"] if first["id"] == f"n{index_of(cluster, s)}"
+        ]
+        cluster.restart(server)
+        wait_for("the restarted controller", lambda: answers(first["address"]))
+
+        leader = wait_for("a leader", lambda: leading_controller(cluster))
+        cluster.kill(master)
+        cluster.kill(leader)
+        more_acks(writer, 50)
+        new = cluster.wait_new_master(master["address"])
+        assert new["address"] != master["address"]
+        cluster.restart(master)
+        cluster.wait_in_sync(3)
+    check_writers(cluster.name_servers, "Leaderless", [writer])
+    assert sum(map(len, read_topic(cluster.name_servers, "Leaderless").values())) >= len(
+        writer.acks
+    )
+
+
+def index_of(cluster: ClusterProcess, server: dict[str, object]) -> int:
+    return cluster.document["nameServers"].index(server)
+
+
+def answers(address: str) -> bool:
+    try:
+        return ask(address, METADATA).code == 0
+    except (OSError, EOFError):
+        return False
