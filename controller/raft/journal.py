@@ -5,11 +5,17 @@ operations, applied whole or not at all:
 
     1  u64 index, u64 term, u32 size, command     an entry is added
     2  u64 index                                  entries from this index on are cut
+    3                                              this node has joined
 
 A truncate-and-add is therefore atomic: it is one group, written by one `sync`. Loading stops at a
 torn last group (it spoke of nothing that left this node) and ends the process at a bad group with a
 good one behind it. Term and vote are in `meta`, replaced with fsync before the message that they
 allow leaves; a bad one is fatal, a missing one is legal only beside an empty journal.
+
+A node that begins with an empty folder is *joining*: for all it knows it voted, and acknowledged
+entries, in a folder that was lost. It has joined once it led, or held all that a leader had; in the
+group that brings it there stands operation 3. Until then it may make nobody leader, see
+`GuardedTransport`.
 
 Invariant: `sync` returns before any message that speaks of the entries leaves. It is called where
 the commit index advances (a leader counts itself) and by the transport. Any OSError here ends the
@@ -40,6 +46,7 @@ _MAGIC: Final = b"BATONJ01"
 _GROUP: Final = struct.Struct(">II")
 _ADD: Final = struct.Struct(">BQQI")
 _CUT: Final = struct.Struct(">BQ")
+_JOINED: Final = b"\x03"
 _GROUP_BYTES_MAX: Final = 1 << 30
 
 
@@ -83,6 +90,7 @@ class DurableJournal:
         self._durable: list[LogEntry] = []
         self._dirty_from = 0
         self._commit_index = 0
+        self._joined = self._joined_durable = False
         self.sync_count = 0
         folder.mkdir(parents=True, exist_ok=True)
         sync_directory(folder.parent)
@@ -165,6 +173,15 @@ class DurableJournal:
         return position < 0 or self._entries[position][2] == term
 
     @property
+    def joining(self) -> bool:
+        """Whether this node may lack what it once acknowledged. See the module."""
+        return not self._joined
+
+    def join(self) -> None:
+        """The log is whole as it stands; durable with the next `sync`, as the entries are."""
+        self._joined = True
+
+    @property
     def size_bytes(self) -> int:
         """Length of the journal file."""
         return self._end
@@ -173,9 +190,10 @@ class DurableJournal:
         """Makes the entries durable as they are now: one group, one fdatasync, none if equal."""
         first = self._first_difference()
         self._dirty_from = len(self._entries)
-        if first == len(self._entries) == len(self._durable):
+        joins = self._joined and not self._joined_durable
+        if first == len(self._entries) == len(self._durable) and not joins:
             return
-        operations = []
+        operations = [_JOINED] if joins else []
         if first < len(self._durable):
             operations.append(_CUT.pack(2, self._durable[first][1]))
         operations += map(_encode_add, self._entries[first:])
@@ -189,6 +207,7 @@ class DurableJournal:
         self._end += len(group)
         del self._durable[first:]
         self._durable += self._entries[first:]
+        self._joined_durable = self._joined
         self.sync_count += 1
 
     def _first_difference(self) -> int:
@@ -204,7 +223,8 @@ class DurableJournal:
 
         A group for each entry, so that later damage to one has a whole one behind it and is named.
         """
-        groups = map(_encode_add, self._entries)
+        groups = [_JOINED] if self._joined else []
+        groups += map(_encode_add, self._entries)
         content = _MAGIC + b"".join(_GROUP.pack(len(g), zlib.crc32(g)) + g for g in groups)
         try:
             replace_file(self._path, content)
@@ -214,6 +234,7 @@ class DurableJournal:
             self._on_fatal(f"cannot replace {self._path}: {exc}")
         self._end = len(content)
         self._durable = list(self._entries)
+        self._joined_durable = self._joined
         self._dirty_from = len(self._entries)
 
     # Loading.
@@ -267,6 +288,9 @@ class DurableJournal:
                     position += _CUT.size
                     while self._entries and self._entries[-1][1] >= index:
                         self._entries.pop()
+                elif payload[position] == 3:
+                    position += len(_JOINED)
+                    self._joined = self._joined_durable = True
                 else:
                     what = f"operation {payload[position]} is unknown"
                     raise JournalDamage(self._path, what, offset)
@@ -326,6 +350,6 @@ def _group_at(data: bytes, position: int) -> bytes | None:
 def _find_group(data: bytes, position: int) -> int | None:
     """The next offset from `position` on where a whole group stands."""
     for candidate in range(position, len(data) - _GROUP.size):
-        if data[candidate + _GROUP.size] in (1, 2) and _group_at(data, candidate) is not None:
+        if data[candidate + _GROUP.size] in (1, 2, 3) and _group_at(data, candidate) is not None:
             return candidate
     return None

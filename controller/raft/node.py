@@ -331,6 +331,8 @@ class RaftLog:
         self._post(self._committed, commit)
 
     def _on_state_changed(self, old: int, new: int) -> None:
+        if new == _LEADER and self._journal is not None:
+            self._journal.join()  # with its first entry: only nodes without a log elect one of them
         self._post(self._role_changed, new == _LEADER)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:

@@ -13,11 +13,16 @@
   the message; a message of the same term that ends before this log does is older than it.
 - *Durable first.* No vote, no question for one and no acknowledgement leaves before the journal is
   on disk. A leader syncs its own entries right after it sent them, so the disks work side by side.
+- *Joining nodes* (see `journal`) make nobody leader: they could outvote the one node that still
+  holds what they acknowledged before their folder was lost. Nodes that all begin empty may elect
+  one of them; beside a log that they do not have, they wait for a leader elected without them.
 
 The hooks stand on pysyncobj 0.3.17's own names; `tests/controller/test_raft_node.py` pins both.
 """
 
 import io
+import logging
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any, Final
@@ -31,6 +36,8 @@ from pysyncobj.transport import TCPTransport
 from controller.raft.journal import DurableJournal
 
 __all__ = ["GuardedTransport", "install", "restricted_loads"]
+
+log = logging.getLogger(__name__)
 
 # Not `timeout_now`, and not `apply_command`, by which a node that just lost the lead hands its
 # queue to the next leader: commands enter the log only where a gate let them through.
@@ -96,6 +103,11 @@ def install() -> None:
 class GuardedTransport(TCPTransport):  # type: ignore[misc]
     """pysyncobj's TCP transport for a fixed set of peers."""
 
+    _log_seen = False
+    """Whether another node had a log when this one, joining, had none."""
+    _handled: dict[str, Any] | None = None
+    """The message being handled."""
+
     @property
     def _journal(self) -> DurableJournal:
         journal: DurableJournal = self._syncObj._SyncObj__raftLog
@@ -103,7 +115,10 @@ class GuardedTransport(TCPTransport):  # type: ignore[misc]
 
     def _onTick(self) -> None:
         super()._onTick()
-        self._journal.sync()
+        journal = self._journal
+        if journal.joining and (self._log_seen or journal[-1][2]):
+            self._syncObj._SyncObj__raftElectionDeadline = math.inf
+        journal.sync()
 
     def setOnUtilityMessageCallback(
         self, message: str, callback: Callable[..., None] | None
@@ -131,11 +146,35 @@ class GuardedTransport(TCPTransport):  # type: ignore[misc]
             return
         if kind == "next_node_idx" and message.get("term") != self._syncObj.raftCurrentTerm:
             return
+        if kind == "request_vote" and self._journal.joining and not self._may_vote(node, message):
+            return
         if kind == "append_entries" and "prevLogIdx" not in message:
             message["commit_index"] = 0
         elif kind == "append_entries" and not self._keep_agreeing_entries(message):
             return
+        self._handled = message
         super()._onMessageReceived(node, message)
+        self._handled = None
+
+    def _may_vote(self, node: Node, message: dict[str, Any]) -> bool:
+        """For a joining node: only while neither it nor anyone it heard of has a log (term 0)."""
+        if message["last_log_term"] and not self._log_seen:
+            self._log_seen = True
+            log.warning(
+                "raft_joining candidate=%s: this node has not got the log yet and votes for nobody;"
+                " a leader must be elected without it",
+                node.id,
+            )
+        return not self._log_seen and not self._journal[-1][2]
+
+    def _holds_all_of_leader(self, acknowledgement: dict[str, Any]) -> bool:
+        """Whether this log reached the end of the leader's, its no-op of this term included."""
+        message = self._handled
+        if message is None or "prevLogIdx" not in message or not acknowledgement["success"]:
+            return False
+        _, index, term = self._journal[-1]
+        current: int = self._syncObj.raftCurrentTerm
+        return bool(term == message["term"] == current and index >= message["commit_index"])
 
     def _keep_agreeing_entries(self, message: dict[str, Any]) -> bool:
         """Moves prevLogIdx behind the entries that this log holds already. False: a stale message.
@@ -143,15 +182,15 @@ class GuardedTransport(TCPTransport):  # type: ignore[misc]
         Exact only because a message always reaches to the end of its sender's log, which is what
         the 64 MiB batch is for.
         """
-        log = self._journal
+        journal = self._journal
         entries, previous_index = message["entries"], message["prevLogIdx"]
-        _, last_index, last_term = log[-1]
+        _, last_index, last_term = journal[-1]
         if last_term == message["term"] and previous_index + len(entries) < last_index:
             return False
-        position = previous_index - log[0][1]
-        if not 0 <= position < len(log) or log[position][2] != message["prevLogTerm"]:
+        position = previous_index - journal[0][1]
+        if not 0 <= position < len(journal) or journal[position][2] != message["prevLogTerm"]:
             return True  # pysyncobj asks for earlier entries
-        ours = log[position + 1 :]
+        ours = journal[position + 1 :]
         agreeing = 0
         for (_, _, our_term), (_, _, their_term) in zip(ours, entries, strict=False):
             if our_term != their_term:
@@ -164,8 +203,11 @@ class GuardedTransport(TCPTransport):  # type: ignore[misc]
         return True
 
     def send(self, node: Node, message: Any) -> bool:
-        if message["type"] in _SPEAK_OF_LOG:
-            self._journal.sync()
+        journal = self._journal
         if message["type"] == "next_node_idx":
             message["term"] = self._syncObj.raftCurrentTerm
+            if journal.joining and self._holds_all_of_leader(message):
+                journal.join()
+        if message["type"] in _SPEAK_OF_LOG:
+            journal.sync()
         return bool(super().send(node, message))

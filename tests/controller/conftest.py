@@ -1,8 +1,13 @@
-"""A controller group to script: commands pass through their bytes, invariants are checked."""
+"""A controller group to script: commands pass through their bytes, invariants are checked.
+
+`tests/controller` is put on the path for its helper modules.
+"""
 
 import random
 import socket
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +30,8 @@ from controller.groups import BrokerGroup
 from controller.results import CommandResult, Effect
 from controller.state import ControllerState
 from protocol.role_view import RoleView
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the helper modules here
 
 NAME = "broker-a"
 CLUSTER = "DefaultCluster"

@@ -85,6 +85,77 @@ def test_prefix_up_to_the_snapshot_is_cut_at_open(tmp_path: Path) -> None:
     again._destroy()
 
 
+def test_a_snapshot_that_the_journal_did_not_follow_takes_its_place(tmp_path: Path) -> None:
+    """A leader's snapshot was stored, then the node died before its journal began with it: what
+    the journal holds is older, or was never committed."""
+    for number, head in enumerate((((b"a", 40, 3), (b"b", 41, 3)), ((b"a", 9, 3), (b"b", 10, 3)))):
+        filled(tmp_path / str(number), 10)._destroy()
+        for _ in range(2):
+            again = open_journal(tmp_path / str(number), head)
+            assert again[:] == list(head)
+            assert again.getRaftCommitIndex() == head[1][1]
+            again._destroy()
+
+
+def test_a_gap_between_snapshot_and_journal_is_fatal(tmp_path: Path) -> None:
+    """An older copy of the snapshot was put back, or none."""
+    journal = filled(tmp_path, 10)
+    early, late = (journal[1], journal[2]), (journal[5], journal[6])
+    journal._destroy()
+    open_journal(tmp_path, late)._destroy()
+    with pytest.raises(JournalDamage, match="begins with entry 6, but the snapshot ends with 3"):
+        open_journal(tmp_path, early)
+    with pytest.raises(JournalDamage, match="no snapshot holds what came before"):
+        open_journal(tmp_path)
+
+
+def test_a_journal_that_is_gone_is_not_a_new_one(tmp_path: Path) -> None:
+    journal = filled(tmp_path, 4)
+    head = (journal[1], journal[2])
+    journal._destroy()
+    (tmp_path / "journal").unlink()
+    for snapshot in (None, head):
+        with pytest.raises(JournalDamage, match="is missing beside the other files"):
+            open_journal(tmp_path, snapshot)
+
+
+def test_what_was_joined_stays_joined(tmp_path: Path) -> None:
+    """The mark is in the group of the entries that made the log whole: with them or not at all."""
+    journal = filled(tmp_path, 5)
+    assert journal.joining
+    journal.add(b"the leader's", 6, 2)
+    journal.join()
+    os.close(journal._fd)  # killed before the sync
+    journal = open_journal(tmp_path)
+    assert journal.joining and len(journal) == 5
+    journal.join()
+    journal.add(b"the leader's", 6, 2)
+    syncs = journal.sync_count
+    journal.sync()
+    journal.sync()
+    assert journal.sync_count == syncs + 1
+    journal._destroy()
+    journal = open_journal(tmp_path)
+    assert not journal.joining and len(journal) == 6
+    journal.deleteEntriesTo(3)
+    journal._destroy()
+    journal = open_journal(tmp_path, (journal[0], journal[1]))
+    assert not journal.joining, "a shortened journal keeps it"
+    journal._destroy()
+
+
+def test_holds_tells_entries_of_this_log_from_others(tmp_path: Path) -> None:
+    journal = filled(tmp_path, 10)
+    head = (journal[5], journal[6])
+    journal._destroy()
+    journal = open_journal(tmp_path, head)
+    assert journal.holds(10, 1)
+    assert journal.holds(2, 1), "in the snapshot"
+    assert not journal.holds(10, 2)
+    assert not journal.holds(11, 1)
+    journal._destroy()
+
+
 def test_damage_in_the_middle_is_named_and_not_cut(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.setCurrentTerm(1, None)

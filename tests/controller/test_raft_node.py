@@ -6,7 +6,7 @@ The hooks under it stand on pysyncobj's private names, so the version and those 
 import asyncio
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,107 +14,12 @@ import pysyncobj
 import pytest
 from pysyncobj.syncobj import SyncObj
 from pysyncobj.version import VERSION
+from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, with_cluster
 
-from controller.commands import ApplyBrokerId, BecomeController
-from controller.config import ControllerConfig, Peer, RaftTimings
+from controller.config import ControllerConfig
 from controller.log import Applied, NotApplied, Unknown
-from controller.machine import Commit, Machine
+from controller.machine import Machine
 from controller.raft.node import PortTakenError, RaftLog, make_conf
-
-QUICK = RaftTimings(election_min_ms=150, election_max_ms=300, heartbeat_ms=30, tick_ms=20)
-
-
-def free_peers(count: int) -> tuple[Peer, ...]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return tuple(Peer(f"n{i}", "127.0.0.1", port, port, port) for i, port in enumerate(ports))
-
-
-class Cluster:
-    """`leader()` waits for one; `until(condition)` is asked again after each event of any node.
-
-    A node that is stopped and started again finds its folder as it left it.
-    """
-
-    def __init__(self, folder: Path, count: int = 3) -> None:
-        self.folder = folder
-        self.peers = free_peers(count)
-        self.nodes: dict[str, RaftLog] = {}
-        self.machines: dict[str, Machine] = {}
-        self.leading: dict[str, bool] = {}
-        self.commits: dict[str, list[Commit]] = {}
-        self.fatal: list[str] = []
-        self._event = asyncio.Event()
-
-    async def start(self, node_id: str) -> RaftLog:
-        peer = next(peer for peer in self.peers if peer.node_id == node_id)
-        machine = Machine()
-        node = RaftLog(
-            peer, self.peers, machine, QUICK, self.folder / node_id, on_fatal=self.fatal.append
-        )
-        self.nodes[node_id], self.machines[node_id] = node, machine
-        commits = self.commits.setdefault(node_id, [])
-        commits.clear()
-        node.on_role(lambda leading: self._note(self.leading.__setitem__, node_id, leading))
-        node.on_applied(lambda commit: self._note(commits.append, commit))
-        await node.start()
-        return node
-
-    def _note(self, record: Callable[..., object], *args: Any) -> None:
-        record(*args)
-        self._event.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                self._event.clear()
-                await self._event.wait()
-
-    async def leader(self) -> tuple[str, RaftLog]:
-        await self.until(lambda: any(self.leading.values()))
-        node_id = next(node_id for node_id, leading in self.leading.items() if leading)
-        return node_id, self.nodes[node_id]
-
-    async def stop(self, node_id: str) -> None:
-        self.leading[node_id] = False
-        await self.nodes.pop(node_id).close()
-
-    async def close(self) -> None:
-        for node_id in list(self.nodes):
-            await self.stop(node_id)
-
-
-def with_cluster(
-    folder: Path, scenario: Callable[[Cluster], Awaitable[None]], count: int = 3
-) -> None:
-    async def run() -> None:
-        cluster = Cluster(folder, count)
-        try:
-            for peer in cluster.peers:
-                await cluster.start(peer.node_id)
-            await scenario(cluster)
-            assert cluster.fatal == []
-        finally:
-            await cluster.close()
-
-    asyncio.run(run())
-
-
-def apply_id(number: int, broker_name: str = "broker-a") -> ApplyBrokerId:
-    return ApplyBrokerId(
-        request_id=f"request-{broker_name}-{number}",
-        controller_epoch=1,
-        broker_name=broker_name,
-        broker_id=number,
-        register_check_code=f"code-{number}",
-    )
-
-
-BECOME = BecomeController(node="n", nonce="nonce-1")
 
 
 def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
@@ -122,6 +27,8 @@ def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
     assert pysyncobj.__name__
     for name in ("__onMessageReceived", "__doApplyCommand", "__tryLogCompaction"):
         assert hasattr(SyncObj, f"_SyncObj{name}")
+    used = {"createJournal", "Serializer", "_SyncObj__raftLog", "_SyncObj__raftElectionDeadline"}
+    assert used <= {*SyncObj.__init__.__code__.co_names}
 
 
 def test_settings_are_those_of_the_audit_and_unknown_names_are_refused() -> None:

@@ -34,6 +34,10 @@ class FakeJournal(list[tuple[bytes, int, int]]):
     """Entries (command, index, term); counts how often it was made durable."""
 
     syncs = 0
+    joining = False
+
+    def join(self) -> None:
+        self.joining = False
 
     def sync(self) -> None:
         self.syncs += 1
@@ -106,6 +110,56 @@ def test_fault_f_acknowledgements_carry_the_term() -> None:
     assert harness.receive(dict(acknowledgement)) != []
     assert harness.receive({**acknowledgement, "term": 4}) == []
     assert harness.receive({k: v for k, v in acknowledgement.items() if k != "term"}) == []
+
+
+def vote_question(last_index: int, last_term: int) -> dict[str, Any]:
+    return {
+        "type": "request_vote",
+        "term": 2,
+        "last_log_index": last_index,
+        "last_log_term": last_term,
+    }
+
+
+def test_a_joining_node_votes_only_where_nobody_has_a_log() -> None:
+    """Its folder was lost; beside a candidate with a log it may be the voter that makes forgotten
+    what it acknowledged before. Once it heard of such a log, it elects no empty node either."""
+    harness = Harness()
+    harness.journal.joining = True
+    assert harness.receive(vote_question(1, 0)) != [], "the first election of a new cluster"
+    assert harness.receive(vote_question(9, 1)) == []
+    assert harness.receive(vote_question(1, 0)) == []
+    harness.journal.joining = False
+    assert harness.receive(vote_question(9, 1)) != []
+
+
+def test_a_joining_node_with_half_a_log_votes_for_nobody() -> None:
+    harness = Harness([(b"", 8, 1), (b"", 9, 1)])
+    harness.journal.joining = True
+    assert harness.receive(vote_question(1, 0)) == []
+    assert harness.receive(vote_question(9, 1)) == []
+
+
+def test_a_joining_node_has_joined_when_it_holds_all_that_its_leader_had() -> None:
+    harness = Harness(LOG)
+    harness.journal.joining = True
+    acknowledgement = {"type": "next_node_idx", "next_node_idx": 5, "reset": False, "success": True}
+
+    def acknowledge(message: dict[str, Any], **changed: Any) -> bool:
+        harness.transport._onMessageReceivedCallback = lambda *_: harness.transport.send(
+            PEER, {**acknowledgement, **changed}
+        )
+        harness.transport._onMessageReceived(PEER, message)
+        return not harness.journal.joining
+
+    assert not acknowledge({"type": "append_entries", "term": 2, "serialized": None})
+    assert not acknowledge({**append((4, 2)), "commit_index": 5}), "the leader has more"
+    assert not acknowledge(append((4, 2)), success=False)
+    assert acknowledge(append((4, 2)))
+    earlier = Harness(LOG, term=3)
+    earlier.journal.joining = True
+    harness = earlier
+    assert not acknowledge({**append((4, 2)), "term": 3}), "nothing of this leader's term yet"
 
 
 @pytest.mark.parametrize("kind", ["request_vote", "response_vote", "next_node_idx"])

@@ -1,0 +1,238 @@
+"""RaftLog over restarts: of one node, of all at once, cleanly or by kill -9 (G7).
+
+What was acknowledged is there again, and states are equal.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from raft_cluster import QUICK, Cluster, apply_id, free_peers, with_cluster
+
+from controller.commands import BecomeController
+from controller.log import Applied
+from controller.machine import Machine
+from controller.raft.journal import JournalDamage
+from controller.raft.node import RaftLog
+from controller.raft.snapshot import BadSnapshot
+
+ROUNDS = 60 if os.environ.get("BATONMQ_SOAK") == "1" else 6
+LIMIT_S = 30
+ZYGOTE = Path(__file__).with_name("raft_zygote.py")
+
+
+async def propose_ids(cluster: Cluster, first: int, last: int) -> None:
+    _, leader = await cluster.leader()
+    for number in range(first, last + 1):
+        outcome = await leader.propose(apply_id(number), 2000)
+        assert isinstance(outcome, Applied) and outcome.result.ok, outcome
+
+
+async def lead_anew(cluster: Cluster, nonce: str) -> int:
+    """Proposes what a gate would; the controller epoch."""
+    _, leader = await cluster.leader()
+    outcome = await leader.propose(BecomeController(node="n", nonce=nonce, request_id=nonce), 2000)
+    assert isinstance(outcome, Applied)
+    return outcome.result.controller_epoch
+
+
+async def stop_all(cluster: Cluster) -> str:
+    """All end; the digest of the state they held."""
+    await cluster.agree()
+    (digest,) = {machine.state.digest() for machine in cluster.machines.values()}
+    await cluster.close()
+    return digest
+
+
+def test_all_nodes_stop_and_start_again(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        assert await lead_anew(cluster, "first") == 1
+        await propose_ids(cluster, 1, 9)
+        digest = await stop_all(cluster)
+        await cluster.start_all()
+        await cluster.agree()
+        assert cluster.machines["n0"].state.digest() == digest
+        assert cluster.machines["n0"].state.next_broker_id("broker-a") == 10
+        assert await lead_anew(cluster, "second") == 2
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_shortened_log_and_its_snapshot_are_resumed(tmp_path: Path) -> None:
+    """With compaction after each 10 entries; a commit of the second life begins at the snapshot."""
+
+    async def scenario(cluster: Cluster) -> None:
+        assert await lead_anew(cluster, "first") == 1
+        await propose_ids(cluster, 1, 45)
+        digest = await stop_all(cluster)
+        for node_id in ("n0", "n1", "n2"):
+            assert (cluster.folder / node_id / "snapshot").exists()
+        await cluster.start_all()
+        await cluster.agree()
+        assert cluster.machines["n2"].state.digest() == digest
+        for commits in cluster.commits.values():
+            assert commits[0].command is None, "the snapshot comes first"
+            assert commits[0].raft_index > 10
+        status = cluster.nodes["n0"].status()
+        assert status.snapshot_bytes == (cluster.folder / "n0" / "snapshot").stat().st_size
+        assert status.journal_bytes == (cluster.folder / "n0" / "journal").stat().st_size
+
+    with_cluster(tmp_path, scenario, compact_after_entries=10)
+
+
+def test_term_and_vote_outlive_the_node(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await lead_anew(cluster, "first")
+        terms = {node_id: node.status().term for node_id, node in cluster.nodes.items()}
+        await stop_all(cluster)
+        for node_id, term in terms.items():
+            node = await cluster.start(node_id)
+            assert node.status().term >= term
+        await cluster.leader()
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(tmp_path: Path) -> None:
+    """1. Entries are acknowledged by A and C; B was down. 2. A stops, C loses its folder. 3. B asks
+    C for its vote: together they would be a majority that forgot the entries. C waits. 4. A comes
+    back, is elected by B, and C gets everything."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await lead_anew(cluster, "first")
+        await cluster.agree()
+        a, _ = await cluster.leader()
+        b, c = (node_id for node_id in cluster.nodes if node_id != a)
+        await cluster.stop(b)
+        await propose_ids(cluster, 1, 9)
+        digest = cluster.machines[a].state.digest()
+        await cluster.stop(c)
+        await cluster.stop(a)
+        shutil.rmtree(cluster.folder / c)
+        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        told = logging.Handler()
+        told.emit = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[method-assign]
+        logging.getLogger("controller.raft.transport").addHandler(told)
+        await cluster.start(b)
+        node = await cluster.start(c)
+        async with asyncio.timeout(10):
+            await asked.wait()
+        logging.getLogger("controller.raft.transport").removeHandler(told)
+        assert not any(cluster.leading.values())
+        await cluster.start(a)
+        leader_id, _ = await cluster.leader()
+        assert leader_id == a
+        await cluster.agree()
+        assert cluster.machines[c].state.digest() == digest
+        assert node._journal is not None and not node._journal.joining
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_snapshot_that_is_damaged_is_named_at_the_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        (peer,) = free_peers(1)
+        cluster = Cluster(tmp_path, 1, peers=(peer,), compact_after_entries=5)
+        await cluster.start_all()
+        await lead_anew(cluster, "first")
+        await propose_ids(cluster, 1, 12)
+        await cluster.close()
+        path = tmp_path / "n0" / "snapshot"
+        path.write_bytes(path.read_bytes()[:-1])
+        node = RaftLog(peer, (peer,), Machine(), QUICK, tmp_path / "n0")
+        with pytest.raises(JournalDamage, match="snapshot: no whole snapshot: checksum") as raised:
+            await node.start()
+        assert isinstance(raised.value.__cause__, BadSnapshot)
+        assert "empty" in str(raised.value), "what the operator can do"
+        await node.close()
+        path.unlink()
+        node = RaftLog(peer, (peer,), Machine(), QUICK, tmp_path / "n0")
+        with pytest.raises(JournalDamage, match="no snapshot holds what came before"):
+            await node.start()
+        await node.close()
+
+    asyncio.run(run())
+
+
+class KilledNodes:
+    """Three forked nodes under load. `acked` are the names of the groups that they acknowledged."""
+
+    def __init__(self, folder: Path, ports: list[int]) -> None:
+        self.acked: set[str] = set()
+        self.died: list[str] = []
+        self._buffer = b""
+        self._process = subprocess.Popen(
+            [sys.executable, str(ZYGOTE), str(folder), *map(str, ports)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def order(self, verb: str, *numbers: int) -> None:
+        """`start` or `kill` these nodes; returns when it is done and all older lines were read."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{verb} {' '.join(map(str, numbers))}\n".encode())
+        self._process.stdin.flush()
+        while self._next_line() != "done":
+            pass
+
+    def wait_acks(self, more: int) -> None:
+        goal = len(self.acked) + more
+        while len(self.acked) < goal:
+            self._next_line()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+    def _next_line(self) -> str:
+        assert self._process.stdout is not None
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._process.stdout], [], [], LIMIT_S)
+            assert ready, f"nothing for {LIMIT_S} s; {len(self.acked)} acknowledged so far"
+            chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+            assert chunk, "the nodes' process ended"
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        verb, _, rest = line.decode().partition(" ")
+        if verb == "ack":
+            self.acked.add(rest)
+        elif verb == "died":
+            self.died.append(rest)
+        return verb
+
+
+def test_g7_kill_9_of_one_some_and_all_nodes_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """Under load, with a snapshot every 40 entries. All three are killed at once in every round,
+    and before that, in every other one, one or two of them alone."""
+    rng = random.Random(20260117)
+    peers = free_peers(3)
+    nodes = KilledNodes(tmp_path, [peer.raft_port for peer in peers])
+    try:
+        for number in range(ROUNDS):
+            nodes.order("start", 0, 1, 2)
+            nodes.wait_acks(rng.randrange(5, 60))
+            if number % 2:
+                some = rng.sample(range(3), rng.randrange(1, 3))
+                nodes.order("kill", *some)
+                nodes.order("start", *some)
+                nodes.wait_acks(rng.randrange(5, 60))
+            nodes.order("kill", 0, 1, 2)
+    finally:
+        nodes.close()
+    assert nodes.died == []
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.agree()
+        for machine in cluster.machines.values():
+            assert nodes.acked - set(machine.state.broker_names()) == set()
+
+    with_cluster(tmp_path, scenario, peers=peers)
