@@ -73,6 +73,48 @@ def test_a_taken_port_is_one_line_and_exit_1(
 
 
 @pytest.mark.process
+def test_a_second_process_on_the_folder_is_refused_and_told_whose_it_is(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    base = free_ports(2)
+    first = start(write_config(tmp_path, base))
+    assert first.stderr is not None
+    for line in first.stderr:
+        if "gate_opened" in line:
+            break
+    code, written = finish(start(write_config(tmp_path, base + 10)))
+    assert code == 1
+    (said,) = (line for line in written.splitlines() if line.startswith("controller:"))
+    assert f"process {first.pid}" in said and str(tmp_path / "store") in said, written
+    first.terminate()
+    assert finish(first)[0] == 0
+
+
+@pytest.mark.process
+def test_a_damaged_log_is_one_line_and_exit_1(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """A byte of an old entry has changed on disk; going on without what it said is no option."""
+    config = write_config(tmp_path, free_ports(1))
+    process = start(config)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "gate_opened" in line:
+            break
+    process.terminate()
+    assert finish(process)[0] == 0
+    journal = tmp_path / "store" / "raft" / "journal"
+    data = bytearray(journal.read_bytes())
+    data[20] ^= 1
+    journal.write_bytes(data)
+    code, written = finish(start(config))
+    assert code == 1
+    (said,) = (line for line in written.splitlines() if line.startswith("controller:"))
+    assert f"{journal} at offset 8" in said and "empty" in said, written
+    assert "Traceback" not in written
+
+
+@pytest.mark.process
 def test_a_bad_setting_is_one_line_and_exit_2(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:

@@ -431,6 +431,62 @@ def test_history_is_told_and_kept_by_every_node(with_cluster: WithCluster) -> No
     with_cluster(scenario)
 
 
+def test_g7_all_controllers_restart_and_go_on(
+    with_cluster: WithCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Two brokers, an election, a full set. 2. All controllers stop and start. 3. Applying the
+    log again tells nobody of old elections and writes no event twice. 4. R3: the brokers register
+    their next lives, which opens an election; epochs go on."""
+    notices: list[int] = []
+    monkeypatch.setattr(
+        "controller.service._RoleNotices.send", lambda _, view: notices.append(view.master_epoch)
+    )
+
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        async with cluster.brokers(1, 2) as sessions:
+            for session in sessions.values():
+                await session.take_view(lambda view: view.sync_state_set_epoch == 2)
+            assert notices == [1]
+            before = cluster.services[leader].state
+        history = {
+            node_id: cluster.folder / node_id / f"history-{node_id}.jsonl"
+            for node_id in cluster.services
+        }
+        for node_id in history:
+            await cluster.stop(node_id)
+        lines = {node_id: path.read_text().splitlines() for node_id, path in history.items()}
+        notices.clear()
+
+        for node_id in history:
+            await cluster.start(node_id)
+        leader = await cluster.leader()
+        assert notices == []
+        after = cluster.services[leader].state
+        assert after.controller_epoch > before.controller_epoch
+        old, new = before.groups[GROUP], after.groups[GROUP]
+        assert new.replicas == old.replicas
+        assert new.master_epoch >= old.master_epoch
+
+        async with AsyncExitStack() as stack:
+            for broker_id in (1, 2):
+                life = f"next-life-{broker_id}"
+                reply = await cluster.register(leader, broker_id, incarnation=life, request_id=life)
+                assert reply.status.code == 0, reply.status.remark
+                session = await stack.enter_async_context(cluster.session(leader, broker_id, life))
+                await session.beat()
+            view = await session.take_view(
+                lambda view: view.master_epoch > old.master_epoch and view.master_broker_id > 0
+            )
+            assert view.master_incarnation.startswith("next-life")
+        for node_id, path in history.items():
+            now = path.read_text().splitlines()
+            assert now[: len(lines[node_id])] == lines[node_id]
+            assert len(set(now)) == len(now)
+
+    with_cluster(scenario)
+
+
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_a_taken_port_is_named_and_nothing_stays_open(
     offset: int, tmp_path: Path, free_ports: Callable[[int], int]
