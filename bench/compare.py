@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(
         prefix="batonmq-bench-", dir=options.folder, ignore_cleanup_errors=True
     ) as folder:
-        run = Run(options.rounds, options.quick, options.sides, Path(folder), lib, classes, raw={})
+        run = Run(options.rounds, options.quick, options.sides, Path(folder), lib, classes)
         try:
             return _run_all(run, parts, options.json)
         except KeyboardInterrupt:
@@ -103,6 +104,9 @@ def _run_all(run: Run, parts: list[Part], json_file: Path | None) -> int:
 
 def _print(run: Run, rows: list[Row], failures: dict[str, str], machine: dict[str, object]) -> None:
     print(", ".join(f"{what} {value}" for what, value in machine.items()))
+    if run.noise:
+        noise = f"{statistics.median(run.noise):.0f} % ({max(run.noise):.0f} % at most)"
+        print(f"Processor use of others while measuring: {noise} of one core.")
     print("Medians (least-most, samples)." + (" A QUICK run: no figures to quote." * run.quick))
     print()
     print(table(rows))

@@ -67,10 +67,11 @@ def _round(run: Run, side: Side, table: dict[str, Row]) -> None:
     for who, used in use.seconds.items():
         table[f"catch_up_{who}"].samples(side.name).append(used * 1e3 / (size / 1e6))
     seen = {"bytes": size, "firstS": first - began, "levelS": level - began, "cpuS": use.seconds}
-    run.note("catchup", side.name, seen)
+    run.note("catchup", side.name, seen, use.others_percent)
     say(
         f"  {rate:,.0f} MB/s, {size / 1e6:,.0f} MB, level {level - began:.1f} s after the start;"
-        f" master {use.seconds['master']:.1f} s, slave {use.seconds['slave']:.1f} s of processor"
+        f" master {use.seconds['master']:.1f} s, slave {use.seconds['slave']:.1f} s of processor,"
+        f" noise {use.others_percent:.0f} %"
     )
     side.wait_level()
 

@@ -48,14 +48,17 @@ def _round(
 ) -> None:
     meter = CpuMeter({"master": [side.broker_pid(side.master())], "client": [consumer.pid]})
     answer = _consume(side, consumer, group, backlog)
-    use = meter.stop().micros_per(backlog)
+    used = meter.stop()
+    use = used.micros_per(backlog)
     table["consume"].samples(side.name).append(answer["perSecond"])
     for who, micros in use.items():
         table[f"consume_{who}"].samples(side.name).append(micros)
-    run.note("consume", side.name, {"round": answer, "microsPerMessage": use})
+    seen = {"round": answer, "microsPerMessage": use}
+    run.note("consume", side.name, seen, used.others_percent)
     say(
         f"  {answer['perSecond']:,.0f} messages/s,"
-        f" master {use['master']:.1f} us, client {use['client']:.1f} us a message"
+        f" master {use['master']:.1f} us, client {use['client']:.1f} us a message,"
+        f" noise {used.others_percent:.0f} %"
     )
 
 

@@ -71,18 +71,21 @@ def _window(run: Run, side: Side, client: JavaProgram, threads: int, table: dict
         }
     )
     answer = client.ask(f"run {TOPIC} {threads} {seconds * 1000:.0f}", seconds + ANSWER_EXTRA_S)
-    use = meter.stop().micros_per(answer["acked"])
+    used = meter.stop()
+    use = used.micros_per(answer["acked"])
     use["brokers"] = use["master"] + use["slave"]
     key = f"sends_{threads}"
     table[key].samples(side.name).append(answer["perSecond"])
     table[f"{key}_mean"].samples(side.name).append(answer["meanMs"])
     for who, micros in use.items():
         table[f"{key}_{who}"].samples(side.name).append(micros)
-    run.note("sends", side.name, {"window": answer, "microsPerSend": use})
+    seen = {"window": answer, "microsPerSend": use}
+    run.note("sends", side.name, seen, used.others_percent)
     failed = f", {answer['failed']} FAILED" if answer["failed"] else ""
     say(
         f"  {threads:2d} threads: {answer['perSecond']:,.0f}/s, {answer['meanMs']:.2f} ms, master"
-        f" {use['master']:.0f} + slave {use['slave']:.0f} us, client {use['client']:.0f} us{failed}"
+        f" {use['master']:.0f} + slave {use['slave']:.0f} us, client {use['client']:.0f} us,"
+        f" noise {used.others_percent:.0f} %{failed}"
     )
 
 

@@ -59,7 +59,7 @@ def _round(run: Run, name: str, table: dict[str, Row]) -> None:
         table["memory_supervisor"].samples(name).append(memory["supervisor"])
         table["idle_cpu_supervisor"].samples(name).append(percent["supervisor"])
     seen = {"coldStartS": cold, "fullSetS": level, "rssAnonMiB": memory, "idlePercent": percent}
-    run.note("start", name, seen)
+    run.note("start", name, seen, use.others_percent)
     say(
         f"  first ack {cold:.2f} s, full set {level:.2f} s, {memory['serving']:.0f} MiB,"
         f" {percent['serving']:.1f} % of a core"

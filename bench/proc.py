@@ -45,6 +45,12 @@ def parse_status_kib(text: str, name: str) -> int:
     raise KeyError(name)
 
 
+def parse_busy_ticks(text: str) -> int:
+    """Ticks that all cores together did not idle, from /proc/stat; time stolen from us included."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, text.split()[1:9])
+    return user + nice + system + irq + softirq + steal
+
+
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Processor time that these processes, with all their threads, have used so far."""
     return sum(parse_stat(_read(pid, "stat")).cpu_ticks for pid in pids) / CLOCK_TICKS
@@ -61,10 +67,20 @@ def _read(pid: int, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Processor time of named groups of processes between two looks, in seconds."""
+    """Processor time of named groups of processes between two looks, in seconds.
+
+    `others_s` is what processes outside all groups (and outside the bench) used, with what the
+    hypervisor took: the noise of the machine.
+    """
 
     seconds: Mapping[str, float]
     wall_s: float
+    others_s: float = 0.0
+
+    @property
+    def others_percent(self) -> float:
+        """The noise, in percent of one core."""
+        return 100 * self.others_s / self.wall_s
 
     def micros_per(self, count: int) -> dict[str, float]:
         """Microseconds of each group for one of `count` things done in that time."""
@@ -76,12 +92,19 @@ class CpuMeter:
 
     def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
         self._groups = {name: list(pids) for name, pids in groups.items() if pids}
+        self._all = {os.getpid(), *(pid for pids in self._groups.values() for pid in pids)}
         self._before = {name: cpu_seconds(pids) for name, pids in self._groups.items()}
+        self._others_before = self._others()
         self._began = time.monotonic()
+
+    def _others(self) -> float:
+        busy = parse_busy_ticks(Path("/proc/stat").read_text()) / CLOCK_TICKS
+        return busy - cpu_seconds(self._all)
 
     def stop(self) -> CpuUse:
         used = {name: cpu_seconds(pids) - self._before[name] for name, pids in self._groups.items()}
-        return CpuUse(used, time.monotonic() - self._began)
+        others = max(0.0, self._others() - self._others_before)
+        return CpuUse(used, time.monotonic() - self._began, others)
 
 
 def _end_with_parent() -> None:

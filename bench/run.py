@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +36,8 @@ class Run:
     folder: Path
     lib: Path | None
     classes: Path | None
-    raw: dict[str, object]
+    raw: dict[str, object] = field(default_factory=dict)
+    noise: list[float] = field(default_factory=list)
 
     def seconds(self, full: float, quick: float) -> float:
         return quick if self.quick else full
@@ -66,11 +67,15 @@ class Run:
         assert self.lib is not None and self.classes is not None
         return JavaProgram(self.lib, self.classes, main, args, self.folder / "programs")
 
-    def note(self, part: str, side: str, value: object) -> None:
-        """Keeps a raw observation for `--json`."""
+    def note(self, part: str, side: str, value: object, noise_percent: float | None = None) -> None:
+        """Keeps a raw observation for `--json`, with the noise of the machine (% of a core)."""
         notes = self.raw.setdefault(part, [])
         assert isinstance(notes, list)
-        notes.append({"side": side, "load1": _load(), "value": value})
+        notes.append(
+            {"side": side, "load1": _load(), "noisePercent": noise_percent, "value": value}
+        )
+        if noise_percent is not None:
+            self.noise.append(noise_percent)
 
 
 def _load() -> float:

@@ -6,7 +6,14 @@ import os
 
 import pytest
 
-from bench.proc import CpuUse, cpu_seconds, parse_stat, parse_status_kib, rss_anon_mib
+from bench.proc import (
+    CpuUse,
+    cpu_seconds,
+    parse_busy_ticks,
+    parse_stat,
+    parse_status_kib,
+    rss_anon_mib,
+)
 
 STAT = (
     "4242 (java (x) y) S 1 4242 4242 0 -1 4194560 100 0 0 0 1234 66 0 0 20 0 90 0 5000 1 2 3"
@@ -29,6 +36,15 @@ def test_status_line_in_kib() -> None:
 def test_this_process_can_be_read() -> None:
     assert cpu_seconds([os.getpid()]) >= 0
     assert rss_anon_mib([os.getpid()]) > 1
+
+
+def test_busy_is_all_but_idle_and_waiting() -> None:
+    text = "cpu  100 1 20 5000 300 2 3 4 0 0\ncpu0 50 0 10 2500 150 1 1 2 0 0\n"
+    assert parse_busy_ticks(text) == 100 + 1 + 20 + 2 + 3 + 4
+
+
+def test_noise_in_percent_of_a_core() -> None:
+    assert CpuUse({}, 10.0, 2.5).others_percent == 25.0
 
 
 def test_micros_per_thing_done() -> None:
