@@ -173,6 +173,22 @@ class SlaveCore:
         return max(self.confirm_offset, min(self._frame_confirm, self.max_offset))
 
     @property
+    def is_level(self) -> bool:
+        """Whether this log holds all that was acknowledged to anybody before this moment.
+
+        The master's confirmOffset of this connection is here, and so is the start of its own
+        epoch: a new master's confirmOffset may still lag behind what its predecessor had
+        acknowledged, which lies below that start. What it acknowledges later and this replica
+        lacks, it acknowledged without this replica in the required set (R1).
+        """
+        return (
+            self.phase is Phase.TRANSFER
+            and 0 <= self._frame_confirm <= self.max_offset
+            and self.last_epoch == self.view.master_epoch
+            and self._pending_epoch is None
+        )
+
+    @property
     def wakeup_ms(self) -> int:
         """When `tick` is due."""
         if self.phase is Phase.READY:

@@ -128,6 +128,7 @@ class SlaveShell:
         self._parts: list[memoryview] = []
         self._parts_offset = 0
         self._turn_scheduled = False
+        self._may_be_suspect = True
         self._closed = False
 
     # -- events
@@ -197,6 +198,10 @@ class SlaveShell:
     def _end_turn(self) -> None:
         self._turn_scheduled = False
         self._run(self.core.turn_ended(self._store.flushed_offset, self._now_ms()))
+        if self._may_be_suspect and self.core.is_level:
+            # R24: what a damaged log lacked has been fetched again.
+            self._may_be_suspect = False
+            self._store.clear_suspect()
 
     def _tick(self) -> None:
         self._timer = None

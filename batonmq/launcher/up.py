@@ -91,9 +91,7 @@ class Cluster:
             await asyncio.gather(self._watcher, return_exceptions=True)
         if self.announced:
             withdraw(self.layout.cluster_file)
-        await self.children.stop_all(
-            [[node.name for node in (*self.layout.name_servers, *self.layout.brokers)]]
-        )
+        await self.children.stop_all([[node.name for node in self.layout.nodes]])
         if self._admin is not None:
             await self._admin.close()
 

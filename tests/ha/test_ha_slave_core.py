@@ -58,6 +58,36 @@ def test_each_heartbeat_is_acked(slave):
         assert beat(host, NOW + ms) == [SendToMaster(encode_ack(100))]
 
 
+def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(slave):
+    """A slave that fetched its damaged part again is trusted when it holds all that is confirmed.
+
+    1. After the handshake nothing is known of the master's confirmOffset: not level.
+    2. A beat says that 150 bytes are confirmed, 100 are here: not level.
+    3. 100 are confirmed and here: level.
+    """
+    host = slave()
+    assert not host.core.is_level
+    beat(host, NOW + 10, confirm=150)
+    assert not host.core.is_level
+    beat(host, NOW + 20, confirm=100)
+    assert host.core.is_level
+
+
+def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, slave_host, entries):
+    """The master of epoch 2 began at 200, its confirmOffset still stands at 50: what lies between
+    may have been acknowledged in epoch 1, and this log ends at 100."""
+    log = memory_log(b"1" * 100, (1, 0))
+    core = SlaveCore(2, view(epoch=2), log.facts(), SlavePolicy(), NOW)
+    host = slave_host(core, log)
+    host.perform(core.begin(NOW), NOW)
+    host.connect(NOW)
+    peer = MasterHandshake(200, 2, entries((1, 0), (2, 200)))
+    host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
+    assert core.phase is Phase.TRANSFER
+    beat(host, NOW + 10, confirm=50)
+    assert not core.is_level
+
+
 def test_a_frame_at_another_offset_ends_the_connection(slave):
     host = slave()
     beat(host, NOW)
