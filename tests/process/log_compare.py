@@ -5,12 +5,12 @@ Reads files only: segments, and the confirmOffset that the checkpoint keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.record import scan_record
+from protocol.record import CorruptRecord, scan_record
 from store.checkpoint import StoreCheckpoint
 
 
@@ -31,6 +31,20 @@ def read_log(folder: Path) -> ReplicaLog:
     return ReplicaLog(folder, b"".join(path.read_bytes() for path in files), confirm_offset)
 
 
+def record_ends(data: bytes) -> Iterator[int]:
+    """Where each whole record, or blank at a segment's end, ends; stops where none follows."""
+    position, view = 0, memoryview(data)
+    while True:
+        try:
+            head = scan_record(view, position, check_crc=True)
+        except CorruptRecord:
+            return
+        if head is None or head.size > len(data) - position:
+            return
+        position += head.size
+        yield position
+
+
 def check_logs_equal(brokers: Iterable[dict[str, Any]]) -> int:
     """G3 for every pair, and every record up to confirmOffset whole with a good CRC.
 
@@ -43,13 +57,7 @@ def check_logs_equal(brokers: Iterable[dict[str, Any]]) -> int:
             if one.data[:common] != other.data[:common]:
                 at = next(k for k in range(common) if one.data[k] != other.data[k])
                 raise AssertionError(f"{one.folder} and {other.folder} differ at {at} of {common}")
-    ends = {0}
     longest = max(logs, key=lambda log: log.confirm_offset)
-    position, view = 0, memoryview(longest.data)
-    while position < longest.confirm_offset:
-        head = scan_record(view, position, check_crc=True)
-        assert head is not None, f"no whole record at {position}"
-        position += head.size
-        ends.add(position)
+    ends = {0, *record_ends(longest.data)}
     assert {log.confirm_offset for log in logs} <= ends, "confirmOffset is a record's end"
     return min(log.confirm_offset for log in logs)

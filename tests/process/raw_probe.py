@@ -138,6 +138,25 @@ class Probe:
         """310, a topic created from TBW102 if it is new."""
         return self.request(SEND_V2, send_fields(topic, queue_id, properties, queues), body, flag)
 
+    def pull(self, topic: str, offset: int, *, queue_id: int = 0, count: int = 32) -> Reply:
+        """11, answered at once; the body holds the stored records."""
+        return self.request(
+            PULL,
+            {
+                "consumerGroup": "probe",
+                "topic": topic,
+                "queueId": queue_id,
+                "queueOffset": offset,
+                "maxMsgNums": count,
+                "sysFlag": 4,
+                "commitOffset": 0,
+                "suspendTimeoutMillis": 0,
+                "subVersion": 1,
+                "subscription": "*",
+                "expressionType": "TAG",
+            },
+        )
+
 
 def send_fields(
     topic: str, queue_id: int = 0, properties: str = "", queues: int = 4

@@ -133,9 +133,6 @@ def test_the_controller_leader_dies_and_then_it_together_with_the_master(
         cluster.restart(master)
         cluster.wait_in_sync(3)
     check_writers(cluster.name_servers, "Leaderless", [writer])
-    assert sum(map(len, read_topic(cluster.name_servers, "Leaderless").values())) >= len(
-        writer.acks
-    )
 
 
 def index_of(cluster: ClusterProcess, server: dict[str, object]) -> int:

@@ -1,0 +1,341 @@
+"""Bad days of one broker process: what it finds on its disk or in its configuration at a start.
+
+The tests share one cluster with segments of 1 MiB. Each takes the slave it spoils from
+`any_slave`, and leaves the set whole.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster_process import ROOT, SMALL_STORE, ClusterProcess, free_base_port, wait_for
+from log_compare import read_log, record_ends
+from raw_probe import Probe
+
+from protocol.record import decode_records
+
+pytestmark = pytest.mark.process
+
+SEGMENT = 1 << 20
+TOPIC = "BadDays"
+BODY = b"m" * 4_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    """Three replicas, each with a log of more than three segments."""
+    overrides: dict[str, dict[str, object]] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
+    with ClusterProcess(tmp_path_factory.mktemp("bad"), overrides=overrides) as running:
+        with Probe(running.master()["address"]) as probe:
+            for number in range(3 * SEGMENT // len(BODY) + 50):
+                assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
+        yield running
+
+
+def write_some(cluster: ClusterProcess, count: int = 20) -> None:
+    with Probe(cluster.master()["address"]) as probe:
+        for number in range(count):
+            assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
+
+
+def any_slave(cluster: ClusterProcess) -> dict[str, Any]:
+    cluster.wait_in_sync(3)
+    slaves = wait_for("two slaves", lambda: s if len(s := cluster.slaves()) == 2 else None)
+    return slaves[0]
+
+
+def killed(cluster: ClusterProcess, slave: dict[str, Any]) -> Path:
+    """kill -9, waits until the set is without it; its data folder."""
+    cluster.kill(slave)
+    cluster.wait_in_sync(2)
+    return Path(slave["dataDir"])
+
+
+def equal_logs(cluster: ClusterProcess, slave: dict[str, Any], upto: int) -> None:
+    """The slave's bytes on disk are those of the master below `upto`."""
+    ours = read_log(Path(slave["dataDir"])).data[:upto]
+    masters = read_log(Path(cluster.master()["dataDir"])).data[:upto]
+    assert ours == masters
+
+
+def run_broker(config: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A broker process with this configuration, to its own end."""
+    file = folder / "broker.yaml"
+    file.write_text(yaml.safe_dump(config, sort_keys=False))
+    argv = [sys.executable, "-m", "broker.main", "-c", str(file)]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+
+
+def alone(folder: Path) -> dict[str, Any]:
+    """The configuration of a broker whose controllers nobody runs, so it stays without a role."""
+    port = free_base_port(1) + 1035
+    return {
+        "broker": {"brokerName": "broker-a", "listenPort": port},
+        "store": {
+            "storePathRootDir": str(folder / "store"),
+            "haListenPort": port + 1,
+            **SMALL_STORE["store"],
+        },
+        "replicas": {"controllerAddr": "127.0.0.1:1"},
+    }
+
+
+# --- configuration and identity ---
+
+
+def test_a_second_broker_on_one_data_folder_is_refused(
+    cluster: ClusterProcess, tmp_path: Path
+) -> None:
+    """Another process is started on a running broker's folder: exit 1, the pid of the owner in
+    one line; the owner is not disturbed."""
+    slave = any_slave(cluster)
+    config = alone(tmp_path)
+    config["store"]["storePathRootDir"] = slave["dataDir"]
+    config["store"]["mappedFileSizeCommitLog"] = SEGMENT
+    done = run_broker(config, tmp_path)
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert str(slave["pid"]) in line and slave["dataDir"] in line
+    write_some(cluster)
+    cluster.wait_in_sync(3)
+
+
+def test_an_identity_that_disagrees_with_the_configuration(tmp_path: Path) -> None:
+    """The folder belongs to broker-x of another cluster: exit 1; both names and what to do."""
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "brokerIdentity").write_text("OtherCluster#broker-x#3")
+    done = run_broker(alone(tmp_path), tmp_path)
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert "OtherCluster" in line and "broker-x" in line and "broker-a" in line
+    assert "correct brokerClusterName" in line and str(store / "brokerIdentity") in line
+    assert (store / "brokerIdentity").read_text() == "OtherCluster#broker-x#3"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "told"),
+    [
+        ("broker", "brokerNmae", "broker-a", ("brokerNmae", "brokerName")),
+        ("store", "flushDiskType", "SOMETIMES", ("flushDiskType", "SYNC_FLUSH")),
+        ("replicas", "masterLeaseMs", 5_000, ("masterLeaseMs", "brokerSessionTimeoutMs")),
+        ("ha", "haSendHeartbeatInterval", "soon", ("haSendHeartbeatInterval", "soon")),
+    ],
+    ids=["unknown", "not-allowed", "r34-contradiction", "wrong-type"],
+)
+def test_r34_settings_that_cannot_be_used(
+    tmp_path: Path, section: str, key: str, value: object, told: tuple[str, ...]
+) -> None:
+    """An unknown key, a value that is not allowed, times that contradict each other (R34), a
+    wrong type: exit 2, one line with file, line, key and what is allowed."""
+    config = alone(tmp_path)
+    config.setdefault(section, {})[key] = value
+    done = run_broker(config, tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert all(word in line for word in told), line
+    assert re.search(r"broker\.yaml:\d+", line), line
+    assert not (tmp_path / "store").exists()
+
+
+# --- the epoch file ---
+
+
+@pytest.mark.parametrize("content", [b"", b"3\n99\nnot an epoch list\n"], ids=["empty", "garbled"])
+def test_a_bad_epoch_file_is_replaced_by_its_backup(
+    cluster: ClusterProcess, content: bytes
+) -> None:
+    """A slave's epoch file is emptied or garbled while it is down: it starts from `.bak`, says so,
+    and is in the set again."""
+    slave = any_slave(cluster)
+    folder = killed(cluster, slave)
+    good = (folder / "epochFileCheckpoint").read_bytes()
+    (folder / "epochFileCheckpoint").write_bytes(content)
+    cluster.restart(slave)
+    cluster.wait_in_sync(3)
+    assert "epoch_file_from_backup" in cluster.broker_log(slave)
+    assert (folder / "epochFileCheckpoint").read_bytes() == good
+
+
+def test_without_a_good_epoch_file_a_broker_does_not_start(cluster: ClusterProcess) -> None:
+    """Both copies are bad: exit 1, both named with their reasons; nothing was cut. With a good
+    copy put back the broker starts."""
+    slave = any_slave(cluster)
+    folder = killed(cluster, slave)
+    file, backup = folder / "epochFileCheckpoint", folder / "epochFileCheckpoint.bak"
+    good, log = file.read_bytes(), read_log(folder).data
+    file.write_bytes(b"")
+    backup.write_bytes(b"garbage")
+    child = cluster.restart(slave)
+    assert child.wait(60) == 1
+    last = cluster.broker_log(slave).splitlines()[-1]
+    assert file.name in last and "empty" in last and backup.name in last
+    assert read_log(folder).data == log
+    file.write_bytes(good)
+    cluster.restart(slave)
+    cluster.wait_in_sync(3)
+
+
+# --- the commit log ---
+
+
+def test_r24_a_torn_tail_is_cut(cluster: ClusterProcess) -> None:
+    """A slave dies within a write: behind its last record lies half of one. Recovery cuts exactly
+    that, names it, and the slave fetches the record whole from its master."""
+    write_some(cluster)
+    slave = any_slave(cluster)
+    folder = killed(cluster, slave)
+    end = log_end(folder)
+    last = last_record(folder)
+    spoil(folder, end, last[: len(last) // 2])
+    write_some(cluster)
+    cluster.restart(slave)
+    cluster.wait_in_sync(3)
+    assert re.search(rf"torn_tail_cut file=\S+ offset={end} ", cluster.broker_log(slave))
+    equal_logs(cluster, slave, end + len(BODY))
+
+
+def test_r24_a_flipped_byte_is_named_and_fetched_again(cluster: ClusterProcess) -> None:
+    """A byte in the middle of a slave's log has flipped, and its checkpoint is gone, so that the
+    log is read from the start. It names file and offset, serves and keeps nothing behind it,
+    and has the same bytes as its master when it is back in the set."""
+    slave = any_slave(cluster)
+    folder = killed(cluster, slave)
+    end = log_end(folder)
+    (folder / "checkpoint").unlink()
+    at = 2 * SEGMENT + SEGMENT // 2
+    flip(folder, at)
+    cluster.restart(slave)
+    cluster.wait_in_sync(3)
+    found = re.search(r"commit_log_damaged file=(\S+) offset=(\d+)", cluster.broker_log(slave))
+    assert found is not None, cluster.story()
+    assert found[1].endswith(f"{2 * SEGMENT:020d}") and at - 5_000 < int(found[2]) <= at
+    wait_for("the end of suspicion", lambda: not (folder / "suspect").exists())
+    equal_logs(cluster, slave, end)
+
+
+def test_r24_a_missing_middle_file_is_named_and_fetched_again(cluster: ClusterProcess) -> None:
+    """A segment between others is gone from a slave: named with its offset, the slave begins
+    again before the gap and is level with its master in the end."""
+    slave = any_slave(cluster)
+    folder = killed(cluster, slave)
+    end = log_end(folder)
+    missing = folder / "commitlog" / f"{SEGMENT:020d}"
+    missing.unlink()
+    cluster.restart(slave)
+    cluster.wait_in_sync(3)
+    log = cluster.broker_log(slave)
+    assert re.search(rf"commit_log_damaged file={missing} offset={SEGMENT} ", log), log[-2000:]
+    wait_for("the end of suspicion", lambda: not (folder / "suspect").exists())
+    assert missing.exists()
+    equal_logs(cluster, slave, end)
+
+
+def test_r24_a_damaged_log_is_no_master(tmp_path: Path) -> None:
+    """The only replica loses a middle file. It says file and offset and serves nothing: no message
+    is acknowledged on top of a hole."""
+    overrides: dict[str, dict[str, object]] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
+    with ClusterProcess(tmp_path, replicas=1, controllers=1, overrides=overrides) as cluster:
+        master = cluster.master()
+        with Probe(master["address"]) as probe:
+            for number in range(2 * SEGMENT // len(BODY) + 50):
+                assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
+        cluster.kill(master)
+        wait_for("its end", lambda: cluster.brokers[0]["pid"] is None)
+        missing = Path(master["dataDir"]) / "commitlog" / f"{SEGMENT:020d}"
+        missing.unlink()
+        child = cluster.restart(master)
+        wait_for(
+            "the damage to be named",
+            lambda: f"{missing}" in cluster.broker_log(master),
+        )
+        wait_for("a refusal or the end", lambda: child.poll() == 1 or refuses(master["address"]))
+
+
+def test_g8_a_flipped_byte_is_never_served(tmp_path: Path) -> None:
+    """1. A single broker stops; a byte in the body of one old message flips on its disk.
+    2. It starts; recovery does not read that far back.
+    3. A reader gets the messages before it, then an error that names file and offset, never the
+       flipped body; the messages behind it can be read.
+    """
+    with ClusterProcess(tmp_path, replicas=1, controllers=1) as cluster:
+        with Probe(cluster.master()["address"]) as probe:
+            for number in range(30):
+                assert probe.send(TOPIC, b"%03d" % number + BODY).code == 0
+        folder = Path(cluster.master()["dataDir"])
+        assert cluster.stop() == 0
+        data = read_log(folder).data
+        flip(folder, data.index(b"015" + BODY) + 100)
+
+        cluster.start()
+        address = cluster.master()["address"]
+        assert bodies(address, 0)[-1][:3] == b"014"
+        with Probe(address) as probe:
+            damaged = probe.pull(TOPIC, 15)
+        assert damaged.code == 1
+        file = folder / "commitlog" / f"{0:020d}"
+        assert str(file) in damaged.remark and re.search(r"\d{3,}", damaged.remark)
+        assert bodies(address, 16)[0][:3] == b"016"
+
+
+# --- helpers of the log ---
+
+
+def log_end(folder: Path) -> int:
+    """Where the records in a killed replica's segments end."""
+    return max(record_ends(read_log(folder).data))
+
+
+def last_record(folder: Path) -> bytes:
+    data = read_log(folder).data
+    begin, end = list(record_ends(data))[-2:]
+    return data[begin:end]
+
+
+def segment_file(folder: Path, at: int) -> tuple[Path, int]:
+    size = next((folder / "commitlog").glob("[0-9]*")).stat().st_size
+    return folder / "commitlog" / f"{at // size * size:020d}", at % size
+
+
+def spoil(folder: Path, at: int, data: bytes) -> None:
+    path, position = segment_file(folder, at)
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def flip(folder: Path, at: int) -> None:
+    path, position = segment_file(folder, at)
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 0x40]))
+
+
+# --- helpers of a broker under suspicion ---
+
+
+def bodies(address: str, offset: int) -> list[bytes]:
+    with Probe(address) as probe:
+        reply = probe.pull(TOPIC, offset)
+    assert reply.code == 0, reply
+    return [message.body for message in decode_records(reply.body)]
+
+
+def refuses(address: str) -> bool:
+    """A send is answered, but not with code 0. False while nobody answers."""
+    try:
+        with Probe(address) as probe:
+            code = probe.send(TOPIC, b"on top of a hole").code
+    except (OSError, EOFError):
+        return False
+    assert code != 0
+    return True
