@@ -13,7 +13,7 @@ from bench.side import Side
 TOPIC = "BenchBacklog"
 QUEUES = 8
 FILL_THREADS = 64
-WARM_UP_ROUNDS = 3
+WARM_UP_ROUNDS = 6
 LIMIT_S = 120
 
 
