@@ -108,11 +108,11 @@ class CommitLog:
         """Segments behind a missing one: not readable, not part of the log."""
         return tuple(segment.path for segment in self._detached)
 
-    def set_end(self, offset: int) -> None:
-        """Declare [min_offset, offset) written and durable (recovery, after its own sync)."""
+    def set_end(self, offset: int, durable_offset: int | None = None) -> None:
+        """Declare [min_offset, offset) written, and durable up to `durable_offset` (None: all)."""
         assert self.min_offset <= offset <= self.end_of_segments
         self.max_offset = offset
-        self.flushed_offset = offset
+        self.flushed_offset = offset if durable_offset is None else min(durable_offset, offset)
 
     # --- reading ---
 
@@ -230,8 +230,10 @@ class CommitLog:
 
         Runs in the flush thread while the writer goes on.
         """
-        cuts = self._cuts
-        flushed = self.flushed_offset
+        with self._flush_lock:
+            cuts = self._cuts
+            flushed = self.flushed_offset
+            target = min(target, self.max_offset)  # it may have been read before a cut
         for segment in tuple(self.segments):
             if segment.end_offset > flushed and segment.start_offset < target:
                 segment.datasync()

@@ -465,6 +465,8 @@ class MessageStore:
         self._flushed_listeners.append(listener)
 
     def _report_flushed(self, flushed_offset: int) -> None:
+        # The log may have been cut since the flush thread said so.
+        flushed_offset = min(flushed_offset, self.log.flushed_offset)
         for listener in self._flushed_listeners:
             listener(flushed_offset)
 

@@ -167,7 +167,7 @@ def recover_parts(parts: StoreParts, *, controller_mode: bool) -> None:
     if not parts.was_clean:
         # What was built above this point may be half on disk; it is built again from the log.
         consume_queues.truncate_dirty(start)
-    recovered = recover_log(commit_log, start, stored_confirm)
+    recovered = recover_log(commit_log, start, stored_confirm, was_clean=parts.was_clean)
     end = recovered.end_offset
     start = min(start, end)
     if recovered.damage is not None:

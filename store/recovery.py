@@ -76,11 +76,13 @@ class RecoveredLog:
 
 
 def recover_log(
-    commit_log: CommitLog, start_offset: int, stored_confirm_offset: int
+    commit_log: CommitLog, start_offset: int, stored_confirm_offset: int, *, was_clean: bool
 ) -> RecoveredLog:
     """Find the end of the log by reading it, CRCs checked, from `start_offset`, a record boundary.
 
     A torn tail is zeroed and durable on return; at damage nothing is touched. Sets the log's end.
+    What was read after an unclean stop may be in the page cache only: it counts as flushed when it
+    was flushed by this process.
     """
     end, problem = whole_records_end(commit_log, start_offset, commit_log.end_of_segments)
     damage = _find_damage(commit_log, end, problem, stored_confirm_offset)
@@ -88,7 +90,7 @@ def recover_log(
         cut_torn_tail(commit_log, end)
     else:
         log.error("commit_log_damaged file=%s offset=%d what=%s", *_fields(damage))
-    commit_log.set_end(end)
+    commit_log.set_end(end, None if was_clean else start_offset)
     return RecoveredLog(start_offset, end, damage)
 
 

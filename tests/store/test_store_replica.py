@@ -7,6 +7,7 @@ import os
 import pytest
 
 from store.errors import StoreStateError
+from store.mapped_file import Segment
 
 
 def log_of(store):
@@ -132,6 +133,42 @@ def test_r26_a_new_sync_flush_master_syncs_what_it_inherits(rig):
     end = slave.append_replicated(0, log_of(master))
     assert slave.flushed_offset == 0
     assert slave.prepare_master() == end == slave.flushed_offset
+
+
+def test_r26_what_a_killed_process_left_in_the_page_cache_is_not_durable(rig, monkeypatch):
+    """1. A SYNC_FLUSH slave (with `haSyncFlush`: acks what is flushed) is killed before its flush.
+    2. It starts again: the bytes are there, but no disk has them. 3. It may neither ack them as
+    flushed nor serve as master before an fdatasync, which has to reach every segment of them."""
+    master, _ = master_with(rig, 60)
+    rig.root = rig.folder / "slave"
+    slave = rig.open(flush_disk_type="SYNC_FLUSH")
+    end = slave.append_replicated(0, log_of(master))
+    assert len(slave.log.segments) > 1
+    rig.kill(slave)
+    slave = rig.open(flush_disk_type="SYNC_FLUSH")
+    assert slave.max_phy_offset == end
+    assert slave.flushed_offset == 0
+    synced = []
+    monkeypatch.setattr(Segment, "datasync", lambda segment: synced.append(segment.start_offset))
+    assert slave.prepare_master() == end == slave.flushed_offset
+    assert set(synced) >= {s.start_offset for s in slave.log.segments if s.start_offset < end}
+
+
+def test_r26_a_flush_asked_for_before_a_cut_says_nothing_of_bytes_after_it(rig):
+    """1. The flush thread reads the log's end. 2. The log is cut, before the thread goes on. 3. New
+    bytes come to the same offsets: they are not flushed yet, and neither is a late report."""
+    master, puts = master_with(rig, 10)
+    rig.root = rig.folder / "slave"
+    slave = rig.open(flush_disk_type="SYNC_FLUSH")
+    target = slave.append_replicated(0, log_of(master))
+    cut_at = puts[5].physical_offset
+    slave.truncate_to(cut_at)
+    slave.log.datasync_to(target)
+    assert slave.flushed_offset == cut_at
+    heard = []
+    slave.on_flushed(heard.append)
+    slave._report_flushed(target)
+    assert heard == [cut_at]
 
 
 def test_r27_an_empty_start_at_the_masters_first_offset(rig):
