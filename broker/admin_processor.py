@@ -81,8 +81,9 @@ class AdminProcessor:
                 ResponseCode.INVALID_PARAMETER,
                 f"perm is {config.perm}, allowed are 2 (write), 4 (read) and 6 (both)",
             )
-        if self._topics.get(topic) != config:
-            await self._confirmed(self._topics.put_topic(config), f"topic {topic}")
+        # Also if the table has it already: an earlier request may have ended before its record was
+        # confirmed, or the record may have been cut since (R31).
+        await self._confirmed(self._topics.put_topic(config), f"topic {topic}")
         return RemotingCommand.response_to(request)
 
     async def delete_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -93,8 +94,7 @@ class AdminProcessor:
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER, f"{topic} is a system topic: it stays as it is"
             )
-        if self._topics.get(topic) is not None:
-            await self._confirmed(self._topics.delete_topic(topic), f"deletion of topic {topic}")
+        await self._confirmed(self._topics.delete_topic(topic), f"deletion of topic {topic}")
         return RemotingCommand.response_to(request)
 
     async def update_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

@@ -28,7 +28,7 @@ from broker.role_gate import RoleGate
 from broker.runtime_info import RuntimeInfo, Throughput
 from broker.send_processor import SendProcessor
 from broker.slave_source_processor import SlaveSourceProcessor
-from broker.slave_sync import SlaveSynchronize
+from broker.slave_sync import NO_MASTER_EPOCH, SlaveSynchronize
 from broker.topics import TopicService
 from broker.turn import SendTurn
 from ha.config import HAConfig
@@ -192,7 +192,7 @@ class BrokerService:
                 self.topic_table,
                 self.group_table,
                 self.offset_table,
-                lambda: self.gate.master_epoch,
+                lambda: self.gate.master_epoch if self.gate.is_master else NO_MASTER_EPOCH,
             ),
         ):
             processor.register(self.processors)

@@ -27,7 +27,8 @@ from store.topic_config import TopicConfigManager
 
 
 class SlaveSourceProcessor:
-    """Tables as they are now, stamped with the masterEpoch of the answering broker."""
+    """Tables as they are now, stamped with the masterEpoch of the answering broker, which is
+    NO_MASTER_EPOCH while it is no master."""
 
     def __init__(
         self,

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 RPC_TIMEOUT_MS = 1000
 EXT_MASTER_EPOCH = "batonMasterEpoch"
+NO_MASTER_EPOCH = -1
+"""What a broker that is no master says of its tables: nobody takes them over."""
 EXT_TABLE_VERSION = "batonTableVersion"
 EXT_OFFSET_VERSION = "batonOffsetVersion"
 
@@ -121,23 +123,27 @@ class SlaveSynchronize:
             RequestCode.GET_ALL_CONSUMER_OFFSET,
             {EXT_OFFSET_VERSION: self._offset_version},
         )
-        if followed is not self._followed:
+        # A Java master says no epoch: then the one that this replica follows is meant.
+        epoch = int(reply.ext.get(EXT_MASTER_EPOCH, followed.master_epoch))
+        if followed is not self._followed or epoch < followed.master_epoch:
+            # A later life of that process is no master: its tables may lack what the log showed us.
             return
         if reply.body:
-            # A Java master says no epoch: then the one that this replica follows is meant.
-            epoch = int(reply.ext.get(EXT_MASTER_EPOCH, followed.master_epoch))
             self._offsets.apply_from_master(epoch, reply.body)
         self._offset_version = reply.ext.get(EXT_OFFSET_VERSION, "")
         version = reply.ext.get(EXT_TABLE_VERSION, "")
-        if not version or version != self._table_version:
-            await self._fetch_tables(address, followed)
+        is_level = version and version == self._table_version
+        if not is_level and await self._fetch_tables(address, followed):
             self._table_version = version
 
-    async def _fetch_tables(self, address: str, followed: Followed) -> None:
+    async def _fetch_tables(self, address: str, followed: Followed) -> bool:
+        """False if what came may be older than what is here: to be fetched again."""
+        before = table_version(self._topics, self._groups)
         topics = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, {})
         groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
-        if followed is not self._followed:
-            return
+        if followed is not self._followed or table_version(self._topics, self._groups) != before:
+            # Another master, or the log has shown a change that these answers cannot know (R31).
+            return False
         topic_table = TopicConfigAndMappingSerializeWrapper.decode(topics.body)
         group_table = SubscriptionGroupWrapper.decode(groups.body)
         self._topics.replace_all(topic_table.topic_config_table, topic_table.data_version)
@@ -149,6 +155,7 @@ class SlaveSynchronize:
             len(topic_table.topic_config_table),
             len(group_table.subscription_group_table),
         )
+        return True
 
     async def _ask(self, address: str, code: int, ext: dict[str, str]) -> RemotingCommand:
         reply = await self._client.invoke(

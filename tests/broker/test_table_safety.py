@@ -1,0 +1,171 @@
+"""Topics and groups are on every set member before they are answered, and stay there (R31)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.admin_processor import AdminProcessor
+from broker.metadata_log import MetadataChange
+from broker.pending_acks import PendingAcks
+from broker.role_gate import RoleGate
+from broker.slave_source_processor import SlaveSourceProcessor
+from broker.slave_sync import NO_MASTER_EPOCH, Followed, SlaveSynchronize
+from broker.topics import TopicService
+from protocol.bodies import TopicConfig
+from protocol.codes import RequestCode
+from remoting.command import RemotingCommand
+from store.consumer_offset import ConsumerOffsetManager
+from store.subscription_group import SubscriptionGroupManager
+from store.topic_config import TopicConfigManager
+
+
+class Tables:
+    """The three tables of one replica; `log` holds the metadata records it wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.topics = TopicConfigManager(
+            folder / "topics.json", cluster_name="C", broker_name="broker-a"
+        )
+        self.groups = SubscriptionGroupManager(folder / "subscriptionGroup.json")
+        self.offsets = ConsumerOffsetManager(folder / "consumerOffset.json")
+        self.log: list[bytes] = []
+        self.service = TopicService(
+            self.topics,
+            self.groups,
+            auto_create_topic=True,
+            auto_create_group=True,
+            append=self._append,
+            changed=lambda: None,
+            dropped=lambda topic: None,
+        )
+
+    def _append(self, body: bytes) -> int:
+        self.log.append(body)
+        return 100 * len(self.log)
+
+
+class Wire:
+    """A master's answers to its slave; `before_reply[code]` runs once, when one is under way."""
+
+    def __init__(self, master: Tables, master_epoch: int) -> None:
+        self.master_epoch = master_epoch
+        self.source = SlaveSourceProcessor(
+            master.topics, master.groups, master.offsets, lambda: self.master_epoch
+        )
+        self.before_reply: dict[int, Any] = {}
+
+    async def invoke(
+        self, address: str, request: RemotingCommand, timeout_ms: int
+    ) -> RemotingCommand:
+        handler: Any = {
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.source.all_consumer_offsets,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.source.all_topics,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.source.all_groups,
+        }[RequestCode(request.code)]
+        reply: RemotingCommand = handler(request, None)
+        self.before_reply.pop(request.code, lambda: None)()
+        return reply
+
+
+def following(slave: Tables, wire: Wire, master_epoch: int) -> tuple[SlaveSynchronize, Followed]:
+    sync = SlaveSynchronize(
+        wire,  # type: ignore[arg-type]
+        slave.topics,
+        slave.groups,
+        slave.offsets,
+        1,
+        lambda: None,
+    )
+    followed = Followed("127.0.0.1:10911", master_epoch)
+    sync.follow(followed)
+    return sync, followed
+
+
+def topic(name: str) -> TopicConfig:
+    return TopicConfig(topic_name=name, read_queue_nums=2, write_queue_nums=2, perm=6)
+
+
+def test_r31_a_fetched_table_does_not_undo_what_the_log_showed_meanwhile(tmp_path: Path) -> None:
+    """1. A slave asks for the topic table. 2. The answer is under way when a topic is created,
+    confirmed and answered; the log shows it to the slave. 3. The answer, which lacks the topic,
+    arrives. Were it taken, the slave could be elected right now, without the topic."""
+    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+    master.topics.put(topic("Old"))
+    wire = Wire(master, 3)
+    sync, followed = following(slave, wire, 3)
+
+    def created() -> None:
+        master.service.put_topic(topic("New"))
+        slave.service.apply_record(master.log[-1])
+
+    wire.before_reply[RequestCode.GET_ALL_TOPIC_CONFIG] = created
+    asyncio.run(sync._synchronize(followed))
+    assert slave.topics.get("New") == topic("New")
+    asyncio.run(sync._synchronize(followed))
+    assert slave.topics.get("New") == topic("New")
+    assert slave.topics.get("Old") == topic("Old")
+
+
+def test_r31_tables_of_who_is_no_master_any_more_are_not_taken(tmp_path: Path) -> None:
+    """1. The master dies, and starts again at the same address while no controller is there: its
+    tables are those of its last checkpoint. 2. Its slave knows no newer view and asks it."""
+    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+    slave.service.apply_record(MetadataChange(topics={"T": topic("T")}).encode())
+    slave.offsets.commit("g", "T", 0, 7)
+    master.offsets.commit("g", "T", 0, 5)
+    wire = Wire(master, NO_MASTER_EPOCH)
+    sync, followed = following(slave, wire, 3)
+    asyncio.run(sync._synchronize(followed))
+    assert slave.topics.get("T") == topic("T")
+    assert slave.offsets.offsets_of("g", "T") == {0: 7}
+    wire.master_epoch = 3
+    asyncio.run(sync._synchronize(followed))
+    assert slave.topics.get("T") is None
+    assert slave.offsets.offsets_of("g", "T") == {0: 5}
+
+
+@pytest.mark.parametrize("method", ["update_topic", "delete_topic"])
+def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) -> None:
+    """1. A topic is changed; the request ends with 12, since a slave does not follow. 2. The same
+    is asked again: the table has it, the slave has not. It is not answered before it has."""
+    tables = Tables(tmp_path / "master")
+    tables.topics.put(topic("T"))
+    acks = PendingAcks(3000)
+    acks.begin_epoch(1)
+    gate = RoleGate()
+    gate.opening(1)
+    gate.open()
+    admin = AdminProcessor(
+        tables.service,
+        gate,
+        acks,
+        lambda: 0,
+        runtime_info=dict,
+        ha_status=lambda: None,  # type: ignore[arg-type, return-value]
+        epoch_cache=lambda: None,
+    )
+    ext = {"topic": "T", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
+    request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+
+    async def ask() -> None:
+        for number in (1, 2):
+            asked = asyncio.ensure_future(getattr(admin, method)(request, None))
+            await asyncio.sleep(0)
+            assert len(tables.log) == number and not asked.done()
+            acks.confirm(100 * number - 1)
+            await asyncio.sleep(0)
+            assert not asked.done()
+            if number == 1:
+                acks.fail_all(12, "not replicated in time")
+                await asyncio.wait([asked])
+                assert asked.exception() is not None
+            else:
+                acks.confirm(100 * number)
+                assert (await asked).code == 0
+
+    asyncio.run(ask())
