@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.interop.java_tools import FetchError, missing_tools, prepared_classpath
+from tests.interop.java_tools import FetchError, is_fetched, missing_tools, prepared_classpath
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_TESTS_COLLECTED = 5
@@ -50,7 +50,8 @@ class Unprepared(Exception):
 
 
 def _prepare_java() -> None:
-    print("    (Maven fetches the Java client once; about a minute the first time)", flush=True)
+    if not is_fetched():
+        print("    Maven fetches the stock Java client once, about a minute …", flush=True)
     try:
         prepared_classpath()
     except FetchError as exc:
@@ -78,7 +79,7 @@ def run_ring(ring: Ring, number: str, *, strict: bool, soak: bool) -> Outcome:
     except Unprepared as exc:
         print(f"    {exc}", flush=True)
         return Outcome(ring, "failed", time.monotonic() - began, "could not be prepared")
-    argv = [sys.executable, "-m", "pytest", "-q", "-m", ring.marks, "tests"]
+    argv = [sys.executable, "-m", "pytest", "-q", "-m", ring.marks, "--durations=5", "tests"]
     env = os.environ | ({"BATONMQ_SOAK": "1"} if soak else {})
     code = subprocess.run(argv, cwd=ROOT, env=env, check=False).returncode
     seconds = time.monotonic() - began

@@ -42,7 +42,7 @@ class FetchError(Exception):
 def missing_tools() -> list[str]:
     """What this machine lacks for the Java ring, by name; empty if nothing."""
     lacks = [] if _jdk_version() >= JDK else [f"a JDK {JDK} (java and javac)"]
-    if not shutil.which("mvn") and not _is_fetched():
+    if not shutil.which("mvn") and not is_fetched():
         lacks.append("Maven (mvn)")
     return lacks
 
@@ -62,7 +62,8 @@ def _digest(paths: list[Path]) -> str:
     return total.hexdigest()
 
 
-def _is_fetched() -> bool:
+def is_fetched() -> bool:
+    """Whether the jars named in pom.xml are here."""
     stamp = BUILD / "lib.stamp"
     return stamp.exists() and stamp.read_text() == _digest([HERE / "pom.xml"])
 
@@ -72,7 +73,7 @@ def prepared_classpath() -> str:
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _is_fetched():
+        if not is_fetched():
             _fetch()
         _compile()
     return f"{BUILD / 'classes'}{os.pathsep}{BUILD / 'lib'}/*"

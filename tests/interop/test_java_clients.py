@@ -6,8 +6,9 @@ Each program prints what it saw; the tests compare that with what the queues hol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from cluster_process import ClusterProcess
@@ -29,9 +30,48 @@ def sent_keys(*modes: str) -> set[str]:
     return {f"{mode}-{number}" for mode in modes for number in range(COUNT)}
 
 
-@pytest.mark.parametrize("binary_headers", [False, True], ids=["json", "rocketmq"])
+class JavaProducer:
+    """One running Produce; `produce` sends and gives the lines of its results."""
+
+    def __init__(self, program: JavaProgram) -> None:
+        self._program = program
+
+    def produce(self, topic: str, *modes: str) -> list[dict[str, Any]]:
+        program = self._program
+        before, orders = len(program.lines), len(program.of("produced"))
+        program.tell(" ".join((topic, str(COUNT), *modes)))
+        program.wait_for(f"{modes}", lambda: len(program.of("produced")) > orders)
+        return [line for line in program.lines[before:] if "mode" in line]
+
+
+@pytest.fixture(scope="module")
+def producers(
+    java_cluster: ClusterProcess, java_classpath: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, JavaProducer]]:
+    """A producer with JSON headers and one with binary headers, for the whole module."""
+    folder, servers = tmp_path_factory.mktemp("producers"), java_cluster.name_servers
+    with ExitStack() as stack:
+        programs = {
+            name: stack.enter_context(
+                JavaProgram(
+                    java_classpath, folder / name, "Produce", servers, binary_headers=is_binary
+                )
+            )
+            for name, is_binary in (("json", False), ("rocketmq", True))
+        }
+        yield {name: JavaProducer(program) for name, program in programs.items()}
+        for program in programs.values():
+            program.finish()
+
+
+@pytest.fixture
+def producer(producers: dict[str, JavaProducer]) -> JavaProducer:
+    return producers["json"]
+
+
+@pytest.mark.parametrize("headers", ["json", "rocketmq"])
 def test_every_way_to_send(
-    java_cluster: ClusterProcess, run_java: RunJava, binary_headers: bool
+    java_cluster: ClusterProcess, producers: dict[str, JavaProducer], headers: str
 ) -> None:
     """Sync, async, oneway, batch and ordered sends of DefaultMQProducer, into a new topic.
 
@@ -39,19 +79,15 @@ def test_every_way_to_send(
     once, also the oneway ones; the ordered ones went to the queues their selector named, in order.
     With `rocketmq` the client writes binary headers.
     """
-    topic = f"JavaSends{int(binary_headers)}"
+    topic = f"JavaSends-{headers}"
     modes = ("sync", "async", "oneway", "batch", "ordered")
-    arguments = (java_cluster.name_servers, topic, str(COUNT), *modes)
-    with run_java("Produce", *arguments, binary_headers=binary_headers) as produce:
-        lines = produce.finish()
+    results = producers[headers].produce(topic, *modes)
 
-    results = [line for line in lines if "mode" in line]
     assert [line for line in results if line.get("status") != "SEND_OK"] == []
     assert Counter(line["mode"] for line in results) == {
         "sync": COUNT, "async": COUNT, "ordered": COUNT, "batch": 1,
     }  # fmt: skip
-    produce_all = sent_keys(*modes)
-    assert keys_in(java_cluster, topic) == Counter(produce_all)
+    assert keys_in(java_cluster, topic) == Counter(sent_keys(*modes))
 
     stored = read_topic(java_cluster.name_servers, topic)
     for line in results:
@@ -73,7 +109,7 @@ def test_every_way_to_send(
 
 
 def test_two_push_consumers_share_the_queues(
-    java_cluster: ClusterProcess, run_java: RunJava
+    java_cluster: ClusterProcess, producer: JavaProducer, run_java: RunJava
 ) -> None:
     """Two instances of one group: each has half of the queues. One leaves: the other has all.
 
@@ -81,8 +117,7 @@ def test_two_push_consumers_share_the_queues(
     """
     topic, group = "JavaRebalance", "java-rebalance"
     servers = java_cluster.name_servers
-    with run_java("Produce", servers, topic, str(COUNT), "sync") as produce:
-        produce.finish()
+    producer.produce(topic, "sync")
     with ExitStack() as stack:
         start = (servers, group, topic, "*", "CLUSTERING")
         first = stack.enter_context(run_java("Consume", *start, "one"))
@@ -96,25 +131,24 @@ def test_two_push_consumers_share_the_queues(
         first.wait_for("the other half", lambda: len(last_queues(first)) == half)
         assert sorted(last_queues(first) + last_queues(second)) == all_queues
 
-        with run_java("Produce", servers, topic, str(COUNT), "ordered", "async") as produce:
-            produce.finish()
+        producer.produce(topic, "ordered", "async")
         wanted = sent_keys("sync", "ordered", "async")
         second.wait_for("what was sent", lambda: consumed(first) | consumed(second) == wanted)
         assert consumed(second), "the second instance took its part"
 
         first.finish()
         second.wait_for("all queues", lambda: last_queues(second) == all_queues)
-        with run_java("Produce", servers, topic, str(COUNT), "oneway") as produce:
-            produce.finish()
+        producer.produce(topic, "oneway")
         second.wait_for("the last ones", lambda: sent_keys("oneway") <= consumed(second))
         second.finish()
 
 
-def test_a_tag_filter(java_cluster: ClusterProcess, run_java: RunJava) -> None:
+def test_a_tag_filter(
+    java_cluster: ClusterProcess, producer: JavaProducer, run_java: RunJava
+) -> None:
     """Messages with tags A and B in turn; a consumer subscribed to A gets all of A, none of B."""
     topic, servers = "JavaTags", java_cluster.name_servers
-    with run_java("Produce", servers, topic, str(COUNT), "tags") as produce:
-        produce.finish()
+    producer.produce(topic, "tags")
     with run_java("Consume", servers, "java-tags", topic, "A", "CLUSTERING", "one") as consumer:
         wanted = {f"tags-{number}" for number in range(0, COUNT, 2)}
         consumer.wait_for("every message of tag A", lambda: consumed(consumer) >= wanted)
@@ -123,11 +157,12 @@ def test_a_tag_filter(java_cluster: ClusterProcess, run_java: RunJava) -> None:
         assert {line["tags"] for line in consumer.of("key")} == {"A"}
 
 
-def test_broadcasting_with_binary_headers(java_cluster: ClusterProcess, run_java: RunJava) -> None:
+def test_broadcasting_with_binary_headers(
+    java_cluster: ClusterProcess, producer: JavaProducer, run_java: RunJava
+) -> None:
     """Two broadcasting instances, one of them with binary headers: each gets every message."""
     topic, servers = "JavaBroadcast", java_cluster.name_servers
-    with run_java("Produce", servers, topic, str(COUNT), "sync") as produce:
-        produce.finish()
+    producer.produce(topic, "sync")
     with ExitStack() as stack:
         start = (servers, "java-broadcast", topic, "*", "BROADCASTING")
         consumers = [

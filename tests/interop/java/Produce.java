@@ -1,3 +1,5 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
@@ -8,8 +10,9 @@ import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
 
 /**
- * Produce NAMESERVERS TOPIC COUNT MODE...: COUNT messages in every mode, one line per send result.
- * Modes: sync, async, oneway, batch, ordered (queue = number of the message mod 3), tags (A, B in turn).
+ * Produce NAMESERVERS: for each line `TOPIC COUNT MODE...` of stdin, COUNT messages in every mode, one line per
+ * send result, and {"produced": line} in the end. Modes: sync, async, oneway, batch, ordered (queue = number of
+ * the message mod 3), tags (A, B in turn).
  */
 public final class Produce {
     private static DefaultMQProducer producer;
@@ -20,11 +23,16 @@ public final class Produce {
         producer = new DefaultMQProducer("java-producer");
         producer.setNamesrvAddr(args[0]);
         producer.setSendMsgTimeout(10_000);
-        topic = args[1];
-        count = Integer.parseInt(args[2]);
         producer.start();
-        for (int i = 3; i < args.length; i++) {
-            produce(args[i]);
+        BufferedReader commands = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = commands.readLine(); line != null; line = commands.readLine()) {
+            String[] words = line.split(" ");
+            topic = words[0];
+            count = Integer.parseInt(words[1]);
+            for (int i = 2; i < words.length; i++) {
+                produce(words[i]);
+            }
+            Lines.print("produced", line);
         }
         producer.shutdown();
         Lines.print("done", true);
