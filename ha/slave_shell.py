@@ -122,6 +122,7 @@ class SlaveShell:
         self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(_BUFFER_SIZE))
         self._link: MasterLink | None = None
+        self._dialled: MasterLink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
@@ -149,6 +150,9 @@ class SlaveShell:
             task.cancel()
 
     def made(self, link: MasterLink) -> None:
+        if link is not self._dialled:
+            link.end()  # given up while its connection was being made
+            return
         self._link = link
         self._run(self.core.connected(local_log(self._store), self._now_ms()))
 
@@ -292,7 +296,7 @@ class SlaveShell:
 
     def _hang_up(self, reason: str) -> None:
         log.info("ha_master_left address=%s reason=%s", self._address, reason)
-        link, self._link = self._link, None
+        link, self._link, self._dialled = self._link, None, None
         if link is not None:
             link.end()
         for task in self._tasks:
@@ -322,7 +326,7 @@ class SlaveShell:
 
     async def _dial(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        link = MasterLink(self, self._buffer, self._open_links)
+        link = self._dialled = MasterLink(self, self._buffer, self._open_links)
         try:
             await self._loop.create_connection(lambda: link, host.strip("[]"), int(port))
         except asyncio.CancelledError:

@@ -1,0 +1,62 @@
+"""The slave's shell where its events cross."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+from ha.open_links import OpenLinks
+from ha.slave_core import Phase, SlaveCore, SlavePolicy
+from ha.slave_shell import SlaveShell
+from ha.truncation import LocalLog
+from ha.wire import SlaveHandshake, encode_slave_handshake
+from protocol.role_view import RoleView
+
+VIEW = RoleView(
+    "C", "b", master_broker_id=2, master_ha_address="h:2", master_incarnation="x", master_epoch=1
+)
+
+
+def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() -> None:
+    """1. The slave dials master 2. 2. A view names master 3: the dial is given up, 3 is dialled.
+    3. Only now the first connection stands: nothing is said on it, the second one is used."""
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        dialled = []
+
+        async def create_connection(factory, host, port):  # type: ignore[no-untyped-def]
+            dialled.append(factory())
+            await asyncio.Event().wait()
+
+        store = SimpleNamespace(
+            min_phy_offset=0,
+            max_phy_offset=0,
+            confirm_offset=0,
+            flushed_offset=0,
+            epochs=SimpleNamespace(entries=()),
+        )
+        core = SlaveCore(1, VIEW, LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
+        shell = SlaveShell(core, store, Mock(), lambda: 0, None, OpenLinks())  # type: ignore[arg-type]
+        shell._loop = Mock(wraps=loop)
+        shell._loop.create_connection = create_connection
+        shell.start()
+        await asyncio.sleep(0)
+        shell.follow(
+            replace(VIEW, master_broker_id=3, master_ha_address="h:3", master_incarnation="y")
+        )
+        first, second = Mock(spec=asyncio.Transport), Mock(spec=asyncio.Transport)
+        dialled[0].connection_made(first)
+        assert core.phase is Phase.CONNECTING
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        dialled[1].connection_made(second)
+        assert core.phase is Phase.HANDSHAKE
+        second.write.assert_called_once_with(encode_slave_handshake(SlaveHandshake(1)))
+        first.write.assert_not_called()
+        first.abort.assert_called_once()
+        shell.close()
+
+    asyncio.run(play())
