@@ -74,6 +74,8 @@ class Appender:
         self._segment_end = 0  # of the segment that takes the next record; 0: not known yet
         self._turn_ms = 0  # store timestamp of this turn, 0 before its first put
         self.refusal: str | None = "not prepared as master"
+        #: Called when a write fails: within a put, too, where a turn leaves its segment.
+        self.on_disk_failure: Callable[[OSError], None] = lambda error: None
         self.messages_total = 0
         self.bytes_total = 0
 
@@ -277,10 +279,14 @@ class Appender:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self.bytes_total += len(data)
         pieces.clear()
+        self._write(lambda: self._log.append(data))
+
+    def _write(self, write: Callable[[], object]) -> None:
         try:
-            self._log.append(data)
-        except OSError:
+            write()
+        except OSError as error:
             self.refusal = "the disk failed"
+            self.on_disk_failure(error)
             raise
 
     # --- leaving a segment ---
@@ -305,7 +311,7 @@ class Appender:
         self._ensure(self._segment_end)
         if self._pieces:
             self._write_pieces()
-        log.append_blank(encode_blank(self._segment_end - at))
+        self._write(lambda: log.append_blank(encode_blank(self._segment_end - at)))
         self._end = self._segment_end
         self._segment_end += log.segment_size
         return self._end

@@ -128,6 +128,7 @@ class MessageStore:
         self._dispatcher = parts.dispatcher
         self._appender = parts.appender
         self._bind_paths(parts)
+        parts.appender.on_disk_failure = lambda error: self._on_fatal(error)
         recover_parts(parts, controller_mode=self.controller_mode)
         if self.suspect is not None:
             self._appender.refuse(f"the log is damaged: {self.suspect}")
@@ -304,11 +305,7 @@ class MessageStore:
 
         Calls `on_fatal` and raises OSError if the disk fails.
         """
-        try:
-            return self._appender.end_turn()
-        except OSError as error:
-            self._on_fatal(error)
-            raise
+        return self._appender.end_turn()
 
     def advance_confirm_offset(self, offset: int) -> int:
         """Everything that ends at or below `offset` is confirmed: make it visible.

@@ -281,6 +281,28 @@ def test_a_failed_write_is_fatal_and_ends_all_puts(rig, monkeypatch):
     assert len(fatal) == 1 and not store.is_writable
 
 
+def test_a_failed_write_within_a_put_is_fatal_too(rig, monkeypatch):
+    """1. A turn has records in its buffer. 2. The next put leaves the segment, so they are written
+    at once, and the disk fails: the turn is lost, the broker must stop."""
+    store = rig.open_master()
+    fatal = []
+    store._on_fatal = fatal.append
+
+    def broken(fd, data, position):
+        raise OSError(errno.EIO, "Input/output error")
+
+    rig.put(store)
+    store.log.preallocate_next()
+    store.log.ensure_segment(store.config.mapped_file_size_commit_log)
+    monkeypatch.setattr(os, "pwrite", broken)
+    with pytest.raises(OSError):
+        while True:
+            rig.put(store, b"x" * 1000)
+    monkeypatch.undo()
+    assert len(fatal) == 1 and not store.is_writable
+    assert store.max_phy_offset == 0
+
+
 def test_timers_flush_derived_data_and_the_checkpoint(rig):
     store = rig.open_master(flush_interval_consume_queue=1)
 
