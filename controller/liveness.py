@@ -213,7 +213,10 @@ class LivenessCore:
             watch.blocked = ""
             group = self._state.group(broker_name)
             watch.dead = self._dead(group, now_ms) if group else frozenset()
-        return self._look_at_each(self._state.broker_names(), now_ms)
+        # Brokers go by what this node last told them, which may be of long before it led.
+        names = self._state.broker_names()
+        told: list[LivenessEffect] = [AliveChanged(broker_name) for broker_name in names]
+        return told + self._look_at_each(names, now_ms)
 
     def _state_applied(self, state: ControllerState, now_ms: int) -> list[LivenessEffect]:
         before, self._state = self._state, state

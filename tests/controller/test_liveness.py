@@ -114,6 +114,7 @@ def watch(script):
     made.tell(GateOpened())
     assert made.run(10_000) == []
     assert made.alive() == [1, 2, 3]
+    made.done.clear()
     return made
 
 
@@ -284,12 +285,26 @@ def test_r5_a_young_closure_counts_for_the_new_leader(watch):
     assert effect.reason == "session_closed"
 
 
+def test_r14_a_new_leader_tells_anew_who_lives(watch):
+    """1. A node that does not lead loses its session of 2 and tells master 1 so, in some view.
+    2. The session comes back; that is no reason for a push, since a follower decides nothing.
+    3. It becomes the leader. Brokers go by the leader's word, and what it said last is "2 is dead":
+    the master would leave 2 out of the set for ever."""
+    watch.tell(GateClosed())
+    watch.close(2)
+    assert watch.core.presumed_alive(NAME, watch.now_ms) == {1, 3}
+    watch.hello(2)
+    watch.run(1_000)
+    assert AliveChanged(NAME) in watch.tell(GateOpened())
+    assert watch.core.presumed_alive(NAME, watch.now_ms) == {1, 2, 3}
+
+
 def test_r5_an_older_closure_gets_a_full_timeout(watch):
     """The broker may have gone on talking to the old leader all the while."""
     watch.tell(GateClosed())
     watch.close(1)
     watch.run(CONFIG.closure_young_ms + 100)
-    assert watch.tell(GateOpened()) == []
+    assert elections(watch.tell(GateOpened())) == []
     assert elections(watch.run(CONFIG.session_timeout_ms)) == []
     assert elections(watch.run(50))
 
@@ -299,7 +314,7 @@ def test_r5_a_silence_before_the_gate_opened_gets_a_full_timeout(watch):
     watch.beating.discard(1)
     watch.run(5_000)
     assert watch.core.presumed_alive(NAME, watch.now_ms) == {2, 3}
-    assert watch.tell(GateOpened()) == []
+    assert watch.tell(GateOpened()) == [AliveChanged(NAME)]
     assert watch.core.presumed_alive(NAME, watch.now_ms) == {1, 2, 3}
     assert watch.run(CONFIG.session_timeout_ms) == []
     assert elections(watch.run(50))
