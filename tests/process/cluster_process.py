@@ -23,12 +23,18 @@ from raw_probe import SYNC_STATE, ask
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_STORE = {"store": {"mappedFileSizeCommitLog": 64 << 20}}
 READY_S = 60.0
+FIRST_PORT, LAST_PORT = 12_000, 32_000
 
 
 def free_base_port(brokers: int) -> int:
-    """A base port whose whole range (see `batonmq.launcher.layout`) is free right now."""
-    first = 20_000 + os.getpid() % 50 * 400
-    for base in (*range(first, 60_000, 1_600), *range(20_000, first, 1_600)):
+    """A base port whose whole range (see `batonmq.launcher.layout`) is free right now.
+
+    Below the range from which the kernel takes the source ports of connections: a port that is
+    free at the start of a cluster must still be free when a broker of it is restarted.
+    """
+    candidates = range(FIRST_PORT, LAST_PORT - 1035 - 100 * brokers, 10)
+    start = os.getpid() * 37 % len(candidates)
+    for base in (*candidates[start:], *candidates[:start]):
         ports = [base + 100 * i + step for i in range(3) for step in (0, 2, 3, 4)]
         ports += [base + 1035 + 100 * j + step for j in range(brokers) for step in (-2, 0, 1)]
         if all(map(_is_free, ports)):
