@@ -43,6 +43,16 @@ GROUP = "broker-a"
 PEERS = ";".join(f"{node}-{node}:9878" for node in NODES)
 
 
+_CLOCKS = (
+    (controller.requests, "monotonic_ms"),
+    (controller.requests, "wall_ms"),
+    (controller.watch, "monotonic_ms"),
+    (controller.watch, "wall_ms"),
+    (controller.service, "wall_ms"),
+)
+"""Imported by name, so they are put in place of each other; `World.close` puts them back."""
+
+
 class Violation(AssertionError):
     """A promise was broken."""
 
@@ -438,11 +448,9 @@ class World:
         self.fatal: list[tuple[str, BaseException]] = []
         self.counts = Counts()
         self.violations: list[Violation] = []
-        controller.requests.monotonic_ms = self.loop.now_ms
-        controller.watch.monotonic_ms = self.loop.now_ms
-        controller.requests.wall_ms = self.loop.now_ms
-        controller.watch.wall_ms = self.loop.now_ms
-        controller.service.wall_ms = self.loop.now_ms
+        self._clocks = [(module, name, getattr(module, name)) for module, name in _CLOCKS]
+        for module, name, _ in self._clocks:
+            setattr(module, name, self.loop.now_ms)
 
     def call_later(self, delay: float, callback: Any, *args: Any) -> None:
         at_world(self.loop, self.loop.time() + delay, callback, *args)
@@ -619,6 +627,8 @@ class World:
         self.check()
 
     def close(self) -> None:
+        for module, name, clock in self._clocks:
+            setattr(module, name, clock)
         for number in BROKERS:
             self.kill_broker(number)
         asyncio.set_event_loop(None)
