@@ -479,20 +479,20 @@ class World:
 
         process.run(build)
 
-    def kill_controller(self, node: str) -> None:
+    def kill_controller(self, node: str, *, vanish: bool = False) -> None:
         process = self.raft.logs[node].process
         if not process.dead:
-            process.kill()
+            process.kill(vanish=vanish)
 
     def start_broker(self, number: int) -> None:
         self.lives[number] += 1
         self.brokers[number] = Broker(self, number, self.lives[number])
 
-    def kill_broker(self, number: int) -> None:
+    def kill_broker(self, number: int, *, vanish: bool = False) -> None:
         broker = self.brokers[number]
         if broker is not None:
             self.counts.kills += 1
-            broker.process.kill()
+            broker.process.kill(vanish=vanish)
             broker.store.abandon()
             self.brokers[number] = None
 

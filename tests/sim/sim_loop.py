@@ -24,6 +24,7 @@ class Process:
         self.host = host
         self.dead = False
         self.paused = False
+        self.vanished = False  # died with its host: no stream of it ends
         self.backlog: list[tuple[asyncio.Handle, Callable[..., object], tuple[Any, ...]]] = []
         self.on_kill: list[Callable[[], None]] = []
         self.context = contextvars.copy_context()
@@ -47,8 +48,9 @@ class Process:
     def spawn(self, work: Any) -> asyncio.Task[Any]:
         return self.run(self.loop.create_task, work)
 
-    def kill(self) -> None:
+    def kill(self, *, vanish: bool = False) -> None:
         self.dead = True
+        self.vanished = vanish
         self.backlog.clear()
         for callback in self.on_kill:
             callback()

@@ -1,7 +1,7 @@
 """The network of the simulation: ordered streams and gRPC calls with delays, cuts and deaths.
 
 A blocked pair of hosts loses nothing, as with TCP: bytes wait until the way is free again. Whoever
-dies is noticed by the end of its streams, unless its host vanished without a word.
+dies is noticed by the end of its streams, unless its host vanished with it.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class SimTransport(asyncio.Transport):
     def _killed(self) -> None:
         if not self.ended:
             self.ended = True
-            self.out.send(_END)
+            if not self.process.vanished:
+                self.out.send(_END)
 
     def write(self, data: Any) -> None:
         if not self.ended:
@@ -301,9 +302,11 @@ class _Call:
             return
         server, door = entry
         Pipe(network, self._client.host, server, self._serve).send((server, door, method, request))
-        server.on_kill.append(
-            lambda: self._answer_later(_error(grpc.StatusCode.UNAVAILABLE, "socket closed"))
-        )
+        server.on_kill.append(lambda: self._server_died(server))
+
+    def _server_died(self, server: Process) -> None:
+        if not server.vanished:
+            self._answer_later(_error(grpc.StatusCode.UNAVAILABLE, "socket closed"))
 
     def _answer_later(self, outcome: Any) -> None:
         Pipe(self._network, self._host, self._client, self._answered).send((outcome, ()))
@@ -367,11 +370,15 @@ class _Stream:
         self._down = Pipe(network, server.host, self._client, self._incoming.put_nowait)
         self._server, self._door = server, door
         self._handler: asyncio.Task[None] | None = None
-        self._client.on_kill.append(lambda: self._up.send(_END))
-        server.on_kill.append(
-            lambda: self._down.send(_error(grpc.StatusCode.UNAVAILABLE, "socket closed"))
-        )
+        lost = _error(grpc.StatusCode.UNAVAILABLE, "socket closed")
+        self._client.on_kill.append(lambda: self._ended(self._client, self._up, _END))
+        server.on_kill.append(lambda: self._ended(server, self._down, lost))
         self._sender = network.loop.create_task(self._send_all(requests))
+
+    @staticmethod
+    def _ended(process: Process, pipe: Pipe, last: Any) -> None:
+        if not process.vanished:
+            pipe.send(last)
 
     async def _send_all(self, requests: AsyncIterator[Any]) -> None:
         async for request in requests:

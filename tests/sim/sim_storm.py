@@ -83,9 +83,9 @@ class Storm:
             case "heal":
                 world.network.heal()
             case "kill_node":
-                world.kill_controller(rng.choice(NODES))
+                world.kill_controller(rng.choice(NODES), vanish=rng.random() < 0.15)
             case "kill_leader" if world.raft.leader is not None:
-                world.kill_controller(world.raft.leader)
+                world.kill_controller(world.raft.leader, vanish=rng.random() < 0.15)
             case "start_node":
                 self._start_nodes()
             case "slow" | "fast":
@@ -94,7 +94,7 @@ class Storm:
                 self._designate(rng.choice(BROKERS))
 
     def _kill(self, broker: Broker) -> None:
-        self.world.kill_broker(broker.number)
+        self.world.kill_broker(broker.number, vanish=self.rng.random() < 0.15)
         if self.world.ha_sync and self.rng.random() < 0.3:
             self.world.disks[broker.number].lose_power()
 
