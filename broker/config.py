@@ -40,8 +40,6 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     slave_sync_interval: int = msgspec.field(default=500, name="slaveSyncIntervalMs")
     region_id: str = msgspec.field(default="DefaultRegion", name="regionId")
-    message_group_max_wait: int = msgspec.field(default=400, name="sendCoalesceMicros")
-    message_group_threshold: int = msgspec.field(default=8, name="sendCoalesceThreshold")
 
     def __post_init__(self) -> None:
         for key, port in (("listenPort", self.listen_port),):
@@ -57,8 +55,6 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{key} is {name!r}: it must be non-empty and hold no '#'")
         if self.register_name_server_period < 1000:
             raise ValueError("registerNameServerPeriod is in ms, at least 1000")
-        if not 0 <= self.message_group_max_wait <= 5000:
-            raise ValueError("sendCoalesceMicros is in µs, 0 (off) to 5000")
 
     @property
     def name_servers(self) -> tuple[str, ...]:

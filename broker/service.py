@@ -99,13 +99,7 @@ class BrokerService:
             changed=self._tables_changed,
             dropped=self._topic_dropped,
         )
-        self.turn = SendTurn(
-            self._loop,
-            self._end_turn,
-            self.acks.__len__,
-            wait_us=broker.message_group_max_wait,
-            threshold=broker.message_group_threshold,
-        )
+        self.turn = SendTurn(self._loop, self._end_turn)
         self._client = RemotingClient(name="broker-out")
         self.slave_sync = SlaveSynchronize(
             self._client,

@@ -340,7 +340,7 @@ class Broker:
         self.replication._manager = self.manager
         self.replication._actions.report = self.manager.report_event
         self.replication.on_diverged = self._diverged  # type: ignore[method-assign]
-        self.turn = SendTurn(loop, self._end_turn, self.acks.__len__, wait_us=0, threshold=1 << 30)
+        self.turn = SendTurn(loop, self._end_turn)
         advance = self.store.advance_confirm_offset
 
         def advanced(offset: int) -> int:
