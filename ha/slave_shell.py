@@ -66,6 +66,7 @@ class MasterLink(asyncio.BufferedProtocol):
 
     def __init__(self, shell: SlaveShell, buffer: memoryview, open_links: OpenLinks) -> None:
         self._open_links = open_links
+        self._counted = False
         self.reader = MasterFrameReader()
         self.transport: asyncio.Transport | None = None
         self._shell: SlaveShell | None = shell
@@ -75,6 +76,7 @@ class MasterLink(asyncio.BufferedProtocol):
         # uvloop's transports are no subclass of asyncio's.
         transport = cast(asyncio.Transport, transport)
         self._open_links.made()
+        self._counted = True
         self.transport = transport
         if self._shell is None:
             transport.abort()
@@ -89,7 +91,7 @@ class MasterLink(asyncio.BufferedProtocol):
             self._shell.received(self, self._buffer[:nbytes])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._open_links.lost()
+        self._count_lost()
         shell, self._shell, self.transport = self._shell, None, None
         if shell is not None:
             shell.lost(self, str(exc) if exc is not None else "closed by the master")
@@ -98,6 +100,20 @@ class MasterLink(asyncio.BufferedProtocol):
         transport, self.transport, self._shell = self.transport, None, None
         if transport is not None:
             transport.abort()
+
+    def dial_cancelled(self) -> None:
+        """The dial was cancelled before it returned, perhaps with the connection made.
+
+        uvloop then closes the transport without a `connection_lost`; what waits for the last
+        link must not wait for that.
+        """
+        self.end()
+        self._count_lost()
+
+    def _count_lost(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._open_links.lost()
 
 
 class SlaveShell:
@@ -330,7 +346,7 @@ class SlaveShell:
         try:
             await self._loop.create_connection(lambda: link, host.strip("[]"), int(port))
         except asyncio.CancelledError:
-            link.end()
+            link.dial_cancelled()
             raise
         except (OSError, ValueError) as error:
             log.debug("ha_dial_failed address=%s reason=%s", address, error)

@@ -1,0 +1,65 @@
+"""A connection that is ended while its dial has not returned yet must not be waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import uvloop
+
+from ha.open_links import OpenLinks
+from ha.slave_core import SlaveCore, SlavePolicy
+from ha.slave_effects import Hangup
+from ha.slave_shell import SlaveShell, local_log
+from protocol.role_view import RoleView
+
+
+class HangsUpAtOnce(SlaveCore):
+    """Ends the connection in the turn after the one in which it was made, as a slave does whose
+    master's handshake is already there and shows that it cannot follow."""
+
+    hang_up = staticmethod(lambda: None)
+
+    def connected(self, log, now_ms):
+        asyncio.get_running_loop().call_soon(self.hang_up)
+        return []
+
+
+def test_a_dial_cancelled_after_its_connection_was_made_is_counted_as_closed():
+    """1. The connection is made; the core hangs up before `create_connection` has returned.
+    2. The dial is cancelled, and uvloop closes the transport without a `connection_lost`.
+    3. Whoever waits for the last open link goes on: a broker once could not stop here.
+    """
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        view = RoleView(
+            "C",
+            "broker-a",
+            master_broker_id=1,
+            master_ha_address=f"{host}:{port}",
+            master_incarnation="i",
+            master_epoch=1,
+        )
+        epochs = SimpleNamespace(entries=())
+        store = SimpleNamespace(
+            min_phy_offset=0, max_phy_offset=0, confirm_offset=0, flushed_offset=0, epochs=epochs
+        )
+        core = HangsUpAtOnce(2, view, local_log(store), SlavePolicy(), 0)
+        links, made = OpenLinks(), asyncio.Event()
+        count_made = links.made
+        links.made = lambda: (count_made(), made.set())  # type: ignore[method-assign]
+        shell = SlaveShell(core, store, SimpleNamespace(), lambda: 0, None, links)
+        core.hang_up = lambda: shell._perform([Hangup("it cannot be followed")])
+        shell.start()
+        try:
+            async with asyncio.timeout(10):
+                await made.wait()
+                shell.close()
+                await links.wait_none()
+        finally:
+            server.close()
+
+    uvloop.run(scenario())
