@@ -68,6 +68,19 @@ def rounds(usual: int, soak: int) -> int:
     return soak if os.environ.get("BATONMQ_SOAK") == "1" else usual
 
 
+def _ended(child: subprocess.Popen[bytes]) -> bool:
+    """SIGTERM, and SIGKILL if that is not enough; whether SIGTERM was."""
+    if child.poll() is None:
+        child.terminate()
+    try:
+        child.wait(20)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        return False
+    return True
+
+
 def is_running(pid: int) -> bool:
     """Whether a process lives; one that only waits to be reaped does not."""
     try:
@@ -134,11 +147,8 @@ class ClusterProcess:
     def stop(self) -> int | None:
         """SIGTERM; the exit code. Processes started by hand end as well."""
         code = None
-        for child in self._by_hand:
-            if child.poll() is None:
-                child.terminate()
-        for child in self._by_hand:
-            child.wait(15)
+        stuck = [child.pid for child in self._by_hand if not _ended(child)]
+        self._by_hand.clear()
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGTERM)
@@ -149,6 +159,7 @@ class ClusterProcess:
                 self.process.wait()
                 raise
             self.process = None
+        assert not stuck, f"processes {stuck} did not end on SIGTERM\n{self.story()}"
         return code
 
     @property

@@ -183,6 +183,30 @@ def test_without_a_good_epoch_file_a_broker_does_not_start(cluster: ClusterProce
     cluster.wait_in_sync(3)
 
 
+def test_r21_a_log_without_its_epochs_is_never_cut(cluster: ClusterProcess) -> None:
+    """A slave's epoch file and its backup are gone: nothing proves a common history. It says so
+    with what an operator can do, stays out of the set, and keeps every byte. With the file put
+    back it follows again."""
+    slave = any_slave(cluster)
+    folder = killed(cluster, slave)
+    file, backup = folder / "epochFileCheckpoint", folder / "epochFileCheckpoint.bak"
+    good, log = file.read_bytes(), read_log(folder).data
+    file.unlink()
+    backup.unlink()
+    child = cluster.restart(slave)
+    wait_for("what it says", lambda: "log_diverged" in cluster.broker_log(slave))
+    reason = cluster.broker_log(slave).rpartition("log_diverged")[2].splitlines()[0]
+    assert "epoch file" in reason and "move the store aside" in reason, reason
+    write_some(cluster)
+    child.terminate()
+    assert child.wait(30) == 0
+    assert read_log(folder).data == log
+    cluster.wait_in_sync(2)
+    file.write_bytes(good)
+    cluster.restart(slave)
+    cluster.wait_in_sync(3)
+
+
 # --- the commit log ---
 
 

@@ -1,0 +1,45 @@
+"""What `batonmq up` decides before it starts anything: configuration files, and a disk too full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batonmq.launcher.layout import LayoutError, config_of, plan
+from batonmq.launcher.ports import StartError, check_folder
+
+OVERRIDES = {
+    "namesrv": {"scanNotActiveBrokerInterval": 1_000},
+    "controller": {"brokerSessionTimeoutMs": 900},
+    "broker": {"regionId": "here"},
+    "store": {"minInSyncReplicas": 2},
+    "ha": {"haSendHeartbeatInterval": 50},
+    "replicas": {"masterLeaseMs": 500},
+}
+
+
+def test_overrides_of_every_section_reach_the_processes_that_read_it() -> None:
+    """A section that no configuration file took up would be a setting that does nothing."""
+    layout = plan(Path("/data"), overrides=OVERRIDES)
+    server = config_of(layout, layout.name_servers[0])
+    broker = config_of(layout, layout.brokers[0])
+    for section, values in OVERRIDES.items():
+        files = [config for config in (server, broker) if section in config]
+        assert len(files) == 1, section
+        assert files[0][section].items() >= values.items()
+    assert set(server) | set(broker) == set(OVERRIDES)
+
+
+def test_a_section_that_no_process_reads_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"section 'brokers' .* is unknown; allowed are namesrv"):
+        plan(Path("/data"), overrides={"brokers": {"regionId": "here"}})
+
+
+def test_a_full_disk_is_named_with_what_is_left_and_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(StartError) as raised:
+        check_folder(plan(tmp_path / "data"), needed_bytes=1 << 62)
+    text = str(raised.value)
+    assert str(tmp_path / "data") in text
+    assert "MiB left" in text and f"{(1 << 62) >> 20} MiB are needed" in text
+    assert "\n" not in text
