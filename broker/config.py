@@ -14,8 +14,7 @@ from replicas_manager.config import ELECTION_PRIORITY_LAST, SessionTimings, grpc
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who this broker is, where it listens, and how it treats clients.
 
-    Ports are TCP ports, 0 lets the system choose (tests). Raises ValueError for values that
-    contradict each other; the loader names the file and the line.
+    Raises ValueError for values that contradict each other; the loader names file and line.
     """
 
     broker_cluster_name: str = msgspec.field(default="DefaultCluster", name="brokerClusterName")
@@ -43,10 +42,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         for key, port in (("listenPort", self.listen_port),):
-            if not 0 <= port <= 65535:
-                raise ValueError(f"{key} is {port}, allowed are 0 to 65535")
-        if self.listen_port and self.listen_port < 3:
-            raise ValueError("listenPort must be above 2: the same handlers listen on port - 2")
+            if not 3 <= port <= 65535:
+                raise ValueError(
+                    f"{key} is {port}, allowed are 3 to 65535: the same handlers listen on port - 2"
+                )
         for key, name in (
             ("brokerName", self.broker_name),
             ("brokerClusterName", self.broker_cluster_name),

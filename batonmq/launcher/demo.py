@@ -74,8 +74,11 @@ class Tally:
 
 
 def free_base_port(replicas: int) -> int:
-    """The first port range, from the usual one up, in which nobody listens."""
-    for base in range(9876, 60000, 1500):
+    """The first port range, from the usual one up, in which nobody listens.
+
+    All below 32768: above it the kernel hands ports out, perhaps one of a broker that is down.
+    """
+    for base in range(9876, 30_000, 1500):
         layout = plan(Path("/nowhere"), replicas=replicas, base_port=base)
         if all(_is_free(port) for node in layout.nodes for port in node.ports):
             return base
