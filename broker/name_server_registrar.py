@@ -1,7 +1,7 @@
 """Registration with every name server: at once when something changes, and every 30 s.
 
 One task per name server, each with its own wake-up, so that a dead one delays nobody. The body is
-RegisterBrokerBody, the masterEpoch travels as DataVersion.stateVersion (remoting.md section 3).
+RegisterBrokerBody, the masterEpoch travels as DataVersion.stateVersion.
 Origin: BrokerOuterAPI.registerBrokerAll in Java.
 """
 

@@ -4,7 +4,7 @@ Reads end at confirmOffset (SAFETY G4), so nothing that a consumer saw is ever t
 that finds nothing is held; the dispatch of a message wakes it in the same loop turn. A new master,
 whose confirmOffset lags behind its log, holds a pull between its visible end and its log end
 instead of calling the offset wrong (R28).
-Origin: PullMessageProcessor, PullRequestHoldService in Java; codes in remoting.md section 5.
+Origin: PullMessageProcessor, PullRequestHoldService in Java.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reply frames of the hot path, made from bytes templates.
 
-A frame is `u32 length, u32 (type << 24 | header length), header, body` (remoting.md section 1); the
+A frame is `u32 length, u32 (type << 24 | header length), header, body`; the
 headers here are JSON whatever the request used, as a Java server answers by default. Nothing that
 goes into a template needs JSON escaping: numbers, hex ids, and unique keys, which are checked.
 """

@@ -5,8 +5,8 @@ A request is checked, made a record in the store's turn buffer, and its finished
 R1, R4). WAIT=false does not lift that (R29). What is asked for and not there (DELAY, TIMER_*,
 TRAN_MSG) is refused with 13, never stored as an ordinary message.
 
-Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; check order as in remoting.md
-section 4. What each step costs: DESIGN section 7.
+Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; check
+order as Java's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The events of the failover history (DESIGN section 5, "History").
+"""The events of the failover history.
 
 An event is made while a command is applied, so every node has the same ones in the same order. It
 is named by (log, raft_index, part): `log` is the random name that the replicated log got from its

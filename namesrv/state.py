@@ -1,6 +1,6 @@
 """Routes: which topics live in which broker groups, and which addresses a group has. Pure.
 
-Origin: Java `RouteInfoManager`; what is kept of it and why is in remoting.md section 3. Invariants:
+Origin: Java `RouteInfoManager`. Invariants:
 - id 0 of a group is removed only together with the address that holds it, and taken by another
   address only with a stateVersion (the masterEpoch in controller mode) not below that of any other
   live broker of the group (R32): a dead master's late close, or a zombie's registration, must not

@@ -1,6 +1,6 @@
 """Raw remoting frames over a plain socket: what a broker answers, seen without any client of ours.
 
-Only the frame of remoting.md section 1 and a JSON header; no retries, no routes, no imports from
+Only a frame and a JSON header; no retries, no routes, no imports from
 the packages under test, so that an error there cannot hide itself here.
 """
 
