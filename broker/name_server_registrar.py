@@ -131,8 +131,8 @@ class NameServerRegistrar:
     async def _register(self, address: str, registration: Registration) -> str | None:
         try:
             connection = await self._client.connection(address)
-            if connection.attachments.setdefault("registrar", self) is self:
-                connection.attachments["registrar"] = address
+            if "registrar" not in connection.attachments:
+                connection.attachments["registrar"] = self
                 connection.on_close.append(lambda _: self._lost(address))
             reply = await connection.invoke(registration.request(), RPC_TIMEOUT_MS)
         except BatonError as exc:

@@ -18,7 +18,8 @@ from broker.consumer_manager import ConsumerManager
 from broker.pull_hold import Held, PullHold
 from broker.replies import pull_frame, pull_header, refusal
 from broker.role_gate import RoleGate
-from broker.topics import PERM_READ, TopicService
+from broker.topics import TopicService
+from protocol.bodies import PERM_READ
 from protocol.codes import RequestCode, ResponseCode
 from protocol.errors import BatonError, BrokerRefusal, CorruptLogError
 from protocol.sysflag import PULL_CLASS_FILTER, PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND

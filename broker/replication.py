@@ -97,7 +97,6 @@ class Replication:
                 topics,
                 offsets,
                 slave_sync,
-                clock_ms=clock_ms,
                 routes_changed=routes_changed,
                 role_left=role_left,
             )
@@ -250,7 +249,7 @@ class Replication:
             }
         return info
 
-    def registration(self, topics: TopicConfigManager) -> Registration | None:
+    def registration(self) -> Registration | None:
         """What the name servers are told now: id 0 for a master, its own id for a slave."""
         if self._gate.role is Role.FENCED:
             return None
@@ -267,7 +266,8 @@ class Replication:
             f"{broker.ha_ip}:{self._config.store.ha_listen_port}",
             RegisterBrokerBody(
                 topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
-                    data_version=topics.data_version, topic_config_table=dict(topics.table)
+                    data_version=self._topics.data_version,
+                    topic_config_table=dict(self._topics.table),
                 )
             ).encode(),
         )

@@ -48,7 +48,6 @@ class RoleActions:
         offsets: ConsumerOffsetManager,
         slave_sync: SlaveSynchronize,
         *,
-        clock_ms: Callable[[], int],
         routes_changed: Callable[[], None],
         role_left: Callable[[], None],
     ) -> None:
@@ -59,7 +58,6 @@ class RoleActions:
         self._topics = topics
         self._offsets = offsets
         self._slave_sync = slave_sync
-        self._clock_ms = clock_ms
         self._routes_changed = routes_changed
         self._role_left = role_left
         self.report: EventReport = lambda kind, **fields: None

@@ -32,7 +32,6 @@ from store.appender import BatchItem
 from store.message_store import MessageStore
 
 FLAG_ONEWAY: Final = 2
-DEFAULT_MAX_RECONSUME_TIMES: Final = 16
 
 
 class Turn(Protocol):
@@ -73,7 +72,6 @@ class SendProcessor:
         self._known: dict[str, int] = {}
         self._random = random.Random()
         self.stored_total = 0
-        self.failed_total = 0
 
     def register(self, processors: Processors) -> None:
         processors.register_raw(RequestCode.SEND_MESSAGE_V2, self.send_v2)
@@ -234,7 +232,6 @@ class SendProcessor:
         return host
 
     def _refuse(self, channel: Connection, request: SendFrame, exc: BatonError) -> None:
-        self.failed_total += 1
         if request.flag & FLAG_ONEWAY:
             return
         if isinstance(exc, BrokerRefusal):

@@ -85,6 +85,8 @@ class BrokerService:
             folder / "topics.json",
             cluster_name=broker.broker_cluster_name,
             broker_name=broker.broker_name,
+            auto_create_topic=broker.auto_create_topic_enable,
+            default_queue_nums=broker.default_topic_queue_nums,
         )
         self.group_table = SubscriptionGroupManager(folder / "subscriptionGroup.json")
         self.offset_table = ConsumerOffsetManager(folder / "consumerOffset.json")
@@ -127,7 +129,7 @@ class BrokerService:
             self._client,
             broker.name_servers,
             broker.register_name_server_period,
-            lambda: self.replication.registration(self.topic_table),
+            self.replication.registration,
         )
         self._build_processors(store_host)
         self._server = RemotingServer(self.processors, name="broker")

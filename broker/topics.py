@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from broker.metadata_log import METADATA_TOPIC, MetadataChange, decode_metadata
-from protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from protocol.bodies import PERM_WRITE, SubscriptionGroupConfig, TopicConfig
 from protocol.codes import ResponseCode
 from protocol.errors import BrokerRefusal, RemoteProtocolError
 from store.subscription_group import SubscriptionGroupManager
 from store.topic_config import TopicConfigManager
 
 log = logging.getLogger(__name__)
-
-PERM_INHERIT: Final = 1
-PERM_WRITE: Final = 2
-PERM_READ: Final = 4
 
 
 class TopicService:

@@ -23,7 +23,6 @@ class GroupView:
     name: str
     master_address: str
     master_epoch: int
-    set_epoch: int
     replicas: Mapping[str, BrokerState]
 
     @property
@@ -114,6 +113,5 @@ def _group(name: str, info: ReplicasInfo) -> GroupView:
         name,
         info.master_address or "",
         info.master_epoch or 0,
-        info.sync_state_set_epoch or 0,
         replicas,
     )

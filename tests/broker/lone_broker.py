@@ -104,8 +104,10 @@ def send_header(topic: str, queue: int, properties: dict[str, str]) -> dict[str,
 
 
 @contextlib.asynccontextmanager
-async def lone_broker(folder: Path, **store: object) -> AsyncIterator[Rig]:
-    """Started, and closed at the end; `store` are fields of StoreConfig."""
+async def lone_broker(
+    folder: Path, *, broker: dict[str, object] | None = None, **store: object
+) -> AsyncIterator[Rig]:
+    """Started, and closed at the end; `broker` and `store` are fields of their sections."""
     fatal: list[BaseException] = []
     settings: dict[str, object] = {
         "store_path_root_dir": str(folder),
@@ -116,7 +118,11 @@ async def lone_broker(folder: Path, **store: object) -> AsyncIterator[Rig]:
         **store,
     }
     sections = BrokerSections(
-        BrokerConfig(listen_port=free_port(), enable_controller_mode=False),
+        BrokerConfig(
+            listen_port=free_port(),
+            enable_controller_mode=False,
+            **(broker or {}),  # type: ignore[arg-type]
+        ),
         StoreConfig(**settings),  # type: ignore[arg-type]
         HAConfig(),
         ReplicasConfig(),
@@ -132,11 +138,17 @@ async def lone_broker(folder: Path, **store: object) -> AsyncIterator[Rig]:
     assert not fatal, fatal
 
 
-def run_with_broker(folder: Path, test: Callable[[Rig], Awaitable[None]], **store: object) -> None:
+def run_with_broker(
+    folder: Path,
+    test: Callable[[Rig], Awaitable[None]],
+    *,
+    broker: dict[str, object] | None = None,
+    **store: object,
+) -> None:
     """Runs one coroutine against a fresh broker."""
 
     async def play() -> None:
-        async with lone_broker(folder, **store) as rig:
+        async with lone_broker(folder, broker=broker, **store) as rig:
             await test(rig)
 
     uvloop.run(play())

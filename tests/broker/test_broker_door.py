@@ -112,6 +112,23 @@ def test_a_bad_send_is_refused_by_name(
     run_with_broker(tmp_path, play)
 
 
+def test_the_template_of_new_topics_follows_the_configuration(tmp_path: Path) -> None:
+    """defaultTopicQueueNums bounds the queues of a topic that its first message creates;
+    autoCreateTopicEnable false leaves no template."""
+
+    async def few(rig: Rig) -> None:
+        await rig.send()
+        created = rig.service.topic_table.get("T")
+        assert created is not None and created.write_queue_nums == 2
+
+    async def none(rig: Rig) -> None:
+        assert (await rig.send()).code == 17
+        assert rig.service.topic_table.get("TBW102") is None
+
+    run_with_broker(tmp_path / "few", few, broker={"default_topic_queue_nums": 2})
+    run_with_broker(tmp_path / "none", none, broker={"auto_create_topic_enable": False})
+
+
 def test_a_held_pull_is_woken_by_the_message_it_waits_for(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         await rig.send()
