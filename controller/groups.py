@@ -116,6 +116,7 @@ class BrokerGroup(msgspec.Struct, frozen=True):
                 for record in self.replicas
             ),
             raft_index=raft_index,
+            unclean_epoch=self.unclean_epoch,
         )
 
     def highest_reported_epoch(self, live: Mapping[int, LiveBroker]) -> tuple[int, int]:

@@ -25,6 +25,7 @@ def role_view_to_pb(view: RoleView) -> pb.RoleView:
             for replica in sorted(view.replicas, key=lambda replica: replica.broker_id)
         ],
         raft_index=view.raft_index,
+        unclean_epoch=view.unclean_epoch,
     )
 
 
@@ -41,6 +42,7 @@ def role_view_from_pb(message: pb.RoleView) -> RoleView:
         sync_state_set=frozenset(message.sync_state_set),
         replicas=tuple(_replica_from_pb(replica) for replica in message.replicas),
         raft_index=message.raft_index,
+        unclean_epoch=message.unclean_epoch,
     )
 
 

@@ -23,7 +23,11 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class RoleView:
-    """`master_broker_id` is None while the group has no master; its address is then empty."""
+    """`master_broker_id` is None while the group has no master; its address is then empty.
+
+    `unclean_epoch` is the last masterEpoch won outside the set, 0 if none was (R7): only towards
+    such an epoch may a replica cut below its own confirmOffset (R23).
+    """
 
     cluster_name: str
     broker_name: str
@@ -36,6 +40,7 @@ class RoleView:
     sync_state_set: frozenset[int] = frozenset()
     replicas: tuple[Replica, ...] = ()
     raft_index: int = 0
+    unclean_epoch: int = 0
 
     @property
     def key(self) -> tuple[int, int]:

@@ -31,4 +31,5 @@ def role_view_of(message: pb.RoleView) -> RoleView:
             for replica in message.replicas
         ),
         raft_index=message.raft_index,
+        unclean_epoch=message.unclean_epoch,
     )

@@ -33,7 +33,7 @@ class Replica(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., ha_address: _Optional[str] = ..., alive: _Optional[bool] = ..., learner: _Optional[bool] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ...) -> None: ...
 
 class RoleView(_message.Message):
-    __slots__ = ("cluster_name", "broker_name", "master_broker_id", "master_address", "master_ha_address", "master_incarnation", "master_epoch", "sync_state_set_epoch", "sync_state_set", "replicas", "raft_index")
+    __slots__ = ("cluster_name", "broker_name", "master_broker_id", "master_address", "master_ha_address", "master_incarnation", "master_epoch", "sync_state_set_epoch", "sync_state_set", "replicas", "raft_index", "unclean_epoch")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     MASTER_BROKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class RoleView(_message.Message):
     SYNC_STATE_SET_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     RAFT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    UNCLEAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     broker_name: str
     master_broker_id: int
@@ -56,7 +57,8 @@ class RoleView(_message.Message):
     sync_state_set: _containers.RepeatedScalarFieldContainer[int]
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     raft_index: int
-    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., master_broker_id: _Optional[int] = ..., master_address: _Optional[str] = ..., master_ha_address: _Optional[str] = ..., master_incarnation: _Optional[str] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ..., sync_state_set: _Optional[_Iterable[int]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., raft_index: _Optional[int] = ...) -> None: ...
+    unclean_epoch: int
+    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., master_broker_id: _Optional[int] = ..., master_address: _Optional[str] = ..., master_ha_address: _Optional[str] = ..., master_incarnation: _Optional[str] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ..., sync_state_set: _Optional[_Iterable[int]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., raft_index: _Optional[int] = ..., unclean_epoch: _Optional[int] = ...) -> None: ...
 
 class GetNextBrokerIdRequest(_message.Message):
     __slots__ = ("cluster_name", "broker_name")
@@ -75,7 +77,7 @@ class GetNextBrokerIdReply(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., next_broker_id: _Optional[int] = ...) -> None: ...
 
 class RegisterBrokerRequest(_message.Message):
-    __slots__ = ("cluster_name", "broker_name", "broker_id", "register_check_code", "address", "ha_address", "incarnation", "log_id", "learner", "epoch", "max_offset", "confirm_offset", "election_priority", "request_id")
+    __slots__ = ("cluster_name", "broker_name", "broker_id", "register_check_code", "address", "ha_address", "incarnation", "log_id", "learner", "epoch", "max_offset", "confirm_offset", "election_priority", "request_id", "suspect")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,7 @@ class RegisterBrokerRequest(_message.Message):
     CONFIRM_OFFSET_FIELD_NUMBER: _ClassVar[int]
     ELECTION_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     broker_name: str
     broker_id: int
@@ -104,7 +107,8 @@ class RegisterBrokerRequest(_message.Message):
     confirm_offset: int
     election_priority: int
     request_id: str
-    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., register_check_code: _Optional[str] = ..., address: _Optional[str] = ..., ha_address: _Optional[str] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ..., learner: _Optional[bool] = ..., epoch: _Optional[int] = ..., max_offset: _Optional[int] = ..., confirm_offset: _Optional[int] = ..., election_priority: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    suspect: str
+    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., register_check_code: _Optional[str] = ..., address: _Optional[str] = ..., ha_address: _Optional[str] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ..., learner: _Optional[bool] = ..., epoch: _Optional[int] = ..., max_offset: _Optional[int] = ..., confirm_offset: _Optional[int] = ..., election_priority: _Optional[int] = ..., request_id: _Optional[str] = ..., suspect: _Optional[str] = ...) -> None: ...
 
 class RegisterBrokerReply(_message.Message):
     __slots__ = ("status", "broker_id", "view")
@@ -155,7 +159,7 @@ class AlterSyncStateSetReply(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., view: _Optional[_Union[RoleView, _Mapping]] = ...) -> None: ...
 
 class ElectMasterRequest(_message.Message):
-    __slots__ = ("cluster_name", "broker_name", "broker_id", "designate", "expected_master_epoch", "request_id", "reason")
+    __slots__ = ("cluster_name", "broker_name", "broker_id", "designate", "expected_master_epoch", "request_id", "reason", "unclean", "drained_offset")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +167,8 @@ class ElectMasterRequest(_message.Message):
     EXPECTED_MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    UNCLEAN_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     broker_name: str
     broker_id: int
@@ -170,7 +176,9 @@ class ElectMasterRequest(_message.Message):
     expected_master_epoch: int
     request_id: str
     reason: str
-    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., designate: _Optional[bool] = ..., expected_master_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    unclean: bool
+    drained_offset: int
+    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., designate: _Optional[bool] = ..., expected_master_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., reason: _Optional[str] = ..., unclean: _Optional[bool] = ..., drained_offset: _Optional[int] = ...) -> None: ...
 
 class ElectMasterReply(_message.Message):
     __slots__ = ("status", "view")
@@ -225,7 +233,7 @@ class GetMetadataRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetMetadataReply(_message.Message):
-    __slots__ = ("status", "group", "self_id", "leader_id", "leader_remoting_address", "leader_grpc_address", "is_leader", "controller_epoch", "raft_term", "applied_index", "committed_index", "peers")
+    __slots__ = ("status", "group", "self_id", "leader_id", "leader_remoting_address", "leader_grpc_address", "is_leader", "controller_epoch", "raft_term", "applied_index", "committed_index", "peers", "journal_bytes", "journal_entries", "snapshot_bytes", "snapshot_index", "digest_index", "state_digest", "problems")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     SELF_ID_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +246,13 @@ class GetMetadataReply(_message.Message):
     APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     group: str
     self_id: str
@@ -250,7 +265,14 @@ class GetMetadataReply(_message.Message):
     applied_index: int
     committed_index: int
     peers: _containers.RepeatedCompositeFieldContainer[ControllerPeer]
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., self_id: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_remoting_address: _Optional[str] = ..., leader_grpc_address: _Optional[str] = ..., is_leader: _Optional[bool] = ..., controller_epoch: _Optional[int] = ..., raft_term: _Optional[int] = ..., applied_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[ControllerPeer, _Mapping]]] = ...) -> None: ...
+    journal_bytes: int
+    journal_entries: int
+    snapshot_bytes: int
+    snapshot_index: int
+    digest_index: int
+    state_digest: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., group: _Optional[str] = ..., self_id: _Optional[str] = ..., leader_id: _Optional[str] = ..., leader_remoting_address: _Optional[str] = ..., leader_grpc_address: _Optional[str] = ..., is_leader: _Optional[bool] = ..., controller_epoch: _Optional[int] = ..., raft_term: _Optional[int] = ..., applied_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[ControllerPeer, _Mapping]]] = ..., journal_bytes: _Optional[int] = ..., journal_entries: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., snapshot_index: _Optional[int] = ..., digest_index: _Optional[int] = ..., state_digest: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CleanBrokerDataRequest(_message.Message):
     __slots__ = ("cluster_name", "broker_name", "broker_ids", "clean_living_broker")
@@ -374,15 +396,25 @@ class Goodbye(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class SwitchFailed(_message.Message):
+    __slots__ = ("switch_id", "reason")
+    SWITCH_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    switch_id: str
+    reason: str
+    def __init__(self, switch_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class BrokerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "goodbye")
+    __slots__ = ("hello", "heartbeat", "goodbye", "switch_failed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FAILED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    switch_failed: SwitchFailed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., switch_failed: _Optional[_Union[SwitchFailed, _Mapping]] = ...) -> None: ...
 
 class HeartbeatAnswer(_message.Message):
     __slots__ = ("sequence", "sent_ms", "leader", "controller_epoch", "leader_id", "leader_grpc_address", "master_epoch", "sync_state_set_epoch")
@@ -410,12 +442,28 @@ class Refused(_message.Message):
     status: Status
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
+class SwitchRequest(_message.Message):
+    __slots__ = ("switch_id", "broker_id", "master_epoch", "timeout_ms", "reason")
+    SWITCH_ID_FIELD_NUMBER: _ClassVar[int]
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    switch_id: str
+    broker_id: int
+    master_epoch: int
+    timeout_ms: int
+    reason: str
+    def __init__(self, switch_id: _Optional[str] = ..., broker_id: _Optional[int] = ..., master_epoch: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class ControllerMessage(_message.Message):
-    __slots__ = ("answer", "view", "refused")
+    __slots__ = ("answer", "view", "refused", "switch")
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FIELD_NUMBER: _ClassVar[int]
     answer: HeartbeatAnswer
     view: RoleView
     refused: Refused
-    def __init__(self, answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., view: _Optional[_Union[RoleView, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    switch: SwitchRequest
+    def __init__(self, answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., view: _Optional[_Union[RoleView, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., switch: _Optional[_Union[SwitchRequest, _Mapping]] = ...) -> None: ...
