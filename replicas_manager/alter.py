@@ -8,9 +8,17 @@ first attempt may still be queued; and a fence may have been raised by that atte
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 from protocol.codes import ResponseCode
-from replicas_manager.events import Effect, ProposalUnknown, SendAlter
+from protocol.role_view import RoleView
+from replicas_manager.events import (
+    Effect,
+    ProposalRefused,
+    ProposalRequested,
+    ProposalUnknown,
+    SendAlter,
+)
 
 _FENCES = frozenset(
     {
@@ -112,3 +120,30 @@ class OpenAlter:
             return []
         self._unknown = True
         return [ProposalUnknown()]
+
+
+def alter_for(
+    proposal: ProposalRequested,
+    view: RoleView,
+    broker_id: int,
+    next_request_id: Callable[[], str],
+) -> OpenAlter | ProposalRefused:
+    """The request for `proposal` of the master `broker_id` in `view`; refused here is what no
+    controller could grant."""
+    assert proposal.based_on == view.key, "a master knows no more than its ReplicasManager"
+    failed = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+    if proposal.new_set == view.sync_state_set:
+        return ProposalRefused(failed, "the set is recorded already")
+    if broker_id not in proposal.new_set:
+        return ProposalRefused(failed, "the master is not in the set")
+    members: list[tuple[int, str]] = []
+    for member_id in sorted(proposal.new_set):
+        replica = view.replica(member_id)
+        if replica is None or replica.learner:
+            what = "unknown" if replica is None else "a learner"
+            code = ResponseCode.CONTROLLER_INVALID_REPLICAS
+            return ProposalRefused(code, f"broker {member_id} is {what}")
+        members.append((member_id, replica.incarnation))
+    return OpenAlter(
+        next_request_id(), view.key, tuple(members), proposal.confirm_offset, proposal.reason
+    )

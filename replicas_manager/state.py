@@ -1,13 +1,9 @@
 """The role state machine of one broker: pure, events and `now_ms` in, effects out.
 
-Invariants
-- The highest masterEpoch accepted never falls, and `PersistRole` comes before the role change that
-  it permits (R2). A view is taken only if its (masterEpoch, setEpoch) grows (R20).
-- This process is master only where a view names its id *and* incarnation, in an epoch above all
-  that an earlier life of this broker accepted (R3).
-- At most one Alter is open. Once its outcome is unknown it ends only by an answer to the same
-  request id or by a view whose setEpoch passed it (R11).
-- The lease counts from the send time of a heartbeat that the leader answered for this epoch (R5).
+It ties together what each keeps its own invariants: `views` (R2, R3, R20), `role_changes`, `lease`
+(R5), `registration`, `elections`, `alter` (R11) and `controllers`. Here is the order of things:
+`PersistRole` comes before the role change that it permits (R2), and a newer view ends an open Alter
+before anything is told of it.
 
 Origin: Java `ReplicasManager` (states, 1004 poll, changeBrokerRole); the sessions replace its
 polling. `next_deadline_ms` says when to send a `Tick` at the latest; more ticks do no harm.
@@ -15,32 +11,28 @@ polling. `next_deadline_ms` says when to send a `Tick` at the latest; more ticks
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any
 
 from protocol.codes import ResponseCode
 from protocol.role_view import RoleView
-from replicas_manager.alter import Answer, OpenAlter
+from replicas_manager.alter import Answer, OpenAlter, alter_for
 from replicas_manager.config import SessionTimings
 from replicas_manager.controllers import Controllers
+from replicas_manager.elections import ELECT_GRACE_MS, Elections
 from replicas_manager.events import (
     ActionFailed,
     AdoptView,
     AlterFailed,
     AlterReplied,
     AnswerReceived,
-    BecomeMaster,
-    BecomeSlave,
     Effect,
     ElectFailed,
     ElectReplied,
     Event,
     FactsChanged,
     FetchFailed,
-    FetchView,
     LeaderHinted,
-    LeaseChanged,
     Notice,
     NoticeReceived,
     OpenSessions,
@@ -50,51 +42,30 @@ from replicas_manager.events import (
     ProposalRequested,
     RegisterFailed,
     RegisterReplied,
-    ReportEvent,
     SaveIdentity,
     SendElect,
     SessionClosed,
     SessionOpened,
     SessionRefused,
-    SetDead,
-    StandDown,
     Started,
     Tick,
     ViewReceived,
 )
+from replicas_manager.lease import Lease
 from replicas_manager.registration import Registration
+from replicas_manager.role_changes import RoleChanges
+from replicas_manager.views import Key, MissedViews, Role, ViewInForce, Worth
+
+__all__ = ["ReplicasState", "Role"]
 
 SUCCESS = ResponseCode.SUCCESS
 NOT_LEADER = ResponseCode.CONTROLLER_NOT_LEADER
 
 RETRY_FIRST_MS = 50
-RETRY_MOST_MS = 1000
-ELECT_RETRY_MS = 1000
-ELECT_GRACE_MS = 300
-"""A view that names an earlier life of this broker: the controller elects by itself (R3)."""
 FORGOTTEN_RETRY_MS = 5000
-FETCH_AFTER_MS = 100
-"""An answer tells of a newer view: its push may be this much behind."""
 
 _ABOVE_ANY_KEY = (2**31, 2**31)
 """Before the first view no controller counts as ahead: each session begins by pushing one."""
-
-
-class Role(enum.Enum):
-    MASTER = "master"
-    SLAVE = "slave"
-    NONE = "none"
-
-
-def retry_delay_ms(attempts: int, most_ms: int) -> int:
-    return min(RETRY_FIRST_MS << min(attempts, 8), most_ms)
-
-
-def _registrations(view: RoleView) -> tuple[object, ...]:
-    return tuple(
-        (r.broker_id, r.address, r.ha_address, r.learner, r.incarnation, r.log_id)
-        for r in view.replicas
-    )
 
 
 class ReplicasState:
@@ -112,31 +83,18 @@ class ReplicasState:
         learner: bool = False,
     ) -> None:
         self.broker_name = broker_name
-        self.broker_id = broker_id
-        self.incarnation = incarnation
-        self.highest_master_epoch = highest_master_epoch
-        self.view: RoleView | None = None
+        self._standing = ViewInForce(broker_id, incarnation, highest_master_epoch)
         self._controllers = Controllers(controllers, timings)
-        self._timings = timings
         self._learner = learner
-        self._earlier_epoch = highest_master_epoch
-        """Highest epoch that an earlier life of this broker accepted (R3)."""
         self._requests = 0
         self._stale_said: set[tuple[str, int]] = set()
         self._registration = Registration(len(controllers), self._next_request_id)
         self._forgotten_due_ms = 0
-        self._elect_flying = False
-        self._elect_due_ms = 0
+        self._elections = Elections()
         self._alter: OpenAlter | None = None
-        self._lease_until_ms = 0
-        self._lease_said = False
-        self._acted: tuple[int, Role, int] | None = None
-        self._dead_said: frozenset[int] = frozenset()
-        self._action_failures = 0
-        self._action_retry_ms: int | None = None
-        self._fetch_flying = False
-        self._fetch_due_ms = 0
-        self._fetch_wanted = (0, 0)
+        self._lease = Lease(timings.master_lease_ms)
+        self._changes = RoleChanges()
+        self._missed = MissedViews()
         self._deadline_ms: int | None = None
         self._handlers: dict[type[Event], Callable[[Any, int], list[Effect]]] = {
             Started: self._on_started,
@@ -163,8 +121,26 @@ class ReplicasState:
     # ------------------------------------------------------------------------------------ reading
 
     @property
+    def broker_id(self) -> int:
+        return self._standing.broker_id
+
+    @property
+    def incarnation(self) -> str:
+        return self._standing.incarnation
+
+    @property
+    def view(self) -> RoleView | None:
+        """The newest view taken."""
+        return self._standing.view
+
+    @property
+    def highest_master_epoch(self) -> int:
+        """The highest masterEpoch accepted (R2)."""
+        return self._standing.highest_master_epoch
+
+    @property
     def role(self) -> Role:
-        return Role.NONE if self.view is None else self._role_in(self.view)
+        return self._standing.role
 
     @property
     def registered(self) -> bool:
@@ -183,7 +159,7 @@ class ReplicasState:
 
     def lease_valid(self, now_ms: int) -> bool:
         """This process is master, and the leader answered for its epoch less than a lease ago."""
-        return now_ms < self._lease_until_ms and self.role is Role.MASTER
+        return self._lease.valid(now_ms) and self.role is Role.MASTER
 
     def next_deadline_ms(self) -> int | None:
         """When the next `Tick` is due, None if only an event can change anything."""
@@ -199,24 +175,37 @@ class ReplicasState:
         effects += self._controllers.due(
             now_ms,
             deadlines,
-            self._heartbeat_key(),
+            self._standing.told_key,
             master=self.role is Role.MASTER,
             tell_loss=self.registered,
         )
-        effects += self._lease_due(now_ms, deadlines)
-        effects += self._action_due(now_ms, deadlines)
+        effects += self._lease.due(
+            now_ms,
+            deadlines,
+            master=self.role is Role.MASTER,
+            master_epoch=self.highest_master_epoch,
+            broker_id=self.broker_id,
+        )
+        if self.view is not None and self._changes.due(now_ms, deadlines):
+            effects += self._act(self.view, now_ms)
         effects += self._elect_due(now_ms, deadlines)
         if self._alter is not None:
             effects += self._alter.due(now_ms, deadlines, self._controllers.target())
-        effects += self._fetch_due(now_ms, deadlines)
+        if self.registered:
+            controllers = self._controllers
+            effects += self._missed.due(
+                now_ms,
+                deadlines,
+                self._standing.key,
+                controllers.ahead(),
+                controllers.target(),
+                controllers.leader,
+            )
         self._deadline_ms = min(deadlines) if deadlines else None
         return effects
 
     def check_invariants(self) -> None:
-        if self.view is not None:
-            assert self.view.master_epoch <= self.highest_master_epoch
-            if self.role is Role.MASTER:
-                assert self.view.master_epoch > self._earlier_epoch
+        self._standing.check_invariants()
         if self._alter is not None:
             assert self.view is not None and self.role is Role.MASTER
             assert self._alter.key == self.view.key
@@ -240,7 +229,7 @@ class ReplicasState:
         effects: list[Effect] = []
         if self.broker_id == 0:
             assert event.broker_id > 0, "a registered broker has an id"
-            self.broker_id = event.broker_id
+            self._standing.broker_id = event.broker_id
             effects.append(SaveIdentity(event.broker_id))
         self._registration.succeeded()
         self._controllers.leader_answered(now_ms)
@@ -286,7 +275,8 @@ class ReplicasState:
         if not heard.authoritative:
             return []
         effects = self._new_leader(event.controller, now_ms) if heard.changed else []
-        self._extend_lease(event)
+        if self.role is Role.MASTER:
+            self._lease.extend(event, self._standing.key[0])
         if event.master_epoch == 0 and self.registered:
             effects += self._forgotten(event.controller, now_ms)
         return effects
@@ -308,7 +298,7 @@ class ReplicasState:
     def _new_leader(self, leader: str, now_ms: int) -> list[Effect]:
         """Everything that waited for a leader goes to it at once."""
         self._registration.hasten(now_ms)
-        self._elect_due_ms = min(self._elect_due_ms, now_ms + ELECT_GRACE_MS)
+        self._elections.hasten(now_ms)
         fields = (
             ("controller", leader),
             ("controller_epoch", self._controllers.controller_epoch),
@@ -317,67 +307,35 @@ class ReplicasState:
         effects += self._controllers.back()
         if self._alter is not None:
             effects += self._alter.leader_changed(leader)
-        effects += self._judge_dead()
-        return effects
-
-    def _heartbeat_key(self) -> tuple[int, int]:
-        set_epoch = self.view.sync_state_set_epoch if self.view is not None else 0
-        return (self.highest_master_epoch, set_epoch)
-
-    # -------------------------------------------------------------------------------------- lease
-
-    def _extend_lease(self, event: AnswerReceived) -> None:
-        """R5: only the leader's answer, only for the epoch that this process is master of."""
-        view = self.view
-        if view is None or self.role is not Role.MASTER:
-            return
-        if event.master_epoch == view.master_epoch:
-            until_ms = event.sent_ms + self._timings.master_lease_ms
-            self._lease_until_ms = max(self._lease_until_ms, until_ms)
-
-    def _lease_due(self, now_ms: int, deadlines: list[int]) -> list[Effect]:
-        valid = self.lease_valid(now_ms)
-        if valid:
-            deadlines.append(self._lease_until_ms)
-        if valid == self._lease_said:
-            return []
-        self._lease_said = valid
-        effects: list[Effect] = [LeaseChanged(valid, self.highest_master_epoch)]
-        if not valid and self.role is Role.MASTER and self._lease_until_ms:
-            effects.append(ReportEvent("lease_lost", (("broker_id", self.broker_id),)))
-            fields = (("master_epoch", self.highest_master_epoch),)
-            effects.append(Notice("lease_lost", fields, warning=True))
+        effects += self._changes.judge_dead(self._controllers.verdict())
         return effects
 
     # -------------------------------------------------------------------------------------- views
 
     def _on_view(self, event: ViewReceived, now_ms: int) -> list[Effect]:
         if not event.pushed:
-            self._fetch_flying = False
+            self._missed.ended()
             return self._see(event.view, event.controller, now_ms)
         if event.view.broker_name != self.broker_name:
             return []
         dead = (r.broker_id for r in event.view.replicas if not r.alive)
         self._controllers.note_dead(event.controller, frozenset(dead) - {self.broker_id})
-        return self._see(event.view, event.controller, now_ms) + self._judge_dead()
+        effects = self._see(event.view, event.controller, now_ms)
+        return effects + self._changes.judge_dead(self._controllers.verdict())
 
     def _see(self, view: RoleView, controller: str, now_ms: int) -> list[Effect]:
-        """R20, R2: taken only if its key grows and its epoch is not below what was accepted."""
         if view.broker_name != self.broker_name:
             return []
-        if view.master_epoch < self.highest_master_epoch:
-            return self._say_stale(view, controller)
-        if self.view is None or view.key > self.view.key:
-            return self._take(view, now_ms)
-        if (
-            view.key == self.view.key
-            and view.raft_index > self.view.raft_index
-            and _registrations(view) != _registrations(self.view)
-        ):
-            # A replica registered anew: an address or an incarnation (R12) changed.
-            self.view = view
-            return [AdoptView(view)]
-        return []
+        match self._standing.worth(view):
+            case Worth.STALE:
+                return self._say_stale(view, controller)
+            case Worth.NEWER:
+                return self._take(view, now_ms)
+            case Worth.REGISTERED_ANEW:
+                self._standing.take(view)
+                return [AdoptView(view)]
+            case Worth.KNOWN:
+                return []
 
     def _say_stale(self, view: RoleView, controller: str) -> list[Effect]:
         """A lagging follower is ordinary; a leader that knows less than this broker forgot."""
@@ -395,71 +353,29 @@ class ReplicasState:
     def _take(self, view: RoleView, now_ms: int) -> list[Effect]:
         overtaken = self._alter is not None and view.master_epoch == self._alter.key[0]
         self._alter = None
-        self.view = view
         # What was committed binds elections by confirmOffset (R16): no controller may judge this
         # replica by what it told before.
         self._controllers.hasten(now_ms)
         effects: list[Effect] = []
-        if view.master_epoch > self.highest_master_epoch:
-            self.highest_master_epoch = view.master_epoch
+        if self._standing.take(view):
             effects.append(PersistRole(view.master_epoch))
-        acted = (view.master_epoch, self._role_in(view), view.master_broker_id or 0)
-        if acted != self._acted:
-            self._acted = acted
-            self._action_failures = 0
+        if self._changes.asked_by(view, self._standing.role_in(view)):
             return effects + self._act(view, now_ms)
         return [*effects, ProposalApplied(view) if overtaken else AdoptView(view)]
 
-    def _role_in(self, view: RoleView) -> Role:
-        """R3: master only under this incarnation, in an epoch that no earlier life accepted."""
-        if not view.master_broker_id:
-            return Role.NONE
-        if view.master_broker_id != self.broker_id:
-            return Role.SLAVE
-        own_life = view.master_incarnation == self.incarnation
-        return Role.MASTER if own_life and view.master_epoch > self._earlier_epoch else Role.NONE
-
     def _act(self, view: RoleView, now_ms: int) -> list[Effect]:
         """The role change that the view in force asks for."""
-        self._action_retry_ms = None
-        self._lease_until_ms = 0
-        role = self._role_in(view)
-        effects: list[Effect] = []
-        if role is Role.MASTER:
-            effects.append(BecomeMaster(view))
-        elif role is Role.SLAVE:
-            effects.append(BecomeSlave(view))
-        else:
-            effects.append(StandDown(view))
+        self._lease.drop()
+        role = self._standing.role_in(view)
+        if role is Role.NONE:
             earlier_life = view.master_broker_id == self.broker_id
-            self._elect_due_ms = now_ms + (ELECT_GRACE_MS if earlier_life else 0)
-        effects.append(SetDead(self._dead_said))
-        fields = (("role", role.value), ("broker_id", self.broker_id))
-        effects.append(ReportEvent("role_changed", fields))
-        return effects
+            self._elections.wanted(now_ms + (ELECT_GRACE_MS if earlier_life else 0))
+        return self._changes.act(view, role, self.broker_id)
 
     def _on_action_failed(self, event: ActionFailed, now_ms: int) -> list[Effect]:
-        if self.view is None or event.view.master_epoch != self.view.master_epoch:
-            return []  # a newer role change is on its way already
-        self._action_retry_ms = now_ms + retry_delay_ms(self._action_failures, RETRY_MOST_MS)
-        self._action_failures += 1
+        if self.view is not None and event.view.master_epoch == self.view.master_epoch:
+            self._changes.failed(now_ms)  # else a newer role change is on its way already
         return []
-
-    def _action_due(self, now_ms: int, deadlines: list[int]) -> list[Effect]:
-        if self._action_retry_ms is None or self.view is None:
-            return []
-        if now_ms >= self._action_retry_ms:
-            return self._act(self.view, now_ms)
-        deadlines.append(self._action_retry_ms)
-        return []
-
-    def _judge_dead(self) -> list[Effect]:
-        """Only the leader's verdict counts (R5)."""
-        dead = self._controllers.verdict()
-        if dead is None or dead == self._dead_said or self._acted is None:
-            return []
-        self._dead_said = dead
-        return [SetDead(dead)]
 
     # ------------------------------------------------------------- views whose push did not come
 
@@ -467,33 +383,12 @@ class ReplicasState:
         self._want_view((event.master_epoch, event.sync_state_set_epoch), now_ms)
         return []
 
-    def _want_view(self, key: tuple[int, int], now_ms: int) -> None:
+    def _want_view(self, key: Key, now_ms: int) -> None:
         if self.view is None or key > self.view.key:
-            self._fetch_wanted = max(self._fetch_wanted, key)
-            self._fetch_due_ms = now_ms
-
-    def _fetch_due(self, now_ms: int, deadlines: list[int]) -> list[Effect]:
-        if self._fetch_flying or not self.registered:
-            return []
-        due_ms = self._fetch_due_ms
-        ahead = self._controllers.ahead()
-        if self._fetch_wanted > (self.view.key if self.view is not None else (0, 0)):
-            target = self._controllers.target()
-        elif ahead is not None:
-            controller, since_ms = ahead
-            target = self.leader or controller
-            due_ms = max(due_ms, since_ms + FETCH_AFTER_MS)
-        else:
-            return []
-        if now_ms < due_ms:
-            deadlines.append(due_ms)
-            return []
-        self._fetch_flying = True
-        self._fetch_due_ms = now_ms + 2 * FETCH_AFTER_MS
-        return [FetchView(target)]
+            self._missed.want(key, now_ms)
 
     def _on_fetch_failed(self, event: FetchFailed, now_ms: int) -> list[Effect]:
-        self._fetch_flying = False
+        self._missed.ended()
         self._controllers.pass_over(event.target)
         return []
 
@@ -503,29 +398,23 @@ class ReplicasState:
         view = self.view
         if view is None or self.role is not Role.NONE or not self.registered:
             return []
-        if self._learner or self._elect_flying:
+        if self._learner or not self._elections.due(now_ms, deadlines):
             return []
-        if now_ms < self._elect_due_ms:
-            deadlines.append(self._elect_due_ms)
-            return []
-        self._elect_flying = True
         target = self._controllers.target()
         request_id = self._next_request_id()
         return [SendElect(target, view.master_epoch, request_id, "no master is known")]
 
     def _on_elect_replied(self, event: ElectReplied, now_ms: int) -> list[Effect]:
-        self._elect_flying = False
-        if event.code == NOT_LEADER:
+        not_leader = event.code == NOT_LEADER
+        self._elections.refused(now_ms, not_leader=not_leader)
+        if not_leader:
             self._controllers.pass_over(event.target)
-            self._elect_due_ms = now_ms + RETRY_FIRST_MS
             return []
-        self._elect_due_ms = now_ms + ELECT_RETRY_MS
         return self._see(event.view, event.target, now_ms) if event.view is not None else []
 
     def _on_elect_failed(self, event: ElectFailed, now_ms: int) -> list[Effect]:
-        self._elect_flying = False
+        self._elections.unanswered(now_ms)
         self._controllers.pass_over(event.target)
-        self._elect_due_ms = now_ms + 2 * RETRY_FIRST_MS
         return []
 
     # -------------------------------------------------------------------------------------- alter
@@ -536,40 +425,15 @@ class ReplicasState:
             # The view that overtook it has ended it at the master (R11). A refusal would by now
             # meet that master's next proposal, and take back its union with the Alter under way.
             return []
-        refused = self._refuse_at_home(event)
-        if refused is not None or view is None:
-            return [refused] if refused is not None else []
-        assert self._alter is None, "one Alter in flight (R11)"
-        members: list[tuple[int, str]] = []
-        for broker_id in sorted(event.new_set):
-            replica = view.replica(broker_id)
-            if replica is None or replica.learner:
-                what = "unknown" if replica is None else "a learner"
-                code = ResponseCode.CONTROLLER_INVALID_REPLICAS
-                return [ProposalRefused(code, f"broker {broker_id} is {what}")]
-            members.append((broker_id, replica.incarnation))
-        self._alter = OpenAlter(
-            self._next_request_id(),
-            view.key,
-            tuple(members),
-            event.confirm_offset,
-            event.reason,
-        )
-        return [self._alter.send(self._controllers.target())]
-
-    def _refuse_at_home(self, event: ProposalRequested) -> ProposalRefused | None:
-        """What no controller could grant."""
-        view = self.view
         if view is None or self.role is not Role.MASTER:
             code = ResponseCode.CONTROLLER_INVALID_MASTER
-            return ProposalRefused(code, "this broker is not master")
-        assert event.based_on == view.key, "a master knows no more than its ReplicasManager"
-        code = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
-        if event.new_set == view.sync_state_set:
-            return ProposalRefused(code, "the set is recorded already")
-        if self.broker_id not in event.new_set:
-            return ProposalRefused(code, "the master is not in the set")
-        return None
+            return [ProposalRefused(code, "this broker is not master")]
+        assert self._alter is None, "one Alter in flight (R11)"
+        alter = alter_for(event, view, self.broker_id, self._next_request_id)
+        if isinstance(alter, ProposalRefused):
+            return [alter]
+        self._alter = alter
+        return [alter.send(self._controllers.target())]
 
     def _on_alter_replied(self, event: AlterReplied, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []
