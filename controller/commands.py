@@ -29,6 +29,7 @@ __all__ = [
     "ElectMaster",
     "LiveBroker",
     "Member",
+    "NoteEvent",
     "RegisterBroker",
     "ReportEvent",
     "decode",
@@ -152,7 +153,8 @@ class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
     only it may win. `unclean` lifts the rule that the winner comes from the SyncStateSet: only for
     an operator who names the replica (G5). `confirm_floor` is the highest confirmOffset that a
     member must have by now (R16), -1 if none was heard. `reason` and `detected_ms` (wall clock, 0
-    if unknown) say how and when the need was seen.
+    if unknown) say how and when the controller `node` saw the need, `silent_ms` how long the master
+    had been silent by then, -1 if that is not known.
     """
 
     broker_name: str
@@ -164,6 +166,8 @@ class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
     confirm_floor: int = -1
     reason: str = ""
     detected_ms: int = 0
+    silent_ms: int = -1
+    node: str = ""
     live: tuple[LiveBroker, ...] = ()
 
 
@@ -180,11 +184,15 @@ class CleanBrokerData(Command, frozen=True, kw_only=True, tag="clean_broker_data
 class BecomeController(Command, frozen=True, kw_only=True, tag="become_controller"):
     """A new Raft leader opens its gate; raises the controller epoch and so fences older commands.
 
-    `nonce` is random per attempt; it is the request id of this command as well.
+    `nonce` is random per attempt; it is the request id of this command as well. For the history:
+    `started_ms` is when the process was started, `leader_seen_ms` when it last knew of another
+    leader (wall clock, 0 if never).
     """
 
     node: str
     nonce: str
+    started_ms: int = 0
+    leader_seen_ms: int = 0
 
 
 class ReportEvent(Command, frozen=True, kw_only=True, tag="report_event"):
@@ -201,6 +209,23 @@ class ReportEvent(Command, frozen=True, kw_only=True, tag="report_event"):
     json: str = ""
 
 
+class NoteEvent(Command, frozen=True, kw_only=True, tag="note_event"):
+    """What a controller did or saw itself (pushed, election_blocked, switch_requested, ...).
+
+    Only for the history. `broker_id` is who it is about, NO_BROKER if nobody. `time_ms` is the wall
+    clock of `node`, 0 for that of the proposal; `json` holds further fields, as text of an object.
+    """
+
+    broker_name: str
+    kind: str
+    node: str
+    broker_id: int = NO_BROKER
+    master_epoch: int = 0
+    time_ms: int = 0
+    reason: str = ""
+    json: str = ""
+
+
 AnyCommand = (
     RegisterBroker
     | ApplyBrokerId
@@ -209,6 +234,7 @@ AnyCommand = (
     | CleanBrokerData
     | BecomeController
     | ReportEvent
+    | NoteEvent
 )
 
 

@@ -8,6 +8,8 @@ with its quirks mended:
 (d) fencing comes before equality: a deposed master sees 2002 or 2000, also with the same set.
 """
 
+from typing import Any
+
 import msgspec
 
 from controller.commands import (
@@ -19,6 +21,7 @@ from controller.commands import (
     ElectMaster,
     LiveBroker,
     Member,
+    NoteEvent,
     RegisterBroker,
     ReportEvent,
 )
@@ -34,7 +37,13 @@ from controller.group_changes import (
     without_members,
 )
 from controller.groups import BrokerGroup, ReplicaRecord, living_replicas
-from controller.history import REPORT_SIZE_MAX, REPORTED_KINDS, EventKind, HistoryEvent
+from controller.history import (
+    NOTED_KINDS,
+    REPORT_SIZE_MAX,
+    REPORTED_KINDS,
+    EventKind,
+    HistoryEvent,
+)
 from controller.registration import apply_broker_id, register
 from protocol.codes import ResponseCode
 
@@ -44,7 +53,13 @@ __all__ = [
 ]
 
 GroupCommand = (
-    RegisterBroker | ApplyBrokerId | AlterSyncStateSet | ElectMaster | CleanBrokerData | ReportEvent
+    RegisterBroker
+    | ApplyBrokerId
+    | AlterSyncStateSet
+    | ElectMaster
+    | CleanBrokerData
+    | ReportEvent
+    | NoteEvent
 )
 
 
@@ -63,6 +78,8 @@ def change_group(group: BrokerGroup | None, command: GroupCommand, clock_ms: int
             return _clean_broker_data(group, command)
         case ReportEvent():
             return _report_event(group, command)
+        case NoteEvent():
+            return _note_event(group, command)
 
 
 # --- the SyncStateSet -------------------------------------------------------------------------
@@ -283,7 +300,7 @@ def _elected(group: BrokerGroup, command: ElectMaster, winner: int) -> Change:
         confirm_offset=floor,
         unclean=unclean,
         reason=command.reason or _who_asked(command),
-        detected_ms=command.detected_ms,
+        **_seen(command),
     )
     return Change(group=after, broker_id=winner, events=(event,))
 
@@ -303,7 +320,7 @@ def _nobody_elected(group: BrokerGroup, command: ElectMaster, asker: int, refusa
         set_before=group.sync_state_set,
         confirm_offset=max(group.confirm_floor, command.confirm_floor),
         reason=f"{command.reason or _who_asked(command)}: {refusal}",
-        detected_ms=command.detected_ms,
+        **_seen(command),
     )
     return Change(
         group=after,
@@ -311,6 +328,16 @@ def _nobody_elected(group: BrokerGroup, command: ElectMaster, asker: int, refusa
         remark=refusal,
         events=(event,),
     )
+
+
+def _seen(command: ElectMaster) -> dict[str, Any]:
+    """By whom and when the need was seen, and when it was proposed."""
+    return {
+        "node": command.node,
+        "detected_ms": command.detected_ms,
+        "silent_ms": command.silent_ms,
+        "proposed_ms": command.now_ms,
+    }
 
 
 def _who_asked(command: ElectMaster) -> str:
@@ -391,6 +418,33 @@ def _report_event(group: BrokerGroup | None, command: ReportEvent) -> Change:
         json=command.json,
     )
     return Change(group=group, broker_id=command.broker_id, events=(event,))
+
+
+def _note_event(group: BrokerGroup | None, command: NoteEvent) -> Change:
+    if group is None:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+            f"broker set {command.broker_name} is not known",
+        )
+    if command.kind not in NOTED_KINDS or not _is_json_object(command.json):
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_INVALID_REQUEST,
+            f"a controller notes {', '.join(sorted(NOTED_KINDS))} with an object of at most "
+            f"{REPORT_SIZE_MAX} characters, not {command.kind!r}",
+        )
+    event = event_of(
+        EventKind(command.kind),
+        group,
+        broker_id=command.broker_id,
+        master_epoch=command.master_epoch,
+        time_ms=command.time_ms or command.now_ms,
+        node=command.node,
+        reason=command.reason,
+        json=command.json,
+    )
+    return Change(group=group, events=(event,))
 
 
 def _is_json_object(text: str) -> bool:

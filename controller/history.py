@@ -13,6 +13,7 @@ import msgspec
 
 __all__ = [
     "HISTORY_EVENTS_MAX",
+    "NOTED_KINDS",
     "REASON_SIZE_MAX",
     "REPORTED_KINDS",
     "REPORT_SIZE_MAX",
@@ -30,7 +31,8 @@ REASON_SIZE_MAX: Final = 200
 
 
 class EventKind(StrEnum):
-    """What can happen. The last six are reported by brokers, the others follow from commands."""
+    """What can happen. REPORTED_KINDS come from brokers, NOTED_KINDS from controllers; the others
+    follow from commands."""
 
     BROKER_REGISTERED = "broker_registered"
     ELECTED = "elected"
@@ -44,6 +46,11 @@ class EventKind(StrEnum):
     TRUNCATED = "truncated"
     LEASE_LOST = "lease_lost"
     DIVERGED = "diverged"
+    DRAINED = "drained"
+    PUSHED = "pushed"
+    ELECTION_BLOCKED = "election_blocked"
+    SWITCH_REQUESTED = "switch_requested"
+    SWITCH_FAILED = "switch_failed"
 
 
 REPORTED_KINDS: Final = frozenset(
@@ -54,6 +61,16 @@ REPORTED_KINDS: Final = frozenset(
         EventKind.TRUNCATED,
         EventKind.LEASE_LOST,
         EventKind.DIVERGED,
+        EventKind.DRAINED,
+        EventKind.SWITCH_FAILED,
+    }
+)
+NOTED_KINDS: Final = frozenset(
+    {
+        EventKind.PUSHED,
+        EventKind.ELECTION_BLOCKED,
+        EventKind.SWITCH_REQUESTED,
+        EventKind.SWITCH_FAILED,
     }
 )
 
@@ -61,10 +78,15 @@ REPORTED_KINDS: Final = frozenset(
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the history. Fields that do not apply keep their default and are left out.
 
-    `time_ms` is the proposer's clock, for reported kinds the broker's own. `broker_id` is who it is
-    about (winner, registered, reporting), 0 if nobody. `set_before` and `sync_state_set` ascend.
-    `detected_ms` is when the need for an election was seen and `reason` how. Offsets are bytes, -1
-    where unknown. `json` holds what a broker added to its report, as text of a JSON object.
+    `time_ms` is the proposer's clock and never goes back; for reported and noted kinds it is that
+    of who tells it. `broker_id` is who it is about (winner, registered, reporting), 0 if nobody.
+    `set_before` and `sync_state_set` ascend. `node` is the controller that proposed an election,
+    noted the event, or leads from now on after `node_before`. `detected_ms` is when the need for an
+    election was seen, on the clock of `node`, `reason` how, and `silent_ms` how long the master had
+    said nothing by then (-1 unknown); `proposed_ms` is when that node proposed. `started_ms` is
+    when the process of a new leading controller was started, `leader_seen_ms` when it last knew of
+    another leader (0: never in its life). Offsets are bytes, -1 where unknown. `json` holds what
+    was added to a report or note, as text of a JSON object.
     """
 
     log: str
@@ -80,6 +102,7 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sync_state_set_epoch: int = 0
     controller_epoch: int = 0
     node: str = ""
+    node_before: str = ""
     master_before: int = 0
     set_before: tuple[int, ...] = ()
     sync_state_set: tuple[int, ...] = ()
@@ -88,6 +111,10 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     unclean: bool = False
     reason: str = ""
     detected_ms: int = 0
+    silent_ms: int = -1
+    proposed_ms: int = 0
+    started_ms: int = 0
+    leader_seen_ms: int = 0
     json: str = ""
 
     @property

@@ -196,6 +196,10 @@ class ControllerState(msgspec.Struct, frozen=True):
             time_ms=0,
             kind=EventKind.CONTROLLER_LEADER_CHANGED,
             node=command.node,
+            node_before=self.controller_node,
+            proposed_ms=command.now_ms,
+            started_ms=command.started_ms,
+            leader_seen_ms=command.leader_seen_ms,
         )
         state, effects = state._with_events((event,))
         result = CommandResult(ResponseCode.SUCCESS, controller_epoch=epoch)

@@ -11,6 +11,7 @@ from controller.commands import (
     ElectMaster,
     LiveBroker,
     Member,
+    NoteEvent,
     RegisterBroker,
     ReportEvent,
     decode,
@@ -95,6 +96,9 @@ CLEAN = st.builds(
 REPORT = st.builds(
     ReportEvent, **COMMON, broker_id=IDS, kind=st.sampled_from(["opened", "elected", "?"])
 )
+NOTE = st.builds(
+    NoteEvent, **COMMON, kind=st.sampled_from(["pushed", "elected", "?"]), node=st.just("n0")
+)
 BECOME = st.builds(BecomeController, node=NAMES, nonce=st.sampled_from(["n1", "n2", "n3"]))
 
 
@@ -178,7 +182,7 @@ PLAUSIBLE = st.builds(
     st.lists(st.integers(0, 3), min_size=3, max_size=4),
     st.booleans(),
 )
-ANYTHING = st.one_of(REGISTER, ELECT, ALTER, APPLY, CLEAN, REPORT, BECOME)
+ANYTHING = st.one_of(REGISTER, ELECT, ALTER, APPLY, CLEAN, REPORT, NOTE, BECOME)
 MOSTLY_PLAUSIBLE = st.integers(0, 6).flatmap(lambda n: ANYTHING if n == 6 else PLAUSIBLE)
 JOINED = [Plausible("join", "a", nth, set(), set(), [0], False) for nth in range(3)]
 FOUNDED = [*JOINED, Plausible("elect", "a", 0, set(), set(), [0, 0, 0], False)]
