@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -107,8 +108,8 @@ class CpuMeter:
         return CpuUse(used, time.monotonic() - self._began, others)
 
 
-def _end_with_parent() -> None:
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def _end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    _LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
 def spawn(
@@ -117,8 +118,10 @@ def spawn(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    end_signal: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own, so that ctrl-C reaches only us. It ends with us."""
+    """Starts a process in a session of its own, so that ctrl-C reaches only us. It ends with us,
+    by `end_signal`, should we be killed."""
     with log.open("ab") as output:
         return subprocess.Popen(
             list(argv),
@@ -128,7 +131,7 @@ def spawn(
             cwd=cwd,
             env=None if env is None else dict(env),
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=partial(_end_with_parent, end_signal),
         )
 
 

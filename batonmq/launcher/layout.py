@@ -38,6 +38,7 @@ class NameServerNode:
     data_dir: Path
     config: Path
     pid_file: Path
+    host: str = HOST
 
     @property
     def name(self) -> str:
@@ -45,15 +46,15 @@ class NameServerNode:
 
     @property
     def address(self) -> str:
-        return f"{HOST}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def controller_address(self) -> str:
-        return f"{HOST}:{self.port + 2}"
+        return f"{self.host}:{self.port + 2}"
 
     @property
     def grpc_address(self) -> str:
-        return f"{HOST}:{self.port + 3}"
+        return f"{self.host}:{self.port + 3}"
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -74,6 +75,7 @@ class BrokerNode:
     data_dir: Path
     config: Path
     pid_file: Path
+    host: str = HOST
 
     @property
     def name(self) -> str:
@@ -81,11 +83,11 @@ class BrokerNode:
 
     @property
     def address(self) -> str:
-        return f"{HOST}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def ha_address(self) -> str:
-        return f"{HOST}:{self.port + 1}"
+        return f"{self.host}:{self.port + 1}"
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -214,7 +216,7 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
         sections: dict[str, dict[str, object]] = {
             "namesrv": {
                 "listenPort": node.port,
-                "bindAddress": HOST,
+                "bindAddress": node.host,
                 "enableControllerInNamesrv": node.controller_id is not None,
             }
         }
@@ -226,14 +228,14 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
                 ),
                 "controllerDLegerSelfId": node.controller_id,
                 "controllerStorePath": str(node.data_dir / "controller"),
-                "bindAddress": HOST,
+                "bindAddress": node.host,
             }
     else:
         sections = {
             "broker": {
                 "brokerClusterName": CLUSTER_NAME,
                 "brokerName": node.group,
-                "brokerIP1": HOST,
+                "brokerIP1": node.host,
                 "listenPort": node.port,
                 "namesrvAddr": layout.name_server_addresses,
             },
