@@ -327,7 +327,11 @@ class LivenessCore:
             return [ElectionBlocked(group.broker_name, choice.refusal)]
         # Without a candidate only a dead master is worth a command: it is deposed.
         if choice.winner == NO_BROKER and need.standing != "dead":
-            return []
+            if group.master_epoch == 0 or choice.refusal == watch.blocked:
+                return []
+            watch.blocked = choice.refusal
+            return [ElectionBlocked(group.broker_name, choice.refusal, operator=False)]
+        watch.blocked = choice.refusal
         return self._propose(group, need, now_ms)
 
     def _propose(self, group: BrokerGroup, need: Verdict, now_ms: int) -> list[LivenessEffect]:
@@ -343,7 +347,15 @@ class LivenessCore:
             next_ms=now_ms + self._config.outcome_timeout_ms,
             delay_ms=delay_ms,
         )
-        return [ProposeElect(group.broker_name, group.master_epoch, need.reason, need.since_ms)]
+        return [
+            ProposeElect(
+                group.broker_name,
+                group.master_epoch,
+                need.reason,
+                need.since_ms,
+                need.silent_ms,
+            )
+        ]
 
 
 def _live_broker(record: ReplicaRecord, facts: HeartbeatFacts) -> LiveBroker:

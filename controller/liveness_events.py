@@ -141,13 +141,14 @@ class ProposeElect:
     """Propose ElectMaster for the group, then tell `ElectionEnded`.
 
     `reason` goes into the history; `detected_ms` is when the need was seen, on the clock of
-    `now_ms`.
+    `now_ms`, and `silent_ms` how long the master had said nothing by then, -1 if unknown.
     """
 
     broker_name: str
     expected_master_epoch: int
     reason: str
     detected_ms: int
+    silent_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +169,14 @@ class RefuseSession:
 
 @dataclass(frozen=True, slots=True)
 class ElectionBlocked:
-    """The group needs an election that only an operator can decide (R19). Said once per reason."""
+    """The group needs an election that nobody may win now. Said once per reason.
+
+    With `operator` only an operator can decide it (R19); else it waits for a member to come back.
+    """
 
     broker_name: str
     reason: str
+    operator: bool = True
 
 
 LivenessEffect = ProposeElect | AliveChanged | RefuseSession | ElectionBlocked

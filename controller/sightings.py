@@ -45,11 +45,15 @@ Standing = Literal["alive", "unknown", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Where a process life stands. Of a dead one: how that was seen, and when."""
+    """Where a process life stands. Of a dead one: how that was seen, and when.
+
+    `silent_ms` is how long it had said nothing by then, -1 if it was never heard here.
+    """
 
     standing: Standing
     reason: str = ""
     since_ms: int = 0
+    silent_ms: int = -1
 
 
 _ALIVE: Final = Verdict("alive")
@@ -69,6 +73,8 @@ class _Session:
     goodbye: bool = False
     held_back_ms: int = 0
     silent_since_ms: int | None = None
+    silent_ms: int = -1
+    """How long it had said nothing when it was closed or called silent."""
 
 
 @dataclass(slots=True)
@@ -154,6 +160,8 @@ class Sightings:
         if session is None:
             return False
         session.closed_ms = now_ms
+        if session.silent_since_ms is None:
+            session.silent_ms = self._awake_ms(now_ms) - session.heard_awake_ms
         session.goodbye = event.goodbye
         if not event.goodbye and session.silent_since_ms is None:
             broker = self._broker(event.broker_name, event.broker_id)
@@ -259,36 +267,39 @@ class Sightings:
 
     def _judge_session(self, broker: _Broker, session: _Session, now_ms: int) -> Verdict:
         if session.silent_since_ms is not None:
-            return Verdict("dead", "session_silent", session.silent_since_ms)
+            return Verdict("dead", "session_silent", session.silent_since_ms, session.silent_ms)
         if session.closed_ms is not None:
             if now_ms < session.closed_ms + session.held_back_ms:
                 return _UNKNOWN
             reason = "goodbye" if session.goodbye else "session_closed"
-            return self._judge_closing(session.closed_ms, reason, now_ms)
+            return self._judge_closing(session.closed_ms, reason, session.silent_ms, now_ms)
         limit_ms = self._config.session_timeout_ms + self._hold_back_ms(
             broker, session.incarnation, now_ms
         )
         if self._silent_for_ms(session.heard_awake_ms, now_ms) <= limit_ms:
             return _UNKNOWN
+        silent_ms = self._awake_ms(now_ms) - session.heard_awake_ms
         if self._gate_opened_ms is not None:
             broker.verdicts.append((now_ms, session.incarnation))
             session.silent_since_ms = now_ms
-        return Verdict("dead", "session_silent", now_ms)
+            session.silent_ms = silent_ms
+        return Verdict("dead", "session_silent", now_ms, silent_ms)
 
-    def _judge_closing(self, closed_ms: int, reason: str, now_ms: int) -> Verdict:
+    def _judge_closing(self, closed_ms: int, reason: str, silent_ms: int, now_ms: int) -> Verdict:
         """R5: an old closing, seen before the gate opened, gets a full timeout from then."""
         opened_ms = self._gate_opened_ms
         old = opened_ms is not None and opened_ms - closed_ms >= self._config.closure_young_ms
         if old and self._silent_for_ms(0, now_ms) <= self._config.session_timeout_ms:
             return _UNKNOWN
-        return Verdict("dead", reason, closed_ms)
+        return Verdict("dead", reason, closed_ms, silent_ms)
 
     def _judge_channel(self, channel: _Channel, now_ms: int) -> Verdict:
         if channel.closed_ms is not None:
-            return self._judge_closing(channel.closed_ms, "channel_closed", now_ms)
+            return self._judge_closing(channel.closed_ms, "channel_closed", -1, now_ms)
         if self._silent_for_ms(channel.heard_awake_ms, now_ms) <= channel.timeout_ms:
             return _UNKNOWN
-        return Verdict("dead", "heartbeat_silent", now_ms)
+        silent_ms = self._awake_ms(now_ms) - channel.heard_awake_ms
+        return Verdict("dead", "heartbeat_silent", now_ms, silent_ms)
 
     def _judge_unseen(self, registered_ms: int, now_ms: int) -> Verdict:
         """R35: never heard of. Dead only after a full timeout in which it could have come."""

@@ -125,7 +125,7 @@ def test_r5_a_closed_session_of_the_master_is_an_election_at_once(watch):
     effects = watch.close(1)
     assert effects == [
         AliveChanged(NAME),
-        ProposeElect(NAME, 1, "session_closed", watch.now_ms),
+        ProposeElect(NAME, 1, "session_closed", watch.now_ms, silent_ms=0),
     ]
     result, after = watch.carry_out(elections(effects)[0])
     assert result.ok
@@ -445,6 +445,47 @@ def test_r16_an_unclean_election_resets_the_floor(watch):
     assert watch.script.elect(2, designate=True, unclean=True).ok
     watch.applied()
     assert watch.core.confirm_floor(NAME) == -1
+
+
+def test_an_election_says_how_long_the_master_had_been_silent(watch):
+    """The closing of a session comes 40 ms after its last word; a hang is seen by silence alone."""
+    watch.now_ms += 40
+    (closed,) = elections(watch.close(1))
+    assert (closed.detected_ms, closed.silent_ms) == (watch.now_ms, 40)
+
+
+def test_a_silent_master_is_told_with_the_length_of_its_silence(watch):
+    watch.beating.discard(1)
+    began_ms = watch.now_ms
+    (silent,) = elections(watch.run(2_000))
+    assert silent.reason == "session_silent"
+    assert silent.silent_ms > CONFIG.session_timeout_ms
+    assert silent.silent_ms == silent.detected_ms - began_ms
+
+
+def test_a_death_seen_before_the_gate_opened_keeps_its_time_and_its_silence(watch):
+    """The controller leader dies with the master: the next one elects by what it saw itself."""
+    watch.tell(GateClosed())
+    watch.now_ms += 30
+    assert elections(watch.close(1)) == []
+    closed_ms = watch.now_ms
+    watch.now_ms += 60
+    (found,) = elections(watch.tell(GateOpened()))
+    assert (found.reason, found.detected_ms, found.silent_ms) == ("session_closed", closed_ms, 30)
+
+
+def test_a_group_that_nobody_may_lead_says_once_whom_it_waits_for(watch):
+    watch.script.alter(1)
+    watch.applied()
+    (proposal,) = elections(watch.close(1))
+    result, effects = watch.carry_out(proposal)
+    assert result.code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert [e for e in effects if isinstance(e, ElectionBlocked)] == []  # told by the failure
+    assert [e for e in watch.run(1_000) if isinstance(e, ElectionBlocked)] == []
+    watch.tell(GateClosed())
+    (said,) = [e for e in watch.tell(GateOpened()) if isinstance(e, ElectionBlocked)]
+    assert (said.operator, said.reason) == (False, "no member of the SyncStateSet [1] lives")
+    assert [e for e in watch.run(1_000) if isinstance(e, ElectionBlocked)] == []
 
 
 def test_r19_a_forgetful_controller_says_so_once_and_stops(watch):
