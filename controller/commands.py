@@ -55,7 +55,8 @@ class LiveBroker(msgspec.Struct, frozen=True):
     """One living replica as the leader saw it when it proposed (its newest heartbeat).
 
     `epoch` is the last entry of the epoch file and the offsets are bytes of the commit log; -1
-    where a heartbeat has not told. `master_epoch` is the highest that the broker accepted.
+    where a heartbeat has not told. `master_epoch` is the highest that the broker accepted,
+    `sync_state_set_epoch` that of the set in its newest view.
     """
 
     broker_id: int
@@ -66,6 +67,12 @@ class LiveBroker(msgspec.Struct, frozen=True):
     election_priority: int = ELECTION_PRIORITY_DEFAULT
     min_offset: int = -1
     master_epoch: int = -1
+    sync_state_set_epoch: int = -1
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(masterEpoch, setEpoch) of the newest view that it took."""
+        return (self.master_epoch, self.sync_state_set_epoch)
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -99,8 +106,10 @@ class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
     `broker_id` NO_BROKER asks for an id; `register_check_code` then makes asking again harmless.
     An empty `incarnation` marks a broker that speaks only remoting: it must have applied for its id
     before (1013), as in RocketMQ. `epoch`, `max_offset` and `confirm_offset` tell of its log, -1
-    where unknown. `live` decides whether the master is told of (1003 names only a living one) and
-    whether a second life of this id is refused (R18).
+    where unknown; `accepted_epoch` is the highest masterEpoch it accepted, `suspect` why its log
+    may miss what it acked (R17), empty if it does not. `confirm_floor` is the highest confirmOffset
+    that a member must hold, as far as the leader heard. `live` decides whether the master is told
+    of (1003 names only a living one) and whether a second life of this id is refused (R18).
     """
 
     broker_name: str
@@ -116,6 +125,9 @@ class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
     max_offset: int = -1
     confirm_offset: int = -1
     election_priority: int = ELECTION_PRIORITY_DEFAULT
+    suspect: str = ""
+    accepted_epoch: int = -1
+    confirm_floor: int = -1
     live: tuple[LiveBroker, ...] = ()
 
 

@@ -16,24 +16,25 @@ import msgspec
 from controller.commands import NO_BROKER, LiveBroker
 from controller.groups import BrokerGroup, living_replicas
 
-__all__ = ["FIRST_ELECTION_SETTLE_MS", "Choice", "choose_master"]
+__all__ = ["FIRST_ELECTION_SETTLE_MS", "Choice", "choose_master", "why_forgetful"]
 
 FIRST_ELECTION_SETTLE_MS: Final = 1_000
-"""How long a group whose replicas hold data, but which no election is known of, waits for further
-replicas to come before the longest log is chosen: the controllers were wiped, and the first to
-register need not be the one that lacks nothing."""
+"""How long a group of which one replica holds data, but no election is known, waits for further
+replicas to come: if a second one holds data too, only an operator can tell which to go by (R19)."""
 
 
 class Choice(msgspec.Struct, frozen=True):
     """The outcome: `winner` is NO_BROKER if there is none, and `refusal` then says why.
 
     `keeps_master` means that the recorded master stands: nothing is to be elected. `blocked` means
-    that nothing may be decided here before an operator names the master (R19).
+    that nothing may be decided here before an operator names the master (R19). `unclean`: the
+    winner may lack acknowledged messages, so its epoch is to be marked (R7).
     """
 
     winner: int = NO_BROKER
     keeps_master: bool = False
     blocked: bool = False
+    unclean: bool = False
     refusal: str = ""
 
 
@@ -63,23 +64,44 @@ def choose_master(
         if seen.incarnation == group.master_incarnation:
             return Choice(winner=group.master_broker_id, keeps_master=True)
     if not designate:
-        told_epoch, told_by = group.highest_reported_epoch(living)
-        if told_epoch > group.master_epoch:
-            return Choice(
-                blocked=True,
-                refusal=f"broker {told_by} knows of masterEpoch {told_epoch}, recorded is "
-                f"{group.master_epoch}: the controllers forgot; name the master to elect",
-            )
+        refusal = why_forgetful(group, living)
+        if refusal:
+            return Choice(blocked=True, refusal=refusal)
+    floor = max(confirm_floor, group.confirm_floor)
+    pool = _clean_pool(group, living, floor)
+    if designate and asker in pool:
+        return Choice(winner=asker)
     if unclean:
         return _unclean_master(group, living, asker, designate)
-    pool = _clean_pool(group, living, max(confirm_floor, group.confirm_floor))
     if designate:
-        if asker in pool or _is_living_suspect(group, living, asker):
-            return Choice(winner=asker)
-        return Choice(refusal=f"broker {asker} is no living, complete member of the SyncStateSet")
-    if not pool:
-        return Choice(refusal=_why_nobody(group, living))
-    return Choice(winner=_best(pool.values()))
+        return Choice(
+            refusal=f"broker {asker} is no living, complete member of the SyncStateSet "
+            f"{list(group.sync_state_set)}: only an unclean election takes it"
+        )
+    if pool:
+        return Choice(winner=_best(pool.values()))
+    suspects = _suspects_pool(group, living, floor)
+    if suspects:
+        return Choice(winner=_best(suspects.values()), unclean=True)
+    return Choice(refusal=_why_nobody(group, living))
+
+
+def why_forgetful(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
+    """What shows that these controllers know less of the group than its replicas, empty if nothing
+    does: they elect nobody then (R19)."""
+    foreign = group.foreign_key(living)
+    if foreign is None:
+        return ""
+    master_epoch, set_epoch, broker_id = foreign
+    told = f"masterEpoch {master_epoch}"
+    recorded = f"{group.master_epoch}"
+    if master_epoch == group.master_epoch:
+        told += f" with syncStateSetEpoch {set_epoch}"
+        recorded += f" with {group.sync_state_set_epoch}"
+    return (
+        f"broker {broker_id} knows of {told}, recorded is {recorded}: "
+        "the controllers forgot; name the master to elect"
+    )
 
 
 def _first_master(
@@ -105,18 +127,24 @@ def _first_master(
             return Choice(refusal=f"broker {asker} does not live")
         if with_data and asker not in with_data and not unclean:
             return Choice(refusal=f"broker {asker} has an empty log, {_names(with_data)} has data")
-        return Choice(winner=asker)
+        return Choice(winner=asker, unclean=unclean and bool(with_data - {asker}))
     if not with_data:
         if asker != NO_BROKER:
             return Choice(winner=asker)
         if not candidates:
             return Choice(refusal="no replica lives")
         return Choice(winner=_best(candidates.values()))
+    if len(with_data) > 1:
+        return Choice(
+            blocked=True,
+            refusal=f"{_names(with_data)} have data, but no election is recorded: the controllers "
+            "forgot; name the master to elect",
+        )
     if missing := with_data - candidates.keys():
         return Choice(refusal=f"the first election waits for {_names(missing)}, which has data")
     if now_ms is not None and now_ms - group.joined_ms < FIRST_ELECTION_SETTLE_MS:
         return Choice(refusal="the first election waits for further replicas, since one has data")
-    return Choice(winner=_best([candidates[broker_id] for broker_id in with_data]))
+    return Choice(winner=min(with_data))
 
 
 def _unclean_master(
@@ -127,42 +155,50 @@ def _unclean_master(
         return Choice(refusal="an unclean election needs the replica named")
     if asker not in living or record.learner:
         return Choice(refusal=f"broker {asker} does not live, or is a learner")
-    return Choice(winner=asker)
+    return Choice(winner=asker, unclean=True)
 
 
 def _clean_pool(
     group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
 ) -> dict[int, LiveBroker]:
-    """The members that may win: alive, not behind what was confirmed, and trusted to hold it.
-
-    If no healthy member lives, suspects may win once every member is there to be compared (R17).
-    """
-    members = {
-        broker_id: living[broker_id] for broker_id in group.sync_state_set if broker_id in living
-    }
+    """The members that may win: alive, not behind what was confirmed, and trusted to hold it."""
     suspects = {record.broker_id for record in group.replicas if record.suspect}
-    pool = {
+    return {
         broker_id: seen
-        for broker_id, seen in members.items()
-        if broker_id not in suspects and not 0 <= seen.max_offset < confirm_floor
+        for broker_id, seen in _reaching(group, living, confirm_floor).items()
+        if broker_id not in suspects
     }
-    if not pool and len(members) == len(group.sync_state_set) and suspects:
-        return members
-    return pool
 
 
-def _is_living_suspect(
-    group: BrokerGroup, living: Mapping[int, LiveBroker], broker_id: int
-) -> bool:
-    record = group.replica(broker_id)
-    return record is not None and record.suspect and broker_id in living
+def _suspects_pool(
+    group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
+) -> dict[int, LiveBroker]:
+    """Without a healthy member suspects may win, once every member is there to be compared (R17).
+    One that lacks what is known to be confirmed is only for an operator (R16)."""
+    if not all(broker_id in living for broker_id in group.sync_state_set):
+        return {}
+    return _reaching(group, living, confirm_floor)
+
+
+def _reaching(
+    group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
+) -> dict[int, LiveBroker]:
+    """The living members whose log reaches `confirm_floor`, or whose end is not known."""
+    return {
+        broker_id: living[broker_id]
+        for broker_id in group.sync_state_set
+        if broker_id in living and not 0 <= living[broker_id].max_offset < confirm_floor
+    }
 
 
 def _why_nobody(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
     members = [broker_id for broker_id in group.sync_state_set if broker_id in living]
     if not members:
         return f"no member of the SyncStateSet {list(group.sync_state_set)} lives"
-    return f"{_names(set(members))} may lack confirmed messages"
+    lacking = f"{_names(set(members))} may lack confirmed messages"
+    if absent := set(group.sync_state_set) - set(members):
+        return f"{lacking}, {_names(absent)} does not live"
+    return f"{lacking}: only an unclean election goes on from here"
 
 
 def _best(pool: Collection[LiveBroker]) -> int:

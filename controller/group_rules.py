@@ -181,6 +181,8 @@ def _unfit_member(
         unfit = "is a learner"
     elif not _names_the_life(group, record, member):
         unfit = "is another process by now"
+    elif record.suspicion:
+        unfit = f"may miss what it acknowledged: {record.suspicion}"
     if unfit:
         return refused(
             group, ResponseCode.CONTROLLER_INVALID_REPLICAS, f"broker {broker_id} {unfit}"
@@ -251,14 +253,11 @@ def _elect_master(group: BrokerGroup | None, command: ElectMaster, clock_ms: int
         if choice.blocked:
             return refused(group, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, choice.refusal)
         return _nobody_elected(group, command, asker, choice.refusal)
-    return _elected(group, command, choice.winner)
+    return _elected(group, command, choice.winner, unclean=choice.unclean)
 
 
-def _elected(group: BrokerGroup, command: ElectMaster, winner: int) -> Change:
+def _elected(group: BrokerGroup, command: ElectMaster, winner: int, *, unclean: bool) -> Change:
     living = living_replicas(group, command.live)
-    unclean = group.master_epoch > 0 and not (
-        winner in group.sync_state_set and is_healthy(group, winner)
-    )
     # R9: the live old members stay, so that the first acks of the new epoch are no single copy.
     # After an unclean election the old set says nothing about the winner's log, and the old
     # confirmOffset is no measure any more (R16).

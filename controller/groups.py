@@ -31,8 +31,11 @@ EPOCH_MAX: Final = 2**30
 class ReplicaRecord(msgspec.Struct, frozen=True):
     """What one replica registered last.
 
-    `suspect` marks a member of the set whose log was replaced (new log id): its log may miss what
-    it acked (R17). It lasts until the replica leaves the set or is elected all the same.
+    `suspect` marks a member of the set whose log may miss what it acked (R17): it was replaced, it
+    ends below what was confirmed, or the replica says so itself. It lasts until the replica leaves
+    the set or is elected all the same. `suspicion` is what the replica itself said last, empty if
+    its log is whole: while it is said, no set takes the replica in (R12). `accepted_epoch` is the
+    highest masterEpoch that it had accepted.
     """
 
     broker_id: int
@@ -47,6 +50,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     confirm_offset: int = -1
     election_priority: int = ELECTION_PRIORITY_DEFAULT
     suspect: bool = False
+    suspicion: str = ""
+    accepted_epoch: int = -1
 
     @property
     def endpoint(self) -> tuple[str, str, str, str, bool]:
@@ -124,9 +129,24 @@ class BrokerGroup(msgspec.Struct, frozen=True):
         highest = (-1, NO_BROKER)
         for record in self.replicas:
             seen = live.get(record.broker_id)
-            told = (record.epoch, seen.epoch, seen.master_epoch) if seen else (record.epoch,)
+            told = [record.epoch, record.accepted_epoch]
+            if seen is not None:
+                told += [seen.epoch, seen.master_epoch]
             highest = max([highest, *((e, record.broker_id) for e in told if e <= EPOCH_MAX)])
         return highest
+
+    def foreign_key(self, live: Mapping[int, LiveBroker]) -> tuple[int, int, int] | None:
+        """(masterEpoch, setEpoch, broker id) of a replica that knows more than is recorded here,
+        None if none does: then these controllers forgot (R19)."""
+        key = (self.master_epoch, self.sync_state_set_epoch)
+        epoch, broker_id = self.highest_reported_epoch(live)
+        if epoch > self.master_epoch:
+            seen = live.get(broker_id)
+            return (epoch, seen.sync_state_set_epoch if seen else -1, broker_id)
+        for seen in live.values():
+            if seen.master_epoch <= EPOCH_MAX and key < seen.key:
+                return (*seen.key, seen.broker_id)
+        return None
 
     def next_master_epoch(self, live: Mapping[int, LiveBroker]) -> int:
         """The epoch after this one; above every epoch that a replica reported (R19)."""

@@ -1,8 +1,8 @@
 """How replicas come in, and come back: 1013, 1003, and the native RegisterBroker.
 
 A replica is (id, check code); a life of it is an incarnation; what it holds is a log id. Another
-incarnation of the recorded master opens an election (R3), another log of a member makes it a
-suspect (R17), and a second life is refused while the first one lives (R18).
+incarnation of the recorded master opens an election (R3), a member whose log may miss what it acked
+becomes a suspect (R17), and a second life is refused while the first one lives (R18).
 
 Origin: ReplicasInfoManager#applyBrokerId and #registerBroker.
 """
@@ -69,8 +69,8 @@ def _nonsense(group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId
     wrong = ""
     if isinstance(command, RegisterBroker):
         texts += [command.address, command.ha_address, command.incarnation, command.log_id]
-        if command.epoch > EPOCH_MAX:
-            wrong = f"epoch {command.epoch} is no epoch"
+        if max(command.epoch, command.accepted_epoch) > EPOCH_MAX:
+            wrong = f"epoch {max(command.epoch, command.accepted_epoch)} is no epoch"
     if not command.broker_name:
         wrong = "the broker name is missing"
     if max(map(len, texts)) > TEXT_SIZE_MAX:
@@ -119,7 +119,9 @@ def _registered_event(group: BrokerGroup, record: ReplicaRecord) -> HistoryEvent
         address=record.address,
         max_offset=record.max_offset,
         confirm_offset=record.confirm_offset,
-        reason="learner" if record.learner else "",
+        reason=f"suspect: {record.suspicion}"
+        if record.suspicion
+        else ("learner" if record.learner else ""),
     )
 
 
@@ -187,7 +189,29 @@ def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
         max_offset=command.max_offset,
         confirm_offset=command.confirm_offset,
         election_priority=command.election_priority,
+        suspicion=command.suspect[:TEXT_SIZE_MAX],
+        accepted_epoch=command.accepted_epoch,
     )
+
+
+def _why_suspect(
+    group: BrokerGroup, record: ReplicaRecord, renewed: ReplicaRecord, floor: int
+) -> str:
+    """Why this registration says that the log may miss what was acked, empty if it does not (R17).
+
+    Wiped: another log id. Damaged, or from before a reboot that nothing was synced for: the broker
+    says so. Put back from an old backup: the log is shorter than what was confirmed. The last is
+    asked of a new life only: one that goes on may have told its offset before it acked.
+    """
+    if record.log_id and renewed.log_id and record.log_id != renewed.log_id:
+        return "its log was replaced"
+    same_life = renewed.incarnation == record.incarnation
+    if renewed.suspicion and not (same_life and renewed.suspicion == record.suspicion):
+        return renewed.suspicion
+    floor = max(floor, group.confirm_floor)
+    if not same_life and 0 <= renewed.max_offset < floor:
+        return f"its log ends at {renewed.max_offset}, confirmed was {floor}"
+    return ""
 
 
 def _renew(
@@ -208,17 +232,17 @@ def _renew(
             f"broker {broker_id} is the only in-sync replica of {group.broker_name}: "
             "it cannot become a learner",
         )
-    log_replaced = bool(record.log_id and command.log_id and record.log_id != command.log_id)
-    suspect = member and (record.suspect or log_replaced)
+    why = _why_suspect(group, record, renewed, command.confirm_floor)
+    suspect = member and (record.suspect or bool(why))
     healthy_left = any(is_healthy(group, other) and other in living for other in others)
     after = group.with_replica(msgspec.structs.replace(renewed, suspect=suspect))
     if broker_id == group.master_broker_id and renewed.incarnation != group.master_incarnation:
         after = msgspec.structs.replace(after, needs_election=REASON_MASTER_RESTARTED)
     events: list[HistoryEvent] = []
     if member and (renewed.learner or (suspect and healthy_left)):
-        why = "became a learner" if renewed.learner else "its log was replaced"
+        why = "became a learner" if renewed.learner else f"suspect: {why or 'as before'}"
         after = without_members(after, {broker_id})
         events.append(altered_event(group, after, broker_id, f"broker {broker_id}: {why}"))
-    if renewed.endpoint != record.endpoint:
+    if (renewed.endpoint, renewed.suspicion) != (record.endpoint, record.suspicion):
         events.insert(0, _registered_event(after, renewed))
     return Change(group=after, broker_id=broker_id, events=tuple(events))

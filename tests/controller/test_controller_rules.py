@@ -412,6 +412,150 @@ def test_r17_suspects_alone_wait_until_every_member_came_and_the_longest_wins(sc
     assert not any(record.suspect for record in script.group.replicas)
 
 
+def restarted(script, broker_id, **fields):
+    """Replica `broker_id` died and registers in its second life."""
+    script.die(broker_id)
+    fields.setdefault("incarnation", f"life-{broker_id}b")
+    result = script.register(broker_id, **fields)
+    assert result.ok
+    return result
+
+
+def last_reason(script):
+    return script.state.history[-1].reason
+
+
+def test_r17_a_wiped_disk_leaves_the_set(script):
+    for number in (1, 2, 3):
+        script.register(log_id=f"log-{number}")
+    script.elect(1)
+    script.alter(1, 2, 3)
+    restarted(script, 2, log_id="log-2b", max_offset=0)
+    assert script.group.sync_state_set == (1, 3)
+    assert last_reason(script) == "broker 2: suspect: its log was replaced"
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_r17_a_restored_backup_leaves_the_set(script, heard):
+    """The same identity and the same log id, but a shorter log than what it had acknowledged.
+
+    The leader heard the confirmOffset, or only an Alter told it before the leader changed.
+    """
+    script.three_in_sync()
+    script.alter(1, 2, confirm_offset=-1 if heard else 800)
+    fields = {"max_offset": 700, "epoch": 1, "confirm_floor": 800 if heard else -1}
+    restarted(script, 2, **fields)
+    assert script.group.sync_state_set == (1,)
+    assert last_reason(script) == "broker 2: suspect: its log ends at 700, confirmed was 800"
+
+
+def test_r17_a_restart_with_the_whole_log_stays_in_the_set(script):
+    script.three_in_sync()
+    restarted(script, 2, max_offset=800, confirm_floor=800)
+    assert script.group.sync_state_set == (1, 2, 3)
+
+
+def test_r17_a_life_that_goes_on_may_tell_of_an_older_log_end(script):
+    """Its registration was under way while it acked more."""
+    script.three_in_sync()
+    assert script.register(2, max_offset=700, confirm_floor=800).ok
+    assert script.group.sync_state_set == (1, 2, 3)
+
+
+def test_r17_a_rebooted_machine_leaves_the_set_and_returns_when_it_is_whole_again(script):
+    """1. Power loss on 2; it says that its log may miss what it acked. 2. It leaves the set.
+
+    3. Refilled in part it is not taken in (R12). 4. It announces itself whole, and joins.
+    """
+    script.three_in_sync()
+    restarted(script, 2, suspect="stopped uncleanly before a reboot", max_offset=900)
+    assert script.group.sync_state_set == (1, 3)
+    assert "reboot" in last_reason(script)
+    assert script.kinds[-2:] == ["broker_registered", "set_altered"]
+    refused = script.alter(1, 2, 3)
+    assert refused.code is Code.CONTROLLER_INVALID_REPLICAS
+    assert "reboot" in refused.remark
+    assert script.register(2, incarnation="life-2b", max_offset=900).ok
+    assert script.kinds[-1] == "broker_registered"
+    assert script.alter(1, 2, 3).ok
+
+
+def test_r17_a_living_master_that_finds_damage_makes_room(script):
+    script.three_in_sync()
+    assert script.register(1, suspect="damage at 4711").ok
+    assert script.group.sync_state_set == (2, 3)
+    assert script.elect().view.master_broker_id == 2
+
+
+def test_r17_saying_the_same_again_changes_nothing(script):
+    """2 was elected though suspect, for want of others; its next registration repeats it."""
+    script.register(1)
+    script.elect(1)
+    restarted(script, 1, suspect="reboot", max_offset=10)
+    assert script.elect().ok
+    assert script.group.unclean_epoch == script.group.master_epoch
+    script.register(2)
+    script.alter(1, 2)
+    assert script.register(1, incarnation="life-1b", suspect="reboot", max_offset=10).ok
+    assert script.group.sync_state_set == (1, 2)
+
+
+def test_r17_nobody_is_elected_while_a_healthy_member_may_come(script):
+    """1. Everyone loses power; 2 comes back from a backup, first. 2. It is not elected.
+
+    3. 3 comes back whole, and wins over the suspect, whose log looks longer.
+    """
+    script.three_in_sync()
+    script.die(1, 2, 3)
+    restarted(script, 2, suspect="reboot", epoch=1, max_offset=900)
+    assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    restarted(script, 3, epoch=1, max_offset=800)
+    result = script.elect()
+    assert (result.view.master_broker_id, result.view.sync_state_set) == (3, {3})
+    assert script.group.unclean_epoch == 0
+
+
+def test_r16_r17_a_wiped_last_member_is_only_for_an_operator(script):
+    """Set {1}: its disk is gone, and with it what only it had. 2 has most of it."""
+    script.three_in_sync()
+    script.alter(1, confirm_offset=800)
+    restarted(script, 1, log_id="log-1b", max_offset=0)
+    script.tell(2, epoch=1, max_offset=700)
+    refused = script.elect()
+    assert refused.code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert "only an unclean election" in refused.remark
+    assert not script.elect(2, designate=True).ok
+    result = script.elect(2, designate=True, unclean=True)
+    assert result.view.master_broker_id == 2
+    assert result.view.unclean_epoch == result.view.master_epoch
+
+
+def test_r7_an_operator_who_names_a_suspect_must_ask_for_an_unclean_election(script):
+    script.three_in_sync()
+    script.die(1, 2, 3)
+    restarted(script, 2, suspect="reboot")
+    assert not script.elect(2, designate=True).ok
+    assert script.elect(2, designate=True, unclean=True).view.unclean_epoch == 2
+
+
+def test_r7_a_complete_member_asked_for_uncleanly_is_elected_cleanly(script):
+    script.three_in_sync()
+    script.die(1)
+    assert script.elect(2, designate=True, unclean=True).ok
+    assert script.group.unclean_epoch == 0
+    assert script.group.sync_state_set == (2, 3)
+
+
+def test_r7_r16_a_member_behind_what_was_confirmed_marks_the_epoch(script):
+    script.three_in_sync()
+    script.die(1, 3)
+    script.tell(2, epoch=1, max_offset=700)
+    assert not script.elect(2, designate=True, confirm_floor=800).ok
+    assert script.elect(2, designate=True, unclean=True, confirm_floor=800).ok
+    assert script.group.unclean_epoch == script.group.master_epoch
+
+
 def test_r18_a_second_life_is_refused_while_the_first_lives(script):
     script.three_in_sync()
     refused = script.register(2, incarnation="clone")
@@ -433,22 +577,53 @@ def test_r19_an_empty_log_is_not_elected_while_another_has_data(script):
     assert result.view.master_epoch == 8
 
 
-def test_r19_the_first_election_over_data_waits_for_all_and_takes_the_longest(script):
-    """After the controllers were wiped the first to come may lack what was acknowledged."""
+def test_r19_two_logs_with_data_and_no_election_need_the_operator(script):
+    """After the controllers were wiped the longest log may still lack what was acknowledged."""
     script.register(2, epoch=6, max_offset=5_000)
     assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
     script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
     script.register(3, epoch=7, max_offset=4_000)
+    for asker in (0, 2, 3):
+        script.now_ms += 10 * FIRST_ELECTION_SETTLE_MS
+        refused = script.elect(asker)
+        assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert "broker 2, 3 have data" in refused.remark
+    assert script.epochs == (0, 0)
+    result = script.elect(3, designate=True)
+    assert (result.view.master_broker_id, result.view.master_epoch) == (3, 8)
+    assert script.group.unclean_epoch == 0
+
+
+def test_r19_the_only_log_with_data_waits_a_moment_for_a_second_one(script):
+    script.register(1)
+    script.register(2, epoch=6, max_offset=5_000)
     script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
     assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
     script.now_ms += 1
-    script.die(3)
-    refused = script.elect(2)
+    assert script.elect(2).view.master_broker_id == 2
+
+
+def test_r19_a_fresh_group_elects_at_once(script):
+    script.register(epoch=-1, max_offset=0)
+    assert script.elect(1).view.master_epoch == 1
+
+
+def test_r19_the_first_epoch_is_above_what_a_replica_accepted(script):
+    """No byte and no epoch entry is left of it, but the replica would not take an older view."""
+    script.register(epoch=-1, max_offset=0, accepted_epoch=6)
+    assert script.elect(1).view.master_epoch == 7
+
+
+def test_r19_a_newer_set_of_the_same_epoch_stops_elections_too(script):
+    """Set {1} was recorded by an Alter that these controllers lost: 2 lacks what 1 acked since."""
+    script.three_in_sync()
+    script.die(1)
+    script.tell(2, master_epoch=1, sync_state_set_epoch=2)
+    script.tell(3, master_epoch=1, sync_state_set_epoch=3)
+    refused = script.elect()
     assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
-    assert "broker 3" in refused.remark
-    script.revive(3)
-    result = script.elect(2)
-    assert (result.view.master_broker_id, result.view.master_epoch) == (3, 8)
+    assert "broker 3 knows of masterEpoch 1 with syncStateSetEpoch 3" in refused.remark
+    assert script.epochs == (1, 2)
 
 
 def test_r19_a_controller_that_forgot_stops_electing(script):
