@@ -11,7 +11,7 @@ port stand `grpcPortOffset` and `raftPortOffset` above it.
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -26,18 +26,23 @@ FAILOVER_BUDGET_MS: Final = 1_000
 AFTER_RAFT_ELECTION_MS: Final = 200
 """What is left for gate, election, push and first write after a Raft election (R34)."""
 
+_INNER_HOST = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;:]+)")
 _PEER = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;]+):(?P<port>\d{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One controller node: its id in the group and the addresses of its three ports."""
+    """One controller node: its id in the group and the addresses of its three ports.
+
+    `host` is what admin tools dial; `inner_host`, if it has one, what brokers and other nodes dial.
+    """
 
     node_id: str
     host: str
     port: int
     grpc_port: int
     raft_port: int
+    inner_host: str = ""
 
     @property
     def remoting_address(self) -> str:
@@ -45,11 +50,11 @@ class Peer:
 
     @property
     def grpc_address(self) -> str:
-        return f"{self.host}:{self.grpc_port}"
+        return f"{self.inner_host or self.host}:{self.grpc_port}"
 
     @property
     def raft_address(self) -> str:
-        return f"{self.host}:{self.raft_port}"
+        return f"{self.inner_host or self.host}:{self.raft_port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,19 @@ def parse_peers(text: str, grpc_port_offset: int, raft_port_offset: int) -> tupl
     return tuple(peers)
 
 
+def parse_inner_hosts(text: str) -> dict[str, str]:
+    """Reads `n0-host;n1-host`: id to host. Raises ValueError saying what is wrong."""
+    hosts: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in text.split(";"))):
+        match = _INNER_HOST.fullmatch(item)
+        if match is None:
+            raise ValueError(f"controllerInnerHosts: {item!r} is not of the form id-host")
+        if match["id"] in hosts:
+            raise ValueError(f"controllerInnerHosts: id {match['id']} stands twice")
+        hosts[match["id"]] = match["host"]
+    return hosts
+
+
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The `controller:` section. Times are milliseconds unless a key says otherwise."""
 
@@ -95,6 +113,10 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     controller_group: str = msgspec.field(name="controllerDLegerGroup", default="group1")
     controller_peers: str = msgspec.field(name="controllerDLegerPeers", default="n0-127.0.0.1:9878")
     controller_self_id: str = msgspec.field(name="controllerDLegerSelfId", default="n0")
+    controller_inner_hosts: str = ""
+    """`n0-host;n1-host`: by which hosts the nodes reach each other's Raft port, and brokers their
+    gRPC door, where that is not the host that admin tools dial (containers, NAT). Empty: the hosts
+    of controllerDLegerPeers."""
     grpc_port_offset: int = 1
     raft_port_offset: int = 2
     bind_address: str = "0.0.0.0"
@@ -106,6 +128,12 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     config_store_path: str = ""
     """Empty: `controller.properties` in controllerStorePath."""
     config_black_list: str = "configBlackList;configStorePath"
+
+    # The failover history: history-<id>.jsonl in controllerStorePath and its full elders.
+    history_file_size: int = 64 << 20
+    """Bytes; a file that would grow above it becomes a numbered one."""
+    history_files: int = 4
+    """How many are kept, the growing one among them; the oldest goes."""
 
     # Elections, as RocketMQ names them. These may be changed while running (code 1009).
     enable_elect_unclean_master: bool = False
@@ -158,12 +186,18 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
                 f"controllerDLegerSelfId: {self.controller_self_id!r} is not among the peers "
                 f"({known})"
             )
-        ports = [
-            (peer.host, port)
+        unknown = parse_inner_hosts(self.controller_inner_hosts).keys() - {p.node_id for p in peers}
+        if unknown:
+            raise ValueError(
+                f"controllerInnerHosts: {', '.join(sorted(unknown))} is not among the peers "
+                f"({', '.join(peer.node_id for peer in peers)})"
+            )
+        addresses = [
+            address
             for peer in peers
-            for port in (peer.port, peer.grpc_port, peer.raft_port)
+            for address in (peer.remoting_address, peer.grpc_address, peer.raft_address)
         ]
-        if len(set(ports)) != len(ports):
+        if len(set(addresses)) != len(addresses):
             raise ValueError(
                 "controllerDLegerPeers: peers on one host must leave room for each other's gRPC "
                 "and Raft ports"
@@ -177,6 +211,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
             ("proposeTimeoutMs", self.propose_timeout_ms),
             ("scanNotActiveBrokerInterval", self.scan_not_active_broker_interval),
             ("scanInactiveMasterInterval", self.scan_inactive_master_interval),
+            ("historyFileSize", self.history_file_size),
+            ("historyFiles", self.history_files),
         ):
             if value <= 0:
                 raise ValueError(f"{name}: {value} is not above 0")
@@ -212,7 +248,9 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        return parse_peers(self.controller_peers, self.grpc_port_offset, self.raft_port_offset)
+        peers = parse_peers(self.controller_peers, self.grpc_port_offset, self.raft_port_offset)
+        hosts = parse_inner_hosts(self.controller_inner_hosts)
+        return tuple(replace(peer, inner_host=hosts.get(peer.node_id, "")) for peer in peers)
 
     @property
     def self_peer(self) -> Peer:

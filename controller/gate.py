@@ -50,6 +50,8 @@ class LeaderGate:
         self._leading = False
         self._opening: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
+        self._started_ms = wall_ms()
+        self._leader_seen_ms = 0
         self.controller_epoch = 0
         replicated_log.on_role(self._role_changed)
         replicated_log.on_applied(self._applied)
@@ -61,6 +63,11 @@ class LeaderGate:
     async def wait_open(self) -> None:
         """Returns when it is open, perhaps at once."""
         await self._opened.wait()
+
+    def look_for_leader(self) -> None:
+        """Notes, for the history, whether another node leads now. To be called now and then."""
+        if self._log.leader_hint() not in (None, self._node_id):
+            self._leader_seen_ms = self._wall_ms()
 
     def close(self) -> None:
         """Closes it for good: the node is stopping."""
@@ -94,7 +101,12 @@ class LeaderGate:
         nonce = uuid.uuid4().hex
         while True:
             command = BecomeController(
-                node=self._node_id, nonce=nonce, request_id=nonce, now_ms=self._wall_ms()
+                node=self._node_id,
+                nonce=nonce,
+                request_id=nonce,
+                now_ms=self._wall_ms(),
+                started_ms=self._started_ms,
+                leader_seen_ms=self._leader_seen_ms,
             )
             outcome = await self._log.propose(command, self._timeout_ms)
             if isinstance(outcome, Applied) and outcome.result.ok:

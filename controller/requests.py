@@ -6,9 +6,10 @@ that a broker would take for a refusal (SAFETY R11).
 """
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -24,7 +25,8 @@ from controller.config import ControllerConfig, Peer
 from controller.errors import CommandTooLargeError, OutcomeUnknownError
 from controller.gate import LeaderGate
 from controller.groups import fill_alive
-from controller.history import HistoryEvent
+from controller.history import HISTORY_EVENTS_MAX, HistoryEvent
+from controller.history_file import HistoryFile
 from controller.log import Applied, NotApplied, ReplicatedLog
 from controller.results import CommandResult
 from controller.state import ControllerState
@@ -32,6 +34,12 @@ from protocol.errors import NotLeaderError
 from protocol.role_view import RoleView
 
 __all__ = ["ControllerRequests", "LivenessView", "Metadata", "monotonic_ms", "wall_ms"]
+
+
+log = logging.getLogger(__name__)
+
+HISTORY_REPLY_EVENTS_MAX: Final = 20_000
+HISTORY_REPLY_SIZE_MAX: Final = 8 << 20
 
 
 def monotonic_ms() -> int:
@@ -79,6 +87,7 @@ class ControllerRequests:
         liveness: LivenessView,
     ) -> None:
         self.config = config
+        self.history_file: HistoryFile | None = None
         self._log = replicated_log
         self._gate = gate
         self._liveness = liveness
@@ -128,6 +137,8 @@ class ControllerRequests:
             command = await self._allow_unclean(command)
         if not self._gate.open:
             raise self.not_leader()
+        if isinstance(command, ElectMaster):
+            command = self._as_seen_here(command)
         stamped = self._with_liveness(command).stamped(
             controller_epoch=self._gate.controller_epoch, now_ms=wall_ms()
         )
@@ -167,14 +178,28 @@ class ControllerRequests:
         """`view` with what this node knows first-hand: unknown is not told as dead."""
         return fill_alive(view, self._liveness.presumed_alive(view.broker_name, monotonic_ms()))
 
-    def history(
-        self, state: ControllerState, broker_name: str, after_index: int, limit: int
-    ) -> list[HistoryEvent]:
-        """The events after `after_index`, oldest first; the newest `limit` of them (0: all)."""
+    async def history(self, broker_name: str, after_index: int, limit: int) -> list[HistoryEvent]:
+        """The events after `after_index`, oldest first; the newest `limit` of them (0: all).
+
+        As known to this node, leader or not. With `after_index` above 0 only of the log that is in
+        use; else earlier logs too, and what the replicated state has no room for, from the files:
+        at most HISTORY_REPLY_EVENTS_MAX events of HISTORY_REPLY_SIZE_MAX bytes.
+        """
+        events = list(self.state.history)
+        file = self.history_file
+        more = file is not None and any(event.log != self.state.log_name for event in file.recent)
+        if file is not None and after_index <= 0 and (more or len(events) >= HISTORY_EVENTS_MAX):
+            try:
+                events = await asyncio.to_thread(
+                    file.newest, HISTORY_REPLY_EVENTS_MAX, HISTORY_REPLY_SIZE_MAX
+                )
+            except OSError as error:
+                log.warning("history_not_read error=%s", error)
         events = [
             event
-            for event in state.history
-            if event.raft_index > after_index and broker_name in ("", event.broker_name)
+            for event in events
+            if (after_index <= 0 or event.raft_index > after_index)
+            and broker_name in ("", event.broker_name)
         ]
         return events[-limit:] if limit > 0 else events
 
@@ -199,6 +224,11 @@ class ControllerRequests:
             await asyncio.sleep(wait_ms / 1000)
         over = self._liveness.unclean_wait_ms(command.broker_name, monotonic_ms()) == 0
         return replace(command, unclean=over)
+
+    def _as_seen_here(self, command: ElectMaster) -> ElectMaster:
+        """Whoever asks, the history names this node, and a time: without another one, now."""
+        detected_ms = command.detected_ms or wall_ms()
+        return replace(command, node=self._self_peer.node_id, detected_ms=detected_ms)
 
     def _with_liveness(self, command: AnyCommand) -> AnyCommand:
         match command:

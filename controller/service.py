@@ -15,10 +15,12 @@ from typing import Final
 from controller.config import ControllerConfig
 from controller.gate import LeaderGate
 from controller.grpc_door import GrpcDoor
+from controller.history import EventKind
 from controller.history_file import HistoryFile
 from controller.liveness import LivenessConfig, LivenessCore
 from controller.log import ReplicatedLog
 from controller.machine import Commit, Machine
+from controller.notes import HistoryNotes
 from controller.raft.node import RaftLog
 from controller.remoting_door import RemotingDoor, role_notice
 from controller.requests import ControllerRequests, wall_ms
@@ -80,12 +82,15 @@ class ControllerService:
         self._core = LivenessCore(core_config)
         self.requests = ControllerRequests(config, self._log, self.gate, self._core)
         self.sessions = SessionBook()
+        self._notes = HistoryNotes(self.requests, config.controller_self_id)
         self._watch = BrokerWatch(
             self._core,
             self.requests,
             self.sessions,
+            self._notes,
             tick_ms=core_config.tick_ms,
             push=self._push,
+            ticked=self.gate.look_for_leader,
         )
         self._grpc_door = GrpcDoor(self.requests, self.sessions, self._watch)
         self._remoting_door = RemotingDoor(
@@ -145,10 +150,12 @@ class ControllerService:
         self._closing = True
         self.gate.close()
         await self._watch.close()
+        await self._notes.close()
         for step in (self._grpc_door.close, self._remoting_door.close, self._notices.close):
             await _within(CLOSE_STEP_TIMEOUT_S, step)
         await self._log.close()
         history, self._history = self._history, None
+        self.requests.history_file = None
         if history is not None:
             history.close()
         lock, self._lock = self._lock, None
@@ -163,7 +170,13 @@ class ControllerService:
         lock.acquire()
         self._lock = lock
         self._runtime.load()
-        self._history = HistoryFile(folder / f"history-{self.config.controller_self_id}.jsonl")
+        config = self.config
+        self._history = HistoryFile(
+            folder / f"history-{config.controller_self_id}.jsonl",
+            size_max=config.history_file_size,
+            files=config.history_files,
+        )
+        self.requests.history_file = self._history
 
     # From the log and the gate.
 
@@ -173,7 +186,11 @@ class ControllerService:
     def _applied(self, commit: Commit) -> None:
         if self._closing:
             return
-        self._write_history(commit)
+        self._tell_brokers(commit)
+        self._write_history(commit)  # last: a slow disk must not hold up a view
+
+    def _tell_brokers(self, commit: Commit) -> None:
+        applied_ms = wall_ms()
         self._watch.state_applied(commit.state)
         if commit.command is None:  # a snapshot: whatever was in between is in it
             for broker_name in commit.state.broker_names():
@@ -183,6 +200,7 @@ class ControllerService:
             match effect:
                 case RoleChanged(view):
                     self._push(view.broker_name)
+                    self._note_push(view, applied_ms)
                     if self.gate.open and self.config.notify_broker_role_changed:
                         self._notices.send(view)
                 case SetChanged(view) | ReplicasChanged(view):
@@ -192,6 +210,17 @@ class ControllerService:
         view = self.requests.view(broker_name)
         if view is not None:
             self.sessions.push_view(view)
+
+    def _note_push(self, view: RoleView, applied_ms: int) -> None:
+        """The leader tells when its push of a new master left."""
+        if self.gate.open and view.master_broker_id is not None:
+            self._notes.note(
+                EventKind.PUSHED,
+                view.broker_name,
+                master_epoch=view.master_epoch,
+                appliedMs=applied_ms,
+                sessions=len(list(self.sessions.of_group(view.broker_name))),
+            )
 
     def _write_history(self, commit: Commit) -> None:
         if self._history is None:

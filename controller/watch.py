@@ -14,6 +14,7 @@ from typing import Final
 from baton.controller.v1 import controller_pb2 as pb
 from controller.commands import ElectMaster
 from controller.errors import OutcomeUnknownError
+from controller.history import EventKind
 from controller.liveness import LivenessCore
 from controller.liveness_events import (
     AliveChanged,
@@ -33,6 +34,7 @@ from controller.liveness_events import (
     StateApplied,
     Tick,
 )
+from controller.notes import HistoryNotes
 from controller.remoting_door import BrokerHeartbeat
 from controller.requests import ControllerRequests, monotonic_ms, wall_ms
 from controller.sessions import Session, SessionBook
@@ -49,22 +51,29 @@ FOLLOWER_TICKS: Final = 2
 
 
 class BrokerWatch:
-    """`push(broker_name)` sends the group's view to its sessions on this node."""
+    """`push(broker_name)` sends the group's view to its sessions on this node.
+
+    `ticked()` is called with every look at the deadlines.
+    """
 
     def __init__(
         self,
         core: LivenessCore,
         requests: ControllerRequests,
         sessions: SessionBook,
+        notes: HistoryNotes,
         *,
         tick_ms: int,
         push: Callable[[str], None],
+        ticked: Callable[[], None],
     ) -> None:
         self._core = core
         self._requests = requests
         self._sessions = sessions
         self._tick_ms = tick_ms
+        self._notes = notes
         self._push = push
+        self._after_tick = ticked
         self._timer: asyncio.TimerHandle | None = None
         self._elections: set[asyncio.Task[None]] = set()
         self._refusals: dict[int, str] = {}
@@ -192,8 +201,20 @@ class BrokerWatch:
                     self._push(broker_name)
                 case RefuseSession(session_id, _, remark):
                     self._refusals[session_id] = remark
-                case ElectionBlocked(broker_name, reason):
-                    log.error("election_blocked broker_name=%s reason=%r", broker_name, reason)
+                case ElectionBlocked(broker_name, reason, operator):
+                    self._blocked(broker_name, reason, operator)
+
+    def _blocked(self, broker_name: str, reason: str, operator: bool) -> None:
+        level = logging.ERROR if operator else logging.WARNING
+        log.log(level, "election_blocked broker_name=%s reason=%r", broker_name, reason)
+        group = self._requests.state.group(broker_name)
+        self._notes.note(
+            EventKind.ELECTION_BLOCKED,
+            broker_name,
+            master_epoch=group.master_epoch if group else 0,
+            reason=reason,
+            operator=operator,
+        )
 
     def _elect(self, effect: ProposeElect) -> None:
         log.info(
@@ -212,6 +233,7 @@ class BrokerWatch:
             expected_master_epoch=effect.expected_master_epoch,
             reason=effect.reason,
             detected_ms=wall_ms() - (monotonic_ms() - effect.detected_ms),
+            silent_ms=effect.silent_ms,
         )
         try:
             result = await self._requests.submit(command)
@@ -233,4 +255,5 @@ class BrokerWatch:
 
     def _ticked(self) -> None:
         self._schedule_tick()
+        self._after_tick()
         self._tell(Tick())

@@ -123,3 +123,89 @@ def disk_with_room_for(room_bytes):
         return written
 
     return write
+
+
+# --- full files become numbered ones ----------------------------------------------------------
+
+
+def divided(path, count, *, size_max=400, files=3, first=1):
+    """Writes events one by one; gives the numbers of the events in each file, oldest first."""
+    history = HistoryFile(path, size_max=size_max, files=files)
+    for index in range(first, first + count):
+        assert history.append([event(index)]) == 1
+    history.close()
+    return in_files(path)
+
+
+def in_files(path):
+    elders = sorted(path.parent.glob(f"{path.stem}.*.jsonl"))
+    return [[each["raft_index"] for each in lines(file)] for file in (*elders, path)]
+
+
+def test_a_full_file_becomes_a_numbered_one_and_the_oldest_goes(path):
+    files = divided(path, 40)
+    assert len(files) == 3
+    told = [index for file in files for index in file]
+    assert told == list(range(told[0], 41))
+    assert told[0] > 1
+    names = sorted(file.name for file in path.parent.iterdir())
+    assert names[-1] == "history.jsonl"
+    assert all(file.stat().st_size <= 400 for file in path.parent.iterdir())
+    assert names[0] > "history.000001.jsonl"  # numbers go on
+
+
+def test_what_stands_in_a_numbered_file_is_not_written_again(path):
+    """A restart applies the log again from its start; the newest file holds the last line only."""
+    told = [index for file in divided(path, 12, files=9) for index in file]
+    history = HistoryFile(path, size_max=400, files=9)
+    assert [each.raft_index for each in history.recent] == told
+    assert history.append([event(index) for index in range(1, 14)]) == 1
+    history.close()
+    assert [index for file in in_files(path) for index in file] == [*told, 13]
+
+
+def test_a_crash_right_after_the_renaming_loses_nothing(path):
+    """kill -9 between the rename and the new file: the name is free, the events are not gone."""
+    told = [index for file in divided(path, 12, files=9) for index in file]
+    os.rename(path, path.with_name("history.000099.jsonl"))
+    history = HistoryFile(path, size_max=400, files=9)
+    assert history.append([event(index) for index in range(1, 14)]) == 1
+    history.close()
+    assert [index for file in in_files(path) for index in file] == [*told, 13]
+    assert (path.parent / "history.000099.jsonl").exists()
+
+
+def test_where_no_file_can_be_begun_the_full_one_grows_on(path, monkeypatch, caplog):
+    history = HistoryFile(path, size_max=400, files=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("controller.history_file._open", no_descriptor_left)
+        for index in range(1, 13):
+            assert history.append([event(index)]) == 1
+    assert in_files(path) == [list(range(1, 13))]
+    assert "history_not_divided" in caplog.text
+    assert history.append([event(13)]) == 1
+    history.close()
+    assert in_files(path) == [list(range(1, 13)), [13]]
+
+
+def no_descriptor_left(path):
+    raise OSError(24, "Too many open files")
+
+
+def test_the_newest_events_are_read_over_all_files(path):
+    told = [index for file in divided(path, 30, files=20) for index in file]
+    with open(path, "ab") as file:
+        file.write(b"nonsense\n")
+    history = HistoryFile(path, size_max=400, files=20)
+    assert [each.raft_index for each in history.newest(1_000, 1 << 20)] == told
+    assert [each.raft_index for each in history.newest(7, 1 << 20)] == told[-7:]
+    assert 0 < len(history.newest(1_000, 500)) < 10
+    history.close()
+
+
+def test_lines_longer_than_a_block_are_read_from_the_end(path, monkeypatch):
+    monkeypatch.setattr("controller.history_file._BLOCK_SIZE", 16)
+    history = HistoryFile(path)
+    history.append([event(index, reason="r" * index) for index in range(1, 50)])
+    assert [each.raft_index for each in history.newest(1_000, 1 << 20)] == list(range(1, 50))
+    history.close()
