@@ -13,22 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from epoch.durable_file import remove_file, replace_file
+from epoch.durable_file import remove_file
 from protocol.errors import CorruptLogError
 from store.config import StoreConfig
 from store.dispatch import ArrivalListener
 from store.errors import StoreStateError, TruncationRefused
 from store.flush import DiskJobs, FlushService
 from store.lock_file import StoreLock
+from store.log_scan import whole_records_end
 from store.parts import StoreParts, abort_path, load_parts, recover_parts
 from store.queue_table import SystemRecordHandler
-from store.recovery import DamageReport
+from store.suspicion import RunMark, Suspicion, kernel_boot_id
 from store.undispatched import is_record_boundary, queue_undispatched
 from store.upkeep import DiskUseOf, disk_use, unlink_segments
 
@@ -60,6 +60,7 @@ class MessageStore:
         controller_mode: bool,
         clock_ms: Callable[[], int] = wall_clock_ms,
         disk_use_of: DiskUseOf = disk_use,
+        boot_id: Callable[[], str] = kernel_boot_id,
     ) -> None:
         """`store_host` is ip and port, 8 or 20 bytes. Touches no file; `open` does.
 
@@ -79,6 +80,7 @@ class MessageStore:
         self._store_host = store_host
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
+        self._boot_id = boot_id
         self._arrival_listeners: list[ArrivalListener] = []
         self._flushed_listeners: list[Callable[[int], None]] = []
         self._flush: FlushService | None = None
@@ -104,15 +106,24 @@ class MessageStore:
         self._lock = StoreLock(root / "lock")
         self._lock.acquire()
         try:
-            self._load()
-            replace_file(abort_path(root), str(os.getpid()).encode())
+            boot_id = self._boot_id()
+            self._load(boot_id)
+            self._mark_run(boot_id)
         except BaseException:
             self._lock.release()
             raise
         self._opened_at_ms = self._clock_ms()
         self._is_open = True
 
-    def _load(self) -> None:
+    def _mark_run(self, boot_id: str) -> None:
+        """From here on a stop is unclean. What a run before acknowledged unflushed is flushed
+        before this one may say of itself that all it acknowledged is (R17)."""
+        acks_flushed = self.config.sync_flush and self.config.ha_sync_flush
+        if acks_flushed and not self._parts.was_clean:
+            self.flush()
+        RunMark(boot_id, acks_flushed).write(abort_path(self.config.root))
+
+    def _load(self, boot_id: str) -> None:
         parts = self._parts = load_parts(
             self.config,
             store_host=self._store_host,
@@ -128,9 +139,9 @@ class MessageStore:
         self._dispatcher = parts.dispatcher
         self._appender = parts.appender
         self._bind_paths(parts)
-        parts.appender.on_disk_failure = lambda error: self._on_fatal(error)
-        recover_parts(parts, controller_mode=self.controller_mode)
-        if self.suspect is not None:
+        parts.appender.on_disk_failure = self._fail
+        recover_parts(parts, controller_mode=self.controller_mode, boot_id=boot_id)
+        if self.damage is not None and self.damage.blocks_writes:
             self._appender.refuse(f"the log is damaged: {self.suspect}")
         elif not self.controller_mode:
             self._open_for_writes()
@@ -165,6 +176,7 @@ class MessageStore:
         """
         self._loop = loop
         self._on_fatal = on_fatal
+        on_fatal = self._fail
         self._flush = FlushService(
             self.log,
             self.config.flush_interval_commit_log,
@@ -254,8 +266,14 @@ class MessageStore:
         return self.log.log_id
 
     @property
-    def suspect(self) -> DamageReport | None:
-        """Why this log may miss what it acknowledged; None in good times. Survives restarts."""
+    def suspect(self) -> str:
+        """Why this log may miss what it acknowledged (R17); empty in good times. Survives
+        restarts, until `clear_suspect`."""
+        return self._parts.suspect_mark.reason
+
+    @property
+    def damage(self) -> Suspicion | None:
+        """What `suspect` tells in words: which bytes, and whether they were discarded."""
         return self._parts.suspect_mark.report
 
     @property
@@ -273,20 +291,27 @@ class MessageStore:
         """Get ready to take puts: the log's end, behind its last whole record.
 
         Cuts an incomplete tail (kept aside), counts queue offsets to the end of the log, and under
-        SYNC_FLUSH makes the inherited bytes durable (R26). Raises CorruptLogError for damage,
-        StoreStateError for a suspect log, OSError.
+        SYNC_FLUSH makes the inherited bytes durable (R26). Raises CorruptLogError for damage, of
+        now or of before, and OSError. A suspect log without damage is taken: the controllers know
+        of it and chose it all the same (R17), so it is the group's log now.
         """
-        if self.suspect is not None:
-            raise StoreStateError(f"not fit to be master: {self.suspect}")
+        damage = self.damage
+        if damage is not None and damage.blocks_writes:
+            raise CorruptLogError(damage.file, damage.offset, damage.what)
         self.stop_writes()
-        self._dispatcher.advance(self._dispatcher.target)
-        end = queue_undispatched(self.log, self._parts.queues, self._dispatcher)
+        try:
+            self._dispatcher.advance(self._dispatcher.target)
+            end = queue_undispatched(self.log, self._parts.queues, self._dispatcher)
+        except CorruptLogError as error:
+            self._note_damage(error)
+            raise
         if end < self.log.max_offset:
             log.warning("incomplete_tail_cut offset=%d max_offset=%d", end, self.log.max_offset)
             self._cut(end, keep_aside=True)
             queue_undispatched(self.log, self._parts.queues, self._dispatcher)
         if self.config.sync_flush:
             self.flush()
+        self.clear_suspect()
         self._open_for_writes()
         return end
 
@@ -323,11 +348,14 @@ class MessageStore:
                 offset, _DISPATCH_SLICE_BYTES if self._loop is not None else None
             )
         except OSError as error:
-            self._on_fatal(error)
+            self._fail(error)
+            raise
+        except CorruptLogError as error:
+            self._note_damage(error)
             raise
         if dispatcher.has_more:
             self._schedule_slice()
-        if self.suspect is not None:
+        if self.damage is not None:
             self._end_suspicion(confirmed)
         return confirmed
 
@@ -340,7 +368,7 @@ class MessageStore:
         try:
             self._dispatcher.advance(0, _DISPATCH_SLICE_BYTES)
         except (CorruptLogError, OSError) as error:
-            self._on_fatal(error)
+            self._fail(error)
             return
         self._schedule_slice()
 
@@ -359,9 +387,9 @@ class MessageStore:
             raise StoreStateError(
                 f"bytes for {offset}, but the log ends at {commit_log.max_offset}"
             )
-        suspect = self.suspect
-        if suspect is not None and not suspect.discarded:
-            raise StoreStateError(f"discard the damaged tail first: {suspect}")
+        damage = self.damage
+        if damage is not None and damage.blocks_writes:
+            raise StoreStateError(f"discard the damaged tail first: {damage}")
         end = commit_log.append(data)
         if commit_log.wants_preallocation:
             _in_thread("log-alloc", commit_log.preallocate_next)
@@ -379,7 +407,7 @@ class MessageStore:
         self.stop_writes()
         if offset >= self.log.max_offset:
             return
-        confirmed = max(self._dispatcher.offset, self._dispatcher.target)
+        confirmed = self._confirmed_end()
         if offset < self.log.min_offset:
             raise TruncationRefused(offset, confirmed, "the log begins above it")
         if offset < confirmed and not unclean_epoch:
@@ -388,31 +416,55 @@ class MessageStore:
             raise TruncationRefused(offset, confirmed, "no record ends there")
         self._cut(offset, keep_aside=keep_aside)
 
-    def discard_damaged_tail(self) -> int:
-        """Cut a suspect log at its damage (cut bytes kept aside), to fetch the rest again.
+    def _confirmed_end(self) -> int:
+        """The end of all whole records that are confirmed, shown already or not."""
+        dispatcher = self._dispatcher
+        target = min(dispatcher.target, self.log.max_offset)
+        if target <= dispatcher.offset:
+            return dispatcher.offset
+        return whole_records_end(self.log, dispatcher.offset, target)[0]
 
-        The new end of the log. `suspect` stays set, with `discarded`, until the log has been
+    def discard_damaged_tail(self) -> int:
+        """Cut a suspect log where it can no longer be trusted (cut bytes kept aside), to fetch the
+        rest again: at its damage, or where it was last synced before an fdatasync failed.
+
+        The new end of the log. `suspect` stays set, with `damage.discarded`, until the log has been
         confirmed beyond everything it may have held (or `clear_suspect`).
         """
-        damage = self.suspect
-        if damage is None or damage.discarded:
+        damage = self.damage
+        if damage is None or damage.discarded or damage.kind == "reboot":
             return self.log.max_offset
         self.stop_writes()
-        self._cut(self.log.max_offset, keep_aside=True, end_offset=damage.end_offset)
+        offset = min(max(damage.offset, self.log.min_offset), self.log.max_offset)
+        self._cut(offset, keep_aside=True, end_offset=max(damage.end_offset, self.log.max_offset))
         self._parts.suspect_mark.set_discarded()
         log.warning("damaged_tail_discarded offset=%d", self.log.max_offset)
         return self.log.max_offset
 
     def clear_suspect(self) -> None:
         """Trust the log again: it is level with its master, or an operator says so."""
-        if self.suspect is not None:
-            log.info("suspicion_ended confirm_offset=%d", self.confirm_offset)
+        if self.damage is not None:
+            log.info(
+                "suspicion_ended confirm_offset=%d reason=%s", self.confirm_offset, self.suspect
+            )
             self._parts.suspect_mark.clear()
 
     def _end_suspicion(self, confirmed: int) -> None:
-        suspect = self.suspect
-        if suspect is not None and suspect.discarded and confirmed >= suspect.end_offset:
+        damage = self.damage
+        if damage is not None and damage.discarded and confirmed >= damage.end_offset:
             self.clear_suspect()
+
+    def _note_damage(self, error: CorruptLogError) -> None:
+        self._parts.suspect_mark.note_damage(error, self.log.max_offset)
+
+    def _fail(self, error: BaseException) -> None:
+        """The process must end, and the next one shall know why (R17, R24)."""
+        if isinstance(error, CorruptLogError):
+            self._note_damage(error)
+        elif isinstance(error, OSError):
+            synced = self._parts.checkpoint.recovery_offset or self.log.min_offset
+            self._parts.suspect_mark.note_disk_failure(error, self.log, synced)
+        self._on_fatal(error)
 
     def _cut(self, offset: int, *, keep_aside: bool, end_offset: int | None = None) -> None:
         self._parts.checkpoints.void_running()
@@ -469,7 +521,11 @@ class MessageStore:
 
     def flush(self) -> int:
         """fdatasync the log here and now (blocks); the flushed offset. Raises OSError."""
-        self.log.datasync_to(self.log.max_offset)
+        try:
+            self.log.datasync_to(self.log.max_offset)
+        except OSError as error:
+            self._fail(error)
+            raise
         return self.log.flushed_offset
 
     def flush_derived(self) -> None:
@@ -519,7 +575,6 @@ class MessageStore:
         """What `brokerStatus` shows of the store, under Java's names where it has them."""
         commit_log, appender = self.log, self._appender
         use = self._disk_use_of((commit_log.folder,)).ratio
-        suspect = self.suspect
         return {
             "bootTimestamp": str(self._opened_at_ms),
             "commitLogDiskRatio": f"{use:.4f}",
@@ -532,7 +587,7 @@ class MessageStore:
             "putMessageTimesTotal": str(appender.messages_total),
             "putMessageSizeTotal": str(appender.bytes_total),
             "remainHowManyDataToFlush": f"{commit_log.max_offset - commit_log.flushed_offset} B",
-            "suspect": str(suspect) if suspect is not None else "",
+            "suspect": self.suspect,
         }
 
     # --- timers ---
@@ -553,7 +608,7 @@ class MessageStore:
             try:
                 work()
             except OSError as error:
-                self._on_fatal(error)
+                self._fail(error)
                 return
             self._repeat(name, period_s, work)
 

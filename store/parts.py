@@ -24,7 +24,8 @@ from store.index_service import IndexService
 from store.queries import StoreQueries
 from store.queue_table import QueueTable
 from store.reader import VerifiedRecords
-from store.recovery import SuspectMark, java_start_offset, recover_log
+from store.recovery import Confirmed, java_start_offset, recover_log
+from store.suspicion import RunMark, SuspectMark, Suspicion
 from store.truncation import Truncation
 from store.upkeep import CheckpointWriter, DiskUseOf, Expirer
 
@@ -33,9 +34,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """Everything a store works with. `was_clean`: the process before ended in order."""
+    """Everything a store works with. `last_run` is None if the process before ended in order."""
 
-    was_clean: bool
+    last_run: RunMark | None
     has_damaged_queues: bool
     log: CommitLog
     checkpoint: StoreCheckpoint
@@ -51,6 +52,10 @@ class StoreParts:
     queries: StoreQueries
     checkpoints: CheckpointWriter
     expirer: Expirer
+
+    @property
+    def was_clean(self) -> bool:
+        return self.last_run is None
 
     def close_files(self) -> None:
         """Let go of all files; derived data goes to the page cache, nothing is synced."""
@@ -77,7 +82,8 @@ def load_parts(
     Raises StoreFormatError, CorruptLogError (an epoch file without a good copy), OSError.
     """
     root = config.root
-    was_clean = not abort_path(root).exists()
+    last_run = RunMark.read(abort_path(root))
+    was_clean = last_run is None
     checkpoint = StoreCheckpoint(root / "checkpoint")
     commit_log = CommitLog(config.commit_log_folder, config.mapped_file_size_commit_log)
     commit_log.load()
@@ -115,7 +121,7 @@ def load_parts(
         append_prop_crc=config.enabled_append_prop_crc,
     )
     return StoreParts(
-        was_clean=was_clean,
+        last_run=last_run,
         has_damaged_queues=bool(damaged_queues),
         log=commit_log,
         checkpoint=checkpoint,
@@ -152,11 +158,12 @@ def load_parts(
     )
 
 
-def recover_parts(parts: StoreParts, *, controller_mode: bool) -> None:
+def recover_parts(parts: StoreParts, *, controller_mode: bool, boot_id: str) -> None:
     """Find the end of the log, and build what derived data lacks up to the confirmed offset.
 
     An interrupted truncation is finished first. Outside controller mode all whole records count
-    as confirmed. Damage is put down in `suspect_mark`, not raised.
+    as confirmed, and consume queues ahead of the log are only cut: nobody has the bytes but us.
+    Damage, and a stop in disorder under another boot, are put down in `suspect_mark`, not raised.
     """
     parts.truncation.resume()
     commit_log, consume_queues, dispatcher = parts.log, parts.consume_queues, parts.dispatcher
@@ -167,11 +174,16 @@ def recover_parts(parts: StoreParts, *, controller_mode: bool) -> None:
     if not parts.was_clean:
         # What was built above this point may be half on disk; it is built again from the log.
         consume_queues.truncate_dirty(start)
-    recovered = recover_log(commit_log, start, stored_confirm, was_clean=parts.was_clean)
+    confirmed = Confirmed(stored_confirm, visible_end if controller_mode else 0)
+    recovered = recover_log(commit_log, start, confirmed, was_clean=parts.was_clean)
     end = recovered.end_offset
     start = min(start, end)
     if recovered.damage is not None:
         parts.suspect_mark.set(recovered.damage)
+    elif controller_mode:
+        _suspect_a_reboot(parts, end, boot_id)
+    if visible_end > end:
+        log.warning("consume_queues_ahead_of_log visible_end=%d log_end=%d", visible_end, end)
     if end == commit_log.min_offset:
         consume_queues.destroy_all()
     consume_queues.truncate_dirty(end)
@@ -188,6 +200,17 @@ def recover_parts(parts: StoreParts, *, controller_mode: bool) -> None:
         "store_recovered clean=%s from_offset=%d end_offset=%d confirm_offset=%d",
         parts.was_clean, start, end, dispatcher.offset,
     )  # fmt: skip
+
+
+def _suspect_a_reboot(parts: StoreParts, end: int, boot_id: str) -> None:
+    """R17: what was acknowledged out of the page cache went with it."""
+    if parts.last_run is None or parts.suspect_mark.report is not None:
+        return
+    if parts.last_run.survived(boot_id):
+        return
+    what = "stopped uncleanly under another boot of this machine: acknowledged bytes may be missing"
+    log.warning("log_suspect reason=%r log_end=%d", what, end)
+    parts.suspect_mark.set(Suspicion("", end, what, end, kind="reboot"))
 
 
 def _start_offset(parts: StoreParts) -> int:

@@ -1,9 +1,10 @@
 """Where the log ends after a start, and whether what is there can be trusted.
 
 R24: only a torn tail is cut, which is a place where whole records end, at or above the stored
-confirmOffset, with no whole record anywhere behind it. Everything else (a flipped byte with records
-behind it, a missing file, a log that ends below what it had confirmed) is damage: it is named, the
-bytes stay as they are, and the store opens only up to it.
+confirmOffset and what consume queues show, where bytes are missing and no whole record lies behind.
+Everything else (a flipped byte, be it in the last record, a missing file, a log that ends below
+what it had confirmed) is damage: it is named, the bytes stay as they are, and the store opens only
+up to it.
 
 Our own recovery offset in the checkpoint says from where to look; without it (a Java store) the
 place is found as Java finds it (`CommitLog.recoverNormally`, `recoverAbnormally`).
@@ -11,59 +12,26 @@ place is found as Java finds it (`CommitLog.recoverNormally`, `recoverAbnormally
 
 from __future__ import annotations
 
-import json
 import logging
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from epoch.durable_file import remove_file, replace_file
 from protocol.record import RecordHead
 from store.checkpoint import StoreCheckpoint
 from store.commit_log import CommitLog
 from store.log_scan import LogScanner, find_valid_record, whole_records_end
 from store.mapped_file import Segment
+from store.suspicion import Suspicion
+from store.torn_tail import is_complete_but_bad
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DamageReport:
-    """The log is not what it was: from `offset` on it cannot be read.
+class Confirmed(NamedTuple):
+    """Ends of what was confirmed before the stop: by the checkpoint, and by consume queues."""
 
-    `end_offset` is up to where it may once have vouched for bytes; `discarded` tells that the
-    damaged part was cut off, to be fetched again from a master.
-    """
-
-    file: str
-    offset: int
-    what: str
-    end_offset: int
-    discarded: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.file} at offset {self.offset}: {self.what}"
-
-
-class SuspectMark:
-    """The durable memory that this log may miss what it acknowledged, until it is level again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.report: DamageReport | None = None
-        if path.exists():
-            self.report = DamageReport(**json.loads(path.read_bytes()))
-
-    def set(self, report: DamageReport) -> None:
-        self.report = report
-        replace_file(self._path, json.dumps(asdict(report)).encode())
-
-    def set_discarded(self) -> None:
-        if self.report is not None:
-            self.set(replace(self.report, discarded=True))
-
-    def clear(self) -> None:
-        self.report = None
-        remove_file(self._path)
+    stored_offset: int
+    visible_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +40,11 @@ class RecoveredLog:
 
     start_offset: int
     end_offset: int
-    damage: DamageReport | None
+    damage: Suspicion | None
 
 
 def recover_log(
-    commit_log: CommitLog, start_offset: int, stored_confirm_offset: int, *, was_clean: bool
+    commit_log: CommitLog, start_offset: int, confirmed: Confirmed, *, was_clean: bool
 ) -> RecoveredLog:
     """Find the end of the log by reading it, CRCs checked, from `start_offset`, a record boundary.
 
@@ -85,7 +53,7 @@ def recover_log(
     was flushed by this process.
     """
     end, problem = whole_records_end(commit_log, start_offset, commit_log.end_of_segments)
-    damage = _find_damage(commit_log, end, problem, stored_confirm_offset)
+    damage = _find_damage(commit_log, end, problem, confirmed)
     if damage is None:
         cut_torn_tail(commit_log, end)
     else:
@@ -94,16 +62,16 @@ def recover_log(
     return RecoveredLog(start_offset, end, damage)
 
 
-def _fields(damage: DamageReport) -> tuple[str, int, str]:
+def _fields(damage: Suspicion) -> tuple[str, int, str]:
     return damage.file, damage.offset, damage.what
 
 
 def _find_damage(
-    commit_log: CommitLog, end: int, problem: str | None, stored_confirm_offset: int
-) -> DamageReport | None:
+    commit_log: CommitLog, end: int, problem: str | None, confirmed: Confirmed
+) -> Suspicion | None:
     if commit_log.gap is not None and end == commit_log.end_of_segments:
         path, offset = commit_log.gap
-        return DamageReport(
+        return Suspicion(
             str(path), offset, "the file is missing, later ones are there", _end_of(commit_log)
         )
     what = problem or "the log ends"
@@ -112,12 +80,16 @@ def _find_damage(
         behind = commit_log.gap[1] + commit_log.segment_size
     if behind is not None:
         what = f"{what}, but there are records behind it, at {behind}"
-    elif end < stored_confirm_offset:
-        what = f"{what}, below the confirmed offset {stored_confirm_offset}"
+    elif end < confirmed.stored_offset:
+        what = f"{what}, below the confirmed offset {confirmed.stored_offset}"
+    elif end < confirmed.visible_offset:
+        what = f"{what}, below what consume queues show, {confirmed.visible_offset}"
+    elif is_complete_but_bad(commit_log, end):
+        what = f"{what}, and nothing of the record is missing"
     else:
         return None
-    last = max(_end_of(commit_log), stored_confirm_offset)
-    return DamageReport(commit_log.file_of(end), end, what, last)
+    last = max(_end_of(commit_log), *confirmed)
+    return Suspicion(commit_log.file_of(end), end, what, last)
 
 
 def _end_of(commit_log: CommitLog) -> int:

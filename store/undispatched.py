@@ -13,13 +13,15 @@ from store.dispatch import NO_UNIT, Dispatcher
 from store.log_scan import LogScanner, find_valid_record
 from store.queue_table import QueueTable
 from store.reader import check_record
+from store.torn_tail import ends_in_property_crc
 
 
 def queue_undispatched(commit_log: CommitLog, queues: QueueTable, dispatcher: Dispatcher) -> int:
     """Queue every whole record above the dispatched end for dispatch; where they end.
 
-    Counts `next_offset` of their queues on. Raises CorruptLogError if whole records lie behind
-    the first that is none: that is damage, not an incomplete tail.
+    Counts `next_offset` of their queues on. Raises CorruptLogError unless what follows is the
+    beginning of a record that never came to its end (R24): this process wrote or verified each
+    byte below the log's end, so nothing here can be torn.
     """
     dispatcher.pending.clear()
     queues.reset_next_offsets()
@@ -35,15 +37,26 @@ def queue_undispatched(commit_log: CommitLog, queues: QueueTable, dispatcher: Di
             if head.queue_offset != queue.next_offset:
                 queue.is_gapless = False
             queue.next_offset = max(queue.next_offset, head.queue_offset + 1)
-    if scanner.problem is not None:
-        behind = find_valid_record(commit_log, scanner.offset)
-        if behind is not None:
-            raise CorruptLogError(
-                commit_log.file_of(scanner.offset),
-                scanner.offset,
-                f"{scanner.problem}, but there are records behind it, at {behind}",
-            )
+    fault = _fault_behind(commit_log, scanner)
+    if fault is not None:
+        raise CorruptLogError(commit_log.file_of(scanner.offset), scanner.offset, fault)
     return scanner.offset
+
+
+def _fault_behind(commit_log: CommitLog, scanner: LogScanner) -> str | None:
+    """Why the bytes between the scanner and the log's end are damage, None if just incomplete."""
+    if scanner.offset >= commit_log.max_offset:
+        return None
+    behind = find_valid_record(commit_log, scanner.offset)
+    if behind is not None:
+        return (
+            f"{scanner.problem or 'no whole record'}, but there are records behind it, at {behind}"
+        )
+    if scanner.problem is None:
+        view = commit_log.view(scanner.offset, commit_log.segment_size)
+        if ends_in_property_crc(view, 0, len(view)):
+            return "a record with a wrong length"
+    return scanner.problem
 
 
 def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: int) -> bool:

@@ -91,6 +91,7 @@ class MemoryStore:
     # -- facts
 
     min_phy_offset = 0
+    suspect = ""
 
     @property
     def max_phy_offset(self) -> int:
@@ -140,15 +141,18 @@ class MemoryStore:
         self.disk.data += bytes(data)
         return self.max_phy_offset
 
-    def truncate_to(self, offset: int, *, keep_aside: bool = True) -> None:
+    def truncate_to(
+        self, offset: int, *, keep_aside: bool = True, unclean_epoch: bool = False
+    ) -> None:
         self.stop_writes()
-        if offset < self.confirm_offset:
+        if offset < self.confirm_offset and not unclean_epoch:
             raise TruncationRefused(offset, self.confirm_offset, "R23")
         if offset != whole(offset):
             raise TruncationRefused(offset, self.confirm_offset, "no record ends there")
         self._cut(offset)
 
     def _cut(self, offset: int) -> None:
+        self.confirm_offset = min(self.confirm_offset, offset)
         self.disk.cuts.append((self.max_phy_offset, offset))
         del self.disk.data[offset:]
         self.disk.flushed = min(self.disk.flushed, offset)

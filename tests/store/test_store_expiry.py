@@ -78,7 +78,7 @@ def test_expired_segments_take_their_units_with_them(rig):
     store.close()
     store = rig.open()
     assert (store.min_phy_offset, store.min_offset_in_queue("T", 0)) == (16384, first)
-    assert store.suspect is None
+    assert not store.suspect
 
 
 def test_the_last_segment_and_what_is_not_confirmed_stay(rig):

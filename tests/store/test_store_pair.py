@@ -68,7 +68,7 @@ class Pair:
     def kill(self, side):
         self.rigs[side].kill(self.stores[side])
         store = self.stores[side] = self.rigs[side].open()
-        assert store.suspect is None
+        assert not store.suspect
 
     def kill_slave(self):
         self.kill(1)

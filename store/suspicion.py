@@ -1,0 +1,144 @@
+"""Why this log may miss what it acknowledged (R17, R24), and the durable memory of it.
+
+Three things make a log suspect: damage that was found in it, an fdatasync that failed, and a stop
+in disorder under another boot of the kernel, which took the page cache with it. The last one does
+not count for a run in which every ack followed an fdatasync (SYNC_FLUSH with haSyncFlush).
+
+The memory is two files in the store's folder. `abort` is there from start to clean stop, as in
+Java, whose broker only looks whether it exists; its lines are ours. `suspect` is there until the
+log is level with its master again, or an operator says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from epoch.durable_file import remove_file, replace_file
+from protocol.errors import CorruptLogError
+from store.commit_log import CommitLog
+
+log = logging.getLogger(__name__)
+
+_BOOT_ID_PATH: Final = Path("/proc/sys/kernel/random/boot_id")
+_FLUSHED: Final = "flushed"
+_CACHED: Final = "cached"
+
+Kind = Literal["damage", "fsync", "reboot"]
+
+
+def kernel_boot_id() -> str:
+    """The random id of this boot of the kernel, empty where the system has none."""
+    try:
+        return _BOOT_ID_PATH.read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunMark:
+    """What the `abort` file says of the run that left it behind.
+
+    `acks_flushed`: in that run nothing was acknowledged before it was on this disk. `boot_id` is
+    empty where it is not known, as in a folder that a Java broker used last.
+    """
+
+    boot_id: str
+    acks_flushed: bool
+
+    @classmethod
+    def read(cls, path: Path) -> RunMark | None:
+        """None after a clean stop."""
+        try:
+            lines = path.read_text("ascii", errors="replace").split("\n")
+        except FileNotFoundError:
+            return None
+        lines += ["", ""]
+        return cls(lines[1], lines[2] == _FLUSHED)
+
+    def write(self, path: Path) -> None:
+        """Durable on return. Raises OSError."""
+        kind = _FLUSHED if self.acks_flushed else _CACHED
+        replace_file(path, f"{os.getpid()}\n{self.boot_id}\n{kind}\n".encode())
+
+    def survived(self, boot_id: str) -> bool:
+        """Whether what that run acknowledged is still there, though it did not end in order."""
+        return self.acks_flushed or not self.boot_id or not boot_id or self.boot_id == boot_id
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """The log may miss bytes at or above `offset`, a record boundary.
+
+    `end_offset` is up to where it may once have vouched for bytes; `discarded` tells that what is
+    not to be trusted was cut off, to be fetched again from a master.
+    """
+
+    file: str
+    offset: int
+    what: str
+    end_offset: int
+    discarded: bool = False
+    kind: Kind = "damage"
+
+    @property
+    def blocks_writes(self) -> bool:
+        """Whether nothing may be appended before the bad bytes are gone."""
+        return self.kind == "damage" and not self.discarded
+
+    def __str__(self) -> str:
+        if self.kind == "reboot":
+            return self.what
+        return f"{self.file} at offset {self.offset}: {self.what}"
+
+
+class SuspectMark:
+    """The newest suspicion; it outlives the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.report: Suspicion | None = None
+        if path.exists():
+            self.report = Suspicion(**json.loads(path.read_bytes()))
+
+    @property
+    def reason(self) -> str:
+        return "" if self.report is None else str(self.report)
+
+    def set(self, report: Suspicion) -> None:
+        """Durable on return; kept in memory also where the disk refuses. Raises OSError."""
+        self.report = report
+        replace_file(self._path, json.dumps(asdict(report)).encode())
+
+    def note_damage(self, error: CorruptLogError, end_offset: int) -> None:
+        """Damage in a running store: remembered, so that what was there is fetched again (R24)."""
+        self._note(Suspicion(error.file, error.offset, error.what, end_offset))
+
+    def note_disk_failure(self, error: OSError, commit_log: CommitLog, synced_offset: int) -> None:
+        """A write or fdatasync failed. The kernel may show pages that it could not write as if
+        they were on the disk, so nothing above the last good sync is to be trusted any more."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return  # a full disk: what is there is there
+        what = f"the disk failed, what was written after its last good sync may be lost: {error}"
+        file, end = commit_log.file_of(synced_offset), commit_log.max_offset
+        self._note(Suspicion(file, synced_offset, what, end, kind="fsync"))
+
+    def _note(self, suspicion: Suspicion) -> None:
+        log.error("log_suspect reason=%s", suspicion)
+        try:
+            self.set(suspicion)
+        except OSError as error:
+            log.error("suspicion_not_stored error=%r", error)
+
+    def set_discarded(self) -> None:
+        if self.report is not None:
+            self.set(replace(self.report, discarded=True))
+
+    def clear(self) -> None:
+        self.report = None
+        remove_file(self._path)

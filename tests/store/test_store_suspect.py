@@ -1,0 +1,204 @@
+"""When a log is suspect, what is remembered of it, and what ends it (R17, R24)."""
+
+import errno
+import os
+
+import pytest
+
+from protocol.errors import CorruptLogError
+from store.message_store import MessageStore
+
+SAFE = {"flush_disk_type": "SYNC_FLUSH", "ha_sync_flush": True}
+
+
+def reboot(rig):
+    """The next stores are opened under another boot of the kernel."""
+    rig.before_open = lambda store: setattr(store, "_boot_id", lambda: "another boot")
+
+
+def test_r17_a_kill_under_the_same_boot_leaves_no_suspicion(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    rig.kill(store)
+    assert rig.open().suspect == ""
+
+
+def test_r17_an_unclean_stop_under_another_boot_is_remembered_until_it_is_cleared(rig):
+    """1 the machine loses power. 2 every later life says so. 3 the log is level with its master."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    rig.kill(store)
+    reboot(rig)
+    store = rig.open()
+    assert "another boot" in store.suspect and store.max_phy_offset > 0
+    store.close()
+    store = rig.open()
+    assert "another boot" in store.suspect, "a clean stop does not wash it off"
+    assert store.discard_damaged_tail() == store.max_phy_offset > 0, "nothing known is bad"
+    store.clear_suspect()
+    store.close()
+    assert rig.open().suspect == ""
+
+
+def test_r17_a_clean_stop_survives_a_reboot(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    store.close()
+    reboot(rig)
+    assert rig.open().suspect == ""
+
+
+def test_r17_a_run_that_acked_only_flushed_bytes_survives_a_reboot(rig):
+    store = rig.open_master(**SAFE)
+    rig.put_confirmed(store, b"a")
+    rig.kill(store)
+    reboot(rig)
+    assert rig.open().suspect == "", "the settings of that run count, not those of this one"
+
+
+def test_r17_what_an_earlier_run_acked_unflushed_is_flushed_before_a_run_calls_itself_safe(rig):
+    """1 a run of ASYNC_FLUSH is killed. 2 SYNC_FLUSH from now on. 3 the power goes at once."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a")
+    rig.kill(store)
+    store = rig.open(**SAFE)
+    assert store.flushed_offset == end
+
+
+def test_r17_a_java_folder_says_nothing_about_its_boot(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    rig.kill(store)
+    (rig.root / "abort").write_text("1234")
+    reboot(rig)
+    assert rig.open().suspect == ""
+
+
+def test_r17_a_suspect_log_that_is_chosen_all_the_same_is_the_groups_log(rig):
+    """Every replica lost power; the controllers know, and elect the longest."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a")
+    rig.kill(store)
+    reboot(rig)
+    store = rig.open()
+    assert store.prepare_master() == end
+    assert store.suspect == ""
+
+
+def test_r17_a_failed_fsync_is_remembered_and_what_came_after_the_last_sync_fetched_again(rig):
+    """The kernel forgets that a page is dirty once it could not write it: what it shows then may
+    not be on the disk."""
+    store = rig.open_master()
+    synced = rig.put_confirmed(store, b"a")
+    store.flush_derived()
+    end = rig.put_confirmed(store, b"b", b"c")
+    log = bytes(store.log_view(0, end))
+    seen = []
+    store._on_fatal = seen.append
+
+    def fail(target):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store.log.datasync_to = fail
+    with pytest.raises(OSError):
+        store.flush()
+    assert seen, "the process must end"
+    rig.kill(store)
+    store = rig.open()
+    assert "the disk failed" in store.suspect and store.max_phy_offset == end
+    assert store.discard_damaged_tail() == synced
+    store.append_replicated(synced, log[synced:])
+    assert store.suspect
+    store.advance_confirm_offset(end)
+    assert store.suspect == "" and rig.read_bodies(store) == [b"a", b"b", b"c"]
+
+
+def test_a_full_disk_makes_nobody_suspect(rig):
+    store = rig.open_master()
+    store._on_fatal = lambda error: None
+    store._fail(OSError(errno.ENOSPC, "full"))
+    assert store.suspect == ""
+
+
+def test_r24_consume_queues_ahead_of_the_log_tell_of_lost_bytes(rig):
+    """Units are of confirmed records: a log that ends below them lost what it acknowledged.
+
+    1 the units reach the disk, checkpoint and log do not. 2 the power goes.
+    """
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a", b"b")
+    last = rig.put(store, b"c")
+    store.advance_confirm_offset(store.end_turn())
+    store._parts.consume_queues.flush()
+    rig.kill(store)
+    with rig.segment().open("r+b") as file:
+        file.seek(end)
+        file.write(bytes(last.size))
+    store = rig.open()
+    assert store.damage is not None and store.damage.offset == end
+    assert "consume queues" in store.suspect
+    with pytest.raises(CorruptLogError):
+        store.prepare_master()
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 30, 100, -1, -15])
+def test_r24_a_whole_last_record_with_a_flipped_byte_is_damage(rig, at):
+    """No byte of it is missing, so it was whole once and may have been acknowledged."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a")
+    last = rig.put(store, os.urandom(300))
+    store.end_turn()
+    rig.kill(store)
+    rig.flip(rig.segment(), (last.physical_offset if at >= 0 else last.end_offset) + at)
+    store = rig.open()
+    assert store.damage is not None
+    assert (store.damage.file, store.damage.offset) == (str(rig.segment()), end)
+
+
+def test_r24_a_record_that_misses_a_sector_is_torn(rig):
+    """A lost page cache leaves any of a record's sectors, and zeros in place of the others."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a")
+    rig.put(store, os.urandom(3000))
+    store.end_turn()
+    rig.kill(store)
+    with rig.segment().open("r+b") as file:
+        file.seek(1024)
+        file.write(bytes(512))
+    store = rig.open()
+    assert store.suspect == "" and store.max_phy_offset == end
+
+
+@pytest.mark.parametrize("at", [2, 100])
+def test_r24_a_new_master_takes_a_bad_last_record_for_damage_not_for_a_tail(rig, at):
+    """1 a slave's last, unconfirmed record goes bad while it runs. 2 it is elected: it refuses,
+    names the place, and keeps the bytes. 3 as a slave it fetches the record again."""
+    master = rig.open_master()
+    rig.put(master, b"a")
+    last = rig.put(master, os.urandom(300))
+    end = master.end_turn()
+    data = bytes(master.log_view(0, end))
+    rig.root = rig.folder / "slave"
+    slave: MessageStore = rig.open()
+    slave.append_replicated(0, data)
+    rig.flip(rig.segment(), last.physical_offset + at)
+    with pytest.raises(CorruptLogError) as damage:
+        slave.prepare_master()
+    assert damage.value.offset == last.physical_offset
+    assert slave.suspect and slave.max_phy_offset == end
+    assert slave.discard_damaged_tail() == last.physical_offset
+    slave.append_replicated(last.physical_offset, data[last.physical_offset :])
+    slave.advance_confirm_offset(end)
+    assert slave.suspect == "" and slave.prepare_master() == end
+
+
+def test_r24_a_new_master_still_cuts_the_beginning_of_a_record(rig):
+    master = rig.open_master()
+    first = rig.put(master, b"a")
+    rig.put(master, os.urandom(300))
+    data = bytes(master.log_view(0, master.end_turn()))
+    rig.root = rig.folder / "slave"
+    slave = rig.open()
+    slave.append_replicated(0, data[:-1])
+    assert slave.prepare_master() == first.end_offset
+    assert slave.suspect == ""
