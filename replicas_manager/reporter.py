@@ -1,6 +1,9 @@
 """Sends what this broker saw first-hand to the controllers' history, in order, when they listen.
 
-Best effort: at most `KEPT_MAX` events wait; beyond that the oldest go, with one line in the log.
+Nothing waits for a report: it is queued with its time and sent a little later, so that it does not
+stand before the commands of a failover in the controllers' log. A report that was not answered
+is told again, to whoever leads then, under the same request id, so it stands in the history once.
+At most `KEPT_MAX` events wait; beyond that the oldest go, with one line in the log.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ log = logging.getLogger(__name__)
 KEPT_MAX = 256
 CALL_TIMEOUT_S = 1.0
 RETRY_S = 0.25
+SETTLE_S = 0.05
+"""How long after it happened the first of a row of events is sent."""
 
 
 class EventReporter:
@@ -72,6 +77,7 @@ class EventReporter:
 
     async def _send_all(self) -> None:
         try:
+            await asyncio.sleep(SETTLE_S)
             while self._waiting:
                 request = self._waiting[0]
                 if not await self._send(request):

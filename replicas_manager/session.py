@@ -25,6 +25,7 @@ from replicas_manager.events import (
     SessionRefused,
     ViewReceived,
 )
+from replicas_manager.switch import SwitchTask
 from replicas_manager.wire import role_view_of
 
 log = logging.getLogger(__name__)
@@ -87,11 +88,13 @@ class ControllerSession:
         hello: pb.Hello,
         channels: ControllerChannels,
         emit: Callable[[Event], None],
+        on_switch: Callable[[SwitchTask], None] = lambda task: None,
     ) -> None:
         self.address = address
         self._hello = hello
         self._channels = channels
         self._emit = emit
+        self._on_switch = on_switch
         self._outbox: asyncio.Queue[pb.BrokerMessage | None] | None = None
         self._drop_reason = ""
         self._call: grpc.aio.StreamStreamCall | None = None
@@ -106,6 +109,11 @@ class ControllerSession:
         if outbox.full():
             outbox.get_nowait()
         outbox.put_nowait(pb.BrokerMessage(heartbeat=heartbeat))
+
+    def tell(self, message: pb.BrokerMessage) -> None:
+        """Queue it if there is a stream; what is told matters only to this very one."""
+        if self._outbox is not None and not self._outbox.full():
+            self._outbox.put_nowait(message)
 
     def drop(self, reason: str) -> None:
         """The session is of no use: end it and dial again over a new connection."""
@@ -145,7 +153,7 @@ class ControllerSession:
         heard = False
         outbox: asyncio.Queue[pb.BrokerMessage | None] = asyncio.Queue(OUTBOX_MAX)
         outbox.put_nowait(pb.BrokerMessage(hello=self._hello))
-        call = self._channels.stub(self.address).BrokerSession(_requests(outbox))
+        call = self._channels.stub(self.address).BrokerSession(_Requests(outbox))
         self._call = call
         self._outbox = outbox
         self._emit(SessionOpened(self.address))
@@ -187,11 +195,29 @@ class ControllerSession:
         if kind == "refused":
             status = message.refused.status
             return SessionRefused(self.address, status.code, status.remark)
+        if kind == "switch":
+            asked = message.switch
+            self._on_switch(
+                SwitchTask(
+                    self.address,
+                    asked.switch_id,
+                    asked.broker_id,
+                    asked.master_epoch,
+                    asked.timeout_ms,
+                )
+            )
         return None
 
 
-async def _requests(
-    outbox: asyncio.Queue[pb.BrokerMessage | None],
-) -> AsyncIterator[pb.BrokerMessage]:
-    while (message := await outbox.get()) is not None:
-        yield message
+class _Requests(AsyncIterator[pb.BrokerMessage]):
+    """What goes up a stream, until None. No generator: the loop's end would try to close one that
+    a cancelled call still waits in, and asyncio complains of that loudly."""
+
+    def __init__(self, outbox: asyncio.Queue[pb.BrokerMessage | None]) -> None:
+        self._outbox = outbox
+
+    async def __anext__(self) -> pb.BrokerMessage:
+        message = await self._outbox.get()
+        if message is None:
+            raise StopAsyncIteration
+        return message

@@ -1,0 +1,106 @@
+"""Reports outlive the controller that led when they were made; a stop says nothing unusual."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvloop
+from fake_controller import FakeController
+
+from baton.controller.v1 import controller_pb2 as pb
+from replicas_manager.reporter import EventReporter
+from replicas_manager.session import ControllerChannels, ControllerSession
+
+
+def play(script: Callable[[FakeController, FakeController], Awaitable[None]]) -> None:
+    async def run() -> None:
+        controllers = FakeController(), FakeController()
+        for controller in controllers:
+            await controller.start()
+        try:
+            async with asyncio.timeout(20):
+                await script(*controllers)
+        finally:
+            for controller in controllers:
+                await controller.stop()
+
+    uvloop.run(run())
+
+
+def reported(controller: FakeController) -> list[tuple[str, str]]:
+    return [(each.kind, each.request_id) for each in controller.asked.get("ReportEvent", [])]
+
+
+def test_a_report_that_the_leader_took_to_its_grave_is_told_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first leader hears of `opened` and dies before it answers. The next one hears it under
+    the same request id, so that it stands in the history once, and the later ones in their order.
+    """
+    monkeypatch.setattr("replicas_manager.reporter.CALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("replicas_manager.reporter.RETRY_S", 0.01)
+
+    async def script(first: FakeController, second: FakeController) -> None:
+        leader: list[str | None] = [first.address]
+        channels = ControllerChannels()
+        reporter = EventReporter("broker-a", "life", channels, lambda: leader[0])
+
+        async def never(request: Any) -> Any:
+            await asyncio.Event().wait()
+
+        first.handlers["ReportEvent"] = never
+        second.handlers["ReportEvent"] = lambda request: pb.ReportEventReply()
+        reporter.report("opened", 1, 2, {"maxOffset": 5})
+        reporter.report("first_ack", 1, 2, {})
+        await first.until(lambda: bool(reported(first)))
+        leader[0] = None
+        await first.stop()
+        leader[0] = second.address
+        await second.until(lambda: len(reported(second)) == 2)
+        assert [kind for kind, _ in reported(second)] == ["opened", "first_ack"]
+        assert reported(second)[0] == reported(first)[0]
+        await first.start()
+        await reporter.close()
+        await channels.close()
+
+    play(script)
+
+
+def test_a_report_returns_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No controller lives: the caller, in the midst of a failover, does not notice."""
+
+    async def script(first: FakeController, second: FakeController) -> None:
+        channels = ControllerChannels()
+        reporter = EventReporter("broker-a", "life", channels, lambda: None)
+        for _ in range(1_000):
+            reporter.report("opened", 1, 2, {})
+        assert reported(first) == []
+        await reporter.close()
+        await channels.close()
+
+    play(script)
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_the_stop_of_a_session_logs_no_warning(
+    round_: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Goodbye in time, or none: either way the stream's requests end without complaint."""
+
+    async def script(first: FakeController, second: FakeController) -> None:
+        channels = ControllerChannels()
+        hello = pb.Hello(broker_name="broker-a", broker_id=1, incarnation="life")
+        sessions = [
+            ControllerSession(controller.address, hello, channels, lambda event: None)
+            for controller in (first, second)
+        ]
+        await first.session()
+        await second.session()
+        await asyncio.gather(*(session.close("stop", 0.2 * (round_ % 2)) for session in sessions))
+        await channels.close()
+
+    with caplog.at_level(logging.DEBUG):
+        play(script)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
