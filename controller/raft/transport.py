@@ -33,6 +33,7 @@ from pysyncobj.node import Node
 from pysyncobj.tcp_connection import TcpConnection
 from pysyncobj.transport import TCPTransport
 
+from controller.raft import resolver
 from controller.raft.journal import DurableJournal
 
 __all__ = ["GuardedTransport", "install", "restricted_loads"]
@@ -89,13 +90,14 @@ def _configured_snapshots(_name: object, _batch: int, _fork: bool, snapshots: An
 
 
 def install() -> None:
-    """Puts the plain unpickler, journal and snapshots in pysyncobj's place. Idempotent.
+    """Puts the plain unpickler, resolver, journal and snapshots in pysyncobj's place. Idempotent.
 
     From then on the settings `journalFile` and `serializer` are the objects themselves, opened by
     the node that they belong to: several nodes may live in one process.
     """
     pysyncobj.pickle.loads = restricted_loads
     pysyncobj.pickle.load = _refuse_load
+    resolver.install()
     pysyncobj.syncobj.createJournal = _configured_journal
     pysyncobj.syncobj.Serializer = _configured_snapshots
 

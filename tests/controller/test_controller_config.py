@@ -46,6 +46,32 @@ def test_bad_peers_are_said(peers: str, said: str) -> None:
         ControllerConfig(controller_peers=peers)
 
 
+def test_nodes_may_meet_at_other_hosts_than_admin_tools_dial() -> None:
+    config = ControllerConfig(
+        controller_peers="n0-10.0.0.1:9878;n1-10.0.0.1:9888",
+        controller_inner_hosts="n0-namesrv-1; n1-namesrv-2",
+    )
+    assert [
+        (peer.remoting_address, peer.grpc_address, peer.raft_address) for peer in config.peers
+    ] == [
+        ("10.0.0.1:9878", "namesrv-1:9879", "namesrv-1:9880"),
+        ("10.0.0.1:9888", "namesrv-2:9889", "namesrv-2:9890"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ("n0-a:9880", "'n0-a:9880' is not of the form id-host"),
+        ("n0-a;n0-b", "id n0 stands twice"),
+        ("n7-a", "n7 is not among the peers"),
+    ],
+)
+def test_bad_inner_hosts_are_said(hosts: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"controllerInnerHosts: {said}"):
+        ControllerConfig(controller_inner_hosts=hosts)
+
+
 def test_own_id_must_be_among_the_peers() -> None:
     with pytest.raises(ValueError, match=r"controllerDLegerSelfId.*n7.*n0, n1, n2"):
         ControllerConfig(controller_peers=PEERS, controller_self_id="n7")

@@ -1,0 +1,70 @@
+"""Looking up the other nodes never holds up the thread that keeps the lead."""
+
+from __future__ import annotations
+
+import threading
+
+import pysyncobj.dns_resolver
+import pytest
+from pysyncobj.node import TCPNode
+
+from controller.raft.resolver import BackgroundResolver, install
+
+
+def test_an_address_is_its_own_answer() -> None:
+    def look_up(host: str) -> str:
+        raise AssertionError(host)
+
+    resolver = BackgroundResolver(look_up)
+    assert resolver.resolve("127.0.0.1") == "127.0.0.1"
+    assert resolver.resolve("::1") == "::1"
+
+
+def test_a_name_service_that_hangs_holds_nobody_up() -> None:
+    may_answer = threading.Event()
+    asked: list[str] = []
+
+    def look_up(host: str) -> str:
+        asked.append(host)
+        may_answer.wait()
+        return "10.0.0.1"
+
+    resolver = BackgroundResolver(look_up)
+    assert [resolver.resolve("n1") for _ in range(3)] == [None] * 3
+    may_answer.set()
+    resolver.wait("n1")
+    assert asked == ["n1"]
+    assert resolver.resolve("n1") == "10.0.0.1"
+    resolver.wait("n1")
+
+
+def test_a_node_that_moved_is_found_and_a_failed_look_up_forgets_nothing() -> None:
+    answers: list[str | OSError] = ["10.0.0.1", OSError("no such name"), "10.0.0.2"]
+
+    def look_up(host: str) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    resolver = BackgroundResolver(look_up)
+    heard = []
+    for _ in range(3):
+        heard.append(resolver.resolve("n1"))
+        resolver.wait("n1")
+    answers.append("10.0.0.2")
+    heard.append(resolver.resolve("n1"))
+    resolver.wait("n1")
+    assert heard == [None, "10.0.0.1", "10.0.0.1", "10.0.0.2"]
+
+
+def test_pysyncobj_asks_it_at_every_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pysyncobj.dns_resolver, "_g_resolver", None)
+    install()
+    resolver = pysyncobj.dns_resolver.globalDnsResolver()
+    assert isinstance(resolver, BackgroundResolver)
+    resolver._known["n1.invalid"] = "10.0.0.9"
+    assert TCPNode("n1.invalid:9880").ip == "10.0.0.9"
+    resolver.wait("n1.invalid")
+    install()
+    assert pysyncobj.dns_resolver.globalDnsResolver() is resolver
