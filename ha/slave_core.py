@@ -49,7 +49,10 @@ class SlavePolicy:
     sync_from_last_file: bool = False
     async_learner: bool = False
     proof_needed: bool = False
-    """Whether a truncation waits for `peer_proved` (R21)."""
+    """Whether a peer has to prove to be the master (R21): before a cut always, before a byte is
+    taken on every connection but the first one of a fresh view."""
+    fresh_ms: int = 3_000
+    """How long a view that names another master, or another epoch, is fresh."""
     retry_ms: int = 20
     retry_ms_max: int = 1_000
     diverged_retry_ms: int = 1_000
@@ -105,6 +108,7 @@ class SlaveCore:
         self._log = log
         self._peer: MasterHandshake | None = None
         self._proved = False
+        self._fresh_until_ms = now_ms + policy.fresh_ms
         self._dial_at_ms = now_ms
         self._retry_ms = policy.retry_ms
         self._diverged_ms = policy.diverged_retry_ms
@@ -135,6 +139,8 @@ class SlaveCore:
             view.master_ha_address,
             view.master_incarnation,
         )
+        if not same or old.master_epoch != view.master_epoch:
+            self._fresh_until_ms = now_ms + self.policy.fresh_ms
         if same and self.phase is not Phase.READY:
             return []
         effects: list[SlaveEffect] = []
@@ -166,6 +172,10 @@ class SlaveCore:
         self._reset()
         self._dial_at_ms = 1 << 62
         return [Hangup("the slave side ends")] if connected else []
+
+    @property
+    def _is_proved(self) -> bool:
+        return self._proved or not self.policy.proof_needed
 
     @property
     def known_confirm(self) -> int:
@@ -229,7 +239,17 @@ class SlaveCore:
                 f"the peer's last epoch is {peer.last_epoch}, this replica has accepted {needed}",
                 now_ms,
             )
+        fresh = now_ms < self._fresh_until_ms
+        self._fresh_until_ms = now_ms
+        if self.policy.proof_needed and not fresh:
+            # R21: whoever answers at this address by now, its history may fit ours by chance.
+            return self._ask_proof(now_ms)
         return self._settle_history(log, now_ms)
+
+    def _ask_proof(self, now_ms: int) -> list[SlaveEffect]:
+        self.phase = Phase.PROVING
+        self.read_ms = now_ms
+        return [ProveMaster(self.view)]
 
     def peer_proved(self, identity: PeerIdentity, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
         """The answer to ProveMaster. A Java master calls itself broker 0."""
@@ -248,7 +268,7 @@ class SlaveCore:
             return self._hang_up(
                 f"{view.master_address} is {identity.cluster_name}/{identity.broker_name}/"
                 f"{identity.broker_id} at epoch {identity.last_epoch}, not the master that was "
-                f"named: nothing is cut for it",
+                f"named: nothing is cut for it, and nothing taken from it",
                 now_ms,
             )
         self._proved = True
@@ -276,18 +296,19 @@ class SlaveCore:
         member = self.broker_id in self.view.sync_state_set
         # What was confirmed counts, though the store may still be busy showing it to readers.
         log = replace(log, confirm_offset=self.confirm_offset)
-        verdict = judge_log(log, peer, member=member)
+        verdict = judge_log(log, peer, member=member, unclean_epoch=self.view.unclean_epoch)
         if isinstance(verdict, Refuse):
             return self._diverge(verdict.reason, now_ms)
+        if isinstance(verdict, BeginAnew | CutTo) and not self._is_proved:
+            return self._ask_proof(now_ms)
         if isinstance(verdict, BeginAnew):
             return self._begin_anew(verdict.reason, now_ms)
         if isinstance(verdict, CutTo):
-            if self.policy.proof_needed and not self._proved:
-                self.phase = Phase.PROVING
-                return [ProveMaster(self.view)]
             assert self.phase is not Phase.CUTTING, "the cut did not reach the consistent point"
             self.phase = Phase.CUTTING
-            return [TruncateTo(log.max_offset, verdict.offset)]
+            # Only towards an unclean epoch is this below what was confirmed.
+            self.confirm_offset = min(self.confirm_offset, verdict.offset)
+            return [TruncateTo(log.max_offset, verdict.offset, verdict.unclean)]
         return self._start_transfer(log, peer, now_ms)
 
     def _start_transfer(
@@ -408,6 +429,9 @@ class SlaveCore:
 
     def _next_byte_gone(self, offset: int, now_ms: int) -> list[SlaveEffect]:
         reason = f"our log ends at {self.max_offset}, the master's begins at {offset}"
+        if not self._is_proved:
+            # The next connection asks who it is, for the view is no longer fresh then.
+            return self._hang_up(f"{reason}: it has to prove that it is the master", now_ms)
         if self.broker_id in self.view.sync_state_set:
             return self._diverge(
                 f"{reason}, yet this replica is in the SyncStateSet: nothing is dropped; compare "

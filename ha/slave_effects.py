@@ -35,10 +35,11 @@ class ProveMaster:
 
 @dataclass(frozen=True, slots=True)
 class TruncateTo:
-    """Cut the log (R22), then feed `log_changed`."""
+    """Cut the log (R22), then feed `log_changed`. `unclean`: confirmed bytes, too (R23)."""
 
     from_offset: int
     offset: int
+    unclean: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,8 +270,8 @@ class SlaveShell:
                 log.info("epoch_entered epoch=%d start_offset=%d", epoch, start)
             case AdoptEpochs(entries):
                 self._store.epochs.replace_all(entries)
-            case TruncateTo(from_offset, offset):
-                self._truncate(from_offset, offset)
+            case TruncateTo(from_offset, offset, unclean):
+                self._truncate(from_offset, offset, unclean=unclean)
             case BeginAt(offset, reason):
                 log.warning("log_begins_anew offset=%d reason=%s", offset, reason)
                 self._store.reset_for_empty_start(offset)
@@ -300,10 +300,12 @@ class SlaveShell:
         for part in parts:
             offset = self._store.append_replicated(offset, part)
 
-    def _truncate(self, from_offset: int, offset: int) -> None:
-        log.warning("log_truncated from_offset=%d to_offset=%d", from_offset, offset)
+    def _truncate(self, from_offset: int, offset: int, *, unclean: bool) -> None:
+        log.warning(
+            "log_truncated from_offset=%d to_offset=%d unclean=%s", from_offset, offset, unclean
+        )
         try:
-            self._store.truncate_to(offset, keep_aside=True)
+            self._store.truncate_to(offset, keep_aside=True, unclean_epoch=unclean)
         except TruncationRefused as error:
             self._perform(self.core.cut_refused(str(error), self._now_ms()))
             return

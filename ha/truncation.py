@@ -1,7 +1,8 @@
 """What a slave does with its log before it follows a master: keep, cut, begin anew, refuse. Pure.
 
 Nothing is cut without proof that the peer is the master that the controllers named (R21), never
-below the own confirmOffset (R23), and never where no epoch vouches for the bytes.
+where no epoch vouches for the bytes, and below the own confirmOffset only where an unclean election
+took the confirmed bytes out of the group's history (R23).
 Origin: Java AutoSwitchHAClient.doTruncate, which looks at none of the three.
 """
 
@@ -35,7 +36,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class CutTo:
+    """`unclean`: confirmed bytes go too, because an unclean election dropped them (R23)."""
+
     offset: int
+    unclean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,13 @@ class Refuse:
 Verdict = Keep | CutTo | BeginAnew | Refuse
 
 
-def judge_log(own: LocalLog, master: MasterHandshake, *, member: bool) -> Verdict:
+def judge_log(
+    own: LocalLog, master: MasterHandshake, *, member: bool, unclean_epoch: int = 0
+) -> Verdict:
     """How `own` can become a prefix of the master's log.
 
     `member`: this replica is in the recorded SyncStateSet, so its bytes may be acknowledged ones.
+    `unclean_epoch`: the last epoch that was won outside the set, 0 if none was (R7).
     """
     if own.max_offset == 0:
         return Keep()
@@ -75,24 +82,40 @@ def judge_log(own: LocalLog, master: MasterHandshake, *, member: bool) -> Verdic
                 f"our log ends at {own.max_offset}, the master's history begins at "
                 f"{master.entries[0].start_offset}"
             )
+        if not member and _dropped_by(unclean_epoch, own, master):
+            return BeginAnew(
+                f"the unclean election of epoch {unclean_epoch} dropped all that we hold"
+            )
         return Refuse(
             f"our epochs {_brief(own.entries)} and the master's {_brief(master.entries)} have no "
             "point in common; if the master is the right one, move this store aside and restart"
         )
     if point >= own.max_offset:
         return Keep()
-    if point < own.confirm_offset:
+    unclean = point < own.confirm_offset
+    if unclean and not _dropped_by(unclean_epoch, own, master):
         return Refuse(
             f"the master's log leaves ours at {point}, below our confirmOffset "
-            f"{own.confirm_offset}: acknowledged bytes would be cut; compare both logs, then elect "
-            "the right one by hand or move this store aside"
+            f"{own.confirm_offset}, and no unclean election explains it (last one: epoch "
+            f"{unclean_epoch}): acknowledged bytes would be cut; compare both logs, then elect the "
+            "right one by hand or move this store aside"
         )
     if point < own.min_offset:
         return Refuse(
             f"the master's log leaves ours at {point}, below our first byte {own.min_offset}; "
             "move this store aside and restart"
         )
-    return CutTo(point)
+    return CutTo(point, unclean)
+
+
+def _dropped_by(unclean_epoch: int, own: LocalLog, master: MasterHandshake) -> bool:
+    """Whether that election may have dropped all of our confirmed bytes beyond the common part.
+
+    It is in the master's history, and came after the epoch in which the last of them was written.
+    """
+    confirmed_in = [e.epoch for e in own.entries if e.start_offset < own.confirm_offset]
+    last_epoch = max(confirmed_in, default=own.last_epoch)
+    return unclean_epoch > last_epoch and any(e.epoch == unclean_epoch for e in master.entries)
 
 
 def epochs_after(own: LocalLog, master: MasterHandshake) -> tuple[EpochEntry, ...]:

@@ -356,8 +356,9 @@ class SlaveHost:
                     log.entries = adopted
                 case BeginAt(offset):
                     log.data, log.first, log.entries, log.confirm = b"", offset, (), 0
-                case TruncateTo(_, offset):
-                    assert offset >= log.confirm, "R23"
+                case TruncateTo(_, offset, unclean):
+                    assert offset >= log.confirm or unclean, "R23"
+                    log.confirm = min(log.confirm, offset)
                     log.cuts.append((log.end, offset))
                     log.data = log.data[: offset - log.first]
                     log.entries = entries(*(e for e in log.history if e[1] < offset))

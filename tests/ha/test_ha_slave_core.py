@@ -1,9 +1,12 @@
 """The slave's connection: time, acks under haSyncFlush, and what it says when it cannot follow."""
 
+from dataclasses import replace
+
 import pytest
 
-from ha.slave_core import Phase, SlaveCore, SlavePolicy
-from ha.slave_effects import BeginAt, Dial, Diverged, FlushTo, Hangup, SendToMaster
+from ha.slave_core import PeerIdentity, Phase, SlaveCore, SlavePolicy
+from ha.slave_effects import BeginAt, Dial, Diverged, FlushTo, Hangup, ProveMaster, SendToMaster
+from ha.truncation import CutTo, Refuse, judge_log
 from ha.wire import MasterHandshake, TransferHeader, encode_ack
 from protocol.role_view import RoleView
 
@@ -249,3 +252,124 @@ def test_log_bytes_before_our_ack_are_refused(memory_log):
     assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), NOW) == [], "Java's early beat"
     (hangup,) = core.frame_received(TransferHeader(10, 0, 1, 0, 0), NOW)
     assert isinstance(hangup, Hangup)
+
+
+# -- R21: who is it
+
+
+def proving_slave(memory_log, entries, log=None, policy=None):
+    log = log or memory_log(b"1" * 100, (1, 0))
+    core = SlaveCore(2, view(), log.facts(), policy or SlavePolicy(proof_needed=True), NOW)
+    core.begin(NOW)
+    return core, log, MasterHandshake(150, 1, entries((1, 0)))
+
+
+def shake(core, log, peer, now):
+    core.connected(log.facts(), now)
+    return core.handshake_received(peer, log.facts(), now)
+
+
+def test_r21_the_first_connection_of_a_fresh_view_streams_at_once(memory_log, entries):
+    """Nothing is to be cut, and the address came with the view: a failover does not wait."""
+    core, log, peer = proving_slave(memory_log, entries)
+    shake(core, log, peer, NOW + 50)
+    assert core.phase is Phase.TRANSFER
+
+
+@pytest.mark.parametrize("data", [b"1" * 100, b""])
+def test_r21_every_later_connection_proves_before_a_byte_is_taken(memory_log, entries, data):
+    """Each group starts with epoch 1 at 0, so the history of whoever answers at a reused address
+    may fit; also that of an empty log, which fits any."""
+    log = memory_log(data, *([(1, 0)] if data else []))
+    core, log, peer = proving_slave(memory_log, entries, log)
+    shake(core, log, peer, NOW + 50)
+    core.disconnected(NOW + 100)
+    core.tick(core.wakeup_ms)
+    assert shake(core, log, peer, NOW + 200) == [ProveMaster(core.view)]
+    assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), NOW + 200) == []
+    assert core.turn_ended(100, NOW + 200) == [], "not an ack before the proof"
+    core.peer_proved(PeerIdentity("C", "broker-a", 0, 1), log.facts(), NOW + 210)
+    assert core.phase is Phase.TRANSFER
+
+
+def test_r21_a_view_does_not_stay_fresh(memory_log, entries):
+    """The first dial may succeed hours after the view came."""
+    core, log, peer = proving_slave(memory_log, entries)
+    assert shake(core, log, peer, NOW + 3_000) == [ProveMaster(core.view)]
+
+
+def test_r21_a_newer_set_of_the_same_master_does_not_make_it_fresh(memory_log, entries):
+    core, log, peer = proving_slave(memory_log, entries)
+    shake(core, log, peer, NOW)
+    core.disconnected(NOW + 10)
+    core.follow(replace(view(members=(1,)), sync_state_set_epoch=9), NOW + 20)
+    assert shake(core, log, peer, NOW + 30) == [ProveMaster(core.view)]
+    core.disconnected(NOW + 40)
+    core.follow(view(epoch=2), NOW + 50)
+    newer = MasterHandshake(150, 2, entries((1, 0), (2, 150)))
+    shake(core, log, newer, NOW + 60)
+    assert core.phase is Phase.TRANSFER
+
+
+def test_r21_who_proves_to_be_another_gets_nothing(memory_log, entries):
+    core, log, peer = proving_slave(memory_log, entries)
+    shake(core, log, peer, NOW + 5_000)
+    stranger = PeerIdentity("C", "broker-b", 1, 1)
+    (hangup,) = core.peer_proved(stranger, log.facts(), NOW + 5_001)
+    assert isinstance(hangup, Hangup) and "broker-b" in hangup.reason
+
+
+def test_r21_r27_nothing_goes_aside_for_a_peer_without_proof(memory_log, entries):
+    """A fresh view, and the peer says that our next byte is gone: it proves itself first."""
+    core, log, peer = proving_slave(memory_log, entries)
+    shake(core, log, peer, NOW)
+    (hangup,) = core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW)
+    assert isinstance(hangup, Hangup) and "prove" in hangup.reason
+    core.tick(core.wakeup_ms)
+    shake(core, log, peer, NOW + 100)
+    core.peer_proved(PeerIdentity("C", "broker-a", 1, 1), log.facts(), NOW + 110)
+    effects = core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW + 120)
+    assert any(isinstance(e, BeginAt) for e in effects)
+
+
+# -- R23: below the own confirmOffset
+
+
+def judged(memory_log, entries, unclean_epoch, own=((1, 0),), master=((1, 0), (2, 60))):
+    log = memory_log(b"1" * 100, *own, confirm=90)
+    master_log = MasterHandshake(200, master[-1][0], entries(*master))
+    return judge_log(log.facts(), master_log, member=False, unclean_epoch=unclean_epoch)
+
+
+def test_r23_an_unclean_election_explains_a_cut_below_the_own_confirm_offset(memory_log, entries):
+    """Epoch 2 was won by a replica that held 60 of our 90 confirmed bytes."""
+    assert judged(memory_log, entries, 2) == CutTo(60, unclean=True)
+    later = ((1, 0), (2, 60), (3, 70))
+    assert judged(memory_log, entries, 2, master=later) == CutTo(60, unclean=True)
+
+
+@pytest.mark.parametrize(
+    ("unclean_epoch", "own", "master"),
+    [
+        (0, ((1, 0),), ((1, 0), (2, 60))),
+        (1, ((1, 0),), ((1, 0), (2, 60))),
+        (3, ((1, 0),), ((1, 0), (2, 60))),
+        (2, ((1, 0), (3, 70)), ((1, 0), (2, 60), (4, 65))),
+    ],
+    ids=["none", "before ours", "not in its history", "before our last confirmed byte"],
+)
+def test_r23_nothing_else_does(memory_log, entries, unclean_epoch, own, master):
+    verdict = judged(memory_log, entries, unclean_epoch, own, master)
+    assert isinstance(verdict, Refuse) and "no unclean election explains it" in verdict.reason
+
+
+def test_r23_after_an_unclean_cut_the_confirm_offset_is_the_logs(memory_log, slave_host, entries):
+    log = memory_log(b"1" * 100, (1, 0), confirm=90)
+    core = SlaveCore(2, replace(view(2), unclean_epoch=2), log.facts(), SlavePolicy(), NOW)
+    host = slave_host(core, log)
+    host.perform(core.begin(NOW), NOW)
+    host.connect(NOW)
+    peer = MasterHandshake(60, 2, entries((1, 0), (2, 60)))
+    host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
+    assert core.phase is Phase.TRANSFER
+    assert core.confirm_offset == core.max_offset == 60
