@@ -1,0 +1,54 @@
+"""What the laboratory keeps of writes, logs and broken promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """One acknowledged write. Times of CLOCK_MONOTONIC, which all processes of a machine share.
+
+    `line` numbers the connection it went through; on one line, `number` grows as it was sent.
+    """
+
+    number: int
+    line: int
+    broker: int
+    sent_s: float
+    acked_s: float
+
+    def text(self) -> str:
+        return f"{self.number} {self.line} {self.broker} {self.sent_s:.6f} {self.acked_s:.6f}\n"
+
+    @classmethod
+    def read(cls, text: str) -> Ack:
+        number, line, broker, sent, acked = text.split()
+        return cls(int(number), int(line), int(broker), float(sent), float(acked))
+
+
+def key_of(prefix: str, number: int) -> str:
+    """The unique key of a write."""
+    return f"{prefix:0<16.16}{number:016X}"
+
+
+def number_of(key: str) -> int:
+    """The number in a key that `key_of` made."""
+    return int(key[16:], 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch of a log: bytes [start, end)."""
+
+    number: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken promise. `rule` is short (`lost`, `order`, `two masters`, `late ack`, …)."""
+
+    rule: str
+    text: str
