@@ -10,7 +10,7 @@ Origin: ReplicasManager.changeToMaster and changeToSlave in Java.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from broker.pending_acks import PendingAcks
@@ -73,10 +73,11 @@ class RoleActions:
             log_id=store.log_id,
         )
 
-    async def become_master(self, view: RoleView) -> None:
+    async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
         self._leave_role(view.master_epoch)
         self._slave_sync.follow(None)
         log_end = await self._ha.change_to_master(view)
+        await role_durable  # R2: nothing is acknowledged in an epoch that a crash could forget
         self._acks.begin_epoch(view.master_epoch)
         self._topics.set_state_version(view.master_epoch)
         self._offsets.set_state_version(view.master_epoch)

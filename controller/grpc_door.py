@@ -139,6 +139,8 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
             max_offset=request.max_offset,
             confirm_offset=request.confirm_offset,
             election_priority=request.election_priority,
+            suspect=request.suspect,
+            accepted_epoch=request.accepted_epoch,
         )
         if not request.incarnation or not request.broker_name:
             return pb.RegisterBrokerReply(
@@ -180,6 +182,7 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
             broker_name=request.broker_name,
             broker_id=request.broker_id,
             designate=request.designate,
+            unclean=request.unclean,
             expected_master_epoch=request.expected_master_epoch,
             reason=request.reason,
         )

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from controller.commands import NO_BROKER, LiveBroker
-from controller.elect_policy import FIRST_ELECTION_SETTLE_MS, choose_master
-from controller.groups import BrokerGroup, ReplicaRecord
+from controller.elect_policy import FIRST_ELECTION_SETTLE_MS, choose_master, why_forgetful
+from controller.groups import BrokerGroup, ReplicaRecord, living_replicas
 from controller.liveness_events import (
     AliveChanged,
     ElectionBlocked,
@@ -56,6 +56,11 @@ __all__ = ["LivenessConfig", "LivenessCore"]
 CONFIRM_SETTLE_MS: Final = 1_000
 """Age at which a heard confirmOffset binds candidates (R16): by then every living member's own
 heartbeat is newer than it."""
+
+
+FORGETFUL_SETTLE_MS: Final = 1_000
+"""How long a replica has to know more than this controller before that is said: for a moment it may
+have heard a newer view from another node."""
 
 
 @dataclass(slots=True)
@@ -88,6 +93,9 @@ class _Watch:
     dead: frozenset[int] = frozenset()
     restless: bool = False
     blocked: str = ""
+    needs_operator: bool = False
+    forgetful: str = ""
+    forgetful_since_ms: int | None = None
     proposal: _Proposal | None = None
     master_answered_ms: int = 0
     floor: _ConfirmFloor = field(default_factory=_ConfirmFloor)
@@ -136,8 +144,29 @@ class LivenessCore:
         """The highest confirmOffset heard of the group that binds candidates, -1 if none (R16)."""
         return self._watch(broker_name).floor.settled
 
+    def confirm_heard(self, broker_name: str) -> int:
+        """The highest confirmOffset heard of the group, -1 if none: what the log of a member that
+        starts anew must reach (R17). It need not settle: nothing above that log's end could be
+        confirmed while the member was away."""
+        return self._watch(broker_name).floor.heard
+
+    def problems(self) -> tuple[str, ...]:
+        """What keeps groups without a master until an operator decides, for people (R19)."""
+        if self._gate_opened_ms is None:
+            return ()
+        return tuple(
+            f"{broker_name}: {why}"
+            for broker_name, watch in sorted(self._watches.items())
+            if (why := watch.forgetful or (watch.blocked if watch.needs_operator else ""))
+        )
+
     def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int:
-        """How long an unclean election must still wait for the last master's lease to end (R7)."""
+        """How long an unclean election must still wait for the last master's lease to end (R7).
+
+        Only a leader's answers grant a lease, so the others' need no waiting. What an earlier
+        leader answered was before this gate opened: by then it was deposed, and one that wakes
+        from a stall answers nothing before it has asked a majority (`BrokerWatch`).
+        """
         lease_ms = self._config.master_lease_ms + self._config.lease_margin_ms
         if self._gate_opened_ms is None:
             return lease_ms
@@ -210,7 +239,8 @@ class LivenessCore:
         self._sightings.gate_opened(now_ms)
         for broker_name, watch in self._watches.items():
             watch.proposal = None
-            watch.blocked = ""
+            watch.blocked, watch.needs_operator = "", False
+            watch.forgetful, watch.forgetful_since_ms = "", None
             group = self._state.group(broker_name)
             watch.dead = self._dead(group, now_ms) if group else frozenset()
         # Brokers go by what this node last told them, which may be of long before it led.
@@ -252,7 +282,28 @@ class LivenessCore:
             self._aged_ms = now_ms
             for watch in self._watches.values():
                 watch.floor.age()
-        return self._look_at_each(self._state.broker_names(), now_ms)
+        names = self._state.broker_names()
+        effects = self._look_at_each(names, now_ms)
+        for broker_name in names:
+            effects += self._look_for_oblivion(self._state.groups[broker_name], now_ms)
+        return effects
+
+    def _look_for_oblivion(self, group: BrokerGroup, now_ms: int) -> list[LivenessEffect]:
+        """R19: says once that a replica knows more than is recorded here, master or not."""
+        if self._gate_opened_ms is None:
+            return []
+        watch = self._watch(group.broker_name)
+        live = self.live(group.broker_name, now_ms)
+        why = why_forgetful(group, living_replicas(group, live))
+        if not why:
+            watch.forgetful, watch.forgetful_since_ms = "", None
+            return []
+        if watch.forgetful_since_ms is None:
+            watch.forgetful_since_ms = now_ms
+        if why == watch.forgetful or now_ms - watch.forgetful_since_ms < FORGETFUL_SETTLE_MS:
+            return []
+        watch.forgetful = why
+        return [] if why == watch.blocked else [ElectionBlocked(group.broker_name, why)]
 
     # --- deciding ---
 
@@ -288,6 +339,8 @@ class LivenessCore:
             effects.append(AliveChanged(broker_name))
         master = group.replica(group.master_broker_id)
         watch.restless = bool(dead) or master is None or bool(group.needs_election)
+        if master is not None and not watch.restless:
+            watch.blocked, watch.needs_operator = "", False
         if watch.restless:
             need = self._need(group, master, now_ms)
             if need is not None:
@@ -323,15 +376,15 @@ class LivenessCore:
         if choice.blocked:
             if choice.refusal == watch.blocked:
                 return []
-            watch.blocked = choice.refusal
+            watch.blocked, watch.needs_operator = choice.refusal, True
             return [ElectionBlocked(group.broker_name, choice.refusal)]
         # Without a candidate only a dead master is worth a command: it is deposed.
         if choice.winner == NO_BROKER and need.standing != "dead":
             if group.master_epoch == 0 or choice.refusal == watch.blocked:
                 return []
-            watch.blocked = choice.refusal
+            watch.blocked, watch.needs_operator = choice.refusal, False
             return [ElectionBlocked(group.broker_name, choice.refusal, operator=False)]
-        watch.blocked = choice.refusal
+        watch.blocked, watch.needs_operator = choice.refusal, False
         return self._propose(group, need, now_ms)
 
     def _propose(self, group: BrokerGroup, need: Verdict, now_ms: int) -> list[LivenessEffect]:
@@ -368,4 +421,5 @@ def _live_broker(record: ReplicaRecord, facts: HeartbeatFacts) -> LiveBroker:
         election_priority=facts.election_priority,
         min_offset=facts.min_offset,
         master_epoch=facts.master_epoch,
+        sync_state_set_epoch=facts.sync_state_set_epoch,
     )

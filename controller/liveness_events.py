@@ -37,6 +37,7 @@ class HeartbeatFacts:
     election_priority: int = ELECTION_PRIORITY_DEFAULT
     min_offset: int = -1
     master_epoch: int = -1
+    sync_state_set_epoch: int = -1
 
 
 # --- events -----------------------------------------------------------------------------------

@@ -140,6 +140,7 @@ class RemotingDoor:
                 broker_name=request.require("brokerName"),
                 broker_id=max(request.get_int("brokerId", -1), NO_BROKER),
                 designate=request.get_bool("designateElect"),
+                unclean=request.get_bool("uncleanElect"),
                 reason="asked by remoting",
             )
         )

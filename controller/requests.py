@@ -30,6 +30,7 @@ from controller.history_file import HistoryFile
 from controller.log import Applied, NotApplied, ReplicatedLog
 from controller.results import CommandResult
 from controller.state import ControllerState
+from protocol.codes import ResponseCode
 from protocol.errors import NotLeaderError
 from protocol.role_view import RoleView
 
@@ -57,6 +58,8 @@ class LivenessView(Protocol):
     def live(self, broker_name: str, now_ms: int) -> tuple[LiveBroker, ...]: ...
 
     def confirm_floor(self, broker_name: str) -> int: ...
+
+    def confirm_heard(self, broker_name: str) -> int: ...
 
     def presumed_alive(self, broker_name: str, now_ms: int) -> frozenset[int]: ...
 
@@ -133,8 +136,14 @@ class ControllerRequests:
         """
         if not self._gate.open:
             raise self.not_leader()
-        if isinstance(command, ElectMaster) and command.designate:
+        if isinstance(command, ElectMaster) and (command.unclean or command.designate):
             command = await self._allow_unclean(command)
+            if self._master_still_answers(command):
+                return CommandResult(
+                    ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+                    "the master still answers: an unclean election waits until its lease is over",
+                    view=self.view(command.broker_name),
+                )
         if not self._gate.open:
             raise self.not_leader()
         if isinstance(command, ElectMaster):
@@ -210,20 +219,27 @@ class ControllerRequests:
         return NotLeaderError(leader.remoting_address)
 
     async def _allow_unclean(self, command: ElectMaster) -> ElectMaster:
-        """R7: outside the set only a named replica, and only when the last master's lease is over.
+        """R7: an unclean election waits until the last master's lease is over.
 
-        While that master still answers it stays a clean election, which the state then refuses.
+        Asked for by name, or, for tools that cannot ask so, with enableElectUncleanMaster set and a
+        replica designated that is not in the set. A group without any election has no lease.
         """
         group = self._log.state.group(command.broker_name)
-        if not self.config.enable_elect_unclean_master or group is None:
+        if group is None:
             return command
-        if command.broker_id in group.sync_state_set:
-            return command
-        wait_ms = self._liveness.unclean_wait_ms(command.broker_name, monotonic_ms())
-        if wait_ms > 0:
+        by_setting = self.config.enable_elect_unclean_master and command.designate
+        if by_setting and command.broker_id not in group.sync_state_set:
+            command = replace(command, unclean=True)
+        if command.unclean and group.master_epoch > 0:
+            wait_ms = self._liveness.unclean_wait_ms(command.broker_name, monotonic_ms())
             await asyncio.sleep(wait_ms / 1000)
-        over = self._liveness.unclean_wait_ms(command.broker_name, monotonic_ms()) == 0
-        return replace(command, unclean=over)
+        return command
+
+    def _master_still_answers(self, command: ElectMaster) -> bool:
+        group = self._log.state.group(command.broker_name)
+        if not command.unclean or group is None or group.master_epoch == 0:
+            return False
+        return self._liveness.unclean_wait_ms(command.broker_name, monotonic_ms()) > 0
 
     def _as_seen_here(self, command: ElectMaster) -> ElectMaster:
         """Whoever asks, the history names this node, and a time: without another one, now."""
@@ -238,7 +254,13 @@ class ControllerRequests:
                     live=self._liveness.live(command.broker_name, monotonic_ms()),
                     confirm_floor=self._liveness.confirm_floor(command.broker_name),
                 )
-            case RegisterBroker() | AlterSyncStateSet() | CleanBrokerData():
+            case RegisterBroker():
+                return replace(
+                    command,
+                    live=self._liveness.live(command.broker_name, monotonic_ms()),
+                    confirm_floor=self._liveness.confirm_heard(command.broker_name),
+                )
+            case AlterSyncStateSet() | CleanBrokerData():
                 return replace(
                     command, live=self._liveness.live(command.broker_name, monotonic_ms())
                 )

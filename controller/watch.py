@@ -147,6 +147,7 @@ class BrokerWatch:
                     election_priority=heartbeat.election_priority,
                     min_offset=heartbeat.min_offset,
                     master_epoch=heartbeat.master_epoch,
+                    sync_state_set_epoch=heartbeat.sync_state_set_epoch,
                 ),
             )
         )

@@ -7,6 +7,7 @@ views were taken: no call begins while an earlier one is awaited.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,9 @@ class LogFacts:
     min_offset: int
     log_id: str
     """Random id made with the empty commit log and kept in its folder."""
+    suspect: str = ""
+    """Why the log may miss what it acknowledged (R17), empty if it does not. While it says so no
+    SyncStateSet takes this replica in (R12); that it ended is told to the controllers at once."""
 
 
 class Proposal(Protocol):
@@ -54,13 +58,13 @@ class BrokerActions(Protocol):
     def log_facts(self) -> LogFacts:
         """The log as it is at this moment. Called for every heartbeat: must be cheap."""
 
-    async def become_master(self, view: RoleView) -> None:
+    async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
         """Become, or go on as, master of `view.master_epoch`.
 
-        Also called when a master is elected again with a higher epoch. `view.master_epoch` has to
-        be durable in the epoch file before anything is served or acknowledged in it (R2); the role
-        file is being written meanwhile. A proposal in flight is over: neither `proposal_applied`
-        nor `proposal_refused` will be called for it.
+        Also called when a master is elected again with a higher epoch. The role file is being
+        written meanwhile: before anything is acknowledged in this epoch, the epoch file has to be
+        durable and `role_durable` awaited (R2). It raises OSError if the disk refuses. A proposal
+        in flight is over: neither `proposal_applied` nor `proposal_refused` will be called for it.
         """
 
     async def become_slave(self, view: RoleView) -> None:

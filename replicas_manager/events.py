@@ -76,6 +76,8 @@ class RegisterReplied:
     remark: str
     broker_id: int
     view: RoleView | None
+    suspect: str = ""
+    """What was told of the log (R17)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,13 @@ class FactsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspicionChanged:
+    """Why the log may miss what it acknowledged (R17), empty from when it is whole again."""
+
+    suspect: str
+
+
+@dataclass(frozen=True, slots=True)
 class NoticeReceived:
     """NOTIFY_BROKER_ROLE_CHANGED (1008) came on the remoting door: only a hint to ask."""
 
@@ -176,6 +185,7 @@ Event = (
     | FetchFailed
     | ProposalRequested
     | FactsChanged
+    | SuspicionChanged
     | NoticeReceived
     | ActionFailed
     | Tick

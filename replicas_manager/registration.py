@@ -21,6 +21,8 @@ class Registration:
 
     def __init__(self, controllers: int, next_request_id: Callable[[], str]) -> None:
         self.done = False
+        self._suspect_told = ""
+        self._suspect = ""
         self._controllers = controllers
         self._next_request_id = next_request_id
         self._begun = False
@@ -41,9 +43,21 @@ class Registration:
         """A leader is known: wait no longer."""
         self._due_ms = min(self._due_ms, now_ms)
 
-    def succeeded(self) -> None:
+    def succeeded(self, suspect_told: str, now_ms: int) -> None:
+        """`suspect_told`: what this registration said of the log."""
         self._flying = False
         self.done = True
+        self._suspect_told = suspect_told
+        self._tell_suspicion(now_ms)
+
+    def suspicion(self, suspect: str, now_ms: int) -> None:
+        """What is known of the log now (R17): the controllers are to know it, too."""
+        self._suspect = suspect
+        self._tell_suspicion(now_ms)
+
+    def _tell_suspicion(self, now_ms: int) -> None:
+        if self.done and self._suspect_told != self._suspect:
+            self.begin(now_ms)
 
     def refused(self, now_ms: int) -> None:
         """By the leader: its reason may pass, but not at once."""

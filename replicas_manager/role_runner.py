@@ -2,8 +2,9 @@
 
 Invariants: the masterEpoch of a role change is durable before anything of it shows (R2), and no
 action begins while another is awaited. A slave's epoch is stored before the broker is asked to act;
-a master's meanwhile, because becoming master writes that epoch into the epoch file, fsynced, before
-the first connection or send is taken: one wait for the disk less in every failover.
+a master's meanwhile: becoming master writes that epoch into the epoch file, too, and opens only
+when both are on the disk. That is one wait for the disk less in every failover. The epoch file
+alone would not do: its last entry goes if the log comes back shorter (R25).
 A newer role change replaces what waits: an older role change, sets to adopt and outcomes of
 proposals made under the older role.
 """
@@ -103,10 +104,11 @@ class RoleRunner:
             storing = self._begin_store(view.master_epoch)
             if isinstance(action, BecomeMaster):
                 self.delivered_key = view.key
+                durable = asyncio.ensure_future(self._stored(view.master_epoch, storing))
                 try:
-                    await self._actions.become_master(view)
+                    await self._actions.become_master(view, durable)
                 finally:
-                    await self._stored(view.master_epoch, storing)
+                    await durable
                 return
             await self._stored(view.master_epoch, storing)
             self.delivered_key = view.key

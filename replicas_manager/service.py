@@ -57,6 +57,7 @@ from replicas_manager.events import (
     SetDead,
     StandDown,
     Started,
+    SuspicionChanged,
     Tick,
     ViewReceived,
 )
@@ -108,6 +109,7 @@ class ReplicasManager:
         self._identity = IdentityFile(config.identity_path, config.cluster_name, config.broker_name)
         self._role_file = RoleFile(config.role_path)
         self._check_code = ""
+        self._suspect = ""
         self._channels = ControllerChannels()
         self._sessions: dict[str, ControllerSession] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -171,6 +173,7 @@ class ReplicasManager:
 
     def facts_changed(self) -> None:
         """Heartbeat at once: controllers should hear of the log as it is now."""
+        self._note_suspicion()
         self._step(FactsChanged())
 
     def on_remoting_role_notice(self, master_epoch: int, sync_state_set_epoch: int) -> None:
@@ -198,6 +201,7 @@ class ReplicasManager:
             lambda view: self._step(ActionFailed(view)),
             self._on_fatal,
         )
+        self._note_suspicion()
         log.info(
             "replicas_manager_started broker_name=%s broker_id=%d incarnation=%s master_epoch=%d",
             self._config.broker_name,
@@ -330,6 +334,8 @@ class ReplicasManager:
         if session is None:
             return
         facts = self._actions.log_facts()
+        if facts.suspect != self._suspect:
+            asyncio.get_running_loop().call_soon(self._note_suspicion)
         session.heartbeat(
             effect,
             pb.Heartbeat(
@@ -344,6 +350,12 @@ class ReplicasManager:
                 min_offset=facts.min_offset,
             ),
         )
+
+    def _note_suspicion(self) -> None:
+        suspect = self._actions.log_facts().suspect
+        if suspect != self._suspect:
+            self._suspect = suspect
+            self._step(SuspicionChanged(suspect))
 
     # -------------------------------------------------------------------------------------- calls
 
@@ -382,6 +394,8 @@ class ReplicasManager:
             confirm_offset=facts.confirm_offset,
             election_priority=self._config.election_priority,
             request_id=effect.request_id,
+            suspect=facts.suspect,
+            accepted_epoch=self.highest_master_epoch,
         )
         stub = self._channels.stub(effect.target)
         try:
@@ -396,6 +410,7 @@ class ReplicasManager:
             reply.status.remark,
             reply.broker_id,
             _view(reply),
+            facts.suspect,
         )
 
     async def _elect(self, effect: SendElect) -> Event:

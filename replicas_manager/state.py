@@ -48,6 +48,7 @@ from replicas_manager.events import (
     SessionOpened,
     SessionRefused,
     Started,
+    SuspicionChanged,
     Tick,
     ViewReceived,
 )
@@ -113,6 +114,7 @@ class ReplicasState:
             FetchFailed: self._on_fetch_failed,
             ProposalRequested: self._on_proposal,
             FactsChanged: self._on_facts_changed,
+            SuspicionChanged: self._on_suspicion_changed,
             NoticeReceived: self._on_notice,
             ActionFailed: self._on_action_failed,
             Tick: lambda event, now_ms: [],
@@ -231,7 +233,7 @@ class ReplicasState:
             assert event.broker_id > 0, "a registered broker has an id"
             self._standing.broker_id = event.broker_id
             effects.append(SaveIdentity(event.broker_id))
-        self._registration.succeeded()
+        self._registration.succeeded(event.suspect, now_ms)
         self._controllers.leader_answered(now_ms)
         effects.append(OpenSessions(self.broker_id))
         if event.view is not None:
@@ -266,6 +268,11 @@ class ReplicasState:
     def _on_facts_changed(self, event: FactsChanged, now_ms: int) -> list[Effect]:
         self._controllers.hasten(now_ms)
         return []
+
+    def _on_suspicion_changed(self, event: SuspicionChanged, now_ms: int) -> list[Effect]:
+        """R17: who is whole again may join again, who is not had better leave the set."""
+        self._registration.suspicion(event.suspect, now_ms)
+        return [Notice("log_suspect" if event.suspect else "log_whole", (("why", event.suspect),))]
 
     def _on_answer(self, event: AnswerReceived, now_ms: int) -> list[Effect]:
         if event.controller not in self._controllers:

@@ -497,6 +497,36 @@ def test_r19_a_forgetful_controller_says_so_once_and_stops(watch):
     assert [e for e in watch.run(700) if not isinstance(e, AliveChanged)] == []
 
 
+def test_r19_a_forgetful_controller_says_so_with_a_living_master_too(watch):
+    """A replica may be a moment ahead of this node; only what lasts is said."""
+
+    def blocked(effects):
+        return [effect.reason for effect in effects if isinstance(effect, ElectionBlocked)]
+
+    watch.beating.discard(3)
+    watch.beat(3, master_epoch=1, sync_state_set_epoch=3)
+    assert blocked(watch.run(100)) == []
+    watch.beat(3, master_epoch=1, sync_state_set_epoch=2)
+    assert blocked(watch.run(700)) == []
+    said = []
+    for _ in range(30):
+        watch.beat(3, master_epoch=1, sync_state_set_epoch=3)
+        said += blocked(watch.run(100))
+    (reason,) = said
+    assert "broker 3 knows of masterEpoch 1 with syncStateSetEpoch 3" in reason
+    assert watch.core.problems() == (f"{NAME}: {reason}",)
+    assert watch.alive() == [1, 2, 3], "the master goes on"
+    watch.beat(3, master_epoch=1, sync_state_set_epoch=2)
+    watch.run(50)
+    assert watch.core.problems() == ()
+
+
+def test_r17_what_a_new_life_of_a_member_must_hold_is_what_was_heard_last(watch):
+    watch.beat(1, confirm_offset=700)
+    assert watch.core.confirm_heard(NAME) == 700
+    assert watch.core.confirm_floor(NAME) == -1, "candidates may have told older offsets"
+
+
 def test_r7_an_unclean_election_waits_for_the_last_lease(watch):
     """Counted from the last heartbeat of the master that this leader answered."""
     wait_ms = CONFIG.master_lease_ms + CONFIG.lease_margin_ms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,10 @@ class Broker:
             raise OSError("the disk said no")
         self._note(f"{name} done", view.master_epoch)
 
-    async def become_master(self, view: RoleView) -> None:
+    async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
         await self._role("master", view)
+        await role_durable
+        self._note("master durable", view.master_epoch)
 
     async def become_slave(self, view: RoleView) -> None:
         await self._role("slave", view)
@@ -296,6 +299,56 @@ def test_r2_the_epoch_of_a_mastership_is_on_disk_when_the_change_is_done(tmp_pat
         manager = await scene.master()
         await manager.close()
         assert RoleFile(scene.folder / "brokerRole.json").load() == 1
+
+    play(tmp_path, script)
+
+
+def test_r2_a_master_hears_when_its_epoch_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two fsyncs of a mastership run side by side; the gate opens after both."""
+    stored = threading.Event()
+    store = RoleFile.store
+
+    def slow_store(self: RoleFile, master_epoch: int) -> None:
+        assert stored.wait(10)
+        store(self, master_epoch)
+
+    monkeypatch.setattr(RoleFile, "store", slow_store)
+
+    async def script(scene: Scene) -> None:
+        await scene.started()
+        session = await scene.controller.session()
+        await session.push(view_message(1, 3, 1, [1], {1: "life"}))
+        await scene.broker.until("master done", 3)
+        assert scene.broker.persisted_at_action == [0]
+        assert ("master durable", 3) not in scene.broker.calls
+        stored.set()
+        await scene.broker.until("master durable", 3)
+        assert RoleFile(scene.folder / "brokerRole.json").load() == 3
+
+    play(tmp_path, script)
+
+
+def test_r17_a_log_that_is_whole_again_is_told_at_once(tmp_path: Path) -> None:
+    """1. The broker registers as suspect. 2. Its log is refilled: it registers again, healthy.
+
+    3. Later it finds damage: that is told as well. Nothing else registers it again.
+    """
+
+    async def script(scene: Scene) -> None:
+        scene.broker.facts = LogFacts(3, 900, 800, 0, "log", "stopped before a reboot")
+        manager = await scene.started()
+        asked = scene.controller.asked["RegisterBroker"]
+        assert [request.suspect for request in asked] == ["stopped before a reboot"]
+        assert asked[0].accepted_epoch == 3
+        scene.broker.facts = LogFacts(3, 900, 900, 0, "log")
+        await scene.controller.until(lambda: len(asked) == 2)
+        scene.broker.facts = LogFacts(3, 900, 900, 0, "log", "damage")
+        manager.facts_changed()
+        await scene.controller.until(lambda: len(asked) == 3)
+        assert [request.suspect for request in asked[1:]] == ["", "damage"]
+        assert len({request.request_id for request in asked}) == 3
 
     play(tmp_path, script)
 

@@ -47,6 +47,7 @@ from replicas_manager.events import (
     SetDead,
     StandDown,
     Started,
+    SuspicionChanged,
     Tick,
     ViewReceived,
 )
@@ -208,6 +209,22 @@ def test_registration_asks_each_controller_in_turn_then_waits(script: Script) ->
     script.none(SendRegister)
     script.until(script.now_ms + 50)
     assert script.only(SendRegister).target == C1
+
+
+def test_r17_what_changed_while_the_registration_was_under_way_is_told_after_it(
+    script: Script,
+) -> None:
+    script.on(SuspicionChanged("reboot"))
+    script.on(Started())
+    first = script.only(SendRegister)
+    script.on(SuspicionChanged(""))
+    script.none(SendRegister)
+    script.on(RegisterReplied(C1, 0, "", ME, None, suspect="reboot"))
+    again = script.only(SendRegister)
+    assert again.request_id != first.request_id
+    script.on(RegisterReplied(C1, 0, "", ME, None, suspect=""))
+    script.none(SendRegister)
+    assert script.core.registered
 
 
 def test_a_repeated_registration_keeps_its_request_id(script: Script) -> None:

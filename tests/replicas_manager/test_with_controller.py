@@ -63,7 +63,7 @@ class Replica:
     def log_facts(self) -> LogFacts:
         return LogFacts(-1, 0, 0, 0, self._log_id)
 
-    async def become_master(self, view: RoleView) -> None:
+    async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
         self._note("master", view.master_epoch, view.sync_state_set)
 
     async def become_slave(self, view: RoleView) -> None:

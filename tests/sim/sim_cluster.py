@@ -34,6 +34,7 @@ from controller.machine import Commit, Machine
 from controller.service import ControllerService
 from ha.config import HAConfig
 from protocol.errors import ConnectError
+from replicas_manager.identity import RoleFile
 from replicas_manager.service import ReplicasManager
 from store.config import StoreConfig
 
@@ -553,6 +554,9 @@ class World:
         self.counts.elections += 1
         # One that hung may open long after its epoch was over: it can acknowledge nothing (R1).
         epoch = broker.gate.master_epoch
+        durable = RoleFile(broker.replication._manager_config().role_path).load()
+        if durable < epoch:
+            self.violate(f"R2: {broker.incarnation} opens in {epoch}, stored is {durable}")
         needed = max((end for e, end in self.truth_ends.items() if e < epoch), default=0)
         if not broker.store.disk.data.startswith(self.truth[:needed]):
             held = len(broker.store.disk.data)
