@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BatonError
+from protocol.errors import BatonError, RequestTimeoutError
 from remoting.client import RemotingClient
 from remoting.command import RemotingCommand
 
@@ -135,6 +135,10 @@ class NameServerRegistrar:
                 connection.attachments["registrar"] = self
                 connection.on_close.append(lambda _: self._lost(address))
             reply = await connection.invoke(registration.request(), RPC_TIMEOUT_MS)
+        except RequestTimeoutError as exc:
+            # The host may have come back with another address: the next attempt dials anew.
+            self._client.close_connection(address, "no answer to a registration")
+            return str(exc)
         except BatonError as exc:
             return str(exc)
         if reply.code != ResponseCode.SUCCESS:

@@ -7,6 +7,7 @@ frame ends this connection alone, with one log line that says what was wrong.
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, cast
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 # What may wait for a peer that does not read: bytes (four frames of the largest size) and time.
 BACKLOG_BYTES_MAX: Final = 4 * 16_777_216
 WRITE_STALL_S: Final = 30.0
+UNANSWERED_MS: Final = 10_000
+"""A peer whose kernel acknowledges nothing for so long is gone: its host is cut off, or came back
+with another address. TCP itself would try for a quarter of an hour, ever more seldom, and a caller
+would go on asking over a connection that leads nowhere."""
 
 
 class WriteTurn:
@@ -260,6 +265,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self.peer = _address_text(transport.get_extra_info("peername"))
         self.local = _address_text(transport.get_extra_info("sockname"))
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
         self._made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -72,7 +72,8 @@ class RecordingTransport:
         self.ended = ""
 
     def get_extra_info(self, name: str) -> object:
-        return ("127.0.0.1", 7 if name == "peername" else 8)
+        addresses = {"peername": ("127.0.0.1", 7), "sockname": ("127.0.0.1", 8)}
+        return addresses.get(name)
 
     def write(self, data: bytes) -> None:
         assert type(data) is bytes

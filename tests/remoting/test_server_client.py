@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 
 import pytest
 
@@ -9,7 +10,7 @@ from protocol.codes import LanguageCode, ResponseCode
 from protocol.errors import ConnectError, RequestTimeoutError, ResponseError
 from remoting.client import RemotingClient
 from remoting.command import TYPE_BINARY, RemotingCommand
-from remoting.connection import Connection, boottime_ms
+from remoting.connection import UNANSWERED_MS, Connection, boottime_ms
 from remoting.loop import run
 from remoting.processors import Processors
 from remoting.server import RemotingServer
@@ -246,6 +247,21 @@ def test_hooks_see_connections_come_and_go_and_batches_end() -> None:
             pair.client.close_connection(pair.address)
             await gone.wait()
             assert events == [f"+{connection.local}", "batch", f"-{connection.local}"]
+
+    run(scenario())
+
+
+def test_both_ends_let_go_of_a_host_that_acknowledges_nothing() -> None:
+    async def scenario() -> None:
+        async with Pair() as pair:
+            await pair.client.invoke(pair.address, RemotingCommand.request(10))
+            ours = await pair.client.connection(pair.address)
+            (theirs,) = pair.server.connections
+            for connection in (ours, theirs):
+                assert connection._transport is not None
+                sock = connection._transport.get_extra_info("socket")
+                kept = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                assert kept == UNANSWERED_MS
 
     run(scenario())
 
