@@ -17,6 +17,7 @@ from typing import Any
 from batonmq.client_id import local_ip, new_client_id
 from batonmq.clock import boot_ms
 from batonmq.errors import ClientClosedError, NoMasterError, NoNameServerError, NoRouteError
+from batonmq.master_hints import MasterHints
 from batonmq.name_servers import NameServers, name_servers_from
 from batonmq.retry import pause_ms
 from batonmq.route import TopicRoute, moved_masters, route_for_new_topic, topic_route
@@ -93,6 +94,7 @@ class ClientInstance:
         self._name_servers: NameServers | None = None
         self._members: list[ClientMember] = []
         self._routes: dict[str, TopicRoute] = {}
+        self._hints = MasterHints()
         self._flights: dict[str, asyncio.Task[TopicRoute]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watch = SilenceWatch()
@@ -287,13 +289,26 @@ class ClientInstance:
                 raise unknown from None
             return route_for_new_topic(topic, data, queue_nums)
 
+    def hinted_master(self, broker_name: str, reply: RemotingCommand) -> str | None:
+        """The master that a refusal names, which every known route now names too; else None."""
+        now_ms = boot_ms()
+        address = self._hints.heard(broker_name, reply.ext, now_ms)
+        if address is not None:
+            for route in list(self._routes.values()):
+                self._adopt(self._hints.over(route, now_ms))
+        return address
+
+    def master_unreachable(self, address: str) -> None:
+        """A connection to `address` failed: hints to it count no more."""
+        self._hints.unreachable(address)
+
     def forget_route(self, topic: str) -> None:
         self._routes.pop(topic, None)
 
     async def _fetch(self, topic: str, suspects: frozenset[str]) -> TopicRoute:
         deadline_ms = boot_ms() + self.options.request_timeout_ms
         data = await self.name_servers.route(topic, deadline_ms=deadline_ms, suspects=suspects)
-        route = topic_route(topic, data)
+        route = self._hints.over(topic_route(topic, data), boot_ms())
         self._adopt(route)
         return route
 

@@ -2,8 +2,8 @@
 
 A send has one deadline. Inside it a failover is bridged: a reply that says "not the master", a lost
 connection or a silent master makes the producer fetch the route from all name servers in turn and
-try again after a few milliseconds. What was tried and not answered may have been stored, so a
-bridged send can be stored twice; readers that mind compare the unique key (`SendResult.msg_id`).
+try again after a few milliseconds; a refusal that names the new master saves both. What was tried
+and not answered may have been stored, so a bridged send can be stored twice; readers that mind compare the unique key (`SendResult.msg_id`).
 Origin: DefaultMQProducerImpl.
 """
 
@@ -46,6 +46,8 @@ QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 """Given the topic's publish queues (ascending) and the message, the queue to send it to."""
 
 _NO_REPLY = -1
+SENT_ON_MAX = 4
+"""How often one send follows a hint without a pause: two that name each other must not spin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class _Sending:
     suspects: set[str] = field(default_factory=set)
     last_broker: str | None = None
     elsewhere: int = 0
+    sent_on: int = 0
+    follow_hint: bool = False
+    """The last refusal named another master: go there at once."""
 
     def failed(self, queue: MessageQueue | None, address: str, code: int, remark: str) -> None:
         name = queue.broker_name if queue is not None else "-"
@@ -285,12 +290,18 @@ class Producer(Startable, ClientMember):
                 topic, queue.broker_name, address, request, left_ms
             )
         except (ConnectError, RequestTimeoutError) as error:
+            self._client.master_unreachable(address)
             self._note_failure(sending, queue, address, _NO_REPLY, str(error))
             return None
         verdict = judge_send_reply(reply.code)
         if verdict is Verdict.STORED:
             return self._stored(sending, queue, address, reply)
         self._note_failure(sending, queue, address, reply.code, reply.remark or "")
+        if verdict is Verdict.RETRY:
+            named = self._client.hinted_master(queue.broker_name, reply)
+            if named not in (None, address) and sending.sent_on < SENT_ON_MAX:
+                sending.sent_on += 1
+                sending.follow_hint = topic not in self._templates
         if verdict is Verdict.ELSEWHERE:
             sending.elsewhere += 1
         if verdict is Verdict.FINAL or sending.elsewhere >= ELSEWHERE_TRIES:
@@ -301,7 +312,8 @@ class Producer(Startable, ClientMember):
         """The route, fetched anew after a failure. None: noted as failed; raises if final."""
         topic = sending.message.topic
         try:
-            if not sending.attempts:
+            if not sending.attempts or sending.follow_hint:
+                sending.follow_hint = False
                 return await self._route(topic, sending.deadline_ms)
             return await self._client.refresh_route(
                 topic, deadline_ms=sending.deadline_ms, suspects=sending.suspects
@@ -387,6 +399,8 @@ class Producer(Startable, ClientMember):
 
     async def _before_next_try(self, sending: _Sending) -> None:
         """Pauses. Raises SendFailedError if the deadline would come first."""
+        if sending.follow_hint:
+            return
         pause = pause_ms(len(sending.attempts))
         if boot_ms() + pause >= sending.deadline_ms:
             raise sending.error()

@@ -16,6 +16,11 @@ MQ_VERSION_TOPIC_MAPPING = 413
 # Newer versions than this understand GO_AWAY (V5_3_1_SNAPSHOT's successor).
 MQ_VERSION_GO_AWAY = 475
 
+# extFields of a refused send: who is master instead, in which masterEpoch. Java's clients ignore
+# them, this project's go there at once.
+MASTER_ADDRESS_HINT = "batonMasterAddress"
+MASTER_EPOCH_HINT = "batonMasterEpoch"
+
 
 class RequestCode(IntEnum):
     SEND_MESSAGE = 10

@@ -1,0 +1,279 @@
+"""The master's side of a planned switch (R33): let the chosen replica catch up, hold the sends,
+wait until it acked the last byte, ask for its election. Pure.
+
+Invariants
+- Sends are held for at most `HOLD_MOST_MS`, whatever is lost or dead: then the old master goes on
+  in its epoch. That is safe though the election may still be committed: the chosen replica is in
+  the set, so nothing is confirmed from then on without its ack, and it ends its slave side before
+  it becomes master (R1).
+- Nothing is held before the chosen replica acked something since it was asked for, and is near: a
+  hung or lagging one costs no write a pause.
+- One switch at a time; each one asked for ends once: by a role change, or by `SwitchFailed`.
+
+`next_ms` says when to call `look` at the latest. Times are ms of one clock, offsets exclusive ends.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from protocol.codes import ResponseCode
+
+CATCH_UP_MOST_MS = 400
+HOLD_MOST_MS = 500
+NEAR_BYTES = 256 * 1024
+OTHERS_MOST_MS = 60
+"""How long, after the chosen replica has all, the others' acks are waited for: what they confirm is
+answered by the old master, what they do not is sent again by its clients."""
+LOOK_WHILE_CATCHING_UP_MS = 5
+LOOK_WHILE_HELD_MS = 2
+ASK_AGAIN_MS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchTask:
+    """What the leading controller asked for, and which one asked."""
+
+    controller: str
+    switch_id: str
+    broker_id: int
+    master_epoch: int
+    timeout_ms: int = HOLD_MOST_MS
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchProgress:
+    """The log of this master and how far the chosen replica is. `ack` is -1 if it does not follow;
+    `ack_ms` is when its newest ack came; `member`: it is in the recorded SyncStateSet."""
+
+    log_end: int
+    confirm_offset: int
+    ack: int
+    ack_ms: int
+    member: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSends:
+    """Take no further send; then call `held` with the end of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSends:
+    """Go on as if nothing had been: what was held is handled now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElectTarget:
+    """ElectMaster(designate) to the leading controller. Sent again, it is the same request."""
+
+    task: SwitchTask
+    drained_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """For the history: the chosen replica has all below `drained_offset`."""
+
+    task: SwitchTask
+    drained_offset: int
+    held_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchFailed:
+    """Tell the controller why there will be no switch."""
+
+    task: SwitchTask
+    reason: str
+
+
+SwitchEffect = HoldSends | ReleaseSends | ElectTarget | Drained | SwitchFailed
+
+
+class SwitchStage(enum.Enum):
+    IDLE = "idle"
+    CATCHING_UP = "catching up"
+    DRAINING = "draining"
+    ELECTING = "electing"
+
+
+class PlannedSwitch:
+    """At most one switch of one master."""
+
+    def __init__(self) -> None:
+        self.stage = SwitchStage.IDLE
+        self.task: SwitchTask | None = None
+        self.next_ms: int | None = None
+        self._asked_ms = 0
+        self._held_since_ms = 0
+        self._drained_offset = -1
+        self._target_done_ms: int | None = None
+        self._ask_again_ms = 0
+
+    @property
+    def holding(self) -> bool:
+        return self.stage in (SwitchStage.DRAINING, SwitchStage.ELECTING)
+
+    def asked(
+        self, task: SwitchTask, *, master_epoch: int | None, lease: bool, now_ms: int
+    ) -> list[SwitchEffect]:
+        """The leader asks. `master_epoch`: of this mastership, None if this broker is no master."""
+        if self.task is not None:
+            if self.task.switch_id == task.switch_id:
+                return []
+            return [SwitchFailed(task, f"a switch to broker {self.task.broker_id} is under way")]
+        if master_epoch is None:
+            return [SwitchFailed(task, "this broker is not master")]
+        if master_epoch != task.master_epoch:
+            return [
+                SwitchFailed(task, f"masterEpoch is {master_epoch} here, not {task.master_epoch}")
+            ]
+        if not lease:
+            return [SwitchFailed(task, "this master holds no lease")]
+        self.task = task
+        self.stage = SwitchStage.CATCHING_UP
+        self._asked_ms = now_ms
+        self.next_ms = now_ms
+        return []
+
+    def look(self, progress: SwitchProgress, now_ms: int) -> list[SwitchEffect]:
+        """Acks came, or time went by."""
+        task = self.task
+        if task is None:
+            return []
+        match self.stage:
+            case SwitchStage.CATCHING_UP:
+                return self._catching_up(task, progress, now_ms)
+            case SwitchStage.DRAINING:
+                return self._draining(task, progress, now_ms)
+            case SwitchStage.ELECTING:
+                return self._electing(task, now_ms)
+        raise AssertionError("a task without a stage")
+
+    def held(self, log_end: int, now_ms: int) -> None:
+        """No send is taken any more; the log ends at `log_end`."""
+        assert self.stage is SwitchStage.CATCHING_UP
+        self.stage = SwitchStage.DRAINING
+        self._held_since_ms = now_ms
+        self._drained_offset = log_end
+        self._target_done_ms = None
+        self.next_ms = now_ms
+
+    def elect_answered(
+        self, switch_id: str, code: int, remark: str, now_ms: int
+    ) -> list[SwitchEffect]:
+        """The controller's answer. After success the view that it came with ends the switch."""
+        task = self.task
+        if task is None or task.switch_id != switch_id or self.stage is not SwitchStage.ELECTING:
+            return []
+        if code == ResponseCode.SUCCESS:
+            self._ask_again_ms = self._hold_ends_ms(task)
+            return []
+        if code == ResponseCode.CONTROLLER_NOT_LEADER:
+            self._ask_again_ms = now_ms + ASK_AGAIN_MS
+            self.next_ms = self._ask_again_ms
+            return []
+        return self._fail(task, f"the controllers refuse: {remark}")
+
+    def elect_unanswered(self, switch_id: str, now_ms: int) -> None:
+        """Nobody knows what became of it. Asking again is the same request."""
+        task = self.task
+        if task is not None and task.switch_id == switch_id and self.holding:
+            self._ask_again_ms = now_ms + ASK_AGAIN_MS
+            self.next_ms = self._ask_again_ms
+
+    def role_changes(self) -> None:
+        """A newer masterEpoch was taken: the switch is over, whoever was elected."""
+        self._end()
+
+    # --- the stages ---
+
+    def _catching_up(
+        self, task: SwitchTask, progress: SwitchProgress, now_ms: int
+    ) -> list[SwitchEffect]:
+        if not progress.member:
+            return self._fail(task, f"broker {task.broker_id} is not in the SyncStateSet")
+        lag = progress.log_end - progress.ack
+        # Not older than the question: what a hung replica acked before proves nothing.
+        awake = progress.ack >= 0 and progress.ack_ms > self._asked_ms
+        if awake and lag <= NEAR_BYTES:
+            return [HoldSends()]
+        if now_ms - self._asked_ms >= CATCH_UP_MOST_MS:
+            if progress.ack < 0:
+                why = "does not follow this master"
+            elif not awake:
+                why = f"acked nothing for {now_ms - progress.ack_ms} ms"
+            else:
+                why = f"is {lag:,} bytes behind and did not come near in {CATCH_UP_MOST_MS} ms"
+            return self._fail(task, f"broker {task.broker_id} {why}")
+        self.next_ms = now_ms + LOOK_WHILE_CATCHING_UP_MS
+        return []
+
+    def _draining(
+        self, task: SwitchTask, progress: SwitchProgress, now_ms: int
+    ) -> list[SwitchEffect]:
+        if progress.ack >= self._drained_offset and progress.member:
+            if self._target_done_ms is None:
+                self._target_done_ms = now_ms
+            others_had = now_ms - self._target_done_ms
+            if progress.confirm_offset >= self._drained_offset or others_had >= OTHERS_MOST_MS:
+                self.stage = SwitchStage.ELECTING
+                self._ask_again_ms = self._hold_ends_ms(task)
+                self.next_ms = self._ask_again_ms
+                return [
+                    ElectTarget(task, self._drained_offset),
+                    Drained(task, self._drained_offset, now_ms - self._held_since_ms),
+                ]
+        if now_ms >= self._hold_ends_ms(task):
+            lag = self._drained_offset - progress.ack
+            behind = f"is {lag:,} bytes behind" if progress.ack >= 0 else "does not follow any more"
+            return self._fail(
+                task,
+                f"broker {task.broker_id} {behind} and did not reach the end of the log in "
+                f"{now_ms - self._held_since_ms} ms",
+            )
+        self.next_ms = min(now_ms + LOOK_WHILE_HELD_MS, self._hold_ends_ms(task))
+        return []
+
+    def _electing(self, task: SwitchTask, now_ms: int) -> list[SwitchEffect]:
+        ends_ms = self._hold_ends_ms(task)
+        if now_ms >= ends_ms:
+            held_ms = now_ms - self._held_since_ms
+            return self._fail(task, f"no controller answered the election in {held_ms} ms")
+        if now_ms >= self._ask_again_ms:
+            self._ask_again_ms = ends_ms
+            self.next_ms = ends_ms
+            return [ElectTarget(task, self._drained_offset)]
+        self.next_ms = min(self._ask_again_ms, ends_ms)
+        return []
+
+    def _hold_ends_ms(self, task: SwitchTask) -> int:
+        return self._held_since_ms + min(task.timeout_ms, HOLD_MOST_MS)
+
+    def _fail(self, task: SwitchTask, reason: str) -> list[SwitchEffect]:
+        held = self.holding
+        self._end()
+        failed = SwitchFailed(task, f"{reason}; the old master goes on")
+        return [ReleaseSends(), failed] if held else [failed]
+
+    def _end(self) -> None:
+        self.stage = SwitchStage.IDLE
+        self.task = None
+        self.next_ms = None
+        self._drained_offset = -1
+
+
+__all__ = [
+    "Drained",
+    "ElectTarget",
+    "HoldSends",
+    "PlannedSwitch",
+    "ReleaseSends",
+    "SwitchEffect",
+    "SwitchFailed",
+    "SwitchProgress",
+    "SwitchStage",
+    "SwitchTask",
+]
