@@ -32,6 +32,12 @@ log = logging.getLogger(__name__)
 
 REDIAL_FIRST_S = 0.05
 REDIAL_MOST_S = 1.0
+READY_S = 3.0
+"""A channel that does not connect for so long is replaced. gRPC asks for a name's address again
+twice a minute at most, and after failures ever more seldom; a new channel asks at once. So a
+controller that comes back with another address (a container, say) is found."""
+RETIRE_S = 2.0
+"""How long the calls over a replaced channel may take to end; above their own time-outs."""
 OUTBOX_MAX = 32
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
@@ -71,6 +77,12 @@ class ControllerChannels:
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close()
+
+    async def replace(self, address: str) -> None:
+        """The next use dials anew; calls under way over the old connection may end first."""
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            await channel.close(RETIRE_S)
 
     async def close(self) -> None:
         channels = list(self._channels.values())
@@ -136,8 +148,8 @@ class ControllerSession:
     async def _keep(self) -> None:
         delay_s = REDIAL_FIRST_S
         while not self._closing:
-            channel = self._channels.channel(self.address)
-            await channel.channel_ready()
+            if not await self._connected():
+                continue
             heard = await self._talk()
             if self._drop_reason:
                 log.info("session_dropped controller=%s why=%s", self.address, self._drop_reason)
@@ -147,6 +159,15 @@ class ControllerSession:
                 return
             delay_s = REDIAL_FIRST_S if heard else min(2 * delay_s, REDIAL_MOST_S)
             await asyncio.sleep(delay_s)
+
+    async def _connected(self) -> bool:
+        try:
+            async with asyncio.timeout(READY_S):
+                await self._channels.channel(self.address).channel_ready()
+        except TimeoutError:
+            await self._channels.replace(self.address)
+            return False
+        return True
 
     async def _talk(self) -> bool:
         """One stream from Hello to its end. True if the controller took the session."""

@@ -1,0 +1,53 @@
+"""The stream to one controller finds it wherever it is now."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import grpc
+import pytest
+from fake_controller import FakeController
+
+from baton.controller.v1 import controller_pb2 as pb
+from replicas_manager import session
+from replicas_manager.events import Event, SessionOpened
+from replicas_manager.session import ControllerChannels, ControllerSession
+
+
+def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. The name leads where nobody listens. 2. The next channel finds the controller."""
+    monkeypatch.setattr(session, "READY_S", 0.05)
+    dial = grpc.aio.insecure_channel
+
+    async def scenario() -> None:
+        controller, opened = FakeController(), asyncio.Event()
+        await controller.start()
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            known = [f"127.0.0.1:{nobody.getsockname()[1]}", controller.address]
+
+            def insecure_channel(name: str, **options: Any) -> grpc.aio.Channel:
+                assert name == "namesrv-1:9879"
+                return dial(known.pop(0) if len(known) > 1 else known[0], **options)
+
+            def emit(event: Event) -> None:
+                if isinstance(event, SessionOpened):
+                    opened.set()
+
+            monkeypatch.setattr(grpc.aio, "insecure_channel", insecure_channel)
+            channels = ControllerChannels()
+            keeper = ControllerSession(
+                "namesrv-1:9879", pb.Hello(broker_name="broker-a", broker_id=1), channels, emit
+            )
+            await asyncio.wait_for(opened.wait(), 10)
+            await controller.session()
+            await keeper.close("done", 1.0)
+            await channels.close()
+        await controller.stop()
+        assert known == [controller.address]
+
+    asyncio.run(scenario())
