@@ -3,7 +3,8 @@
 A send has one deadline. Inside it a failover is bridged: a reply that says "not the master", a lost
 connection or a silent master makes the producer fetch the route from all name servers in turn and
 try again after a few milliseconds; a refusal that names the new master saves both. What was tried
-and not answered may have been stored, so a bridged send can be stored twice; readers that mind compare the unique key (`SendResult.msg_id`).
+and not answered may have been stored, so a bridged send can be stored twice; readers that mind
+compare the unique key (`SendResult.msg_id`).
 Origin: DefaultMQProducerImpl.
 """
 
