@@ -46,6 +46,7 @@ class Fault:
     watch_s: ClassVar[float] = 0.0
     elections: ClassVar[tuple[int, int] | None] = None
     in_soak: ClassVar[bool] = True
+    trials_at_most: ClassVar[int | None] = None
 
     def prepare(self, lab: Lab, rng: random.Random) -> None:
         """What must be so before the trial; the cluster is whole then and is made whole after."""

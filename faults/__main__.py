@@ -1,0 +1,76 @@
+"""`python -m faults table|soak|list`: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from faults.calm import FullLoad
+from faults.catalogue import BY_NAME, FAULTS
+from faults.soak import run_soak
+from faults.table import run_table
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in BY_NAME]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(
+            f"unknown fault {', '.join(unknown)}; allowed are {', '.join(BY_NAME)}"
+        )
+    return names
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="faults", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="the names of all faults")
+    table = commands.add_parser("table", help="measure every fault, print the table")
+    table.add_argument("--trials", type=int, default=20)
+    table.add_argument("--only", type=_names, help="NAME,NAME,…")
+    table.add_argument("--without", type=_names, default=[], help="NAME,NAME,…")
+    table.add_argument("--json", type=Path, help="every trial, written after each fault")
+    table.add_argument("--full-load-minutes", type=float, default=1.0, help="one trial of it")
+    soak = commands.add_parser("soak", help="random faults for a long time")
+    soak.add_argument("--minutes", type=float, default=60.0)
+    for one in (table, soak):
+        one.add_argument("--seed", type=int, default=None)
+        one.add_argument("--log", type=Path, help="folder for logs, and for what fails")
+    return parser
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    if arguments.command == "list":
+        for fault in FAULTS:
+            _say(f"{fault.name:28} {fault.title}")
+        return 0
+    # SIGTERM ends it as ctrl-C does: processes and namespaces are cleared away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
+    folder = arguments.log or Path(tempfile.mkdtemp(prefix="batonmq-faults-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.command == "soak":
+        return run_soak(minutes=arguments.minutes, seed=seed, folder=folder, say=_say)
+    FullLoad.minutes = arguments.full_load_minutes
+    names = arguments.only or list(BY_NAME)
+    return run_table(
+        [BY_NAME[name] for name in names if name not in arguments.without],
+        trials=arguments.trials,
+        seed=seed,
+        folder=folder,
+        json_file=arguments.json,
+        say=_say,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""A second client: the ordinary `batonmq.Producer`, as an application would use it.
+
+`python -m faults.client` sends one message after the other in several tasks until its input ends,
+then says in one JSON line how many were sent, how many failed and how, and the longest time between
+two acknowledged sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from typing import Final
+
+import uvloop
+
+from batonmq.errors import ClientError
+from batonmq.producer import Producer
+from protocol.errors import BatonError
+from protocol.message import Message
+
+TOPIC: Final = "FaultsClient"
+TASKS: Final = 2
+PAUSE_S: Final = 0.002
+
+
+class Sending:
+    """What the tasks count together. Times in seconds."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self.sent = 0
+        self.failed: list[str] = []
+        self.gap_s = 0.0
+        self.slowest_s = 0.0
+        self._last_s = time.monotonic()
+
+    async def run(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                await self._producer.send(Message(TOPIC, b"c" * 128))
+            except (BatonError, ClientError) as error:
+                self.failed.append(str(error))
+            else:
+                now = time.monotonic()
+                self.sent += 1
+                self.slowest_s = max(self.slowest_s, now - began)
+                self.gap_s = max(self.gap_s, now - self._last_s)
+                self._last_s = now
+            await asyncio.sleep(PAUSE_S)
+
+
+async def _run(name_servers: str) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def heard() -> None:
+        if not sys.stdin.readline():
+            ended.set()
+
+    async with Producer("faults_client", name_servers=name_servers) as producer:
+        await producer.send(Message(TOPIC, b"first"))
+        print("ready", flush=True)
+        loop.add_reader(sys.stdin.fileno(), heard)
+        sending = Sending(producer)
+        tasks = [asyncio.create_task(sending.run()) for _ in range(TASKS)]
+        await ended.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        print(
+            json.dumps(
+                {
+                    "sent": sending.sent,
+                    "failed": sending.failed,
+                    "gapS": sending.gap_s,
+                    "slowestS": sending.slowest_s,
+                }
+            ),
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="faults.client")
+    parser.add_argument("name_servers", help="host:port, several joined by ';'")
+    uvloop.run(_run(parser.parse_args().name_servers))
+
+
+if __name__ == "__main__":
+    main()

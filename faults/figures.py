@@ -1,0 +1,70 @@
+"""The figures of the table, and the table itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Row:
+    """All trials of one fault. `limit_s` is the longest allowed, `median_limit_s` of the median."""
+
+    name: str
+    title: str
+    peer: str = ""
+    limit_s: float | None = None
+    median_limit_s: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    lost: int = 0
+    other: int = 0
+    left_out: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all trials are within the limits; True where there is no limit."""
+        if not self.seconds:
+            return False
+        if self.limit_s is not None and max(self.seconds) > self.limit_s:
+            return False
+        return self.median_limit_s is None or median(self.seconds) <= self.median_limit_s
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value; of an even number the mean of the two. Raises ValueError for none."""
+    if not values:
+        raise ValueError("the median of nothing")
+    ordered, middle = sorted(values), len(values) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """The table, to be pasted."""
+    lines = [
+        "| fault | Java peer | limit | median | max | trials | lost | other findings |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row.left_out:
+            figures = f"left out: {row.left_out} | | 0 | | "
+        elif not row.seconds:
+            figures = f"- | - | 0 | {row.lost} | {row.other}"
+        else:
+            worst = f"{max(row.seconds):.3f} s"
+            figures = (
+                f"{median(row.seconds):.3f} s | {worst if row.is_kept else f'**{worst}**'}"
+                f" | {len(row.seconds)} | {row.lost} | {row.other}"
+            )
+        lines.append(f"| {row.title} | {row.peer or '-'} | {_limit(row)} | {figures} |")
+    return "\n".join(lines)
+
+
+def _limit(row: Row) -> str:
+    parts = []
+    if row.median_limit_s is not None:
+        parts.append(f"median {row.median_limit_s:g} s")
+    if row.limit_s is not None:
+        parts.append(f"max {row.limit_s:g} s" if parts else f"{row.limit_s:g} s")
+    return ", ".join(parts) or "-"
