@@ -267,7 +267,11 @@ class BrokerService:
     # --- hooks of the store ---
 
     def _metadata_record(self, head: RecordHead, body: bytes) -> None:
-        if not self.gate.is_master:
+        if self.store.shows_unconfirmed:
+            self.topics.take_over_record(body)
+        elif self.gate.is_master:
+            self.topics.own_record_confirmed(body)
+        else:
             self.topics.apply_record(body)
 
     def _topic_dropped(self, topic: str) -> None:
@@ -287,6 +291,7 @@ class BrokerService:
 
     def _role_left(self) -> None:
         self.pull.role_changed()
+        self.topics.role_left()
 
     def _disconnected(self, connection: Connection) -> None:
         self.pull.disconnected(connection)

@@ -1,7 +1,9 @@
 """Topics and groups of this broker: created, changed, deleted, followed (SAFETY R31).
 
 On a master a change is applied here, put into the log as a metadata record, and answered when that
-record is confirmed; on a slave it is applied when the record is dispatched. Origin:
+record is confirmed; on a slave it is applied when the record is dispatched. A deletion destroys, so
+a master, too, carries it out only when its record is confirmed, and takes no write for the topic
+until then: a record that is never confirmed must not cost the queues. Origin:
 TopicConfigManager.createTopicInSendMessageMethod and AdminBrokerProcessor in Java, which tell their
 slaves every ten seconds instead.
 """
@@ -47,6 +49,8 @@ class TopicService:
         self._append = append
         self._changed = changed
         self._dropped = dropped
+        self._deleting: set[str] = set()
+        """Topics whose deletion is in this master's log and not confirmed yet."""
 
     def get(self, topic: str) -> TopicConfig | None:
         return self.topics.get(topic)
@@ -57,6 +61,7 @@ class TopicService:
         Queues: what the client asks for, at most what the template has. Raises BrokerRefusal 17
         if there is no such topic and none may be made, 16 if it may not be written.
         """
+        self._refuse_while_deleting(topic)
         config = self.topics.get(topic)
         if config is None:
             config = self._create_from_template(topic, default_topic, queue_nums)
@@ -84,6 +89,7 @@ class TopicService:
 
     def put_topic(self, config: TopicConfig) -> int:
         """Creates or changes a topic; the change is safe once the returned offset is confirmed."""
+        self._refuse_while_deleting(config.topic_name)
         self.topics.put(config)
         end = self._append(MetadataChange(topics={config.topic_name: config}).encode())
         log.info(
@@ -97,13 +103,15 @@ class TopicService:
         return end
 
     def delete_topic(self, topic: str) -> int:
-        """Removes a topic from the table; same safety as `put_topic`."""
-        self.topics.delete(topic)
-        self._dropped(topic)
-        end = self._append(MetadataChange(deleted_topics=[topic]).encode())
-        log.info("topic_deleted topic=%s", topic)
-        self._changed()
-        return end
+        """Removes a topic and its queues once the returned offset is confirmed."""
+        self._deleting.add(topic)
+        return self._append(MetadataChange(deleted_topics=[topic]).encode())
+
+    def _refuse_while_deleting(self, topic: str) -> None:
+        if topic in self._deleting:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_BUSY, f"topic {topic} is being deleted: try again in a moment"
+            )
 
     def put_group(self, config: SubscriptionGroupConfig) -> int:
         """Creates or changes a subscription group; same safety as `put_topic`."""
@@ -128,26 +136,51 @@ class TopicService:
         return config
 
     def apply_record(self, body: bytes) -> None:
-        """Takes over what a metadata record says. Twice does no harm.
+        """Carries out, on a replica, what a confirmed metadata record says. Twice does no harm."""
+        change = _readable(body)
+        if change is not None:
+            self._put(change)
+            self._delete(change)
 
-        A record of a newer version than this broker reads is named and passed by: the messages
-        behind it are worth more than the setting in it.
-        """
-        try:
-            change = decode_metadata(body)
-        except RemoteProtocolError as exc:
-            log.error("metadata_record_skipped topic=%s reason=%s", METADATA_TOPIC, exc)
+    def take_over_record(self, body: bytes) -> None:
+        """A new master finds this record in its log, not confirmed yet: its creations count from
+        now on, its deletions when `own_record_confirmed` is told of it."""
+        change = _readable(body)
+        if change is not None:
+            self._put(change)
+            self._deleting.update(change.deleted_topics)
+
+    def own_record_confirmed(self, body: bytes) -> None:
+        """A record of this master's log is on every member of the set."""
+        change = _readable(body)
+        if change is None:
             return
+        self._delete(change)
+        for config in change.topics.values():
+            if self.topics.get(config.topic_name) is None:  # made anew right behind its deletion
+                self._put(change)
+
+    def role_left(self) -> None:
+        """What was not confirmed may be cut; the log will show what comes of it."""
+        self._deleting.clear()
+
+    def _put(self, change: MetadataChange) -> None:
         for config in change.topics.values():
             if self.topics.get(config.topic_name) != config:
                 self.topics.put(config)
-        for topic in change.deleted_topics:
-            self.topics.delete(topic)
-            self._dropped(topic)
         for group in change.groups.values():
             if self.groups.get(group.group_name) != group:
                 self.groups.put(group)
-        if change.topics or change.deleted_topics:
+        if change.topics:
+            self._changed()
+
+    def _delete(self, change: MetadataChange) -> None:
+        for topic in change.deleted_topics:
+            self._deleting.discard(topic)
+            self.topics.delete(topic)
+            self._dropped(topic)
+            log.info("topic_deleted topic=%s", topic)
+        if change.deleted_topics:
             self._changed()
 
     def seen_in_log(self, topic: str, queue_id: int) -> None:
@@ -160,3 +193,13 @@ class TopicService:
         self.topics.create_by_message(topic, queue_id + 1)
         log.info("topic_seen_in_log topic=%s queues=%d", topic, queue_id + 1)
         self._changed()
+
+
+def _readable(body: bytes) -> MetadataChange | None:
+    """A record of a newer version than this broker reads is named and passed by: the messages
+    behind it are worth more than the setting in it."""
+    try:
+        return decode_metadata(body)
+    except RemoteProtocolError as exc:
+        log.error("metadata_record_skipped topic=%s reason=%s", METADATA_TOPIC, exc)
+        return None

@@ -72,6 +72,9 @@ class MessageStore:
         #: topic -> called with each confirmed record of it, in log order; such topics have no
         #: consume queue. After an unclean stop records may come again: their effect is repeatable.
         self.on_system_record: dict[str, SystemRecordHandler] = {}
+        #: True while those handlers are shown what a new master takes over, not confirmed yet; each
+        #: such record is shown again when it is confirmed.
+        self.shows_unconfirmed = False
         #: Called with (topic, queue id) when the log shows a queue for the first time since `open`.
         self.on_unknown_topic: Callable[[str, int], None] | None = None
         #: Called before each checkpoint: make durable what the two hooks above have changed, for
@@ -301,19 +304,26 @@ class MessageStore:
         self.stop_writes()
         try:
             self._dispatcher.advance(self._dispatcher.target)
-            end = queue_undispatched(self.log, self._parts.queues, self._dispatcher)
+            end = self._queue_undispatched()
         except CorruptLogError as error:
             self._note_damage(error)
             raise
         if end < self.log.max_offset:
             log.warning("incomplete_tail_cut offset=%d max_offset=%d", end, self.log.max_offset)
             self._cut(end, keep_aside=True)
-            queue_undispatched(self.log, self._parts.queues, self._dispatcher)
+            self._queue_undispatched()
         if self.config.sync_flush:
             self.flush()
         self.clear_suspect()
         self._open_for_writes()
         return end
+
+    def _queue_undispatched(self) -> int:
+        self.shows_unconfirmed = True
+        try:
+            return queue_undispatched(self.log, self._parts.queues, self._dispatcher)
+        finally:
+            self.shows_unconfirmed = False
 
     def _open_for_writes(self) -> None:
         self._appender.open_for_writes()

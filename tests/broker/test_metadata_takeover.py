@@ -58,3 +58,23 @@ def test_r31_a_new_master_knows_the_topics_of_its_unconfirmed_tail(tmp_path: Pat
     assert slave.max_offset_in_queue("New", 0) == 1
     master.close()
     slave.close()
+
+
+def test_r31_a_takeover_shows_what_is_unconfirmed_and_again_when_it_is(tmp_path: Path) -> None:
+    """A deletion must destroy nothing before it is confirmed, so it is shown with that mark."""
+    master, _ = opened(tmp_path / "a")
+    slave, _ = opened(tmp_path / "b")
+    shown: list[tuple[bool, list[str]]] = []
+    slave.on_system_record[METADATA_TOPIC] = lambda head, body: shown.append(
+        (slave.shows_unconfirmed, decode_metadata(body).deleted_topics)
+    )
+    master.prepare_master()
+    put(master, METADATA_TOPIC, MetadataChange(deleted_topics=["Old"]).encode())
+    end = master.end_turn()
+    slave.append_replicated(0, bytes(master.log_view(0, end)))
+    slave.prepare_master()
+    assert shown == [(True, ["Old"])]
+    slave.advance_confirm_offset(end)
+    assert shown == [(True, ["Old"]), (False, ["Old"])]
+    master.close()
+    slave.close()

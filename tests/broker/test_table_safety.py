@@ -17,6 +17,7 @@ from broker.slave_sync import NO_MASTER_EPOCH, Followed, SlaveSynchronize
 from broker.topics import TopicService
 from protocol.bodies import TopicConfig
 from protocol.codes import RequestCode
+from protocol.errors import BrokerRefusal
 from remoting.command import RemotingCommand
 from store.consumer_offset import ConsumerOffsetManager
 from store.subscription_group import SubscriptionGroupManager
@@ -34,6 +35,7 @@ class Tables:
         self.groups = SubscriptionGroupManager(folder / "subscriptionGroup.json")
         self.offsets = ConsumerOffsetManager(folder / "consumerOffset.json")
         self.log: list[bytes] = []
+        self.dropped: list[str] = []
         self.service = TopicService(
             self.topics,
             self.groups,
@@ -41,7 +43,7 @@ class Tables:
             auto_create_group=True,
             append=self._append,
             changed=lambda: None,
-            dropped=lambda topic: None,
+            dropped=self.dropped.append,
         )
 
     def _append(self, body: bytes) -> int:
@@ -127,6 +129,60 @@ def test_r31_tables_of_who_is_no_master_any_more_are_not_taken(tmp_path: Path) -
     asyncio.run(sync._synchronize(followed))
     assert slave.topics.get("T") is None
     assert slave.offsets.offsets_of("g", "T") == {0: 5}
+
+
+def test_r31_a_master_deletes_a_topic_when_that_is_confirmed(tmp_path: Path) -> None:
+    """1. The record is in the log only: table and queues stand, writes are refused with 2.
+
+    2. It is confirmed: the topic goes, and may be made anew.
+    """
+    tables = Tables(tmp_path / "master")
+    tables.service.put_topic(topic("T"))
+    tables.service.delete_topic("T")
+    assert tables.topics.get("T") == topic("T")
+    assert tables.dropped == []
+    for write in (
+        lambda: tables.service.for_send("T", "TBW102", 4),
+        lambda: tables.service.put_topic(topic("T")),
+    ):
+        with pytest.raises(BrokerRefusal, match="being deleted"):
+            write()
+    tables.service.own_record_confirmed(tables.log[0])
+    assert tables.dropped == []
+    tables.service.own_record_confirmed(tables.log[1])
+    assert tables.topics.get("T") is None
+    assert tables.dropped == ["T"]
+    tables.service.put_topic(topic("T"))
+    assert tables.topics.get("T") == topic("T")
+
+
+def test_r31_a_deletion_that_was_never_confirmed_costs_nothing(tmp_path: Path) -> None:
+    """The master is deposed, and its record is cut: the topic was never deleted."""
+    tables = Tables(tmp_path / "master")
+    tables.service.put_topic(topic("T"))
+    tables.service.delete_topic("T")
+    tables.service.role_left()
+    assert tables.service.for_send("T", "TBW102", 4) == topic("T")
+    assert tables.dropped == []
+
+
+def test_r31_a_new_master_deletes_what_it_took_over_when_it_is_confirmed(tmp_path: Path) -> None:
+    """The tail that it takes over deletes a topic and makes it anew."""
+    tables = Tables(tmp_path / "slave")
+    records = [
+        MetadataChange(topics={"T": topic("T")}).encode(),
+        MetadataChange(deleted_topics=["T"]).encode(),
+        MetadataChange(topics={"T": topic("T")}).encode(),
+    ]
+    tables.service.apply_record(records[0])
+    for record in records[1:]:
+        tables.service.take_over_record(record)
+    assert tables.topics.get("T") == topic("T")
+    assert tables.dropped == []
+    for record in records[1:]:
+        tables.service.own_record_confirmed(record)
+    assert tables.topics.get("T") == topic("T")
+    assert tables.dropped == ["T"]
 
 
 @pytest.mark.parametrize("method", ["update_topic", "delete_topic"])
