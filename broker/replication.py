@@ -16,6 +16,7 @@ from broker.name_server_registrar import Registration
 from broker.pending_acks import PendingAcks
 from broker.role_actions import RoleActions
 from broker.role_gate import Role, RoleGate
+from broker.send_hold import SendHold
 from broker.slave_sync import SlaveSynchronize
 from ha.service import AutoSwitchHAService
 from ha.slave_core import PeerIdentity
@@ -78,6 +79,7 @@ class Replication:
         self._on_fatal = on_fatal
         self._ha: AutoSwitchHAService | None = None
         self._manager: ReplicasManager | None = None
+        self.hold = SendHold()
         self._actions: RoleActions | None = None
         if config.broker.enable_controller_mode:
             self._ha = AutoSwitchHAService(
@@ -99,9 +101,11 @@ class Replication:
                 slave_sync,
                 routes_changed=routes_changed,
                 role_left=role_left,
+                hold=self.hold,
+                end_turn=lambda: self.written(store.end_turn()),
             )
             self._manager = ReplicasManager(
-                self._manager_config(), self._actions, on_fatal=on_fatal
+                self._manager_config(), self._actions, on_fatal=on_fatal, switch=self._actions
             )
             self._actions.report = self._manager.report_event
 
@@ -147,6 +151,7 @@ class Replication:
         await self._manager.start()
 
     async def close(self) -> None:
+        self.hold.release()
         self._acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
         if self._manager is not None:
             await self._manager.close()
@@ -182,6 +187,8 @@ class Replication:
 
     def on_confirm_offset(self, offset: int) -> None:
         self._confirmed(offset)
+        if self.hold.active and self._manager is not None:
+            self._manager.acks_changed()
 
     def on_proposal(self, proposal: Proposal) -> None:
         assert self._manager is not None
@@ -237,6 +244,7 @@ class Replication:
             "masterEpoch": str(self._gate.master_epoch),
             "brokerActive": str(self._gate.refusal is None).lower(),
             "pendingAcks": str(len(self._acks)),
+            "heldSends": str(len(self.hold)),
         }
         if self._manager is not None and self._ha is not None:
             view = self._manager.view

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.json import encode as json_encode
 
-from protocol.codes import MQ_VERSION
+from protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT, MQ_VERSION
 
 _LENGTHS: Final = struct.Struct(">II")
 _TAIL: Final = (
@@ -68,10 +68,23 @@ def recode(reply: bytes, code: int, remark: str) -> bytes:
     )
 
 
-def refusal(opaque: int, code: int, remark: str) -> bytes:
-    """A reply without a stored message. extFields are there, since clients dereference them."""
+def refusal(
+    opaque: int, code: int, remark: str, master_address: str = "", master_epoch: int = 0
+) -> bytes:
+    """A reply without a stored message. extFields are there, since clients dereference them.
+
+    `master_address`: where to send instead, for clients that read it; Java's do not.
+    """
+    hint = b""
+    if master_address:
+        hint = b'"%s":%s,"%s":"%d"' % (
+            MASTER_ADDRESS_HINT.encode(),
+            json_encode(master_address),
+            MASTER_EPOCH_HINT.encode(),
+            master_epoch,
+        )
     return frame(
-        b'{"code":%d,"extFields":{},"flag":1,"remark":%s,' % (code, json_encode(remark))
+        b'{"code":%d,"extFields":{%s},"flag":1,"remark":%s,' % (code, hint, json_encode(remark))
         + _TAIL % opaque
     )
 

@@ -15,11 +15,13 @@ from typing import Protocol
 
 from broker.pending_acks import PendingAcks
 from broker.role_gate import RoleGate
+from broker.send_hold import SendHold
 from broker.slave_sync import Followed, SlaveSynchronize
 from ha.service import AutoSwitchHAService
 from protocol.codes import ResponseCode
 from protocol.role_view import RoleView
 from replicas_manager.actions import LogFacts
+from replicas_manager.switch import SwitchProgress
 from store.consumer_offset import ConsumerOffsetManager
 from store.message_store import MessageStore
 from store.topic_config import TopicConfigManager
@@ -50,8 +52,12 @@ class RoleActions:
         *,
         routes_changed: Callable[[], None],
         role_left: Callable[[], None],
+        hold: SendHold,
+        end_turn: Callable[[], None],
     ) -> None:
         self._store = store
+        self._hold = hold
+        self._end_turn = end_turn
         self._ha = ha
         self._gate = gate
         self._acks = acks
@@ -71,6 +77,7 @@ class RoleActions:
             confirm_offset=store.confirm_offset,
             min_offset=store.min_phy_offset,
             log_id=store.log_id,
+            suspect=store.suspect,
         )
 
     async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
@@ -83,17 +90,19 @@ class RoleActions:
         self._offsets.set_state_version(view.master_epoch)
         self.first_ack_due = True
         self._gate.open()
+        self._hold.release()
         self._routes_changed()
         log.info("master_opened master_epoch=%d log_end=%d", view.master_epoch, log_end)
         self.report("opened", maxOffset=log_end, confirmOffset=self._store.confirm_offset)
 
     async def become_slave(self, view: RoleView) -> None:
-        self._leave_role(view.master_epoch)
+        self._leave_role(view.master_epoch, view.master_address)
         self._store.stop_writes()
         self._role_left()
         self._slave_sync.follow(Followed(view.master_address, view.master_epoch))
         await self._ha.change_to_slave(view)
-        self._gate.follow(view.master_epoch)
+        self._gate.follow(view.master_epoch, view.master_address)
+        self._hold.release()
         self._topics.set_state_version(view.master_epoch)
         self._routes_changed()
 
@@ -103,6 +112,7 @@ class RoleActions:
         self._store.stop_writes()
         self._role_left()
         self._slave_sync.follow(None)
+        self._hold.release()
         await self._ha.stand_down(view)
 
     def adopt_view(self, view: RoleView) -> None:
@@ -130,12 +140,47 @@ class RoleActions:
             self.first_ack_due = False
             self.report("first_ack", confirmOffset=self._store.confirm_offset)
 
-    def _leave_role(self, master_epoch: int) -> None:
+    # --- planned switch: SwitchActions (R33) ---
+
+    def hold_sends(self) -> int:
+        self._hold.begin()
+        self._end_turn()
+        return self._store.max_phy_offset
+
+    def release_sends(self) -> None:
+        self._hold.release()
+
+    def switch_progress(self, broker_id: int) -> SwitchProgress:
+        sync = self._ha.sync_state
+        follower = sync.follower(broker_id) if sync is not None else None
+        if sync is None or follower is None:
+            return SwitchProgress(self._store.max_phy_offset, -1, -1, 0, False)
+        return SwitchProgress(
+            log_end=self._store.max_phy_offset,
+            confirm_offset=sync.confirm_offset,
+            ack=follower.ack,
+            ack_ms=follower.ack_ms,
+            member=broker_id in sync.recorded,
+        )
+
+    def role_comes(self, view: RoleView, *, master: bool) -> None:
+        """Clients that wait here are sent to the new master before this broker's own role change,
+        which waits for the disk; those that come early to the new master wait until it opens."""
+        if master:
+            self._hold.begin()
+        elif self._gate.is_master:
+            self._leave_role(view.master_epoch, view.master_address)
+            self._hold.release()
+
+    def _leave_role(self, master_epoch: int, master_address: str = "") -> None:
         """R4: what waits is failed before a byte is cut, and nothing new is taken meanwhile.
 
         What was put in this very turn is written first: the log must not grow behind HA's back.
         """
-        self._gate.opening(master_epoch)
+        if master_address:
+            self._gate.leave(master_epoch, master_address)
+        else:
+            self._gate.opening(master_epoch)
         self._store.end_turn()
         failed = self._acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, ROLE_CHANGED_REMARK)
         if failed:

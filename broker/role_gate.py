@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass
 
 from protocol.codes import ResponseCode
+from protocol.errors import BrokerRefusal
 
 
 class Role(enum.Enum):
@@ -24,15 +25,29 @@ class Role(enum.Enum):
 class Refusal:
     code: int
     remark: str
+    master_address: str = ""
+    """Who is master instead, as far as this broker knows, in `master_epoch`."""
+    master_epoch: int = 0
+
+    @property
+    def hint(self) -> tuple[str, int]:
+        return self.master_address, self.master_epoch
+
+
+class GateClosedError(BrokerRefusal):
+    """A write that the gate does not take."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.code, refusal.remark)
+        self.refusal = refusal
 
 
 _FENCED = Refusal(
     ResponseCode.SERVICE_NOT_AVAILABLE,
     "this broker has no role yet or lost it: ask the name server for the master",
 )
-_SLAVE = Refusal(
-    ResponseCode.SYSTEM_BUSY, "this broker is a slave: ask the name server for the master"
-)
+_SLAVE_REMARK = "this broker is a slave: ask the name server for the master"
+_LEFT_REMARK = "this broker is master no more: ask the name server for the new one"
 _OPENING = Refusal(
     ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is becoming master, it opens in a moment"
 )
@@ -63,9 +78,19 @@ class RoleGate:
         self._lease = True
         self._judge()
 
-    def follow(self, master_epoch: int) -> None:
+    def leave(self, master_epoch: int, master_address: str) -> None:
+        """Another is master of `master_epoch`; this broker is on its way to follow it."""
+        self.role, self.master_epoch = Role.FENCED, master_epoch
+        self.refusal = self._stopping or Refusal(
+            ResponseCode.SERVICE_NOT_AVAILABLE, _LEFT_REMARK, master_address, master_epoch
+        )
+
+    def follow(self, master_epoch: int, master_address: str = "") -> None:
         """The broker is a slave in `master_epoch`."""
-        self.role, self.master_epoch, self.refusal = Role.SLAVE, master_epoch, _SLAVE
+        self.role, self.master_epoch = Role.SLAVE, master_epoch
+        self.refusal = Refusal(
+            ResponseCode.SYSTEM_BUSY, _SLAVE_REMARK, master_address, master_epoch
+        )
 
     def fence(self) -> None:
         """No role is known to hold."""

@@ -17,7 +17,8 @@ from typing import Final, Protocol
 
 from broker.pending_acks import PendingAcks
 from broker.replies import SendReplies, refusal
-from broker.role_gate import RoleGate
+from broker.role_gate import GateClosedError, RoleGate
+from broker.send_hold import SendHold
 from broker.send_properties import SendProperties
 from broker.topics import TopicService
 from protocol.batch import split_batch
@@ -27,7 +28,7 @@ from protocol.message_id import host_bytes, split_address
 from protocol.topic_name import RETRY_PREFIX, check_send_allowed, check_topic, dlq_topic
 from remoting.connection import Connection
 from remoting.headers import SendFields, SendFrame, decode_send_v1, decode_send_v2
-from remoting.processors import Processors
+from remoting.processors import Processors, RawHandler
 from store.appender import BatchItem
 from store.message_store import MessageStore
 
@@ -57,8 +58,10 @@ class SendProcessor:
         min_in_sync_replicas: int,
         in_sync_count: Callable[[], int],
         clock_ms: Callable[[], int],
+        hold: SendHold,
     ) -> None:
         self._store = store
+        self._hold = hold
         self._topics = topics
         self._gate = gate
         self._acks = acks
@@ -84,19 +87,38 @@ class SendProcessor:
 
     def send_v2(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """310."""
+        if self._hold.active and self._held(self.send_v2, channel, kind, header, body):
+            return
         self._send(channel, decode_send_v2(kind, header), body)
 
     def send_v1(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """10: the same under long names."""
+        if self._hold.active and self._held(self.send_v1, channel, kind, header, body):
+            return
         self._send(channel, decode_send_v1(kind, header), body)
 
     def send_batch(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """320: messages with consecutive queue offsets, all stored or none."""
+        if self._hold.active and self._held(self.send_batch, channel, kind, header, body):
+            return
         request = decode_send_v2(kind, header)
         try:
             self._put_batch(channel, request, body)
         except BatonError as exc:
             self._refuse(channel, request, exc)
+
+    def _held(
+        self, handler: RawHandler, channel: Connection, kind: int, header: bytes, body: bytes
+    ) -> bool:
+        """Kept until the hold ends (R33), or refused since there is no more room."""
+        if not self._hold.take(handler, channel, kind, header, body):
+            version = decode_send_v1 if handler == self.send_v1 else decode_send_v2
+            no_room = BrokerRefusal(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"the master of this group is changing, and {len(self._hold)} sends wait already",
+            )
+            self._refuse(channel, version(kind, header), no_room)
+        return True
 
     def _send(self, channel: Connection, request: SendFrame, body: bytes) -> None:
         try:
@@ -182,7 +204,7 @@ class SendProcessor:
     def _target(self, ext: SendFields) -> tuple[str, int]:
         """Where the message goes. Raises BrokerRefusal for every reason not to take it."""
         if self._gate.refusal is not None:
-            raise BrokerRefusal(self._gate.refusal.code, self._gate.refusal.remark)
+            raise GateClosedError(self._gate.refusal)
         if self._min_in_sync > 1 and self._in_sync_count() < self._min_in_sync:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR,
@@ -235,6 +257,7 @@ class SendProcessor:
         if request.flag & FLAG_ONEWAY:
             return
         if isinstance(exc, BrokerRefusal):
-            channel.write(refusal(request.opaque, exc.code, exc.remark))
+            hint = exc.refusal.hint if isinstance(exc, GateClosedError) else ("", 0)
+            channel.write(refusal(request.opaque, exc.code, exc.remark, *hint))
         else:
             channel.write(refusal(request.opaque, exc.response_code, str(exc)))

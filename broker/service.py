@@ -152,6 +152,7 @@ class BrokerService:
             min_in_sync_replicas=config.store.min_in_sync_replicas,
             in_sync_count=self.replication.in_sync_count,
             clock_ms=boottime_ms,
+            hold=self.replication.hold,
         )
         self.pull = PullProcessor(
             self.store,

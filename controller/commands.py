@@ -164,9 +164,10 @@ class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
     `broker_id` NO_BROKER means that the controller asks, else that broker does; with `designate`
     only it may win. `unclean` lifts the rule that the winner comes from the SyncStateSet: only for
     an operator who names the replica (G5). `confirm_floor` is the highest confirmOffset that a
-    member must have by now (R16), -1 if none was heard. `reason` and `detected_ms` (wall clock, 0
-    if unknown) say how and when the controller `node` saw the need, `silent_ms` how long the master
-    had been silent by then, -1 if that is not known.
+    member must have by now (R16), -1 if none was heard; `drained_offset` is what the fenced old
+    master says that the designated one acked (R33), 0 outside a planned switch.
+    `reason` and `detected_ms` (wall clock, 0 if unknown) say how and when the controller `node` saw
+    the need, `silent_ms` how long the master had been silent by then, -1 if that is not known.
     """
 
     broker_name: str
@@ -176,6 +177,7 @@ class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
     unclean: bool = False
     expected_master_epoch: int = ANY_EPOCH
     confirm_floor: int = -1
+    drained_offset: int = 0
     reason: str = ""
     detected_ms: int = 0
     silent_ms: int = -1

@@ -11,7 +11,7 @@ one look alike, both simply end the stream.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import grpc
@@ -35,6 +35,7 @@ from controller.history import HistoryEvent
 from controller.requests import ControllerRequests
 from controller.results import CommandResult
 from controller.sessions import Session, SessionBook
+from controller.switch_desk import SwitchDesk
 from protocol.codes import ResponseCode
 from protocol.errors import NotLeaderError
 from protocol.role_view import RoleView
@@ -79,9 +80,14 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
     """Handlers never raise but to end a call; every reply carries a status."""
 
     def __init__(
-        self, requests: ControllerRequests, sessions: SessionBook, listener: SessionListener
+        self,
+        requests: ControllerRequests,
+        sessions: SessionBook,
+        listener: SessionListener,
+        desk: SwitchDesk,
     ) -> None:
         self._requests = requests
+        self._desk = desk
         self._sessions = sessions
         self._listener = listener
         self._server: Any = None
@@ -185,8 +191,9 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
             unclean=request.unclean,
             expected_master_epoch=request.expected_master_epoch,
             reason=request.reason,
+            drained_offset=request.drained_offset,
         )
-        status, result = await self._submit(command, context)
+        status, result = await self._answered(self._desk.elect(command), context)
         view = None if result is None else result.view
         return pb.ElectMasterReply(status=status, view=self._view(view))
 
@@ -275,8 +282,13 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
     async def _submit(
         self, command: AnyCommand, context: Any
     ) -> tuple[pb.Status, CommandResult | None]:
+        return await self._answered(self._requests.submit(command), context)
+
+    async def _answered(
+        self, asking: Awaitable[CommandResult], context: Any
+    ) -> tuple[pb.Status, CommandResult | None]:
         try:
-            result = await self._requests.submit(command)
+            result = await asking
         except CommandTooLargeError as error:
             return _refused(error.response_code, str(error)), None
         except (NotLeaderError, OutcomeUnknownError) as error:
@@ -347,6 +359,8 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
             match message.WhichOneof("kind"):
                 case "heartbeat":
                     heartbeat(session, message.heartbeat)
+                case "switch_failed":
+                    self._desk.failed(session, message.switch_failed)
                 case "goodbye":
                     return message.goodbye.reason or "goodbye"
         return None

@@ -27,6 +27,7 @@ from controller.commands import (
 from controller.requests import ControllerRequests
 from controller.results import CommandResult
 from controller.runtime_config import RuntimeConfig
+from controller.switch_desk import SwitchDesk
 from protocol.codes import RequestCode, ResponseCode
 from protocol.errors import BrokerRefusal
 from protocol.role_view import Replica, RoleView
@@ -73,11 +74,13 @@ class RemotingDoor:
         self,
         requests: ControllerRequests,
         config: RuntimeConfig,
+        desk: SwitchDesk,
         *,
         heartbeat: Callable[[Connection, BrokerHeartbeat], None],
         disconnected: Callable[[Connection], None],
     ) -> None:
         self._requests = requests
+        self._desk = desk
         self._config = config
         self._heartbeat = heartbeat
         processors = Processors()
@@ -134,7 +137,7 @@ class RemotingDoor:
     async def _elect_master(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand:
-        result = await self._requests.submit(
+        result = await self._desk.elect(
             ElectMaster(
                 cluster_name=request.ext.get("clusterName", ""),
                 broker_name=request.require("brokerName"),

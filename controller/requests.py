@@ -30,6 +30,7 @@ from controller.history_file import HistoryFile
 from controller.log import Applied, NotApplied, ReplicatedLog
 from controller.results import CommandResult
 from controller.state import ControllerState
+from controller.switch import is_switch_id, vouched
 from protocol.codes import ResponseCode
 from protocol.errors import NotLeaderError
 from protocol.role_view import RoleView
@@ -178,6 +179,10 @@ class ControllerRequests:
             raise self.not_leader()
         return self._log.state
 
+    def live(self, broker_name: str) -> tuple[LiveBroker, ...]:
+        """Who lives, as this node saw first-hand."""
+        return self._liveness.live(broker_name, monotonic_ms())
+
     def view(self, broker_name: str) -> RoleView | None:
         """The group as applied here, `alive` filled with what this node sees."""
         view = self._log.state.role_view(broker_name)
@@ -249,11 +254,12 @@ class ControllerRequests:
     def _with_liveness(self, command: AnyCommand) -> AnyCommand:
         match command:
             case ElectMaster():
-                return replace(
-                    command,
-                    live=self._liveness.live(command.broker_name, monotonic_ms()),
-                    confirm_floor=self._liveness.confirm_floor(command.broker_name),
-                )
+                floor = self._liveness.confirm_floor(command.broker_name)
+                live = self.live(command.broker_name)
+                if is_switch_id(command.request_id):
+                    floor = max(floor, command.drained_offset)
+                    live = vouched(live, command.broker_id, command.drained_offset)
+                return replace(command, live=live, confirm_floor=floor)
             case RegisterBroker():
                 return replace(
                     command,

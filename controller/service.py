@@ -28,6 +28,7 @@ from controller.results import HistoryAppended, ReplicasChanged, RoleChanged, Se
 from controller.runtime_config import RuntimeConfig
 from controller.sessions import SessionBook
 from controller.state import ControllerState
+from controller.switch_desk import SwitchDesk
 from controller.watch import BrokerWatch
 from epoch.durable_file import sync_directory
 from protocol.errors import ConnectError
@@ -92,13 +93,15 @@ class ControllerService:
             push=self._push,
             ticked=self.gate.look_for_leader,
         )
-        self._grpc_door = GrpcDoor(self.requests, self.sessions, self._watch)
+        self._desk = SwitchDesk(self.requests, self.sessions, self._notes)
+        self._grpc_door = GrpcDoor(self.requests, self.sessions, self._watch, self._desk)
         self._remoting_door = RemotingDoor(
             self.requests,
             self._runtime,
             heartbeat=self._watch.remoting_heartbeat,
             disconnected=self._watch.remoting_disconnected,
         )
+            self._desk,
         self._notices = _RoleNotices()
         self._lock: StoreLock | None = None
         self._history: HistoryFile | None = None
@@ -187,6 +190,8 @@ class ControllerService:
         if self._closing:
             return
         self._tell_brokers(commit)
+        if not is_open:
+            self._desk.gate_closed()
         self._write_history(commit)  # last: a slow disk must not hold up a view
 
     def _tell_brokers(self, commit: Commit) -> None:
@@ -197,6 +202,7 @@ class ControllerService:
                 self._push(broker_name)
             return
         for effect in commit.effects:
+        self._desk.state_applied(commit.state)
             match effect:
                 case RoleChanged(view):
                     self._push(view.broker_name)

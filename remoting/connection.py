@@ -330,6 +330,19 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- requests of the peer ----
 
+    def handle_again(
+        self,
+        raw: Callable[["Connection", int, bytes, bytes], None],
+        serialize_type: int,
+        header: bytes,
+        body: bytes,
+    ) -> None:
+        """Hands a request that a raw handler put aside to `raw`, as if it had just come."""
+        try:
+            self._on_raw(raw, serialize_type, header, body)
+        except RemoteProtocolError as error:
+            self.abort(f"malformed frame: {error}")
+
     def _on_raw(
         self,
         raw: Callable[["Connection", int, bytes, bytes], None],

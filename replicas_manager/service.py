@@ -49,6 +49,7 @@ from replicas_manager.events import (
     RegisterFailed,
     RegisterReplied,
     ReportEvent,
+    RoleAction,
     SaveIdentity,
     SendAlter,
     SendElect,
@@ -66,6 +67,8 @@ from replicas_manager.reporter import EventReporter
 from replicas_manager.role_runner import RoleRunner
 from replicas_manager.session import ControllerChannels, ControllerSession
 from replicas_manager.state import ReplicasState, Role
+from replicas_manager.switch import SwitchTask
+from replicas_manager.switch_runner import SwitchActions, SwitchRunner
 from replicas_manager.wire import role_view_of
 
 log = logging.getLogger(__name__)
@@ -99,7 +102,9 @@ class ReplicasManager:
         incarnation: str = "",
         on_fatal: Callable[[BaseException], None] | None = None,
         clock_ms: Callable[[], int] = boottime_ms,
+        switch: SwitchActions | None = None,
     ) -> None:
+        """`switch`: what a planned switch needs of the broker; without it none is answered."""
         config.timings.check()
         self.incarnation = incarnation or secrets.token_hex(8)
         self._config = config
@@ -121,6 +126,7 @@ class ReplicasManager:
         self._reporter = EventReporter(
             config.broker_name, self.incarnation, self._channels, lambda: self.leader
         )
+        self._switch = None if switch is None else self._switch_runner(switch)
 
     # ----------------------------------------------------------------------------- for the broker
 
@@ -176,6 +182,11 @@ class ReplicasManager:
         self._note_suspicion()
         self._step(FactsChanged())
 
+    def acks_changed(self) -> None:
+        """confirmOffset moved: a planned switch may go on."""
+        if self._switch is not None and self._switch.core.task is not None:
+            self._switch.look()
+
     def on_remoting_role_notice(self, master_epoch: int, sync_state_set_epoch: int) -> None:
         """A NOTIFY_BROKER_ROLE_CHANGED (1008) came: only a hint, the view itself is fetched."""
         self._step(NoticeReceived(master_epoch, sync_state_set_epoch))
@@ -225,6 +236,8 @@ class ReplicasManager:
         sessions = list(self._sessions.values())
         self._sessions.clear()
         await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))
+        if self._switch is not None:
+            await self._switch.close()
         if self._runner is not None:
             await self._runner.close()
         await self._reporter.close()
@@ -270,6 +283,8 @@ class ReplicasManager:
                 | LeaseChanged()
             ):
                 self._log_role(effect)
+                if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
+                    self._role_comes(effect)
                 self._runner.perform(effect)
             case PersistRole():
                 pass  # the runner stores the epoch in a thread before the role change it permits
@@ -312,6 +327,43 @@ class ReplicasManager:
                 sorted(view.sync_state_set),
             )
 
+    # ------------------------------------------------------------------------------ planned switch
+
+    def _switch_runner(self, actions: SwitchActions) -> SwitchRunner:
+        return SwitchRunner(
+            self._config.broker_name,
+            self._config.cluster_name,
+            actions,
+            lambda: self._channels,
+            clock_ms=self._clock_ms,
+            targets=lambda asked_by: self.leader or asked_by,
+            elected=lambda controller, view: self._step(
+                ViewReceived(controller, view, pushed=False)
+            ),
+            tell=self._tell,
+            report=self.report_event,
+        )
+
+    def _switch_asked(self, task: SwitchTask) -> None:
+        if self._switch is None or self._closed or self._state is None:
+            return
+        master = self._state.role is Role.MASTER
+        self._switch.asked(
+            task,
+            master_epoch=self._state.highest_master_epoch if master else None,
+            lease=self.lease_valid(self._clock_ms()),
+        )
+
+    def _tell(self, controller: str, message: pb.BrokerMessage) -> None:
+        session = self._sessions.get(controller)
+        if session is not None:
+            session.tell(message)
+
+    def _role_comes(self, effect: RoleAction) -> None:
+        """In the very turn in which the view was taken, before anything durable is awaited."""
+        if self._switch is not None:
+            self._switch.role_changes(effect.view, master=isinstance(effect, BecomeMaster))
+
     # ----------------------------------------------------------------------------------- sessions
 
     def _open_sessions(self, broker_id: int) -> None:
@@ -326,7 +378,7 @@ class ReplicasManager:
         for address in self._config.controllers:
             if address not in self._sessions:
                 self._sessions[address] = ControllerSession(
-                    address, hello, self._channels, self._step
+                    address, hello, self._channels, self._step, self._switch_asked
                 )
 
     def _heartbeat(self, effect: SendHeartbeat) -> None:

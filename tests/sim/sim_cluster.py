@@ -156,6 +156,12 @@ class SimLog:
     def leader_hint(self) -> str | None:
         return self.raft.leader
 
+    def in_touch(self) -> bool:
+        return self._leading
+
+    async def hand_over(self, timeout_ms: int) -> bool:
+        return not self._leading
+
     def status(self) -> LogStatus:
         return LogStatus(self.raft.term, self._index, self._index)
 
@@ -334,6 +340,7 @@ class Broker:
             incarnation=self.incarnation,
             on_fatal=self._fatal,
             clock_ms=loop.now_ms,
+            switch=self.replication._actions,
         )
         channels = SimChannels(world.network)
         self.manager._channels = channels  # type: ignore[assignment]

@@ -1,0 +1,199 @@
+"""The controllers' side of a planned switch (R33). Pure.
+
+An operator names a replica to be master while the old one lives. Whether that is a switch, which
+the master itself carries out, or an ordinary election, is decided here; and each switch asked for
+is answered once: by the group's next masterEpoch, by what the master says, or by time.
+
+The master asks for the election with the switch's id as request id, so that door and log know it
+for what it is: `is_switch_id`.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from controller.commands import ANY_EPOCH, NO_BROKER, ElectMaster, LiveBroker
+from controller.groups import BrokerGroup, living_replicas
+from protocol.codes import ResponseCode
+
+__all__ = [
+    "HOLD_MS",
+    "OUTCOME_MS",
+    "AskMaster",
+    "Election",
+    "Plan",
+    "SwitchBook",
+    "SwitchOutcome",
+    "is_switch_id",
+    "plan",
+    "vouched",
+]
+
+HOLD_MS: Final = 500
+"""How long the old master may hold its sends."""
+OUTCOME_MS: Final = 1_500
+"""How long the leader waits: catching up, holding, the election, and a little."""
+_PREFIX: Final = "switch:"
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    """No switch: the command goes its ordinary way, and is refused there if it must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskMaster:
+    """The living master of `master_epoch` is to hand over to `broker_id`."""
+
+    master_id: int
+    incarnation: str
+    master_epoch: int
+    broker_id: int
+
+
+Plan = Election | AskMaster
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchOutcome:
+    """How an asked-for switch ended; `code` SUCCESS, or `reason` says what came in the way."""
+
+    switch_id: str
+    code: ResponseCode
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    switch_id: str
+    asked: AskMaster
+    until_ms: int
+
+
+def is_switch_id(request_id: str) -> bool:
+    return request_id.startswith(_PREFIX)
+
+
+def plan(
+    group: BrokerGroup | None,
+    command: ElectMaster,
+    live: Collection[LiveBroker],
+    native: Collection[tuple[int, str]],
+) -> Plan:
+    """What to do with an operator's election. `native`: (id, incarnation) of open sessions here.
+
+    A replica outside the set, a suspect, a learner or a dead one is left to the election's own
+    rules: they refuse it by name, or elect it uncleanly where that was asked for.
+    """
+    if group is None or not command.designate or command.unclean:
+        return Election()
+    if is_switch_id(command.request_id) or group.master_epoch == 0:
+        return Election()
+    if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
+        return Election()
+    master_id, target = group.master_broker_id, command.broker_id
+    life = (master_id, group.master_incarnation)
+    living = living_replicas(group, live)
+    if master_id == NO_BROKER or target in (NO_BROKER, master_id) or life not in native:
+        return Election()
+    if master_id not in living or living[master_id].incarnation != group.master_incarnation:
+        return Election()
+    record = group.replica(target)
+    if record is None or record.learner or record.suspect:
+        return Election()
+    if target not in living or target not in group.sync_state_set:
+        return Election()
+    return AskMaster(master_id, group.master_incarnation, group.master_epoch, target)
+
+
+def vouched(
+    live: Collection[LiveBroker], broker_id: int, drained_offset: int
+) -> tuple[LiveBroker, ...]:
+    """`live`, where the chosen one has at least what its fenced master says that it acked.
+
+    Its own last heartbeat is older than that: R16 would refuse the very replica that is complete.
+    """
+    return tuple(
+        msgspec.structs.replace(seen, max_offset=max(seen.max_offset, drained_offset))
+        if seen.broker_id == broker_id
+        else seen
+        for seen in live
+    )
+
+
+class SwitchBook:
+    """The switches under way, at most one a group. Times are ms of one clock."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(
+        self, broker_name: str, asked: AskMaster, nonce: str, now_ms: int
+    ) -> str | SwitchOutcome:
+        """The new switch's id, or why there is none."""
+        before = self._open.get(broker_name)
+        if before is not None:
+            return SwitchOutcome(
+                before.switch_id,
+                ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+                f"a switch of {broker_name} to broker {before.asked.broker_id} is under way",
+            )
+        self._count += 1
+        switch_id = f"{_PREFIX}{nonce}/{self._count}"
+        self._open[broker_name] = _Open(switch_id, asked, now_ms + OUTCOME_MS)
+        return switch_id
+
+    def failed(self, broker_name: str, switch_id: str, reason: str) -> list[SwitchOutcome]:
+        """The master says that there will be none."""
+        at = self._open.get(broker_name)
+        if at is None or at.switch_id != switch_id:
+            return []
+        del self._open[broker_name]
+        return [SwitchOutcome(switch_id, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, reason)]
+
+    def applied(self, group: BrokerGroup) -> list[SwitchOutcome]:
+        """The group as it is now."""
+        at = self._open.get(group.broker_name)
+        if at is None or group.master_epoch <= at.asked.master_epoch:
+            return []
+        del self._open[group.broker_name]
+        if group.master_broker_id == at.asked.broker_id:
+            return [SwitchOutcome(at.switch_id, ResponseCode.SUCCESS)]
+        who = f"broker {group.master_broker_id}" if group.master_broker_id else "nobody"
+        return [
+            SwitchOutcome(
+                at.switch_id,
+                ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+                f"{who} was elected meanwhile, in masterEpoch {group.master_epoch}",
+            )
+        ]
+
+    def expired(self, broker_name: str, now_ms: int) -> list[SwitchOutcome]:
+        """Nothing was heard in time."""
+        at = self._open.get(broker_name)
+        if at is None or now_ms < at.until_ms:
+            return []
+        del self._open[broker_name]
+        return [
+            SwitchOutcome(
+                at.switch_id,
+                ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+                f"broker {at.asked.master_id}, the master, did not hand over to broker "
+                f"{at.asked.broker_id} in {OUTCOME_MS} ms; it goes on",
+            )
+        ]
+
+    def gate_closed(self) -> list[SwitchOutcome]:
+        """This node leads no more: what comes of them is for its successor to see."""
+        ended = [
+            SwitchOutcome(at.switch_id, ResponseCode.CONTROLLER_NOT_LEADER, "no longer the leader")
+            for at in self._open.values()
+        ]
+        self._open.clear()
+        return ended
