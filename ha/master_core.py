@@ -252,6 +252,14 @@ class MasterCore:
             return []
         return self._confirming(self._forget(connection, now_ms), now_ms)
 
+    def restarted(self, broker_id: int, now_ms: int) -> list[MasterEffect]:
+        """That broker has another incarnation by now: its acks of before prove nothing (R12)."""
+        effects: list[MasterEffect] = []
+        for connection in list(self.connections.values()):
+            if connection.broker_id == broker_id:
+                effects += self._close(connection, "that broker was started anew", now_ms)
+        return self._confirming(effects, now_ms)
+
     # -- time
 
     def tick(self, now_ms: int) -> list[MasterEffect]:

@@ -30,6 +30,9 @@ from protocol.errors import RemoteProtocolError
 
 log = logging.getLogger(__name__)
 
+_LAST_WORD_S = 1.0
+"""How long a connection that we end may take to deliver what was sent on it before."""
+
 
 class SlaveLink(asyncio.Protocol):
     """One accepted HA connection. `attach` gives it to the acting master, or lets it wait for one
@@ -86,14 +89,17 @@ class SlaveLink(asyncio.Protocol):
         if shell is not None:
             shell.lost(self)
 
-    def end(self, *, flush: bool = False) -> None:
+    def end(self) -> None:
         """Closes the socket and lets go of all views of the log. The shell hears no more of it."""
         transport, self.transport, self._shell = self.transport, None, None
         if transport is not None:
-            if flush:
-                transport.close()
-            else:
-                transport.abort()
+            transport.abort()
+
+    def end_after_last_word(self) -> None:
+        """Closes once the peer has taken what was sent before; `end` may still cut that short."""
+        self._shell = None
+        if self.transport is not None:
+            self.transport.close()
 
 
 class MasterShell:
@@ -112,6 +118,7 @@ class MasterShell:
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, SlaveLink] = {}
+        self._leaving: set[SlaveLink] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
         self._entries = store.epochs.entries
@@ -127,8 +134,10 @@ class MasterShell:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        links, self._links = self._links, {}
-        for link in links.values():
+        links = [*self._links.values(), *self._leaving]
+        self._links = {}
+        self._leaving.clear()
+        for link in links:
             link.end()
 
     def attach(self, link: SlaveLink) -> None:
@@ -152,6 +161,7 @@ class MasterShell:
                 handshake.broker_id,
                 handshake.async_learner,
             )
+            self.perform(self._look_at_store(now_ms))
             self.perform(self.core.handshake_received(link.connection_id, handshake, now_ms))
         if acks:
             self.perform(self.core.acks_received(link.connection_id, acks, now_ms))
@@ -226,19 +236,35 @@ class MasterShell:
         link = self._links.pop(effect.connection_id, None)
         if link is not None:
             log.warning("ha_slave_dropped address=%s reason=%s", link.address, effect.reason)
-            link.end(flush=effect.flush)
+            if effect.flush:
+                self._let_go(link)
+            else:
+                link.end()
+
+    def _let_go(self, link: SlaveLink) -> None:
+        """The peer shall hear our last word (R27), but not keep us waiting for it."""
+        self._leaving.add(link)
+        link.end_after_last_word()
+        self._loop.call_later(_LAST_WORD_S, self._cut_off, link)
+
+    def _cut_off(self, link: SlaveLink) -> None:
+        self._leaving.discard(link)
+        link.end()
 
     def _tick(self) -> None:
         self._timer = None
         now_ms = self._now_ms()
-        core = self.core
-        effects = core.log_trimmed(max(0, self._store.min_phy_offset), now_ms)
-        if self._store.epochs.entries is not self._entries:
-            self._entries = self._store.epochs.entries
-            effects += core.epochs_changed(self._entries, now_ms)
-        effects += core.tick(now_ms)
+        effects = self._look_at_store(now_ms) + self.core.tick(now_ms)
         self._arm()
         self.perform(effects)
+
+    def _look_at_store(self, now_ms: int) -> list[MasterEffect]:
+        """Segments expire behind our back, and epochs with them: no slave is promised those."""
+        effects = self.core.log_trimmed(max(0, self._store.min_phy_offset), now_ms)
+        if self._store.epochs.entries is not self._entries:
+            self._entries = self._store.epochs.entries
+            effects += self.core.epochs_changed(self._entries, now_ms)
+        return effects
 
     def _arm(self) -> None:
         if self._timer is not None:

@@ -66,6 +66,7 @@ class AutoSwitchHAService:
         self._master: MasterShell | None = None
         self._slave: SlaveShell | None = None
         self._dead: frozenset[int] = frozenset()
+        self._incarnations: dict[int, str] = {}
         self._links_made = 0
         self._open_links = OpenLinks()
         self._waiting_links: WaitingLinks[SlaveLink] = WaitingLinks()
@@ -365,6 +366,7 @@ class AutoSwitchHAService:
             ),
             candidates=_candidates(view),
         )
+        self._incarnations = {r.broker_id: r.incarnation for r in view.replicas}
         core = MasterCore(
             sync,
             self._config.master_policy(segment_size=self._store_config.mapped_file_size_commit_log),
@@ -381,6 +383,7 @@ class AutoSwitchHAService:
     def _begin_next_epoch(self, master: MasterShell, view: RoleView, now_ms: int) -> int:
         """The same master, elected anew: connections and acks stay, the history grows."""
         sync = master.core.sync
+        self._drop_restarted(master, view, now_ms)
         log_end = self._store.max_phy_offset
         master.appended(log_end)
         self._append_epoch(view.master_epoch, log_end)
@@ -401,6 +404,7 @@ class AutoSwitchHAService:
         sync = master.core.sync
         if view.master_epoch != sync.master_epoch:
             return  # another mastership: the role change that belongs to it is on its way
+        self._drop_restarted(master, view, now_ms)
         effects = sync.adopt(
             view.sync_state_set,
             view.sync_state_set_epoch,
@@ -408,6 +412,15 @@ class AutoSwitchHAService:
             candidates=_candidates(view),
         )
         self._settle(master, effects)
+
+    def _drop_restarted(self, master: MasterShell, view: RoleView, now_ms: int) -> None:
+        """R12: what an earlier process of a replica acked may have died with it, so only acks of a
+        connection made after this view count. The new process dials again at once."""
+        for replica in view.replicas:
+            known = self._incarnations.get(replica.broker_id, replica.incarnation)
+            self._incarnations[replica.broker_id] = replica.incarnation
+            if known != replica.incarnation:
+                master.perform(master.core.restarted(replica.broker_id, now_ms))
 
     def _settle(self, master: MasterShell, effects: Iterable[SyncEffect]) -> None:
         master.perform(master.core.confirmed(list(effects), self._now_ms()))

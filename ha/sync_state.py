@@ -22,6 +22,8 @@ from typing import NamedTuple
 from protocol.codes import ResponseCode
 
 _ENDS_MAX = 1 << 16
+_WRITES_MAX = 128
+_RATE_WINDOW_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,13 @@ class SyncPolicy:
     join_ms: int = 200
     """R13: how long a joining slave may hold confirmOffset."""
     join_lag_bytes_max: int = 16 << 20
+    join_near_bytes: int = 64 << 10
+    """So near a slave may join whatever its rate; a farther one must be fast enough."""
     join_pause_ms: int = 1_000
+    """After a join in vain, and doubled with each further one up to `join_pause_ms_max`. The same
+    for a member that was slow again within `calm_ms` of its last joining."""
+    join_pause_ms_max: int = 60_000
+    calm_ms: int = 60_000
     retry_ms: int = 50
     retry_ms_max: int = 1_000
     tick_ms: int = 50
@@ -71,6 +79,10 @@ class ProposeSet:
 
 SyncEffect = ConfirmAdvanced | ProposeSet
 
+_BEHIND = "is behind"
+_SILENT = "is silent"
+_SLOW = (_BEHIND, _SILENT)
+
 
 @dataclass(slots=True)
 class Follower:
@@ -85,9 +97,21 @@ class Follower:
     ack: int = -1
     ack_ms: int = 0
     pongs: int = 0
-    unacked_since_ms: int | None = None
-    unacked_mark: int = 0
+    held: int = -1
+    """The last ack of any connection: coming and going without progress is no progress (R14)."""
+    judged_from_ms: int = 0
+    """Bytes that are older than this have been unacked since then only."""
+    rate: float = 0.0
+    """Bytes per second by its acks, over the last `_RATE_WINDOW_MS` in which it acked."""
+    rate_ms: int = 0
+    rate_ack: int = 0
+    joined_ms: int = -1 << 40
+    joins_in_vain: int = 0
     join_after_ms: int = 0
+    slow: bool = False
+    """Whether the proposal to remove it was for slowness."""
+    times_slow: int = 0
+    barred_until_ms: int = 0
 
     @property
     def following(self) -> bool:
@@ -128,9 +152,14 @@ class SyncState:
         self.dead: frozenset[int] = frozenset()
         self._candidates = None if candidates is None else frozenset(candidates)
         self._followers = {
-            i: Follower(i, now_ms) for i in sorted(self.recorded) if i != self.broker_id
+            i: Follower(i, now_ms, judged_from_ms=now_ms)
+            for i in sorted(self.recorded)
+            if i != self.broker_id
         }
         self._ends: deque[int] = deque([written] if written > confirm_offset else [])
+        # When what was written: [time of the first byte, end], a grain of time each.
+        self._writes: deque[list[int]] = deque([[now_ms, written]], maxlen=_WRITES_MAX)
+        self._grain_ms = max(1, self.policy.slave_silent_ms * 4 // _WRITES_MAX)
         self._required_others: tuple[int, ...] = ()
         self._retry_at_ms = now_ms
         self._retry_ms = self.policy.retry_ms
@@ -169,10 +198,11 @@ class SyncState:
         if len(self._ends) > _ENDS_MAX:
             # Coarser steps are still message ends; only confirmOffset's grain suffers.
             self._ends = deque(e for n, e in enumerate(self._ends) if n % 2 or e == written)
-        for follower in self._followers.values():
-            if follower.unacked_since_ms is None and follower.connection_id is not None:
-                follower.unacked_since_ms = now_ms
-                follower.unacked_mark = written
+        last = self._writes[-1]
+        if now_ms - last[0] < self._grain_ms:
+            last[1] = written
+        else:
+            self._writes.append([now_ms, written])
         return self._advance()
 
     def flushed_to(self, flushed: int, now_ms: int) -> list[SyncEffect]:
@@ -205,8 +235,7 @@ class SyncState:
         follower.ack = -1
         follower.ack_ms = now_ms
         follower.pongs = 0
-        follower.unacked_since_ms = now_ms
-        follower.unacked_mark = self.written
+        follower.rate = 0.0
 
     def disconnected(self, broker_id: int, connection_id: int, now_ms: int) -> list[SyncEffect]:
         follower = self._followers.get(broker_id)
@@ -216,7 +245,6 @@ class SyncState:
             follower.absent_since_ms = now_ms
         follower.connection_id = None
         follower.ack = -1
-        follower.unacked_since_ms = None
         if self.joining.pop(broker_id, None) is not None:
             self._renew_required()
         return self._settle(now_ms)
@@ -236,12 +264,9 @@ class SyncState:
         follower.ack_ms = now_ms
         first = follower.ack < 0
         if offset > follower.ack:
-            follower.ack = offset
-            if offset >= self.written:
-                follower.unacked_since_ms = None
-            elif offset >= follower.unacked_mark:
-                follower.unacked_since_ms = now_ms
-                follower.unacked_mark = self.written
+            follower.ack = follower.held = offset
+            if first or now_ms - follower.rate_ms >= _RATE_WINDOW_MS:
+                _measure_rate(follower, first, now_ms)
         if first or broker_id not in self.recorded:
             return self._settle(now_ms)
         return self._advance()
@@ -271,11 +296,15 @@ class SyncState:
         if candidates is not None:
             self._candidates = frozenset(candidates)
         if sync_state_set_epoch > self.sync_state_set_epoch:
-            self.recorded = frozenset(recorded)
+            before, self.recorded = self.recorded, frozenset(recorded)
             self.sync_state_set_epoch = sync_state_set_epoch
             for broker_id in self.recorded - {self.broker_id}:
                 self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
                 self.joining.pop(broker_id, None)
+            for broker_id in self.recorded - before - {self.broker_id}:
+                self._joined(self._followers[broker_id], now_ms)
+            for broker_id in before - self.recorded - {self.broker_id}:
+                self._left(self._followers[broker_id], now_ms)
             if self.proposal is not None:
                 self._end_proposal()
                 self._retry_ms = self.policy.retry_ms
@@ -328,10 +357,33 @@ class SyncState:
         expired = [i for i, deadline in self.joining.items() if deadline <= now_ms]
         for broker_id in expired:
             del self.joining[broker_id]
-            self._followers[broker_id].join_after_ms = now_ms + self.policy.join_pause_ms
+            follower = self._followers[broker_id]
+            follower.joins_in_vain += 1
+            follower.join_after_ms = now_ms + self._pause_ms(follower.joins_in_vain)
         if expired:
             self._renew_required()
         return self._settle(now_ms)
+
+    def _joined(self, follower: Follower, now_ms: int) -> None:
+        follower.joined_ms = follower.judged_from_ms = now_ms
+        follower.joins_in_vain = 0
+        follower.slow = False
+
+    def _left(self, follower: Follower, now_ms: int) -> None:
+        """Who is slow again and again holds up every write for as long as R14 takes, each time: it
+        comes back ever later. A first time is forgiven."""
+        if not follower.slow:
+            return
+        follower.slow = False
+        calm = now_ms - follower.joined_ms >= self.policy.calm_ms
+        follower.times_slow = 1 if calm else follower.times_slow + 1
+        if follower.times_slow > 1:
+            follower.barred_until_ms = now_ms + self._pause_ms(follower.times_slow - 1)
+
+    def _pause_ms(self, times: int) -> int:
+        return int(
+            min(self.policy.join_pause_ms << min(times - 1, 16), self.policy.join_pause_ms_max)
+        )
 
     # -- decisions
 
@@ -369,11 +421,12 @@ class SyncState:
             reason = self._reason_to_remove(broker_id, now_ms)
             if reason is not None:
                 remove[broker_id] = reason
+                self._followers[broker_id].slow = reason in _SLOW
         if remove:
             # All of them in one request: with one left behind, the controller refuses (issue 9897).
             why = ", ".join(f"{i} {reason}" for i, reason in remove.items())
             return [self._open_proposal(self.recorded - remove.keys(), why)]
-        near = [f for f in self._followers.values() if self._may_join(f)]
+        near = [f for f in self._followers.values() if self._may_join(f, now_ms)]
         add = frozenset(f.broker_id for f in near if f.ack >= self.confirm_offset)
         if add:
             why = f"{', '.join(map(str, sorted(add)))} caught up"
@@ -389,14 +442,25 @@ class SyncState:
         follower = self._followers[broker_id]
         if not follower.following:
             absent = now_ms - follower.absent_since_ms >= policy.slave_silent_ms
-            return "is not connected" if absent else None
-        since = follower.unacked_since_ms
+            if absent:
+                return "is not connected"
+        since = self._unacked_since_ms(follower)
         if since is not None and now_ms - since >= policy.slave_silent_ms:
-            return "is behind"
+            return _BEHIND
+        if not follower.following:
+            return None
         patience = policy.slave_silent_ms if follower.pongs >= 2 else policy.quiet_slave_ms
-        return "is silent" if now_ms - follower.ack_ms >= patience else None
+        return _SILENT if now_ms - follower.ack_ms >= patience else None
 
-    def _may_join(self, follower: Follower) -> bool:
+    def _unacked_since_ms(self, follower: Follower) -> int | None:
+        """When the oldest byte was written that it has not acked; None if it acked all."""
+        held = follower.held
+        for written_ms, end in self._writes:
+            if end > held:
+                return max(written_ms, follower.judged_from_ms)
+        return None
+
+    def _may_join(self, follower: Follower, now_ms: int) -> bool:
         """R13, but for confirmOffset: near, alive, of this epoch, complete, no learner."""
         broker_id = follower.broker_id
         return (
@@ -407,8 +471,16 @@ class SyncState:
             and follower.whole
             and (self._candidates is None or broker_id in self._candidates)
             and follower.ack >= self.epoch_start_offset
-            and self.written - follower.ack <= self.policy.join_lag_bytes_max
+            and now_ms >= follower.barred_until_ms
+            and (follower.ack >= self.confirm_offset or self._is_near(follower))
         )
+
+    def _is_near(self, follower: Follower) -> bool:
+        """Whether it will reach confirmOffset in the short time for which that stands still."""
+        policy = self.policy
+        lag = self.written - follower.ack
+        within_reach = max(policy.join_near_bytes, follower.rate * policy.join_ms / 1000)
+        return lag <= min(within_reach, policy.join_lag_bytes_max)
 
     def _start_joining(self, near: list[Follower], now_ms: int) -> None:
         """R13: with the set {master} confirmOffset is the log's end, which no slave ever reaches
@@ -451,9 +523,10 @@ class SyncState:
         for follower in self._followers.values():
             follower.absent_since_ms += stall_ms
             follower.ack_ms += stall_ms
-            if follower.unacked_since_ms is not None:
-                follower.unacked_since_ms += stall_ms
+            follower.judged_from_ms += stall_ms
         self.joining = {i: deadline + stall_ms for i, deadline in self.joining.items()}
+        for written in self._writes:
+            written[0] += stall_ms
 
     def check_invariants(self) -> None:
         """For tests and the simulation, after each step."""
@@ -469,6 +542,13 @@ class SyncState:
         assert ends == sorted(set(ends)) and all(e > self.confirm_offset for e in ends)
         assert not ends or ends[-1] == self.written
         assert bool(ends) == (self.written > self.confirm_offset)
+
+
+def _measure_rate(follower: Follower, first: bool, now_ms: int) -> None:
+    if not first:
+        seconds = (now_ms - follower.rate_ms) / 1000
+        follower.rate = (follower.ack - follower.rate_ack) / seconds
+    follower.rate_ms, follower.rate_ack = now_ms, follower.ack
 
 
 __all__ = [

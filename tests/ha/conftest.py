@@ -170,6 +170,7 @@ class Group:
         self.store_settings: dict[str, object] = {}
         self.prove_master: Callable[[RoleView], Awaitable[object]] | None = None
         self.nodes: dict[int, Node] = {}
+        self.incarnations: dict[int, str] = {}
         self.view = RoleView(cluster_name="C", broker_name="broker-a")
         self.auto = True
 
@@ -191,6 +192,7 @@ class Group:
                 ha_address=f"127.0.0.1:{node.ha.port}",
                 alive=node.up,
                 learner=node.config.async_learner,
+                incarnation=self.incarnations.get(broker_id, "first life"),
             )
             for broker_id, node in sorted(self.nodes.items())
         )

@@ -14,7 +14,7 @@ import pytest
 
 from ha.config import HAConfig
 from ha.slave_core import PeerIdentity
-from ha.wire import HAState, SlaveHandshake, encode_slave_handshake
+from ha.wire import HAState, SlaveHandshake, encode_ack, encode_slave_handshake
 from protocol.errors import FencedError, UnavailableError
 
 
@@ -483,6 +483,7 @@ def test_r23_towards_an_unclean_epoch_confirmed_bytes_go_and_are_kept_aside(
             await wait_until(lambda: two.store.max_phy_offset == one.store.max_phy_offset)
             await two.ha.stand_down()
             one.ha.set_dead(frozenset({2}))
+            await wait_until(lambda: not one.ha.runtime_info().ha_connection_info)
             while one.ha.pending_proposal is not None:  # the expand of a while ago is refused
                 one.ha.proposal_refused(2001, "no")
         one.put(10)
@@ -537,6 +538,44 @@ def test_r27_a_slave_whose_next_byte_is_gone_begins_anew(run_group, wait_until):
         aside = [p for p in (two.root / "truncated").rglob("*") if p.is_file()]
         assert any(old in p.read_bytes() for p in aside)
         assert asked
+
+    run_group(scenario)
+
+
+@pytest.mark.parametrize("how", ["role change", "time"])
+def test_r27_a_link_with_a_last_word_ends_with_the_mastership_or_in_a_second(
+    run_group, wait_until, how
+):
+    """A hung peer has megabytes unread before the word that its next byte is gone: it can keep
+    neither the socket nor the role change nor the end of the process waiting."""
+
+    async def scenario(group):
+        group.segment_size = 64 << 10
+        one = await group.add(1)
+        await group.elect(one)
+        while one.store.max_phy_offset < 6 << 20:
+            one.put(100, b"z" * 300)
+        loop = asyncio.get_running_loop()
+        peer = socket.socket()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.setblocking(False)
+        await loop.sock_connect(peer, ("127.0.0.1", one.ha.port))
+        await loop.sock_sendall(peer, encode_slave_handshake(SlaveHandshake(9)))
+        await loop.sock_recv(peer, 20)
+        await loop.sock_sendall(peer, encode_ack(0))
+        master = one.ha._master
+        await wait_until(lambda: master.core.connections)
+        (connection,) = master.core.connections.values()
+        await wait_until(lambda: connection.next_offset > 4 << 20)
+        effects = master.core._refuse_gone(connection, 0, one.ha._now_ms())
+        master.perform(effects)
+        (link,) = master._leaving
+        assert link.transport is not None
+        if how == "role change":
+            await one.ha.stand_down()
+        await wait_until(lambda: link.transport is None and not master._leaving)
+        await one.ha.close()  # would wait for the last link
+        peer.close()
 
     run_group(scenario)
 
@@ -649,6 +688,28 @@ def test_a_peer_of_nonsense_costs_only_its_own_connection(run_group, wait_until)
             await reader.readexactly(1)
         writer.close()
         one.put(3)
+        await group.level(one, two)
+
+    run_group(scenario)
+
+
+def test_r12_acks_of_a_slaves_earlier_life_count_no_more(run_group, wait_until):
+    """1 2's machine loses power and comes back; its old connection is half open, nobody closed it.
+    2 the view shows another incarnation: 1 counts the new process's acks only, made after it."""
+
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        one.put(10)
+        await group.level(one, two)
+        following = len(one.following)
+        group.incarnations[2] = "second life"
+        group.view = replace(group.view, replicas=group.registered())
+        one.ha.adopt_view(group.view)
+        assert not one.ha.required_set_whole, "the old connection counted on"
+        confirmed = one.ha.confirm_offset
+        one.put()
+        assert one.ha.confirm_offset == confirmed
+        await wait_until(lambda: len(one.following) > following)
         await group.level(one, two)
 
     run_group(scenario)

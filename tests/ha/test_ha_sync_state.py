@@ -1,6 +1,7 @@
 """Whose acks count, when confirmOffset moves, who joins and leaves. Each test names its rule."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -288,6 +289,131 @@ def test_r14_an_unacked_byte_may_be_600_ms_old():
         sync.acked(2, 20, 0, now)
     (proposal,) = proposed(sync.tick(now + 50))
     assert "behind" in proposal.reason
+
+
+def first_removal(sync, write, ms):
+    """Ticks every 50 ms; the time of the first proposal to remove somebody, None if none came."""
+    for at in range(0, ms, 50):
+        write(NOW + at)
+        for proposal in proposed(sync.tick(NOW + at)):
+            if proposal.remove:
+                return at
+    return None
+
+
+def test_r14_the_oldest_unacked_byte_counts_not_the_last_ack():
+    """A slave acks what came before 550 ms ago and hangs: the byte of 10 ms later is 600 ms old
+    soon after, and no write waits twice that long."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+
+    def write(now):
+        sync.appended(sync.written + 10, now)
+        if now == NOW + 550:
+            sync.acked(2, 20, 10, now)
+
+    assert first_removal(sync, write, 3_000) == 650
+
+
+def test_r14_coming_back_without_progress_is_being_behind():
+    """It connects, acks what it has, gets stuck and starts over, each time before 600 ms are up."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+
+    def write(now):
+        sync.appended(sync.written + 10, now)
+        if (now - NOW) % 400 == 350:
+            connection = now
+            sync.disconnected(2, sync.follower(2).connection_id, now)
+            sync.connected(2, connection, now)
+            sync.acked(2, connection, 0, now)
+
+    assert first_removal(sync, write, 3_000) == 600
+
+
+def test_r14_a_slave_that_acks_200_ms_late_stays():
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    written = {}
+
+    def write(now):
+        sync.appended(sync.written + 10, now)
+        written[now] = sync.written
+        if now - 200 in written:
+            sync.acked(2, 20, written[now - 200], now)
+
+    assert first_removal(sync, write, 5_000) is None
+
+
+def test_r14_who_is_slow_again_and_again_comes_back_ever_later():
+    """Each time costs all writes 600 ms. The first time is forgiven."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    now, set_epoch, waits = NOW, 5, []
+    for _ in range(5):
+        sync.appended(sync.written + 10, now)
+        proposal = []
+        while not proposal:
+            now += 50
+            proposal = proposed(sync.tick(now))
+        assert proposal[0].remove == {2}
+        set_epoch += 1
+        left_ms = now
+        proposal = proposed(sync.adopt((1,), set_epoch, now))
+        proposal += proposed(sync.acked(2, 20, sync.written, now))
+        while not proposal:
+            now += 50
+            proposal = proposed(sync.acked(2, 20, sync.written, now)) + proposed(sync.tick(now))
+        assert proposal[0].add == {2}
+        waits.append(now - left_ms)
+        set_epoch += 1
+        sync.adopt((1, 2), set_epoch, now)
+    assert waits == [0, 1_000, 2_000, 4_000, 8_000]
+
+
+def test_r14_a_long_calm_forgives():
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    follower = sync.follower(2)
+    for _ in range(3):
+        follower.slow, follower.joined_ms = True, NOW
+        sync._left(follower, NOW + 1_000)
+    assert follower.barred_until_ms == NOW + 3_000
+    follower.slow = True
+    sync._left(follower, NOW + 60_000)
+    assert follower.times_slow == 1 and follower.barred_until_ms < NOW + 60_000
+
+
+def test_r13_a_far_slave_joins_only_if_its_rate_can_close_the_gap_in_time():
+    """At 5 MB/s it moves 1 MB in the 200 ms for which confirmOffset would stand for it."""
+    sync = state((1,), written=100 << 20, confirm=100 << 20)
+    sync.connected(2, 20, NOW)
+    for tick in range(20):
+        assert sync.acked(2, 20, tick * 500_000, NOW + tick * 100) == []
+        sync.tick(NOW + tick * 100)
+        assert not sync.joining
+    rate = sync.follower(2).rate
+    assert rate == 5_000_000
+    ack = sync.written - 900_000
+    sync.acked(2, 20, ack, NOW + 1_950)
+    assert sync.joining.keys() == {2}
+
+
+def test_r13_joins_in_vain_become_rarer():
+    sync = state((1,))
+    sync.appended(10_000, NOW)
+    follow(sync, 2, 0)
+    begun, now = [], NOW
+    joining = False
+    for at in range(0, 20_000, 50):
+        now = NOW + at
+        sync.appended(sync.written + 10, now)
+        sync.tick(now)
+        if sync.joining and not joining:
+            begun.append(at)
+        joining = bool(sync.joining)
+    pauses = [later - earlier for earlier, later in pairwise(begun)]
+    assert pauses == [1_200, 2_200, 4_200, 8_200]
 
 
 def test_r14_a_slave_that_keeps_up_under_load_stays():
