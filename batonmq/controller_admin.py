@@ -178,18 +178,25 @@ class ControllerAdmin:
     # -- the native door ----------------------------------------------------------------------
 
     async def history(
-        self, broker_name: str = "", *, after_raft_index: int = 0, limit: int = 0
+        self,
+        broker_name: str = "",
+        *,
+        after_raft_index: int = 0,
+        limit: int = 0,
+        address: str | None = None,
     ) -> tuple[HistoryEvent, ...]:
         """The failover history, oldest first, as the first controller that answers holds it.
 
-        `limit` 0: all that is kept. Raises ConnectError if none answers on its gRPC door.
+        `limit` 0: all that is kept. `address` is the remoting door of the one to ask. Raises
+        ConnectError if none answers on its gRPC door.
         """
         from baton.controller.v1 import controller_pb2 as pb
 
         request = pb.GetHistoryRequest(
             broker_name=broker_name, after_raft_index=after_raft_index, limit=limit
         )
-        reply = await self._native("GetHistory", request)
+        addresses = None if address is None else (address,)
+        reply = await self._native("GetHistory", request, addresses)
         return tuple(
             HistoryEvent(
                 raft_index=event.raft_index,

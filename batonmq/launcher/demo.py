@@ -29,7 +29,7 @@ from batonmq.producer import Producer, ProducerOptions
 from batonmq.pull_consumer import PullConsumer
 from batonmq.push_consumer import PushConsumer
 from batonmq.push_options import PushConsumerOptions
-from batonmq.timeline import Failover, failovers
+from batonmq.timeline import Story, failovers
 from protocol.errors import BatonError
 from protocol.message import Message, MessageExt
 
@@ -246,7 +246,7 @@ class Demo:
             )
         )
 
-    async def _story(self, since_ms: int, complete: Callable[[Failover], bool]) -> Failover | None:
+    async def _story(self, since_ms: int, complete: Callable[[Story], bool]) -> Story | None:
         """The latest election since `since_ms`; waits a moment for reports still under way."""
         story = None
         for _ in range(40):

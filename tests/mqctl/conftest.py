@@ -106,7 +106,11 @@ class FakeController:
         if 1 in ids and not clean_living_broker:
             raise ResponseError(2009, "broker 1 lives", self.addresses[0])
 
-    async def history(self, broker_name: str = "") -> tuple[HistoryEvent, ...]:
+    async def history(
+        self, broker_name: str = "", *, address: str | None = None, limit: int = 0
+    ) -> tuple[HistoryEvent, ...]:
+        if address in self._fake.dead:
+            raise ConnectError(address, "refused")
         events = [
             {"kind": "elected", "broker_name": "broker-a", "master_epoch": 3, "broker_id": 1,
              "address": MASTER, "master_before": 2, "detected_ms": 1000, "time_ms": 1002,

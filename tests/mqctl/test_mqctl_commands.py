@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from protocol.message import MessageQueue
 
 NS = "10.0.0.1:9876"
 LEADER = "10.0.0.1:9878"
+CONTROLLERS = (LEADER, "10.0.0.2:9878")
 MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
 OFFSET_ID = "0A00000100002A9F0000000000000064"
 UNIQUE_ID = "0A000001FFFF12345678000000010000"
@@ -263,13 +266,55 @@ def test_clean_broker_metadata(mqctl: Run, fake: Any) -> None:
 
 def test_timeline_tells_each_step_with_its_duration(mqctl: Run) -> None:
     (story,) = mqctl("timeline", "--json").json
-    assert story["durationsMs"] == {"elect": 2, "role": 20, "firstAck": 33}
-    assert (story["masterBefore"], story["masterBrokerId"]) == (2, 1)
-    assert story["detectedTimestamp"] == 1000
+    told = {step: after for step, after in story["durationsMs"].items() if after is not None}
+    assert told == {"detected": 0, "proposed": 2, "opened": 20, "firstAck": 33}
+    assert (story["kind"], story["masterBefore"], story["masterBrokerId"]) == ("failover", 2, 1)
+    assert (story["detectedTimestamp"], story["unavailableMs"]) == (1000, 33)
     text = mqctl("timeline", "-bn", "broker-a", "--last", "1").out
-    for step in ("detected", "elected   +2 ms", "opened    +20 ms", "first ack +33 ms"):
+    assert "(00:00:01.000 UTC)" in text
+    for step in ("detected     +0 ms", "proposed     +2 ms", "opened       +20 ms", "+33 ms"):
         assert step in text
     assert mqctl("timeline", "-bn", "other", "--json").json == []
+
+
+def test_timeline_needs_one_controller_and_says_which_did_not_answer(mqctl: Run, fake: Any) -> None:
+    fake.dead = {CONTROLLERS[0]}
+    ran = mqctl("timeline", "--json")
+    assert (ran.code, len(ran.json)) == (0, 1)
+    assert f"mqctl: note: no answer: {CONTROLLERS[0]}" in ran.err
+    fake.dead = set(CONTROLLERS)
+    assert mqctl("timeline").code == 1
+
+
+def test_timeline_shows_what_was_asked_for(mqctl: Run) -> None:
+    assert mqctl("timeline", "--since", "1h", "--json").json == []
+    assert len(mqctl("timeline", "--since", "1033", "--json").json) == 1
+    assert mqctl("timeline", "--since", "soon").code == 2
+    assert mqctl("timeline", "--follow", "--events").code == 2
+    events = [json.loads(line) for line in mqctl("timeline", "--events").out.splitlines()]
+    assert [event["kind"] for event in events] == ["elected", "opened", "first_ack"]
+
+
+def test_timeline_reads_files_where_no_controller_lives(
+    mqctl: Run, fake: Any, tmp_path: Path
+) -> None:
+    """Two controllers' files: one lacks the end, is torn and tells another winner."""
+    fake.dead = set(CONTROLLERS)
+    elected = {"kind": "elected", "log": "a", "raft_index": 3, "time_ms": 7, "broker_name": "g",
+               "broker_id": 1, "master_epoch": 2}  # fmt: skip
+    acked = {"kind": "first_ack", "log": "a", "raft_index": 4, "time_ms": 9, "broker_name": "g",
+             "broker_id": 1, "master_epoch": 2}  # fmt: skip
+    lines = [json.dumps(each) + "\n" for each in (elected, acked)]
+    (tmp_path / "history-n0.000001.jsonl").write_text(lines[0])
+    (tmp_path / "history-n0.jsonl").write_text(lines[1])
+    other = json.dumps(elected | {"broker_id": 2}) + "\n"
+    (tmp_path / "history-n1.jsonl").write_text(other + lines[1][:20])
+    ran = mqctl("timeline", "--file", str(tmp_path), "--json")
+    (story,) = ran.json
+    assert (ran.code, story["masterBrokerId"], story["firstAckTimestamp"]) == (0, 1, 9)
+    assert "the last line is torn (20 bytes left out)" in ran.err
+    assert "disagree about 1 events, the first of them at index 3" in ran.err
+    assert mqctl("timeline", "--file", str(tmp_path / "none")).code == 2
 
 
 def test_query_by_id_finds_by_either_id(mqctl: Run, fake: Any) -> None:
