@@ -98,10 +98,10 @@ class ControllerService:
         self._remoting_door = RemotingDoor(
             self.requests,
             self._runtime,
+            self._desk,
             heartbeat=self._watch.remoting_heartbeat,
             disconnected=self._watch.remoting_disconnected,
         )
-            self._desk,
         self._notices = _RoleNotices()
         self._lock: StoreLock | None = None
         self._history: HistoryFile | None = None
@@ -185,24 +185,24 @@ class ControllerService:
 
     def _gate_changed(self, is_open: bool) -> None:
         self._watch.gate_changed(is_open)
+        if not is_open:
+            self._desk.gate_closed()
 
     def _applied(self, commit: Commit) -> None:
         if self._closing:
             return
         self._tell_brokers(commit)
-        if not is_open:
-            self._desk.gate_closed()
         self._write_history(commit)  # last: a slow disk must not hold up a view
 
     def _tell_brokers(self, commit: Commit) -> None:
         applied_ms = wall_ms()
         self._watch.state_applied(commit.state)
+        self._desk.state_applied(commit.state)
         if commit.command is None:  # a snapshot: whatever was in between is in it
             for broker_name in commit.state.broker_names():
                 self._push(broker_name)
             return
         for effect in commit.effects:
-        self._desk.state_applied(commit.state)
             match effect:
                 case RoleChanged(view):
                     self._push(view.broker_name)
