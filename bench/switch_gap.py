@@ -1,0 +1,132 @@
+"""How long a planned switch stops the sends: `python -m bench.switch_gap --switches 10`.
+
+One local cluster of three, `--tasks` tasks of one Producer that each send as fast as they are
+answered, and switches from replica to replica. The gap of a switch, as a client sees it, is from
+the last ack of the old master to the first of the new one. Printed: each gap in ms, then minimum,
+median and maximum, and how many sends failed (none may).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from batonmq import Admin, ClientError, Message, Producer
+from bench.our_cluster import ROOT
+from bench.proc import spawn, stop_all
+from bench.side import free_base_port, wait_for
+
+GROUP = "broker-a"
+TOPIC = "SwitchGap"
+
+
+class Sends:
+    """Acks of all tasks in their order: (monotonic s, address), and what failed."""
+
+    def __init__(self, producer: Producer, body: bytes) -> None:
+        self.acks: list[tuple[float, str]] = []
+        self.failures: list[str] = []
+        self.stopped = False
+        self.awaited = ""
+        self.reached = asyncio.Event()
+        self._producer = producer
+        self._body = body
+
+    async def run(self) -> None:
+        while not self.stopped:
+            try:
+                result = await self._producer.send(Message(TOPIC, self._body))
+            except ClientError as error:
+                self.failures.append(str(error))
+                continue
+            self.acks.append((time.monotonic(), result.address))
+            if result.address == self.awaited:
+                self.reached.set()
+
+
+def gap_ms(acks: list[tuple[float, str]], new: str) -> float:
+    """From the last ack of another broker to the first of `new`."""
+    first = next(at for at, address in acks if address == new)
+    last = max(at for at, address in acks if address != new)
+    return (first - last) * 1000
+
+
+async def measure(document: dict[str, Any], switches: int, tasks: int, size: int) -> list[float]:
+    name_servers = ";".join(node["address"] for node in document["nameServers"])
+    gaps: list[float] = []
+    async with (
+        Producer("switch-gap", name_servers=name_servers) as producer,
+        Admin(name_servers) as cluster,
+    ):
+        admin = cluster.controller([node["address"] for node in document["controllers"]])
+        await producer.send(Message(TOPIC, b"first"))
+        sends = Sends(producer, b"x" * size)
+        running = [asyncio.create_task(sends.run()) for _ in range(tasks)]
+        for number in range(switches):
+            await asyncio.sleep(1.5)
+            table = await admin.sync_state_data([GROUP])
+            info = table.replicas_info_table[GROUP]
+            others = [r for r in info.in_sync_replicas if r.broker_id != info.master_broker_id]
+            target = others[number % len(others)]
+            sends.acks.clear()
+            sends.reached.clear()
+            sends.awaited = target.broker_address
+            began = time.monotonic()
+            elected = await admin.elect_master("", GROUP, target.broker_id)
+            took_ms = (time.monotonic() - began) * 1000
+            await sends.reached.wait()
+            gaps.append(gap_ms(list(sends.acks), target.broker_address))
+            print(
+                f"{info.master_broker_id} -> {elected.master_broker_id}"
+                f" masterEpoch {elected.master_epoch}: gap {gaps[-1]:.1f} ms,"
+                f" command {took_ms:.0f} ms",
+                flush=True,
+            )
+        sends.stopped = True
+        await asyncio.gather(*running)
+    for failure in sends.failures:
+        print(f"FAILED SEND: {failure}")
+    print(f"failed sends: {len(sends.failures)}")
+    return gaps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--switches", type=int, default=10)
+    parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--size", type=int, default=1024, help="bytes of a message")
+    parser.add_argument("--keep", type=Path, help="folder for data and logs that stays")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="switch-gap-") as scratch:
+        folder = options.keep or Path(scratch)
+        argv = [
+            sys.executable, "-m", "batonmq.launcher.main", "up", "--json", "--replicas", "3",
+            "--data", str(folder / "data"), "--base-port", str(free_base_port()),
+        ]  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        up = spawn(argv, folder / "up.log", cwd=ROOT)
+        try:
+            file = folder / "data" / "cluster.json"
+            document = wait_for(
+                "cluster.json", lambda: file.exists() and json.loads(file.read_text())
+            )
+            gaps = uvloop.run(measure(document, options.switches, options.tasks, options.size))
+        finally:
+            stop_all([up])
+    print(
+        f"gap of {len(gaps)} switches: min {min(gaps):.1f} median {statistics.median(gaps):.1f}"
+        f" max {max(gaps):.1f} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()
