@@ -12,6 +12,7 @@ port stand `grpcPortOffset` and `raftPortOffset` above it.
 import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -121,7 +122,11 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     raft_port_offset: int = 2
     bind_address: str = "0.0.0.0"
     raft_bind_address: str = ""
-    """Empty: the host of the own peer entry. Raft has no password yet: trusted networks only."""
+    """Empty: the host of the own peer entry."""
+    raft_password_file: str = ""
+    """File of mode 0600 with the password of the Raft port, the same on every controller;
+    `batonmq raftPassword FILE` makes one. Empty: none, for trusted networks only, since whoever
+    reaches the port may then vote and write the log."""
 
     # Where things are kept.
     controller_store_path: str = "~/batonmq/controller"
@@ -259,6 +264,12 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     @property
     def store_path(self) -> str:
         return os.path.expanduser(self.controller_store_path)
+
+    @property
+    def raft_password_path(self) -> Path | None:
+        if not self.raft_password_file:
+            return None
+        return Path(os.path.expanduser(self.raft_password_file))
 
     @property
     def config_path(self) -> str:

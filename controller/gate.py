@@ -58,6 +58,13 @@ class LeaderGate:
 
     @property
     def open(self) -> bool:
+        """Whether this node may decide, now. A process that was stopped and wakes may not, though
+        nothing has told it so yet: a majority must have answered it a moment ago.
+        """
+        return self._is_open and self._log.in_touch()
+
+    @property
+    def _is_open(self) -> bool:
         return self.controller_epoch > 0
 
     async def wait_open(self) -> None:
@@ -121,12 +128,12 @@ class LeaderGate:
         self._on_change(True)
 
     def _applied(self, commit: Commit) -> None:
-        if self.open and commit.state.controller_epoch > self.controller_epoch:
+        if self._is_open and commit.state.controller_epoch > self.controller_epoch:
             self._shut(f"{commit.state.controller_node} leads now")
             self._open_if_leading()
 
     def _shut(self, why: str) -> None:
-        if not self.open:
+        if not self._is_open:
             return
         log.info(
             "gate_closed node=%s controller_epoch=%d why=%r",

@@ -53,13 +53,22 @@ Outcome = Applied | NotApplied | Unknown
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """Where this node stands in the log, and how much of it is on its disk."""
+    """Where this node stands in the log, and how much of it is on its disk.
+
+    `state_digest` is of the state after entry `digest_index`; both are empty before the first.
+    `problems`: what is unwell between this node and the others, for people.
+    """
 
     term: int
     applied_index: int
     committed_index: int
     journal_bytes: int = 0
     snapshot_bytes: int = 0
+    journal_entries: int = 0
+    snapshot_index: int = 0
+    digest_index: int = 0
+    state_digest: str = ""
+    problems: tuple[str, ...] = ()
 
 
 class ReplicatedLog(Protocol):
@@ -82,6 +91,15 @@ class ReplicatedLog(Protocol):
 
     def leader_hint(self) -> str | None:
         """The node that leads as far as this one knows. A hint, never a permission."""
+
+    def in_touch(self) -> bool:
+        """Whether a majority answered this leader a moment ago, by the clock as it is now.
+
+        A process that was stopped is out of touch when it wakes, before anything told it so.
+        """
+
+    async def hand_over(self, timeout_ms: int) -> bool:
+        """Offers the lead to another node, and waits until it is gone; false if it is not."""
 
     def status(self) -> LogStatus: ...
 
@@ -133,6 +151,12 @@ class LocalLog:
 
     def leader_hint(self) -> str | None:
         return self._node_id if self._leading else None
+
+    def in_touch(self) -> bool:
+        return self._leading
+
+    async def hand_over(self, timeout_ms: int) -> bool:
+        return not self._leading
 
     def status(self) -> LogStatus:
         return LogStatus(term=1, applied_index=self._index, committed_index=self._index)

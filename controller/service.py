@@ -45,6 +45,7 @@ LOCK_NAME: Final = "lock"
 GATE_TIMEOUT_MS: Final = 1_000
 NOTICE_TIMEOUT_MS: Final = 3_000
 CLOSE_STEP_TIMEOUT_S: Final = 0.4
+HAND_OVER_TIMEOUT_MS: Final = 250
 
 
 class ControllerService:
@@ -67,6 +68,8 @@ class ControllerService:
             config.raft_timings,
             Path(config.store_path) / RAFT_FOLDER,
             bind_host=config.raft_bind_address,
+            cluster=config.controller_group,
+            password_file=config.raft_password_path,
         )
         self.gate = LeaderGate(
             self._log,
@@ -152,6 +155,8 @@ class ControllerService:
         """Ends everything; decides nothing on the way, though its sessions all end now."""
         self._closing = True
         self.gate.close()
+        # First of all: while the doors close, brokers talk to the next leader already.
+        await self._log.hand_over(HAND_OVER_TIMEOUT_MS)
         await self._watch.close()
         await self._notes.close()
         for step in (self._grpc_door.close, self._remoting_door.close, self._notices.close):

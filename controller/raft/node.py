@@ -14,6 +14,7 @@ again once a leader has been elected and says how far they are committed.
 """
 
 import asyncio
+import functools
 import logging
 import os
 import socket
@@ -29,8 +30,12 @@ from controller.config import Peer, RaftTimings
 from controller.log import Applied, LogStatus, NotApplied, Outcome, Unknown
 from controller.machine import Commit, Machine
 from controller.raft import transport
+from controller.raft.digest_watch import DigestWatch
+from controller.raft.greeting import Membership
 from controller.raft.journal import DurableJournal, JournalDamage
+from controller.raft.password import read_password
 from controller.raft.snapshot import BadSnapshot, FileSnapshots
+from controller.raft.troubles import Troubles
 from controller.state import ControllerState
 
 __all__ = ["PortTakenError", "RaftLog", "make_conf"]
@@ -59,6 +64,8 @@ _EXIT_FATAL: Final = 70
 
 SNAPSHOT_NAME: Final = "snapshot"
 COMPACT_AFTER_ENTRIES: Final = 2_000
+LOG_ALARM_BYTES: Final = 32 << 20
+"""Half of the one batch that a follower must be able to get a whole log in."""
 
 
 class PortTakenError(OSError):
@@ -82,7 +89,8 @@ def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjCon
         "appendEntriesUseBatch": False,
         "appendEntriesBatchSizeBytes": 2**26,
         "connectionTimeout": 1e6,
-        "connectionRetryTime": 0.2,
+        # Sooner than a node that just started would stand for election, unheard of by its leader.
+        "connectionRetryTime": min(0.2, timings.election_min_ms / 4000),
         "tcp_keepalive": (1, 1, 3),
         "commandsWaitLeader": False,
         "commandsQueueSize": 1000,
@@ -103,15 +111,31 @@ class _Node(SyncObj):  # type: ignore[misc]
     """The replicated object: one method, so its number in the log can never change."""
 
     def __init__(
-        self, self_address: str, others: list[str], conf: SyncObjConf, owner: "RaftLog"
+        self,
+        self_address: str,
+        others: list[str],
+        conf: SyncObjConf,
+        owner: "RaftLog",
+        transport_class: Callable[..., transport.GuardedTransport],
     ) -> None:
         self._owner = owner
-        super().__init__(self_address, others, conf=conf, transportClass=transport.GuardedTransport)
+        super().__init__(self_address, others, conf=conf, transportClass=transport_class)
 
     @replicated  # type: ignore[untyped-decorator]
     def _commit(self, raw: bytes) -> Any:
         # Never raises: pysyncobj would retry the entry on every node at every tick, for ever.
         return self._owner._apply(raw, self.raftLastApplied + 1)
+
+    @property
+    def transport(self) -> transport.GuardedTransport:
+        guarded: transport.GuardedTransport = self._SyncObj__transport
+        return guarded
+
+    def majority_answered_since(self, since_s: float) -> bool:
+        """Whether a majority, this leader counted, answered later than that (`boot_s`)."""
+        answers = list(self._SyncObj__lastResponseTime.values())
+        nodes = len(self._SyncObj__otherNodes) + 1
+        return bool(2 * (1 + sum(at > since_s for at in answers)) > nodes)
 
     def close_pipe(self) -> None:
         """Closes the two ends that pysyncobj leaves open. After the tick thread has ended."""
@@ -142,6 +166,8 @@ class RaftLog:
         folder: Path,
         *,
         bind_host: str = "",
+        cluster: str = "",
+        password_file: Path | None = None,
         compact_after_entries: int = COMPACT_AFTER_ENTRIES,
         on_fatal: Callable[[str], object] = exit_process,
     ) -> None:
@@ -153,12 +179,18 @@ class RaftLog:
         self._bind_host = bind_host or self_peer.host
         self._compact_after_entries = compact_after_entries
         self._on_fatal = on_fatal
+        self._membership = Membership.of(cluster, peers)
+        self._password_file = password_file
+        self._troubles = Troubles()
+        self._digests = DigestWatch(self._troubles)
         self._state = machine.state
         self._journal: DurableJournal | None = None
         self._snapshots: FileSnapshots | None = None
         self._node: _Node | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leading = False
+        self._not_leading = asyncio.Event()
+        """Set while this node does not lead."""
         self._waiting: set[asyncio.Future[Outcome]] = set()
         self._role_callbacks: list[Callable[[bool], None]] = []
         self._applied_callbacks: list[Callable[[Commit], None]] = []
@@ -172,19 +204,21 @@ class RaftLog:
     async def start(self) -> None:
         """Opens the log, binds the Raft port and joins the others.
 
-        Raises PortTakenError, JournalDamage or OSError for a folder that is no use, ValueError
-        under -O.
+        Raises PortTakenError, JournalDamage or OSError for a folder that is no use,
+        PasswordFileError, ValueError under -O.
         """
         if not __debug__:
             raise ValueError("python -O takes out checks that pysyncobj and this code rely on")
         self._loop = asyncio.get_running_loop()
         host, port = self._bind_host, self._self_peer.raft_port
+        password = read_password(self._password_file) if self._password_file is not None else None
         _check_port_free(host, port)
         journal, snapshots = self._open_folder()
         transport.install()
         conf = make_conf(
             self._timings,
             f"{host}:{port}",
+            password=password,
             journalFile=journal,
             fullDumpFile=str(self._folder / SNAPSHOT_NAME),
             serializer=snapshots,
@@ -194,7 +228,13 @@ class RaftLog:
         )
         others = [peer.raft_address for peer in self._peers if peer is not self._self_peer]
         others = [address for address in others if address != self._self_peer.raft_address]
-        self._node = _Node(self._self_peer.raft_address, others, conf, self)
+        guarded = functools.partial(
+            transport.GuardedTransport,
+            membership=self._membership,
+            troubles=self._troubles,
+            digests=self._digests,
+        )
+        self._node = _Node(self._self_peer.raft_address, others, conf, self, guarded)
         try:
             await asyncio.to_thread(self._node.waitBinded)
         except SyncObjException as error:
@@ -238,7 +278,50 @@ class RaftLog:
             node.raftCommitIndex,
             self._journal.size_bytes if self._journal is not None else 0,
             self._snapshots.size_bytes if self._snapshots is not None else 0,
+            len(self._journal) if self._journal is not None else 0,
+            self._snapshots.last_index if self._snapshots is not None else 0,
+            self._digests.report.index,
+            self._digests.report.digest,
+            self._problems(node),
         )
+
+    def _problems(self, node: _Node) -> tuple[str, ...]:
+        names = {peer.raft_address: peer.node_id for peer in self._peers}
+        found = []
+        for subject, text in self._troubles.texts().items():
+            for address, name in names.items():
+                subject = subject.replace(address, f"controller {name} ({address})")
+            found.append(f"{subject}: {text}")
+        if self._journal is not None and self._journal.size_bytes > LOG_ALARM_BYTES:
+            found.append(
+                f"the Raft log has {self._journal.size_bytes >> 20} MiB, above"
+                f" {LOG_ALARM_BYTES >> 20} it is not safe to send it whole: nodes that are far"
+                " behind, or the disk, keep it from being shortened"
+            )
+        if not node.tick_thread_alive():
+            found.append("the Raft thread has ended: restart this node")
+        return tuple(found)
+
+    def in_touch(self) -> bool:
+        node = self._node
+        fallback_s = self._timings.election_min_ms / 1000
+        return (
+            node is not None
+            and self._leading
+            and node.majority_answered_since(transport.boot_s() - fallback_s)
+        )
+
+    async def hand_over(self, timeout_ms: int) -> bool:
+        node = self._node
+        if node is None or not self._leading or len(self._peers) == 1:
+            return not self._leading
+        node.transport.hand_over()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._not_leading.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def on_role(self, callback: Callable[[bool], None]) -> None:
         self._role_callbacks.append(callback)
@@ -294,7 +377,10 @@ class RaftLog:
         if leading == self._leading or self._node is None:
             return
         self._leading = leading
-        if not leading:
+        if leading:
+            self._not_leading.clear()
+        else:
+            self._not_leading.set()
             self._fail_waiting("leadership lost")
         for callback in self._role_callbacks:
             callback(leading)
@@ -315,6 +401,7 @@ class RaftLog:
             # The command is in the log of every node: skipping it here would diverge.
             self._on_fatal(f"cannot apply entry {raft_index}: {error!r}")
             return None
+        self._digests.applied(raft_index, commit.state)
         self._post(self._committed, commit)
         return commit.result
 
@@ -328,6 +415,7 @@ class RaftLog:
         except BaseException as error:
             self._on_fatal(f"cannot load a snapshot: {error!r}")
             return
+        self._digests.restored(raft_index, commit.state)
         self._post(self._committed, commit)
 
     def _on_state_changed(self, old: int, new: int) -> None:

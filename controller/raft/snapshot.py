@@ -114,6 +114,8 @@ class FileSnapshots:
         if self._data is not None:
             _, (last, before_last) = decode_snapshot(self._data)
             self.head = (before_last, last)
+        self.last_index = self.head[1][1] if self.head is not None else 0
+        """The last entry in the newest snapshot, 0 if there is none."""
         self._index = 0
         self._finished = False
         self._outgoing: dict[object, _Transmission] = {}
@@ -145,6 +147,7 @@ class FileSnapshots:
         the one before it."""
         _, last, before_last, _ = data
         self._store(encode_snapshot(self._capture(), (last, before_last)))
+        self.last_index = last[1]
         self._index = index
         self._finished = True
 
@@ -186,6 +189,7 @@ class FileSnapshots:
         if self._holds(index, term):
             return False  # the leader goes on with the entries behind it
         self._store(whole)
+        self.last_index = index
         return True
 
     def cancelTransmisstion(self, node: object) -> None:

@@ -1,80 +1,55 @@
-"""What stands between pysyncobj and the network: members only, and two of its faults mended.
+"""Who may connect to the Raft port, and what takes pysyncobj's place under it.
 
 - *Members only.* The stock transport takes utility commands that change the cluster, read-only
-  nodes, and anything that unpickles. Here a connection must name a configured peer, the only
-  utility message is `status`, and unpickling yields plain values.
-- *Snapshot under way.* A follower that is fed a snapshot commits its own, never verified log up to
-  the leader's commit index, and reports commands as done that no one else holds. Those messages
-  reach it with commit index 0.
-- *Late acknowledgements* carry no term, so one from an earlier leadership would count in this one.
-  They are stamped with the sender's term and dropped when it differs.
-- *Entries that agree* are truncated and added again, though they may be acknowledged and applied,
-  and a late message that ends sooner cuts them off. What this log already holds is taken out of
-  the message; a message of the same term that ends before this log does is older than it.
-- *Durable first.* No vote, no question for one and no acknowledgement leaves before the journal is
-  on disk. A leader syncs its own entries right after it sent them, so the disks work side by side.
-- *Joining nodes* (see `journal`) make nobody leader: they could outvote the one node that still
-  holds what they acknowledged before their folder was lost. Nodes that all begin empty may elect
-  one of them; beside a log that they do not have, they wait for a leader elected without them.
+  nodes, frames of any length and anything that unpickles. Here a connection begins with a greeting
+  (see `greeting`): it must be under the password if there is one, name a configured peer, the same
+  cluster and the same list of members. Both sides check, and both say why they refuse.
+- *Strangers* have two seconds and one short frame. They hold at most `_STRANGERS_MAX` connections;
+  the oldest goes for a new one.
+- *The side with the greater address dials*, as in pysyncobj; a dial that takes longer than a second
+  is begun anew, since TCP would try ever more seldom while a link is cut.
 
 The hooks stand on pysyncobj 0.3.17's own names; `tests/controller/test_raft_node.py` pins both.
 """
 
-import io
+import functools
 import logging
-import math
+import os
 import pickle
-from collections.abc import Callable
+import time
 from typing import Any, Final
 
 import pysyncobj.pickle
 import pysyncobj.syncobj
+import pysyncobj.tcp_connection
+import pysyncobj.tcp_server
+import pysyncobj.transport
 from pysyncobj.node import Node
-from pysyncobj.tcp_connection import TcpConnection
-from pysyncobj.transport import TCPTransport
+from pysyncobj.tcp_connection import CONNECTION_STATE
 
-from controller.raft import resolver
-from controller.raft.journal import DurableJournal
+from controller.raft import password, resolver
+from controller.raft.connection import GuardedConnection
+from controller.raft.digest_watch import DigestWatch
+from controller.raft.greeting import Greeting, Membership
+from controller.raft.messages import MendedTransport
+from controller.raft.plain_pickle import restricted_loads
+from controller.raft.troubles import Troubles
 
 __all__ = ["GuardedTransport", "install", "restricted_loads"]
 
 log = logging.getLogger(__name__)
 
-# Not `timeout_now`, and not `apply_command`, by which a node that just lost the lead hands its
-# queue to the next leader: commands enter the log only where a gate let them through.
-_RAFT_MESSAGES: Final = frozenset(
-    {
-        "request_vote",
-        "response_vote",
-        "append_entries",
-        "next_node_idx",
-    }
-)
-
-_SPEAK_OF_LOG: Final = frozenset({"request_vote", "response_vote", "next_node_idx"})
+_STRANGER_S: Final = 2.0
+_DIAL_S: Final = 1.0
+_STRANGERS_MAX: Final = 64
+_BACKLOG: Final = 128
+_APART_S: Final = 2.0
+"""A member that is away for so long is called a trouble."""
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles str, bytes, numbers, None and containers of them, and nothing else."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        # Protocol 2 writes bytes as _codecs.encode(text, "latin1"), and empty bytes as bytes().
-        if (module_name, global_name) == ("_codecs", "encode"):
-            return _encode_latin1
-        if global_name == "bytes" and module_name in ("__builtin__", "builtins"):
-            return bytes
-        raise pickle.UnpicklingError(f"{module_name}.{global_name} is not allowed")
-
-
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"codec {encoding} is not allowed")
-    return text.encode("latin1")
-
-
-def restricted_loads(data: bytes) -> Any:
-    """Reads a pickle of plain values. Raises UnpicklingError for a pickle that names code."""
-    return _PlainUnpickler(io.BytesIO(data)).load()
+def boot_s() -> float:
+    """CLOCK_BOOTTIME: after a machine slept, a leader's time is over as for everybody else (R8)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _refuse_load(file: object) -> Any:
@@ -90,7 +65,7 @@ def _configured_snapshots(_name: object, _batch: int, _fork: bool, snapshots: An
 
 
 def install() -> None:
-    """Puts the plain unpickler, resolver, journal and snapshots in pysyncobj's place. Idempotent.
+    """Puts unpickler, connections, resolver, clock, journal, snapshots in place. Idempotent.
 
     From then on the settings `journalFile` and `serializer` are the objects themselves, opened by
     the node that they belong to: several nodes may live in one process.
@@ -100,116 +75,174 @@ def install() -> None:
     resolver.install()
     pysyncobj.syncobj.createJournal = _configured_journal
     pysyncobj.syncobj.Serializer = _configured_snapshots
+    pysyncobj.syncobj.getEncryptor = password.encryptor
+    pysyncobj.syncobj.HAS_CRYPTO = True
+    pysyncobj.transport.TcpConnection = GuardedConnection
+    pysyncobj.tcp_server.TcpConnection = GuardedConnection
+    for module in (pysyncobj.syncobj, pysyncobj.transport, pysyncobj.tcp_connection):
+        module.monotonicTime = boot_s
 
 
-class GuardedTransport(TCPTransport):  # type: ignore[misc]
-    """pysyncobj's TCP transport for a fixed set of peers."""
+class GuardedTransport(MendedTransport):
+    """pysyncobj's TCP transport for a fixed set of members."""
 
-    _log_seen = False
-    """Whether another node had a log when this one, joining, had none."""
-    _handled: dict[str, Any] | None = None
-    """The message being handled."""
+    def __init__(
+        self,
+        core: Any,
+        self_node: Node,
+        other_nodes: set[Node],
+        *,
+        membership: Membership,
+        troubles: Troubles,
+        digests: DigestWatch | None = None,
+    ) -> None:
+        self.digests = digests
+        self._membership = membership
+        self._troubles = troubles
+        self._nonces: dict[GuardedConnection, str] = {}
+        self._greeted: dict[GuardedConnection, Greeting] = {}
+        self._apart_since: dict[Node, float] = dict.fromkeys(other_nodes, boot_s())
+        super().__init__(core, self_node, other_nodes)
 
-    @property
-    def _journal(self) -> DurableJournal:
-        journal: DurableJournal = self._syncObj._SyncObj__raftLog
-        return journal
+    # Connections, dialled and taken.
+
+    def _maybeBind(self) -> None:
+        was_ready = self._ready
+        super()._maybeBind()
+        if self._ready and not was_ready:
+            # pysyncobj queues five: strangers could keep a member waiting for seconds.
+            self._server._TcpServer__socket.listen(_BACKLOG)
+
+    def addNode(self, node: Node) -> None:
+        super().addNode(node)
+        dialled = self._connections.get(node)
+        if dialled is not None:
+            dialled.on_refused = functools.partial(self._refused, dialled)
+
+    def _connectIfNecessarySingle(self, node: Node) -> bool:
+        dialled = self._connections.get(node)
+        before = dialled.state if dialled is not None else None
+        connected = bool(super()._connectIfNecessarySingle(node))
+        if before == CONNECTION_STATE.DISCONNECTED and connected:
+            dialled.born_s = boot_s()
+        return connected
+
+    def _onNewIncomingConnection(self, conn: GuardedConnection) -> None:
+        if len(self._unknownConnections) >= _STRANGERS_MAX:
+            min(self._unknownConnections, key=lambda each: each.born_s).refuse("too many strangers")
+        conn.born_s = boot_s()
+        conn.on_refused = functools.partial(self._refused, conn)
+        super()._onNewIncomingConnection(conn)
+
+    def _onOutgoingConnected(self, conn: GuardedConnection) -> None:
+        conn.setOnMessageReceivedCallback(functools.partial(self._answered, conn))
+        self._greet(conn, echo="")
+
+    def _greet(self, conn: GuardedConnection, echo: str) -> None:
+        nonce = self._nonces.setdefault(conn, os.urandom(32).hex())
+        conn.greet(
+            Greeting(
+                address=self._selfNode.address,
+                cluster=self._membership.cluster,
+                members=self._membership.members,
+                nonce=nonce,
+                echo=echo,
+            )
+        )
+
+    def _answered(self, conn: GuardedConnection, message: Any) -> None:
+        """The dialling side: the other's greeting has come."""
+        node = self._connToNode(conn)
+        if node is None or not isinstance(message, Greeting):
+            conn.refuse("no greeting")
+        elif message.echo != self._nonces.get(conn):
+            conn.refuse("a greeting that answers another one")
+        elif message.address != node.address:
+            conn.refuse(f"{message.address} answers there")
+        elif difference := self._membership.difference(message):
+            conn.refuse(difference)
+        else:
+            own = self._nonces[conn]
+            self._greet(conn, echo=message.nonce)
+            self._admit(conn, node, own, message.nonce)
+
+    def _onIncomingMessageReceived(self, conn: GuardedConnection, message: Any) -> None:
+        """The side that was dialled: a greeting, and later the one that ends it."""
+        if not isinstance(message, Greeting):
+            conn.refuse("no greeting")
+            return
+        first = self._greeted.get(conn)
+        if first is None:
+            node = self._nodeAddrToNode.get(message.address)
+            difference = self._membership.difference(message)
+            if node is None and not difference:
+                difference = f"{message.address} is no member"
+            if node is not None and self._shouldConnect(node):
+                difference = "this node is the one to dial"
+            self._greeted[conn] = message
+            self._greet(conn, echo=message.nonce)  # refused or not: the other side says why as well
+            if difference:
+                if node is not None:
+                    self._troubles.note(node.id, difference)
+                conn.refuse(difference)
+            return
+        node = self._nodeAddrToNode[first.address]
+        own = self._nonces[conn]
+        if (message.address, message.nonce, message.echo) != (first.address, first.nonce, own):
+            conn.refuse("a greeting that was not for this node")
+            return
+        self._unknownConnections.discard(conn)
+        before = self._connections.get(node)
+        self._connections[node] = conn
+        if before is not None and before is not conn:
+            before.disconnect()
+        self._admit(conn, node, own, first.nonce)
+
+    def _admit(self, conn: GuardedConnection, node: Node, own: str, other: str) -> None:
+        self._forget(conn)
+        conn.admit(own, other)
+        self._apart_since.pop(node, None)
+        self._troubles.clear(node.id)
+        conn.setOnMessageReceivedCallback(functools.partial(self._onMessageReceived, node))
+        self._onNodeConnected(node)
+
+    # Ends of connections.
+
+    def _refused(self, conn: GuardedConnection, why: str) -> None:
+        node = self._connToNode(conn)
+        if node is not None:
+            self._troubles.note(node.id, why)
+        else:
+            self._troubles.stranger(conn.remote, why, boot_s())
+
+    def _onDisconnected(self, conn: GuardedConnection) -> None:
+        self._forget(conn)
+        node = self._connToNode(conn)
+        if node is not None:
+            self._apart_since.setdefault(node, boot_s())
+        super()._onDisconnected(conn)
+
+    def _forget(self, conn: GuardedConnection) -> None:
+        self._nonces.pop(conn, None)
+        self._greeted.pop(conn, None)
 
     def _onTick(self) -> None:
         super()._onTick()
-        journal = self._journal
-        if journal.joining and (self._log_seen or journal[-1][2]):
-            self._syncObj._SyncObj__raftElectionDeadline = math.inf
-        journal.sync()
+        now = boot_s()
+        for conn in [c for c in self._unknownConnections if c.born_s + _STRANGER_S < now]:
+            conn.refuse(f"no greeting within {_STRANGER_S:g} s")
+        for conn in [c for c in self._connections.values() if not c.admitted]:
+            if conn.state != CONNECTION_STATE.DISCONNECTED and conn.born_s + _DIAL_S < now:
+                conn.disconnect()
+        for node, since in self._apart_since.items():
+            if since + _APART_S < now:
+                self._troubles.note_missing(node.id, "does not answer on its Raft port")
 
-    def setOnUtilityMessageCallback(
-        self, message: str, callback: Callable[..., None] | None
-    ) -> None:
-        """Keeps `status`; those that add, remove or re-version nodes are never registered."""
-        if message == "status":
-            super().setOnUtilityMessageCallback(message, callback)
-
-    def _onIncomingMessageReceived(self, conn: TcpConnection, message: Any) -> None:
-        if self._syncObj.encryptor and not conn.sendRandKey:
-            super()._onIncomingMessageReceived(conn, message)  # the key exchange comes first
-        elif (isinstance(message, list) and message[:1] == ["status"]) or (
-            isinstance(message, str) and message in self._nodeAddrToNode
-        ):
-            super()._onIncomingMessageReceived(conn, message)
-        else:
-            self._unknownConnections.discard(conn)
-            conn.disconnect()
-
-    def _onMessageReceived(self, node: Node, message: Any) -> None:
-        if not isinstance(message, dict):
-            return
-        kind = message.get("type")
-        if kind not in _RAFT_MESSAGES:
-            return
-        if kind == "next_node_idx" and message.get("term") != self._syncObj.raftCurrentTerm:
-            return
-        if kind == "request_vote" and self._journal.joining and not self._may_vote(node, message):
-            return
-        if kind == "append_entries" and "prevLogIdx" not in message:
-            message["commit_index"] = 0
-        elif kind == "append_entries" and not self._keep_agreeing_entries(message):
-            return
-        self._handled = message
-        super()._onMessageReceived(node, message)
-        self._handled = None
-
-    def _may_vote(self, node: Node, message: dict[str, Any]) -> bool:
-        """For a joining node: only while neither it nor anyone it heard of has a log (term 0)."""
-        if message["last_log_term"] and not self._log_seen:
-            self._log_seen = True
-            log.warning(
-                "raft_joining candidate=%s: this node has not got the log yet and votes for nobody;"
-                " a leader must be elected without it",
-                node.id,
-            )
-        return not self._log_seen and not self._journal[-1][2]
-
-    def _holds_all_of_leader(self, acknowledgement: dict[str, Any]) -> bool:
-        """Whether this log reached the end of the leader's, its no-op of this term included."""
-        message = self._handled
-        if message is None or "prevLogIdx" not in message or not acknowledgement["success"]:
-            return False
-        _, index, term = self._journal[-1]
-        current: int = self._syncObj.raftCurrentTerm
-        return bool(term == message["term"] == current and index >= message["commit_index"])
-
-    def _keep_agreeing_entries(self, message: dict[str, Any]) -> bool:
-        """Moves prevLogIdx behind the entries that this log holds already. False: a stale message.
-
-        Exact only because a message always reaches to the end of its sender's log, which is what
-        the 64 MiB batch is for.
-        """
-        journal = self._journal
-        entries, previous_index = message["entries"], message["prevLogIdx"]
-        _, last_index, last_term = journal[-1]
-        if last_term == message["term"] and previous_index + len(entries) < last_index:
-            return False
-        position = previous_index - journal[0][1]
-        if not 0 <= position < len(journal) or journal[position][2] != message["prevLogTerm"]:
-            return True  # pysyncobj asks for earlier entries
-        ours = journal[position + 1 :]
-        agreeing = 0
-        for (_, _, our_term), (_, _, their_term) in zip(ours, entries, strict=False):
-            if our_term != their_term:
-                break
-            agreeing += 1
-        if agreeing:
-            message["prevLogIdx"] = previous_index + agreeing
-            message["prevLogTerm"] = entries[agreeing - 1][2]
-            message["entries"] = entries[agreeing:]
-        return True
+    def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:
+        """None is taken: they are for strangers, and change the cluster."""
 
     def send(self, node: Node, message: Any) -> bool:
-        journal = self._journal
-        if message["type"] == "next_node_idx":
-            message["term"] = self._syncObj.raftCurrentTerm
-            if journal.joining and self._holds_all_of_leader(message):
-                journal.join()
-        if message["type"] in _SPEAK_OF_LOG:
-            journal.sync()
-        return bool(super().send(node, message))
+        conn = self._connections.get(node)
+        if conn is None or not conn.admitted:
+            return False
+        return super().send(node, message)

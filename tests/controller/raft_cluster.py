@@ -37,7 +37,9 @@ class Cluster:
         *,
         peers: tuple[Peer, ...] = (),
         compact_after_entries: int = COMPACT_AFTER_ENTRIES,
+        **more: Any,
     ) -> None:
+        self._more = more
         self.folder = folder
         self.peers = peers or free_peers(count)
         self._compact_after_entries = compact_after_entries
@@ -48,17 +50,19 @@ class Cluster:
         self.fatal: list[str] = []
         self._event = asyncio.Event()
 
-    async def start(self, node_id: str) -> RaftLog:
+    async def start(self, node_id: str, **other: Any) -> RaftLog:
+        """`other`: arguments of RaftLog that are this node's own."""
         peer = next(peer for peer in self.peers if peer.node_id == node_id)
         machine = Machine()
         node = RaftLog(
             peer,
-            self.peers,
+            other.pop("peers", self.peers),
             machine,
             QUICK,
             self.folder / node_id,
             compact_after_entries=self._compact_after_entries,
             on_fatal=self.fatal.append,
+            **{**self._more, **other},
         )
         self.nodes[node_id], self.machines[node_id] = node, machine
         commits = self.commits.setdefault(node_id, [])

@@ -13,6 +13,8 @@ from typing import Any
 import pysyncobj
 import pytest
 from pysyncobj.syncobj import SyncObj
+from pysyncobj.tcp_connection import TcpConnection
+from pysyncobj.transport import TCPTransport
 from pysyncobj.version import VERSION
 from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, with_cluster
 
@@ -27,8 +29,35 @@ def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
     assert pysyncobj.__name__
     for name in ("__onMessageReceived", "__doApplyCommand", "__tryLogCompaction"):
         assert hasattr(SyncObj, f"_SyncObj{name}")
-    used = {"createJournal", "Serializer", "_SyncObj__raftLog", "_SyncObj__raftElectionDeadline"}
+    used = {
+        "createJournal",
+        "getEncryptor",
+        "monotonicTime",
+        "Serializer",
+        "_SyncObj__raftLog",
+        "_SyncObj__raftElectionDeadline",
+        "_SyncObj__lastResponseTime",
+        "_SyncObj__otherNodes",
+        "_SyncObj__transport",
+        "_SyncObj__pipeNotifier",
+    }
     assert used <= {*SyncObj.__init__.__code__.co_names}
+    assert {"disconnect", "send", "setSockoptKeepalive", "state"} <= vars(TcpConnection).keys()
+    for name in ("processRead", "processParseMessage", "trySendBuffer"):
+        assert hasattr(TcpConnection, f"_TcpConnection__{name}")
+    held = {"_TcpConnection__readBuffer", "_TcpConnection__writeBuffer", "_TcpConnection__socket"}
+    assert held <= {*TcpConnection.__init__.__code__.co_names}
+    for name in (
+        "_connectIfNecessarySingle",
+        "_onDisconnected",
+        "_onIncomingMessageReceived",
+        "_onNewIncomingConnection",
+        "_onOutgoingConnected",
+        "_onTick",
+        "_shouldConnect",
+    ):
+        assert hasattr(TCPTransport, name)
+    assert "_unknownConnections" in TCPTransport.__init__.__code__.co_names
 
 
 def test_settings_are_those_of_the_audit_and_unknown_names_are_refused() -> None:

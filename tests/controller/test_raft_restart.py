@@ -119,12 +119,12 @@ def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(tmp_path:
         loop, asked = asyncio.get_running_loop(), asyncio.Event()
         told = logging.Handler()
         told.emit = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[method-assign]
-        logging.getLogger("controller.raft.transport").addHandler(told)
+        logging.getLogger("controller.raft.messages").addHandler(told)
         await cluster.start(b)
         node = await cluster.start(c)
         async with asyncio.timeout(10):
             await asked.wait()
-        logging.getLogger("controller.raft.transport").removeHandler(told)
+        logging.getLogger("controller.raft.messages").removeHandler(told)
         assert not any(cluster.leading.values())
         await cluster.start(a)
         leader_id, _ = await cluster.leader()

@@ -1,4 +1,4 @@
-"""GuardedTransport: members only, plain values only, and pysyncobj's faults A, B and F mended.
+"""MendedTransport: plain values only, and pysyncobj's faults A, B and F mended.
 
 The node under it is a stand-in; what counts is which messages reach it, and in what shape.
 """
@@ -9,25 +9,16 @@ from typing import Any
 
 import pysyncobj.pickle
 import pysyncobj.syncobj
+import pysyncobj.tcp_server
 import pysyncobj.transport
 import pytest
 from pysyncobj.node import TCPNode
 
-from controller.raft.transport import GuardedTransport, install, restricted_loads
+from controller.raft.connection import GuardedConnection
+from controller.raft.messages import MendedTransport
+from controller.raft.transport import GuardedTransport, boot_s, install, restricted_loads
 
 PEER = TCPNode("127.0.0.1:2")
-
-
-class FakeConnection:
-    def __init__(self) -> None:
-        self.sendRandKey = None
-        self.disconnected = False
-
-    def disconnect(self) -> None:
-        self.disconnected = True
-
-    def setOnMessageReceivedCallback(self, callback: Any) -> None:
-        pass
 
 
 class FakeJournal(list[tuple[bytes, int, int]]):
@@ -48,23 +39,13 @@ class Harness:
 
     def __init__(self, log: list[tuple[bytes, int, int]] | None = None, term: int = 2) -> None:
         self.journal = FakeJournal(log or [(b"", 1, 0)])
-        self.transport: Any = GuardedTransport.__new__(GuardedTransport)
+        self.transport: Any = MendedTransport.__new__(MendedTransport)
         self.received: list[dict[str, Any]] = []
-        self.connected: list[TCPNode] = []
         self.transport._syncObj = SimpleNamespace(
             encryptor=None, raftCurrentTerm=term, _SyncObj__raftLog=self.journal
         )
-        self.transport._unknownConnections = set()
         self.transport._connections = {}
-        self.transport._nodeAddrToNode = {PEER.address: PEER}
-        self.transport._onUtilityMessageCallbacks = {}
         self.transport._onMessageReceivedCallback = lambda _, message: self.received.append(message)
-        self.transport._onNodeConnectedCallback = self.connected.append
-
-    def hello(self, message: Any) -> FakeConnection:
-        connection = FakeConnection()
-        self.transport._onIncomingMessageReceived(connection, message)
-        return connection
 
     def receive(self, message: Any) -> list[dict[str, Any]]:
         self.received.clear()
@@ -72,28 +53,28 @@ class Harness:
         return self.received
 
 
-def test_members_only() -> None:
-    harness = Harness()
-    for stranger in ("127.0.0.1:9", "readonly", ["add", "127.0.0.1:9"], {"type": "x"}, 7, None):
-        assert harness.hello(stranger).disconnected
-    assert harness.connected == []
-    assert not harness.hello(PEER.address).disconnected
-    assert harness.connected == [PEER]
-
-
-def test_no_utility_message_but_status() -> None:
-    harness = Harness()
+def test_utility_messages_are_never_registered() -> None:
+    """`status` tells strangers, the others change the cluster."""
+    transport: Any = GuardedTransport.__new__(GuardedTransport)
+    transport._onUtilityMessageCallbacks = {}
     for name in ("status", "add", "remove", "set_version", "transfer"):
-        harness.transport.setOnUtilityMessageCallback(name, lambda *_: None)
-    assert set(harness.transport._onUtilityMessageCallbacks) == {"status"}
+        transport.setOnUtilityMessageCallback(name, lambda *_: None)
+    assert transport._onUtilityMessageCallbacks == {}
 
 
 def test_only_rafts_messages_pass() -> None:
     harness = Harness()
     forwarded = {"type": "apply_command", "command": b"past the gate"}
-    for message in (["x"], {"no": "type"}, {"type": "timeout_now", "term": 2}, None, forwarded):
+    for message in (["x"], {"no": "type"}, None, forwarded):
         assert harness.receive(message) == []
     assert harness.receive({"type": "response_vote", "term": 2}) != []
+    assert harness.receive({"type": "timeout_now", "term": 2}) != []
+
+
+def test_a_joining_node_takes_over_from_nobody() -> None:
+    harness = Harness()
+    harness.journal.joining = True
+    assert harness.receive({"type": "timeout_now", "term": 2}) == []
 
 
 def test_fault_a_a_snapshot_message_commits_nothing() -> None:
@@ -255,10 +236,17 @@ def test_install_puts_the_plain_reader_in_place(monkeypatch: pytest.MonkeyPatch)
         (pysyncobj.pickle, "load"),
         (pysyncobj.syncobj, "Serializer"),
         (pysyncobj.syncobj, "createJournal"),
+        (pysyncobj.syncobj, "getEncryptor"),
+        (pysyncobj.syncobj, "monotonicTime"),
+        (pysyncobj.transport, "TcpConnection"),
+        (pysyncobj.tcp_server, "TcpConnection"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
     install()
     assert pysyncobj.pickle.loads is restricted_loads
+    assert pysyncobj.transport.TcpConnection is pysyncobj.tcp_server.TcpConnection
+    assert pysyncobj.tcp_server.TcpConnection is GuardedConnection
+    assert pysyncobj.syncobj.monotonicTime is boot_s
     journal, snapshots = object(), object()
     assert pysyncobj.syncobj.createJournal(journal) is journal
     assert pysyncobj.syncobj.Serializer("name", 1, False, snapshots, None, None) is snapshots

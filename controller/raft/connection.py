@@ -1,0 +1,175 @@
+"""One TCP connection between nodes: frames of bounded length, and nothing read from strangers.
+
+A frame is a native `i32` length, as pysyncobj writes it, and a sealed body. Until the other side is
+*admitted* (see `transport`) a body is one greeting in JSON, at most 8 KiB; anything else, longer or
+not under the password, ends the connection at once, before its bytes are kept. Afterwards a body is
+`32-byte key, u64 number, zlib(pickle)`: the key is the random number that this side gave, the
+number counts up from 0, so that a recorded or repeated frame is refused.
+
+Stands on the private names of pysyncobj 0.3.17's `TcpConnection`.
+"""
+
+import pickle
+import socket
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
+
+from controller.raft.greeting import Greeting, decode_greeting
+from controller.raft.plain_pickle import restricted_loads
+
+__all__ = ["FRAME_BYTES_MAX", "GREETING_BYTES_MAX", "GuardedConnection"]
+
+GREETING_BYTES_MAX: Final = 8 << 10
+FRAME_BYTES_MAX: Final = 192 << 20
+"""A batch of 64 MiB that does not shrink, half as long again by the encryption, and room."""
+PLAIN_BYTES_MAX: Final = 128 << 20
+OTHER_PASSWORD: Final = b"batonmq raft: refused, this node has another password"
+"""Said in the clear; it moves nothing but a line in the other node's log."""
+
+_LENGTH: Final = struct.Struct("i")
+_HEAD: Final = struct.Struct(">32sQ")
+_UNANSWERED_MS: Final = 2_000
+"""A peer that acknowledges nothing for so long is dialled anew: TCP would come back to it ever
+more seldom, and find it late after a cut link heals."""
+
+
+class GuardedConnection(TcpConnection):  # type: ignore[misc]
+    """Stands in pysyncobj's place of `TcpConnection`. `on_refused(why)` tells why it was cut."""
+
+    admitted = False
+    born_s = 0.0
+    remote = ""
+    refused_by_password = False
+    on_refused: Callable[[str], None] | None = None
+    _TcpConnection__readBuffer: bytes
+    _TcpConnection__writeBuffer: bytes
+    _own_key = b""
+    _other_key = b""
+    _sent = 0
+    _received = 0
+
+    def setSockoptKeepalive(self) -> None:
+        """Called for each new socket. The sizes of both buffers are left to pysyncobj."""
+        sock: socket.socket = self._TcpConnection__socket
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+        self.refused_by_password = False
+        try:
+            host, port = sock.getpeername()[:2]
+            self.remote = f"{host}:{port}"
+        except OSError:
+            pass  # not connected yet: this side dials
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.state == CONNECTION_STATE.CONNECTED)
+
+    def admit(self, own_nonce: str, other_nonce: str) -> None:
+        """From here on messages pass. The nonces are those of the two greetings."""
+        self._own_key, self._other_key = bytes.fromhex(own_nonce), bytes.fromhex(other_nonce)
+        self._sent = self._received = 0
+        self.admitted = True
+
+    def disconnect(self) -> None:
+        self.admitted = False
+        super().disconnect()
+
+    def greet(self, greeting: Greeting) -> None:
+        self._write(self._seal(greeting.encode()))
+
+    def send(self, message: Any) -> None:
+        if not self.admitted:
+            return
+        head = _HEAD.pack(self._other_key, self._sent)
+        self._sent += 1
+        self._write(self._seal(head + zlib.compress(pickle.dumps(message, 5), 3)))
+
+    def refuse(self, why: str) -> None:
+        """Ends the connection and tells why."""
+        on_refused = self.on_refused
+        self.disconnect()
+        if on_refused is not None:
+            on_refused(why)
+
+    # In place of pysyncobj's own.
+
+    def _TcpConnection__processRead(self) -> bool:
+        """Reads on only until a frame is whole, so that a flood fills no memory."""
+        more: bool = super()._TcpConnection__processRead()
+        if self.state == CONNECTION_STATE.DISCONNECTED:
+            return False
+        size = self._frame_size()
+        if size is None:
+            return more and self.state != CONNECTION_STATE.DISCONNECTED
+        return more and len(self._TcpConnection__readBuffer) < _LENGTH.size + size
+
+    def _TcpConnection__processParseMessage(self) -> Any:
+        size = self._frame_size()
+        end = _LENGTH.size + (size or 0)
+        buffer: bytes = self._TcpConnection__readBuffer
+        if size is None or len(buffer) < end:
+            return None
+        body = buffer[_LENGTH.size : end]
+        try:
+            message = self._open(body)
+        except Exception as error:
+            self._cannot_read(body, error)
+            return None
+        self._TcpConnection__readBuffer = buffer[end:]
+        return message
+
+    def _frame_size(self) -> int | None:
+        """Of the frame that the buffer begins with; None if unknown yet, or refused just now."""
+        buffer: bytes = self._TcpConnection__readBuffer
+        if len(buffer) < _LENGTH.size:
+            return None
+        size = int(_LENGTH.unpack_from(buffer)[0])
+        allowed = FRAME_BYTES_MAX if self.admitted else GREETING_BYTES_MAX
+        if 0 < size <= allowed:
+            return size
+        self.refuse(f"a frame of {size} bytes, {allowed} are allowed")
+        return None
+
+    def _open(self, body: bytes) -> Any:
+        plain = body if self.encryptor is None else self.encryptor.decrypt(body)
+        if not self.admitted:
+            return decode_greeting(plain)
+        key, number = _HEAD.unpack_from(plain)
+        if key != self._own_key or number != self._received:
+            raise ValueError("a frame of another connection, or out of its turn")
+        self._received += 1
+        return restricted_loads(_inflate(plain[_HEAD.size :]))
+
+    def _cannot_read(self, body: bytes, error: Exception) -> None:
+        if self.admitted:
+            self.refuse(f"a frame that cannot be read: {error!r}")
+        elif body == OTHER_PASSWORD:
+            self.refused_by_password = True
+            self.refuse("it has another Raft password (raftPasswordFile), or one of the two none")
+        else:
+            self._write(OTHER_PASSWORD)
+            what = "without the Raft password of this node (raftPasswordFile)"
+            self.refuse("no greeting of a controller" if self.encryptor is None else what)
+
+    def _seal(self, plain: bytes) -> bytes:
+        return plain if self.encryptor is None else bytes(self.encryptor.encrypt(plain))
+
+    def _write(self, body: bytes) -> None:
+        self._TcpConnection__writeBuffer += _LENGTH.pack(len(body)) + body
+        self._TcpConnection__trySendBuffer()
+
+
+def _inflate(data: bytes) -> bytes:
+    """Raises ValueError for what would grow beyond all bounds."""
+    inflating = zlib.decompressobj()
+    plain = inflating.decompress(data, PLAIN_BYTES_MAX)
+    if not inflating.eof:
+        raise ValueError(f"more than {PLAIN_BYTES_MAX} bytes, or cut short")
+    return plain

@@ -1,0 +1,193 @@
+"""What passes between two cores: pysyncobj's messages with two of its faults mended.
+
+- *Snapshot under way.* A follower that is fed a snapshot commits its own, never verified log up to
+  the leader's commit index, and reports commands as done that no one else holds. Those messages
+  reach it with commit index 0.
+- *Late acknowledgements* carry no term, so one from an earlier leadership would count in this one.
+  They are stamped with the sender's term and dropped when it differs.
+- *Entries that agree* are truncated and added again, though they may be acknowledged and applied,
+  and a late message that ends sooner cuts them off. What this log already holds is taken out of
+  the message; a message of the same term that ends before this log does is older than it.
+- *Durable first.* No vote, no question for one and no acknowledgement leaves before the journal is
+  on disk. A leader syncs its own entries right after it sent them, so the disks work side by side.
+- *Joining nodes* (see `journal`) make nobody leader: they could outvote the one node that still
+  holds what they acknowledged before their folder was lost. Nodes that all begin empty may elect
+  one of them; beside a log that they do not have, they wait for a leader elected without them.
+- *Handing over.* A leader that stops tells a follower that holds its whole log to ask for votes at
+  once. That is an election like any other, only not waited for.
+- *Digests* of states travel between nodes, see `digest_watch`.
+
+The hooks stand on pysyncobj 0.3.17's own names; `tests/controller/test_raft_node.py` pins both.
+"""
+
+import logging
+import math
+from typing import Any, Final
+
+import pysyncobj.syncobj
+from pysyncobj.node import Node
+from pysyncobj.transport import TCPTransport
+
+from controller.raft.digest_watch import DigestWatch
+from controller.raft.journal import DurableJournal
+
+__all__ = ["COMPACT_AFTER_BYTES", "MendedTransport"]
+
+log = logging.getLogger(__name__)
+
+# Not `apply_command`, by which a node that just lost the lead hands its queue to the next leader:
+# commands enter the log only where a gate let them through.
+_RAFT_MESSAGES: Final = frozenset(
+    {
+        "request_vote",
+        "response_vote",
+        "append_entries",
+        "next_node_idx",
+        "timeout_now",
+    }
+)
+_STATE_DIGEST: Final = "state_digest"
+
+_SPEAK_OF_LOG: Final = frozenset({"request_vote", "response_vote", "next_node_idx"})
+
+COMPACT_AFTER_BYTES: Final = 8 << 20
+"""A journal of this size is shortened, however few its entries are: a batch must hold all of it."""
+
+
+class MendedTransport(TCPTransport):  # type: ignore[misc]
+    """Between core and connections. `digests` may be None, for a core without a state machine."""
+
+    digests: DigestWatch | None = None
+    _log_seen = False
+    """Whether another node had a log when this one, joining, had none."""
+    _handled: dict[str, Any] | None = None
+    """The message being handled."""
+    _hand_over_wanted = False
+    _compact_above = COMPACT_AFTER_BYTES
+
+    @property
+    def _journal(self) -> DurableJournal:
+        journal: DurableJournal = self._syncObj._SyncObj__raftLog
+        return journal
+
+    def _onTick(self) -> None:
+        super()._onTick()
+        journal = self._journal
+        if journal.joining and (self._log_seen or journal[-1][2]):
+            self._syncObj._SyncObj__raftElectionDeadline = math.inf
+        journal.sync()
+        if self._hand_over_wanted:
+            self._hand_over_wanted = False
+            self._syncObj.transferLeadership()
+        if journal.size_bytes > self._compact_above:
+            # Not again before it has grown as much again: what is kept may be large by itself.
+            self._syncObj.forceLogCompaction()
+            self._compact_above = journal.size_bytes + COMPACT_AFTER_BYTES
+        elif journal.size_bytes < COMPACT_AFTER_BYTES:
+            self._compact_above = COMPACT_AFTER_BYTES
+        self._compare_digests()
+
+    def hand_over(self) -> None:
+        """At the next tick the lead is offered to another node. From any thread."""
+        self._hand_over_wanted = True
+
+    def _compare_digests(self) -> None:
+        if self.digests is None or not self._syncObj._isLeader():
+            return
+        due = self.digests.due(pysyncobj.syncobj.monotonicTime())
+        if due is not None:
+            for node in self._nodes:
+                self.send(node, {"type": _STATE_DIGEST, "index": due[0], "digest": due[1]})
+
+    def _onMessageReceived(self, node: Node, message: Any) -> None:
+        if not isinstance(message, dict):
+            return
+        kind = message.get("type")
+        if kind == _STATE_DIGEST:
+            self._digest_received(node, message)
+        if kind not in _RAFT_MESSAGES:
+            return
+        if kind == "next_node_idx" and message.get("term") != self._syncObj.raftCurrentTerm:
+            return
+        if kind == "request_vote" and self._journal.joining and not self._may_vote(node, message):
+            return
+        if kind == "timeout_now" and self._journal.joining:
+            return
+        if kind == "append_entries" and "prevLogIdx" not in message:
+            self._mend_snapshot_piece(message)
+        elif kind == "append_entries" and not self._keep_agreeing_entries(message):
+            return
+        self._handled = message
+        super()._onMessageReceived(node, message)
+        self._handled = None
+
+    def _digest_received(self, node: Node, message: dict[str, Any]) -> None:
+        if self.digests is None:
+            return
+        index, digest = message.get("index"), message.get("digest")
+        if isinstance(index, int) and isinstance(digest, str):
+            answer = self.digests.heard(node.id, index, digest)
+            if answer is not None and not message.get("answer"):
+                self.send(
+                    node,
+                    {"type": _STATE_DIGEST, "index": index, "digest": answer, "answer": True},
+                )
+
+    def _mend_snapshot_piece(self, message: dict[str, Any]) -> None:
+        message["commit_index"] = 0
+
+    def _may_vote(self, node: Node, message: dict[str, Any]) -> bool:
+        """For a joining node: only while neither it nor anyone it heard of has a log (term 0)."""
+        if message["last_log_term"] and not self._log_seen:
+            self._log_seen = True
+            log.warning(
+                "raft_joining candidate=%s: this node has not got the log yet and votes for nobody;"
+                " a leader must be elected without it",
+                node.id,
+            )
+        return not self._log_seen and not self._journal[-1][2]
+
+    def _holds_all_of_leader(self, acknowledgement: dict[str, Any]) -> bool:
+        """Whether this log reached the end of the leader's, its no-op of this term included."""
+        message = self._handled
+        if message is None or "prevLogIdx" not in message or not acknowledgement["success"]:
+            return False
+        _, index, term = self._journal[-1]
+        current: int = self._syncObj.raftCurrentTerm
+        return bool(term == message["term"] == current and index >= message["commit_index"])
+
+    def _keep_agreeing_entries(self, message: dict[str, Any]) -> bool:
+        """Moves prevLogIdx behind the entries that this log holds already. False: a stale message.
+
+        Exact only because a message always reaches to the end of its sender's log, which is what
+        the 64 MiB batch is for.
+        """
+        journal = self._journal
+        entries, previous_index = message["entries"], message["prevLogIdx"]
+        _, last_index, last_term = journal[-1]
+        if last_term == message["term"] and previous_index + len(entries) < last_index:
+            return False
+        position = previous_index - journal[0][1]
+        if not 0 <= position < len(journal) or journal[position][2] != message["prevLogTerm"]:
+            return True  # pysyncobj asks for earlier entries
+        ours = journal[position + 1 :]
+        agreeing = 0
+        for (_, _, our_term), (_, _, their_term) in zip(ours, entries, strict=False):
+            if our_term != their_term:
+                break
+            agreeing += 1
+        if agreeing:
+            message["prevLogIdx"] = previous_index + agreeing
+            message["prevLogTerm"] = entries[agreeing - 1][2]
+            message["entries"] = entries[agreeing:]
+        return True
+
+    def send(self, node: Node, message: Any) -> bool:
+        journal = self._journal
+        if message["type"] == "next_node_idx":
+            message["term"] = self._syncObj.raftCurrentTerm
+            if journal.joining and self._holds_all_of_leader(message):
+                journal.join()
+        if message["type"] in _SPEAK_OF_LOG:
+            journal.sync()
+        return bool(super().send(node, message))

@@ -1,0 +1,335 @@
+"""The Raft port over real TCP: strangers, other passwords and other member lists are refused.
+
+What a stranger sends costs it the connection and the node nothing: it goes on leading.
+"""
+
+import asyncio
+import logging
+import pickle
+import struct
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from raft_cluster import BECOME, Cluster, apply_id, free_peers, with_cluster
+
+from controller.config import Peer
+from controller.log import Applied
+from controller.raft import transport
+from controller.raft.connection import (
+    FRAME_BYTES_MAX,
+    GREETING_BYTES_MAX,
+    OTHER_PASSWORD,
+    GuardedConnection,
+)
+from controller.raft.greeting import Greeting, Membership, decode_greeting
+from controller.raft.password import (
+    PASSWORD_CHARS_MIN,
+    PasswordFileError,
+    encryptor,
+    make_password,
+    read_password,
+)
+
+NONCE = "ab" * 32
+
+
+class Attack:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, ("1/0",)
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack("i", len(body)) + body
+
+
+def greeting_of(cluster: Cluster, **changed: Any) -> Greeting:
+    own = Membership.of("", cluster.peers)
+    fields = {
+        "address": cluster.peers[-1].raft_address,
+        "cluster": own.cluster,
+        "members": own.members,
+        "nonce": NONCE,
+        **changed,
+    }
+    return Greeting(**fields)
+
+
+async def cut_off(address: tuple[str, int], data: bytes) -> bytes:
+    """Sends and waits for the end of the connection; what came back before it."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(data)
+    try:
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+STRANGERS: dict[str, bytes] = {
+    "pickle bomb": frame(zlib.compress(pickle.dumps(Attack(), 2))),
+    "memo bomb": frame(zlib.compress(b"\x80\x02N" + b"r\xff\xff\xff\x7f" + b".")),
+    "inflating": frame(zlib.compress(bytes(4 << 20))),
+    "random bytes": frame(bytes(range(256)) * 8),
+    "huge length": struct.pack("<I", 0x7FFFFFFF),
+    "4 GiB": struct.pack("<I", 0xFFFFFFFF) + bytes(64),
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "nothing but zeros": bytes(4096),
+    "a frame, then a flood": frame(b"x") + bytes(1 << 20),
+    "half a frame and silence": struct.pack("i", 100) + b"half",
+    "silence": b"",
+}
+
+
+def test_strangers_are_cut_off_and_the_node_goes_on_leading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone, then more than there may be at once; a member comes through all the same."""
+    monkeypatch.setattr(transport, "_STRANGER_S", 0.3)
+    largest = 0
+    read = GuardedConnection._TcpConnection__processRead
+
+    def watched_read(conn: Any) -> bool:
+        nonlocal largest
+        more = read(conn)
+        if not conn.admitted:
+            largest = max(largest, len(conn._TcpConnection__readBuffer))
+        return more
+
+    monkeypatch.setattr(GuardedConnection, "_TcpConnection__processRead", watched_read)
+
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        term = leader.status().term
+        peer = next(peer for peer in cluster.peers if peer.node_id == leader_id)
+        address = (peer.host, peer.raft_port)
+        await asyncio.gather(*(cut_off(address, data) for data in STRANGERS.values()))
+        silent = [await asyncio.open_connection(*address) for _ in range(80)]
+        assert isinstance(await leader.propose(apply_id(1), 2000), Applied)
+        assert (leader.status().term, cluster.leading[leader_id]) == (term, True)
+        other = next(each for each in cluster.nodes if each != leader_id)
+        await cluster.stop(other)
+        await cluster.start(other)
+        await cluster.until(lambda: len(cluster.commits[other]) == 2)
+        for _, writer in silent:
+            writer.close()
+
+    with_cluster(tmp_path, scenario)
+    assert largest <= (1 << 16) + GREETING_BYTES_MAX, "no more than a read and a greeting is kept"
+    assert any("raft_stranger" in record.message for record in caplog.records)
+
+
+def test_a_members_frame_has_a_limit_as_well() -> None:
+    conn = GuardedConnection(poller=None)
+    why: list[str] = []
+    conn.on_refused = why.append
+    conn.admitted = True
+    conn._TcpConnection__readBuffer = struct.pack("i", FRAME_BYTES_MAX + 1)
+    assert conn._frame_size() is None
+    assert why == [f"a frame of {FRAME_BYTES_MAX + 1} bytes, {FRAME_BYTES_MAX} are allowed"]
+    conn.admitted = True
+    conn._TcpConnection__readBuffer = struct.pack("i", FRAME_BYTES_MAX)
+    assert conn._frame_size() == FRAME_BYTES_MAX
+
+
+def test_a_recorded_greeting_or_frame_is_worth_nothing(tmp_path: Path) -> None:
+    """The third word of the greeting must carry the number that this node drew just now."""
+
+    async def scenario(cluster: Cluster) -> None:
+        dialled = min(cluster.peers, key=lambda peer: peer.raft_address)
+        dials = max(cluster.peers, key=lambda peer: peer.raft_address)
+        node = cluster.nodes[dialled.node_id]
+        assert node._node is not None
+        first = greeting_of(cluster, address=dials.raft_address)
+        last = greeting_of(cluster, address=dials.raft_address, echo="cd" * 32)
+        before = dict(node._node.transport._connections)
+        answer = await cut_off(
+            (dialled.host, dialled.raft_port), frame(first.encode()) + frame(last.encode())
+        )
+        assert decode_greeting(answer[4:]).echo == NONCE
+        assert node._node.transport._connections == before, "the true connection stands"
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_only_the_side_that_dials_is_let_in_and_only_members(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        dials = max(cluster.peers, key=lambda peer: peer.raft_address)
+        dialled = min(cluster.peers, key=lambda peer: peer.raft_address)
+        address = (dials.host, dials.raft_port)
+        for claimed in (dialled.raft_address, "127.0.0.1:9", dials.raft_address):
+            greeting = greeting_of(cluster, address=claimed)
+            assert await cut_off(address, frame(greeting.encode()))
+
+    with_cluster(tmp_path, scenario)
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+def run_pair(
+    folder: Path,
+    others: tuple[dict[str, Any], dict[str, Any]],
+    scenario: Callable[[Cluster], Awaitable[None]],
+    peers: tuple[Peer, ...] = (),
+) -> None:
+    """Two nodes of three, n0 dialled by n1, each with its own arguments."""
+
+    async def run() -> None:
+        cluster = Cluster(folder, peers=peers or ordered_peers())
+        try:
+            for node_id, other in zip(("n0", "n1"), others, strict=True):
+                await cluster.start(node_id, **other)
+            async with asyncio.timeout(10):
+                await scenario(cluster)
+        finally:
+            await cluster.close()
+
+    asyncio.run(run())
+
+
+def ordered_peers() -> tuple[Peer, ...]:
+    """n0 is the one that all others dial."""
+    ports = sorted((peer.raft_port for peer in free_peers(3)), key=lambda port: f"127.0.0.1:{port}")
+    return tuple(Peer(f"n{i}", "127.0.0.1", port, port, port) for i, port in enumerate(ports))
+
+
+async def said(cluster: Cluster, node_id: str, text: str) -> str:
+    """Waits until that node calls it a problem."""
+    while True:
+        for problem in cluster.nodes[node_id].status().problems:
+            if text in problem:
+                return problem
+        await asyncio.sleep(0.01)
+
+
+def test_nodes_with_other_member_lists_form_no_quorum_and_both_say_so(tmp_path: Path) -> None:
+    peers = ordered_peers()
+    stranger = Peer("n9", "127.0.0.1", 9, 9, 9)
+
+    async def scenario(cluster: Cluster) -> None:
+        for node_id, other in (("n0", "n1"), ("n1", "n0")):
+            problem = await said(cluster, node_id, "it knows the members")
+            assert problem.startswith(f"controller {other} (127.0.0.1:")
+            assert f"n9@{stranger.raft_address}" in problem
+            assert f"n2@{peers[2].raft_address}" in problem
+        assert not any(cluster.leading.values())
+
+    run_pair(tmp_path, ({}, {"peers": (*peers[:2], stranger)}), scenario, peers)
+
+
+def test_nodes_of_two_clusters_form_no_quorum(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await said(cluster, "n0", "it belongs to cluster 'b', this node to 'a'")
+        await said(cluster, "n1", "it belongs to cluster 'a', this node to 'b'")
+        assert not any(cluster.leading.values())
+
+    run_pair(tmp_path, ({"cluster": "a"}, {"cluster": "b"}), scenario)
+
+
+def secret(folder: Path, name: str) -> Path:
+    path = folder / name
+    make_password(path)
+    return path
+
+
+def test_a_password_lets_its_holders_in(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        outcomes = await asyncio.gather(*(leader.propose(apply_id(n), 2000) for n in range(1, 6)))
+        assert all(isinstance(outcome, Applied) for outcome in outcomes)
+        await cluster.agree()
+        peer = next(peer for peer in cluster.peers if peer.node_id != leader_id)
+        plain = greeting_of(cluster)
+        answer = await cut_off((peer.host, peer.raft_port), frame(plain.encode()))
+        assert answer == frame(OTHER_PASSWORD)
+
+    with_cluster(tmp_path, scenario, password_file=secret(tmp_path, "secret"))
+
+
+@pytest.mark.parametrize("which", ["another", "none at the dialled", "none at the dialling"])
+def test_another_password_is_refused_and_both_sides_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    own: dict[str, Any] = {"password_file": secret(tmp_path, "one")}
+    other: dict[str, Any] = {"password_file": secret(tmp_path, "two")}
+    pair = {
+        "another": (own, other),
+        "none at the dialled": ({}, other),
+        "none at the dialling": (own, {}),
+    }[which]
+
+    async def scenario(cluster: Cluster) -> None:
+        await said(cluster, "n1", "another Raft password (raftPasswordFile)")
+        await said(cluster, "n0", "does not answer on its Raft port")
+        assert not any(cluster.leading.values())
+
+    run_pair(tmp_path, pair, scenario)
+    why = "no greeting of a controller" if not pair[0] else "without the Raft password of this node"
+    assert why in messages(caplog)
+
+
+def test_a_recorded_frame_of_another_turn_is_refused() -> None:
+    sender, receiver = GuardedConnection(poller=None), GuardedConnection(poller=None)
+    written: list[bytes] = []
+    sender._write = written.append  # type: ignore[method-assign]
+    for conn in (sender, receiver):
+        conn.encryptor = encryptor(b"x" * 32)
+    sender.admit("aa" * 32, "bb" * 32)
+    receiver.admit("bb" * 32, "aa" * 32)
+    for number in range(2):
+        sender.send({"type": "x", "n": number})
+    assert receiver._open(written[0]) == {"type": "x", "n": 0}
+    with pytest.raises(ValueError, match="out of its turn"):
+        receiver._open(written[0])
+    assert receiver._open(written[1]) == {"type": "x", "n": 1}
+    receiver.admit("cc" * 32, "aa" * 32)
+    with pytest.raises(ValueError, match="another connection"):
+        receiver._open(written[0])
+
+
+# The file.
+
+
+def test_a_password_file_is_made_once_and_read(tmp_path: Path) -> None:
+    path = secret(tmp_path, "secret")
+    assert path.stat().st_mode & 0o777 == 0o600
+    password = read_password(path)
+    assert len(password) == 44
+    with pytest.raises(FileExistsError):
+        make_password(path)
+    assert read_password(path) == password
+
+
+def test_a_password_file_that_is_no_use_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    with pytest.raises(PasswordFileError, match=r"secret: No such file.*batonmq raftPassword FILE"):
+        read_password(path)
+    make_password(path)
+    for mode in (0o640, 0o604, 0o660):
+        path.chmod(mode)
+        with pytest.raises(PasswordFileError, match=f"mode is {mode:04o}.*chmod 0600"):
+            read_password(path)
+    path.chmod(0o600)
+    path.write_text("x" * (PASSWORD_CHARS_MIN - 1) + "\n")
+    with pytest.raises(PasswordFileError, match="holds 31 characters, 32 are needed"):
+        read_password(path)
+    with pytest.raises(PasswordFileError, match="is no regular file"):
+        read_password(tmp_path)
+
+
+def test_a_bad_greeting_is_refused() -> None:
+    good = Greeting(address="a:1", cluster="c", members=("n0@a:1",), nonce=NONCE)
+    assert decode_greeting(good.encode()) == good
+    for changed in ({"version": 2}, {"nonce": "ab"}, {"nonce": "x" * 64}):
+        bad = Greeting(**{"address": "", "cluster": "", "members": (), "nonce": NONCE, **changed})
+        with pytest.raises(ValueError):
+            decode_greeting(bad.encode())
