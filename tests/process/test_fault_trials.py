@@ -1,0 +1,61 @@
+"""One trial of each fault of the laboratory that no other test has: what must hold, never how fast.
+
+After each trial the laboratory itself asks: is every acknowledged write there, in its order, and
+was each epoch acknowledged by one broker only, the elected one (G1, G2)? All share one cluster, so
+that a later fault meets what an earlier one left.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from faults.catalogue import BY_NAME
+from faults.lab import Lab, make_network
+from faults.net import why_not
+
+pytestmark = pytest.mark.process
+
+ELSEWHERE = {
+    "kill-master",  # test_master_killed
+    "hang-master",  # test_master_hangs
+    "kill-master-and-leader",  # test_controllers_gone
+    "full-load",  # takes minutes; `python -m faults table`
+    "pause-300ms",  # its promise is one of time
+}
+TIME_DECIDES = {"elections"}
+"""A machine that is busy with other things may be judged for it; that costs no message."""
+ELECTS_NOBODY = {"kill-controllers"}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("faults") / "lab", make_network()) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in ELSEWHERE])
+def test_g1_g2_nothing_acknowledged_is_lost_and_one_master_acknowledges(
+    lab: Lab, name: str
+) -> None:
+    """The fault is done under load, undone, and everything is read back."""
+    fault = BY_NAME[name]()
+    if fault.needs_cuts and not lab.network.can_cut:
+        why = f"left out: {why_not()}"
+        if os.environ.get("BATONMQ_CI") == "1":
+            pytest.fail(why)
+        pytest.skip(why)
+    trial = lab.trial(fault, random.Random(name))
+    passed_over = set() if name in ELECTS_NOBODY else TIME_DECIDES
+    findings = [found for found in trial.findings if found.rule not in passed_over]
+    assert not findings, f"{trial.notes}\n{lab.cluster.complaint()}"
+    assert trial.acked > 0
+
+
+def test_g3_after_all_that_the_logs_are_equal(lab: Lab) -> None:
+    """Everything is stopped; every ack of the module is looked for once more, and the replicas'
+    logs are the same bytes up to the smaller confirmOffset."""
+    assert lab.close_and_compare() == []
