@@ -101,11 +101,18 @@ class ControllerAdmin:
         return BrokerReplicasInfo.decode(reply.body)
 
     async def elect_master(
-        self, cluster_name: str, broker_name: str, broker_id: int | None = None
+        self,
+        cluster_name: str,
+        broker_name: str,
+        broker_id: int | None = None,
+        *,
+        unclean: bool = False,
     ) -> ElectedMaster:
         """Elects that broker, or lets the controller choose. Raises ResponseError if refused.
 
-        If the old master stands (nothing to do), `already_master` is set.
+        `unclean` takes the broker named though it may lack acknowledged messages (G5): they are
+        lost then. It is refused while the old master still answers (R7). If the old
+        master stands (nothing to do), `already_master` is set.
         """
         ext = {
             "clusterName": cluster_name,
@@ -114,6 +121,8 @@ class ControllerAdmin:
             "designateElect": "false" if broker_id is None else "true",
             "invokeTime": str(wall_ms()),
         }
+        if unclean:
+            ext["uncleanElect"] = "true"
         reply = await self._ask_leader(
             RequestCode.CONTROLLER_ELECT_MASTER,
             ext,

@@ -139,19 +139,39 @@ async def update_controller_config(session: Session, key: str, value: str) -> No
         help="The replica to become master. Default: the controller chooses.")  # fmt: skip
 @option("-bn", "--brokerName", "broker_name", required=True, metavar="NAME", help="Broker group.")
 @option("-c", "--clusterName", "cluster_name", default="", metavar="NAME", help="Its cluster.")
+@option("--unclean", "unclean", is_flag=True,
+        help="Take the replica of -b though it may lack acknowledged messages.")  # fmt: skip
+@option("-y", "--yes", "yes", is_flag=True, help="Do not ask for confirmation.")
 async def elect_master(
-    session: Session, broker_id: int | None, broker_name: str, cluster_name: str
+    session: Session,
+    broker_id: int | None,
+    broker_name: str,
+    cluster_name: str,
+    unclean: bool,
+    yes: bool,
 ) -> None:
     """Make a replica the master of its group.
 
-    Waits until it serves and the name servers route to it.
+    Waits until it serves and the name servers route to it. With --unclean the replica need not be
+    in sync: what it lacks is lost to the group (the other replicas keep what they cut aside). It
+    is elected only when the old master has been silent for longer than its lease; what may be lost
+    is shown first, and confirmed.
 
     JSON: masterBrokerId, masterAddress, masterEpoch, syncStateSetEpoch, syncStateSet as in
     RocketMQ's reply, brokerName, and alreadyMaster where nothing had to change.
     """
+    if unclean and broker_id is None:
+        raise click.UsageError("--unclean needs the replica named: give -b N")
     async with session.controller() as (admin, controller):
+        if unclean and broker_id is not None:
+            from mqctl.unclean import candidates, confirm_unclean
+
+            found = await candidates(admin, controller, broker_name)
+            confirm_unclean(session, broker_name, broker_id, found, yes=yes)
         with Progress(f"electing a master of {broker_name} ...") as progress:
-            elected = await controller.elect_master(cluster_name, broker_name, broker_id)
+            elected = await controller.elect_master(
+                cluster_name, broker_name, broker_id, unclean=unclean
+            )
             if broker_id is not None and elected.master_broker_id != broker_id:
                 raise CommandFailed(
                     f"broker {broker_id} was not elected: {elected.master_broker_id} at"
@@ -159,7 +179,7 @@ async def elect_master(
                 )
             progress.say(f"waiting for {elected.master_address} to serve as master ...")
             lacks = await _served(session, admin, elected)
-        found = await controller.sync_state_data([broker_name])
+        replicas = await controller.sync_state_data([broker_name])
     if session.out.as_json:
         session.out.document(
             {
@@ -175,7 +195,7 @@ async def elect_master(
     else:
         if elected.already_master:
             session.out.line("nothing to change: this master stands")
-        show_replicas(session, found)
+        show_replicas(session, replicas)
     if lacks:
         session.complain(f"elected, but after {session.timeout_ms / 1000:g} s {lacks}")
 

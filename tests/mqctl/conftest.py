@@ -93,8 +93,11 @@ class FakeController:
             self._fake.settings.setdefault(address, {}).update(settings)
         return (address,)
 
-    async def elect_master(self, cluster: str, name: str, broker_id: int | None) -> ElectedMaster:
-        self._fake.calls.append(("elect_master", cluster, name, broker_id))
+    async def elect_master(
+        self, cluster: str, name: str, broker_id: int | None, *, unclean: bool = False
+    ) -> ElectedMaster:
+        how = ("unclean",) if unclean else ()
+        self._fake.calls.append(("elect_master", cluster, name, broker_id, *how))
         if name != "broker-a":
             raise ResponseError(2010, "unknown set", self.addresses[0])
         return ElectedMaster(name, 1, MASTER, 3, 5, (1,), already_master=broker_id is None)
@@ -132,6 +135,7 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.dead: set[str] = set()
+        self.log_ends: dict[str, tuple[int, int]] = {}
         self.settings: dict[str, dict[str, str]] = {}
         self.messages: list[MessageExt] = [stored_message()]
         self.name_server_error: str | None = None
@@ -197,6 +201,9 @@ class FakeAdmin:
 
     async def broker_runtime_info(self, address: str) -> dict[str, str]:
         self._check(address)
+        if address in self.fake.log_ends:
+            log_end, confirmed = self.fake.log_ends[address]
+            return {"commitLogMaxOffset": str(log_end), "confirmOffset": str(confirmed)}
         return {"brokerVersionDesc": "V5_3_3", "putTps": "1.5 2 3", "commitLogDiskRatio": "0.5",
                 "msgPutTotalTodayNow": "9", "msgPutTotalTodayMorning": "4"}  # fmt: skip
 

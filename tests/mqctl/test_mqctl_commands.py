@@ -240,6 +240,29 @@ def test_elect_master_waits_for_the_new_master_and_shows_the_header(mqctl: Run, 
     assert "this master stands" in mqctl("electMaster", "-bn", "broker-a").out
 
 
+def test_r7_an_unclean_election_is_confirmed_and_says_what_may_be_lost(
+    mqctl: Run, fake: Any
+) -> None:
+    """1 answers with the shorter log, 2 does not answer at all; without a terminal only --yes."""
+    fake.log_ends = {MASTER: (300, 200)}
+    fake.dead = {SLAVE}
+    ask = ("electMaster", "-bn", "broker-a", "-b", "1", "--unclean")
+    ran = mqctl(*ask)
+    assert ran.code == 1
+    assert not [call for call in fake.calls if call[0] == "elect_master"]
+    assert "give --yes" in ran.err
+    assert "log end 300, confirmOffset 200" in ran.err
+    assert "in sync, but silent: broker 2" in ran.err
+    ran = mqctl(*ask, "--yes", "--json")
+    assert ran.json["masterBrokerId"] == 1
+    assert fake.calls[-1] == ("elect_master", "", "broker-a", 1, "unclean")
+    fake.dead = set()
+    fake.log_ends[SLAVE] = (900, 800)
+    assert "500 bytes of acknowledged messages are lost" in mqctl(*ask, "-y").err
+    assert mqctl("electMaster", "-bn", "broker-a", "--unclean", "-y").code == 2
+    assert mqctl("electMaster", "-bn", "nope", "-b", "1", "--unclean", "-y").code == 1
+
+
 def test_elect_master_that_is_refused_or_does_not_come_up_ends_with_1(
     mqctl: Run, fake: Any
 ) -> None:
