@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup demo test lint bench soak proto lock clean
+.PHONY: help setup demo test lint bench faults soak proto lock clean
 
 help:
 	@echo "make demo    a three-replica cluster, its master killed a few times, and the verdict"
@@ -12,7 +12,8 @@ help:
 	@echo "make setup   the virtual environment with .venv/bin/batonmq and .venv/bin/mqctl"
 	@echo "make lint    formatting, lint, types, import layers"
 	@echo "make bench   side by side with Apache RocketMQ 5.3.3 (needs a JDK 17 and Maven)"
-	@echo "make soak    the long tests"
+	@echo "make faults  every fault 20 times on real processes, and the table of what it cost"
+	@echo "make soak    the long tests, then an hour of random faults (SOAK_MINUTES=60)"
 
 setup: $(STAMP)
 
@@ -42,8 +43,13 @@ lint: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python -m bench.compare $(BENCH_ARGS)
 
+faults: $(STAMP)
+	@$(BIN)/python -m faults table $(FAULTS_ARGS)
+
+SOAK_MINUTES ?= 60
 soak: $(STAMP)
 	@$(BIN)/python -m tests.run --soak
+	@$(BIN)/python -m faults soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 proto: $(STAMP)
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --grpc_python_out=proto --pyi_out=proto proto/baton/controller/v1/controller.proto
