@@ -101,13 +101,29 @@ def replace_file(path: Path, data: bytes, *, keep_previous: bool = False) -> Non
 
 
 def replace_with_twin(path: Path, data: bytes) -> None:
-    """Put `data` under `path` and then under `<path>.bak`, both durable on return.
+    """Put `data` under `path` and under `<path>.bak`, both durable on return.
 
     For files whose previous content would be a wrong answer, not just an old one: whichever copy
-    is later lost, the other holds the newest content.
+    is later lost, the other holds the newest content. After a crash each copy is whole, the old or
+    the new one. Both are written before the first sync, and the folder is synced once: that is two
+    commits of the file system's journal instead of four, in the middle of every role change.
     """
-    replace_file(path, data)
-    replace_file(backup_path(path), data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    targets = (path, backup_path(path))
+    temps = [target.with_name(target.name + _TEMP_SUFFIX) for target in targets]
+    fds: list[int] = []
+    try:
+        for temp in temps:
+            fds.append(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+            write_all(fds[-1], data, 0)
+        for fd in fds:
+            os.fsync(fd)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    for temp, target in zip(temps, targets, strict=True):
+        os.replace(temp, target)
+    sync_directory(path.parent)
 
 
 def remove_file(path: Path) -> None:
