@@ -1,9 +1,10 @@
 """`python -m tests.run`: all tests, in rings, the fast ones first. The runner behind `make test`.
 
 Rings: `fast` (no processes), `process` (real clusters, kill -9), `java` (the stock Java client and
-mqadmin against a real cluster). Every ring runs even if one before it failed. What a machine lacks
-for a ring is said by name and the ring is left out; with BATONMQ_CI=1 in the environment that is a
-failure. `--soak` runs the process ring's long versions instead (BATONMQ_SOAK=1): many kills.
+mqadmin against a real cluster), `docker` (the compose project on a container engine). Every ring
+runs even if one before it failed. What a machine lacks for a ring is said by name and the ring is
+left out; with BATONMQ_CI=1 in the environment that is a failure. `--soak` runs the process ring's
+long versions instead (BATONMQ_SOAK=1): many kills.
 Exit codes: 0 all good, 1 something failed, 2 wrong usage.
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chaos import engine
 from tests.interop.java_tools import FetchError, is_fetched, missing_tools, prepared_classpath
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,10 +60,27 @@ def _prepare_java() -> None:
         raise Unprepared(str(exc)) from exc
 
 
+def _prepare_docker() -> None:
+    print("    the image of this work tree is built …", flush=True)
+    try:
+        engine.build_image()
+    except subprocess.CalledProcessError as exc:
+        raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
+
+
 RINGS = (
-    Ring("fast", "cores, codecs, stores, in one process", "not process and not java"),
+    Ring(
+        "fast", "cores, codecs, stores, in one process", "not process and not java and not docker"
+    ),
     Ring("process", "real clusters: kill -9, hangs, bad days", "process"),
     Ring("java", "the stock Java client and mqadmin", "java", missing_tools, _prepare_java),
+    Ring(
+        "docker",
+        "the compose project: kills, pauses, cut networks",
+        "docker",
+        engine.missing_tools,
+        _prepare_docker,
+    ),
 )
 
 

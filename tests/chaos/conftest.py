@@ -1,0 +1,42 @@
+"""Fixtures of the docker ring: one cluster of containers for all tests, left out by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "process")]
+
+from compose_cluster import ComposeCluster  # noqa: E402
+from engine import build_image, missing_tools  # noqa: E402
+
+LOGS = Path(os.environ.get("BATONMQ_CHAOS_LOGS", "/tmp/batonmq-chaos-logs"))
+
+
+@pytest.fixture(scope="session")
+def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeCluster]:
+    """`docker compose up` of this work tree's image, ended with its volumes."""
+    lacks = missing_tools()
+    if lacks:
+        why = f"this machine lacks {' and '.join(lacks)}"
+        if os.environ.get("BATONMQ_CI") == "1":
+            pytest.fail(why)
+        pytest.skip(f"left out: {why}")
+    build_image()
+    with ComposeCluster(tmp_path_factory.mktemp("chaos")) as cluster:
+        yield cluster
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("containers")
+    if report.failed and isinstance(cluster, ComposeCluster):
+        folder = LOGS / item.name.replace("/", "_")
+        cluster.keep_logs(folder)
+        report.sections.append(("containers", f"their logs are in {folder}"))
+    return report

@@ -1,0 +1,232 @@
+"""What happens to machines, done to containers under a load of acknowledged writes.
+
+Each test begins and ends with a whole cluster, and ends with the same questions: is every
+acknowledged message where its acknowledgement said, is there exactly one master, does `mqctl`
+find everything well. The tests share one cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from client_load import ClientWriter, SteadyWriter
+from cluster_process import wait_for
+from compose_cluster import BROKERS, GROUP, NAME_SERVERS, ComposeCluster, first_ack
+from queue_check import check_writers
+from raw_probe import Writer
+
+from protocol.errors import BatonError
+
+pytestmark = pytest.mark.docker
+
+MORE = 30
+"""So many acknowledged writes of each writer count as going on."""
+_names = itertools.count(1)
+
+
+@dataclass
+class Load:
+    """Writers into one topic: two raw ones and the client's."""
+
+    cluster: ComposeCluster
+    topic: str
+    writers: list[SteadyWriter | ClientWriter]
+
+    @property
+    def client(self) -> ClientWriter:
+        (found,) = (writer for writer in self.writers if isinstance(writer, ClientWriter))
+        return found
+
+    def wait_more(self, seconds: float = 30.0) -> float:
+        """Waits until every writer had `MORE` further acks; how long it took."""
+        began, counts = time.monotonic(), [len(writer.acks) for writer in self.writers]
+
+        def going() -> bool:
+            for writer in self.writers:
+                if writer.error is not None:
+                    raise writer.error
+            done = zip(self.writers, counts, strict=True)
+            return all(len(writer.acks) >= before + MORE for writer, before in done)
+
+        wait_for("writes to be acknowledged", going, seconds)
+        return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def ordeal(cluster: ComposeCluster) -> Iterator[Load]:
+    """A load on a whole cluster; inside it things happen; afterwards all is well and all is there.
+
+    The load goes on until the cluster is whole again.
+    """
+    cluster.wait_well()
+    topic = f"Chaos{next(_names)}"
+    first_ack([cluster.broker_addresses[BROKERS.index(cluster.master())]], topic)
+    writers: list[SteadyWriter | ClientWriter] = [
+        SteadyWriter(cluster.broker_addresses, topic, 1, timeout_s=1.0),
+        SteadyWriter(cluster.broker_addresses, topic, 2, timeout_s=1.0),
+        ClientWriter(cluster.name_server_addresses, topic, 3, GROUP),
+    ]
+    load = Load(cluster, topic, writers)
+    with contextlib.ExitStack() as stack:
+        for writer in writers:
+            stack.enter_context(writer)
+        load.wait_more()
+        yield load
+        load.wait_more()
+        whole_s = cluster.wait_well()
+        load.wait_more()
+    acked = sum(len(writer.acks) for writer in writers)
+    stored = _checked(cluster, topic, writers)
+    gap = max(
+        after.at - before.at
+        for writer in writers
+        for before, after in itertools.pairwise(writer.acks)
+    )
+    print(f"acknowledged {acked}, stored {stored}, longest gap {gap:.2f} s, whole {whole_s:.1f} s")
+    assert stored >= acked
+    assert cluster.masters_by_own_word() == [cluster.master()]
+    last = load.client.acks[-1].number
+    by_key = cluster.mqctl("queryMsgByKey", "-t", topic, "-k", f"k{last}", "--json")
+    assert (by_key.code, len(by_key.json)) == (0, 1), by_key
+
+
+def _checked(cluster: ComposeCluster, topic: str, writers: Iterable[Writer | ClientWriter]) -> int:
+    """`check_writers`; a master lost while it reads, on a busy host, is waited for."""
+
+    def read() -> int | None:
+        try:
+            return check_writers(cluster.name_server_addresses, topic, writers)
+        except BatonError:
+            return None
+
+    found: int = wait_for(f"the messages of {topic}", read)
+    return found
+
+
+Names = Callable[[ComposeCluster], list[str]]
+
+
+def master(cluster: ComposeCluster) -> list[str]:
+    return [cluster.master()]
+
+
+def slave(cluster: ComposeCluster) -> list[str]:
+    return cluster.slaves()[:1]
+
+
+def master_and_slave(cluster: ComposeCluster) -> list[str]:
+    return [cluster.master(), cluster.slaves()[0]]
+
+
+def leader(cluster: ComposeCluster) -> list[str]:
+    return [cluster.leader()]
+
+
+def master_and_leader(cluster: ComposeCluster) -> list[str]:
+    return [cluster.master(), cluster.leader()]
+
+
+def all_brokers(cluster: ComposeCluster) -> list[str]:
+    return list(BROKERS)
+
+
+def all_controllers(cluster: ComposeCluster) -> list[str]:
+    return list(NAME_SERVERS)
+
+
+def test_up_to_the_first_acknowledged_write(containers: ComposeCluster) -> None:
+    at = first_ack(containers.broker_addresses, "First")
+    print(f"up to the first acknowledged write: {at - containers.up_began:.1f} s")
+    assert containers.wait_well() >= 0
+    assert len(containers.group()["inSyncReplicas"]) == 3
+
+
+def test_an_operator_sees_and_steers_it_from_outside(containers: ComposeCluster) -> None:
+    """A planned switch under load: no send of the client fails."""
+    with ordeal(containers) as load:
+        before = containers.group()
+        other = next(
+            replica["brokerId"]
+            for replica in before["inSyncReplicas"]
+            if replica["brokerId"] != before["masterBrokerId"]
+        )
+        elect = ("electMaster", "-bn", GROUP, "-c", "DefaultCluster", "-b")
+        ran = containers.mqctl(*elect, str(other), "--json")
+        assert (ran.code, ran.json["masterBrokerId"]) == (0, other), ran
+        assert ran.json["masterEpoch"] > before["masterEpoch"]
+        assert containers.mqctl(*elect, "99").code == 1
+        assert containers.mqctl("health", "-n", "nonsense").code == 2
+        load.wait_more()
+        assert containers.group()["masterBrokerId"] == other
+    assert not load.client.failures
+    assert containers.mqctl("timeline").code == 0
+    listed = containers.mqctl("clusterList", "--json").json["brokerAddrTable"][GROUP]
+    assert sorted(listed["brokerAddrs"].values()) == containers.broker_addresses
+
+
+@pytest.mark.parametrize(
+    "who", [master, slave, master_and_slave, leader, master_and_leader, all_brokers]
+)
+def test_killed_and_started_again(containers: ComposeCluster, who: Names) -> None:
+    with ordeal(containers) as load:
+        victims = who(containers)
+        containers.kill(victims)
+        if set(victims) != set(BROKERS):
+            load.wait_more()
+            assert containers.mqctl("health").code == 1
+        containers.start(victims)
+
+
+def test_a_crashed_master_is_restarted_by_its_policy(containers: ComposeCluster) -> None:
+    with ordeal(containers):
+        victim = containers.master()
+        containers.crash(victim)
+        wait_for("another master", lambda: containers.group()["masterAddress"] != "" and
+                 containers.master() != victim)  # fmt: skip
+
+
+def test_all_controllers_killed_writes_go_on(containers: ComposeCluster) -> None:
+    """R36: without controllers a healthy group goes on, and nobody is elected needlessly."""
+    with ordeal(containers) as load:
+        before = containers.group()
+        containers.kill(NAME_SERVERS)
+        load.wait_more()
+        assert containers.mqctl("health").code == 1
+        containers.start(NAME_SERVERS)
+        containers.wait_well()
+        after = containers.group()
+        for key in ("masterAddress", "masterEpoch"):
+            assert after[key] == before[key]
+
+
+@pytest.mark.parametrize("who", [master, slave, leader, master_and_leader])
+def test_paused_and_woken(containers: ComposeCluster, who: Names) -> None:
+    with ordeal(containers) as load:
+        victims = who(containers)
+        containers.pause(victims)
+        load.wait_more()
+        containers.unpause(victims)
+
+
+@pytest.mark.parametrize("who", [master, slave, master_and_slave, leader, all_controllers])
+def test_cut_off_and_reconnected(containers: ComposeCluster, who: Names) -> None:
+    with ordeal(containers) as load:
+        victims = who(containers)
+        containers.cut_off(victims)
+        load.wait_more()
+        containers.reconnect(victims)
+
+
+def test_master_and_leader_come_back_with_each_others_address(containers: ComposeCluster) -> None:
+    with ordeal(containers) as load:
+        victims = master_and_leader(containers)
+        addresses = [containers.address_inside(name) for name in victims]
+        containers.cut_off(victims)
+        load.wait_more()
+        for name, address in zip(victims, reversed(addresses), strict=True):
+            containers.reconnect([name], address)
