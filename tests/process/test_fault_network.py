@@ -1,0 +1,95 @@
+"""The laboratory's network: what is cut is silent, one way if wanted, and all of it goes away."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from faults import commands
+from faults.cluster import ROOT
+from faults.net import NETNS, Namespaces, remove_stale, why_not
+
+pytestmark = pytest.mark.process
+
+HOSTS = ("left", "right")
+PORT = 7_000
+SILENT_S = 0.3
+
+
+@pytest.fixture
+def network() -> Iterator[Namespaces]:
+    missing = why_not()
+    if missing:
+        if os.environ.get("BATONMQ_CI") == "1":
+            pytest.fail(f"left out: {missing}")
+        pytest.skip(f"left out: {missing}")
+    made = Namespaces(HOSTS)
+    made.open()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def listener(network: Namespaces, host: str) -> socket.socket:
+    with network.inside(host):
+        return socket.create_server((network.address[host], PORT))
+
+
+def dialled(network: Namespaces, host: str, peer: str) -> socket.socket:
+    with network.inside(host):
+        return socket.create_connection((network.address[peer], PORT), timeout=SILENT_S)
+
+
+def test_hosts_reach_each_other_until_they_are_cut(network: Namespaces) -> None:
+    """1. A connection carries bytes. 2. Cut one way: what is sent that way is neither received
+    nor refused, the other way still is. 3. Mended: the bytes arrive, nothing was lost."""
+    with listener(network, "left") as door, dialled(network, "right", "left") as ours:
+        theirs, _ = door.accept()
+        theirs.settimeout(SILENT_S)
+        ours.sendall(b"1")
+        assert theirs.recv(10) == b"1"
+
+        network.cut(commands.one_way([network.address["right"]], [network.address["left"]]))
+        ours.sendall(b"2")
+        with pytest.raises(TimeoutError):
+            theirs.recv(10)
+        theirs.sendall(b"3")
+        assert ours.recv(10) == b"3"
+        with pytest.raises(TimeoutError):
+            dialled(network, "right", "left")
+
+        network.mend()
+        theirs.settimeout(10.0)
+        assert theirs.recv(10) == b"2"
+        theirs.close()
+
+
+def test_the_own_thread_comes_back_to_its_network(network: Namespaces) -> None:
+    before = os.readlink("/proc/thread-self/ns/net")
+    with pytest.raises(RuntimeError), network.inside("left"):
+        assert os.readlink("/proc/thread-self/ns/net") != before
+        raise RuntimeError
+    assert os.readlink("/proc/thread-self/ns/net") == before
+
+
+def test_nothing_is_left_of_it(network: Namespaces) -> None:
+    network.close()
+    assert not [path for path in NETNS.glob("bmqf-*") if f"-{os.getpid()}-" in path.name]
+
+
+def test_what_a_killed_laboratory_left_is_removed_by_the_next(network: Namespaces) -> None:
+    """A laboratory dies by kill -9 right after it made its network."""
+    made = (
+        "import os, signal; from faults.net import Namespaces;"
+        " Namespaces(('a',)).open(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", made], cwd=ROOT)
+    child.wait(30)
+    assert set(remove_stale()) == {f"bmqf-{child.pid}-router", f"bmqf-{child.pid}-a"}
+    assert not list(NETNS.glob(f"bmqf-{child.pid}-*"))
