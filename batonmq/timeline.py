@@ -368,6 +368,7 @@ _HOW: Final = {
     "never_seen": "{who} was not heard of since this controller decides",
     "no_master": "there is no master",
     "first_election": "the group never had a master",
+    "planned switch": "the master has drained and asks for its successor",
 }
 
 

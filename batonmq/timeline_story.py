@@ -7,7 +7,7 @@ is called out of order, and its distance is not told: a negative time would only
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,7 +17,12 @@ CHAIN: Final = (
     "requested", "drained", "detected", "proposed", "committed", "pushed", "role changed",
     "opened", "first ack",
 )  # fmt: skip
-"""The steps that follow from one another; the others stand beside them."""
+"""The steps that every document has a time for; each can be once in a story."""
+_LEADERS: Final = ("committed", "pushed")
+_CAUSAL: Final = tuple(name for name in CHAIN if name not in _LEADERS)
+"""Those that follow from one another. What the leader commits and pushes, a broker may have heard
+of from another controller a little earlier."""
+_AFTER_PUSH: Final = ("role changed", "opened", "first ack")
 _MAY_COME_BEFORE: Final = ("restarted", "leader known", "started")
 _NAME_WIDTH: Final = max(map(len, CHAIN)) + 1
 _TIME_WIDTH: Final = 11
@@ -104,9 +109,8 @@ class Story:
     @property
     def began_ms(self) -> int:
         """The time from which the others are counted; 0 if there is none."""
-        steps = self.in_order()
-        first = next((step for step in steps if step.name in CHAIN), steps[0] if steps else None)
-        return first.time_ms if first is not None else 0
+        began = _beginning(self.in_order())
+        return began.time_ms if began is not None else 0
 
     @property
     def is_election(self) -> bool:
@@ -120,50 +124,53 @@ class Story:
         return not self.missing and self.kind not in ("master_lost", "election_blocked")
 
     def in_order(self) -> list[Step]:
-        """The chain, and the other steps where their times put them."""
-        chain = sorted(
-            (step for step in self.steps if step.name in CHAIN),
-            key=lambda step: CHAIN.index(step.name),
-        )
-        beside = sorted(
-            (step for step in self.steps if step.name not in CHAIN), key=lambda step: step.time_ms
-        )
+        """What followed from one another, and the other steps where their times put them."""
+        causal = [step for step in self.steps if step.name in _CAUSAL]
+        beside = [step for step in self.steps if step.name not in _CAUSAL]
+        causal.sort(key=lambda step: _CAUSAL.index(step.name))
+        beside.sort(key=lambda step: step.time_ms)
         ordered: list[Step] = []
-        for step in chain:
-            while beside and beside[0].time_ms < step.time_ms:
-                ordered.append(beside.pop(0))
+        next_beside = 0
+        for step in causal:
+            while next_beside < len(beside) and _comes_before(beside[next_beside], step):
+                ordered.append(beside[next_beside])
+                next_beside += 1
             ordered.append(step)
-        return ordered + beside
+        return ordered + beside[next_beside:]
 
     def out_of_order(self) -> dict[int, str]:
         """id of each step whose clock cannot be right -> what is wrong with it."""
         wrong: dict[int, str] = {}
+        began = _beginning(self.in_order())
         latest: Step | None = None
-        began_ms = self.began_ms
         for step in self.in_order():
-            chained = step.name in CHAIN
-            if latest is None or (chained and step.time_ms >= latest.time_ms):
-                latest = step
-            elif chained or (step.time_ms < began_ms and step.name not in _MAY_COME_BEFORE):
-                behind_ms = (latest.time_ms if chained else began_ms) - step.time_ms
+            before = latest if step.name in _CAUSAL else began
+            if before is None or step.time_ms >= before.time_ms:
+                latest = step if step.name in _CAUSAL else latest
+            elif step.name not in _MAY_COME_BEFORE:
+                behind_ms = before.time_ms - step.time_ms
                 wrong[id(step)] = (
                     f"the clock of {step.clock} went back by {behind_ms} ms"
-                    if step.clock == latest.clock
+                    if step.clock == before.clock
                     else f"the clock of {step.clock} is at least {behind_ms} ms behind that of "
-                    f"{latest.clock}"
+                    f"{before.clock}"
                 )
         return wrong
 
-    def after_ms(self, step: Step) -> int | None:
-        """Since the story began; None where the clocks do not allow to say."""
-        if id(step) in self.out_of_order():
+    def after_ms(self, step: Step, wrong: Mapping[int, str] | None = None) -> int | None:
+        """Since the story began; None where the clocks do not allow to say.
+
+        `wrong`: what `out_of_order` gave, where it is known.
+        """
+        if id(step) in (self.out_of_order() if wrong is None else wrong):
             return None
         distance = step.time_ms - self.began_ms
         return distance if distance >= 0 else None
 
-    def duration_ms(self, name: str) -> int | None:
+    def duration_ms(self, name: str, wrong: Mapping[int, str] | None = None) -> int | None:
+        """From the beginning to that step; None as in `after_ms`, or if it was not heard of."""
         step = next((each for each in self.steps if each.name == name), None)
-        return None if step is None else self.after_ms(step)
+        return None if step is None else self.after_ms(step, wrong)
 
     @property
     def unavailable_ms(self) -> int | None:
@@ -211,7 +218,7 @@ class Story:
         for step in self.in_order():
             if only is not None and step not in only:
                 continue
-            after_ms = self.after_ms(step)
+            after_ms = self.after_ms(step, wrong)
             when = (
                 f"+{after_ms} ms"
                 if after_ms is not None
@@ -245,7 +252,7 @@ class Story:
             "complete": self.complete,
             "beganTimestamp": self.began_ms,
             **{f"{_camel(name)}Timestamp": self.time_of(name) for name in CHAIN},
-            "durationsMs": {_camel(name): self.duration_ms(name) for name in CHAIN},
+            "durationsMs": {_camel(name): self.duration_ms(name, wrong) for name in CHAIN},
             "unavailableMs": self.unavailable_ms,
             "heldMs": self.held_ms if self.held_ms >= 0 else None,
             "drainedOffset": self.drained_offset if self.drained_offset >= 0 else None,
@@ -269,7 +276,7 @@ class Story:
                 {
                     "step": _camel(step.name),
                     "timestamp": step.time_ms,
-                    "afterMs": self.after_ms(step),
+                    "afterMs": self.after_ms(step, wrong),
                     "clock": step.clock,
                     "brokerId": step.broker_id,
                     "text": step.text,
@@ -279,6 +286,17 @@ class Story:
             ],
             "clockProblems": list(dict.fromkeys(wrong.values())),
         }
+
+
+def _beginning(ordered: Sequence[Step]) -> Step | None:
+    first = next((step for step in ordered if step.name in _CAUSAL), None)
+    return first if first is not None else next(iter(ordered), None)
+
+
+def _comes_before(beside: Step, causal: Step) -> bool:
+    if beside.time_ms == causal.time_ms:
+        return beside.name in _LEADERS and causal.name in _AFTER_PUSH
+    return beside.time_ms < causal.time_ms
 
 
 def ids(members: tuple[int, ...] | list[int]) -> str:

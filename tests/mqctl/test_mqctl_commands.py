@@ -318,6 +318,27 @@ def test_timeline_shows_what_was_asked_for(mqctl: Run) -> None:
     assert [event["kind"] for event in events] == ["elected", "opened", "first_ack"]
 
 
+def test_timeline_follows_and_tells_each_step_once(
+    mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two looks at the same history, one at no controller at all, then ctrl-C."""
+    looks: list[float] = []
+
+    async def look(seconds: float) -> None:
+        looks.append(seconds)
+        fake.dead = {None} if len(looks) == 2 else set()
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("asyncio.sleep", look)
+    ran = mqctl("timeline", "--follow", "--last", "5")
+    assert (ran.code, len(looks)) == (0, 4)
+    assert ran.out.count("failover") == ran.out.count("first ack") == 1
+    assert ran.err.count("no controller answers") == 1
+    looks.clear()
+    assert mqctl("timeline", "--follow").out == ""
+
+
 def test_timeline_reads_files_where_no_controller_lives(
     mqctl: Run, fake: Any, tmp_path: Path
 ) -> None:
