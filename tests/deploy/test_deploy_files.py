@@ -1,0 +1,166 @@
+"""deploy/ says what the processes understand: every setting, port and address of the project."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from broker.main import SECTIONS as BROKER_SECTIONS
+from controller.config import ControllerConfig
+from namesrv.config import NamesrvConfig
+from settings.loader import load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+NAMESRV_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "namesrv": NamesrvConfig,
+    "controller": ControllerConfig,
+}
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+NUMBERS = (1, 2, 3)
+
+
+def dotenv() -> dict[str, str]:
+    lines = (DEPLOY / ".env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def compose(**chosen: str) -> dict[str, Any]:
+    """The project as compose reads it, with `.env` and what the shell sets over it."""
+    variables = dotenv() | chosen
+    text = (DEPLOY / "docker-compose.yml").read_text()
+    found: dict[str, Any] = yaml.safe_load(_VARIABLE.sub(lambda m: variables[m[1]], text))
+    return found
+
+
+def settings_of(
+    project: dict[str, Any], service: str, sections: dict[str, type[msgspec.Struct]]
+) -> dict[str, Any]:
+    """What the process of a service would start with."""
+    entry = project["services"][service]
+    kind, option, file = entry["command"]
+    assert (option, file) == ("-c", f"/etc/batonmq/{kind}.yaml")
+    environ = {key: str(value) for key, value in entry["environment"].items()}
+    return load_settings(DEPLOY / "config" / f"{kind}.yaml", sections, environ=environ)
+
+
+def published(project: dict[str, Any], service: str) -> dict[tuple[str, int], int]:
+    """(host address, host port) -> port inside."""
+    ports = [entry.split(":") for entry in project["services"][service]["ports"]]
+    return {(host, int(outside)): int(inside) for host, outside, inside in ports}
+
+
+@pytest.fixture(params=[{}, {"BATONMQ_NAMESRV_PORTS": "231", "BATONMQ_BROKER_PORTS": "232"}])
+def project(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return compose(**request.param)
+
+
+def test_every_variable_has_its_default_in_the_one_file() -> None:
+    used = set(_VARIABLE.findall((DEPLOY / "docker-compose.yml").read_text()))
+    assert used <= dotenv().keys()
+    assert dotenv().keys() - used == {"COMPOSE_PROJECT_NAME"}
+
+
+def test_both_composes_take_the_file(project: dict[str, Any]) -> None:
+    """docker-compose 1.29 knows no `name`, v2 calls `version` obsolete."""
+    extensions = {key for key in project if key.startswith("x-")}
+    assert project.keys() - extensions == {"services", "networks", "volumes"}
+    for service in project["services"].values():
+        assert "depends_on" not in service
+        assert (service["init"], service["restart"]) == (True, "unless-stopped")
+    volumes = [service["volumes"][0].split(":") for service in project["services"].values()]
+    assert {name for name, _ in volumes} == project["volumes"].keys()
+    assert {place for _, place in volumes} == {"/var/lib/batonmq"}
+
+
+def test_the_doors_of_brokers_are_where_they_are_advertised(project: dict[str, Any]) -> None:
+    host = dotenv()["BATONMQ_ADVERTISE_HOST"]
+    for number in NUMBERS:
+        name = f"broker-{number}"
+        sections = settings_of(project, name, BROKER_SECTIONS)
+        broker, doors = sections["broker"], published(project, name)
+        assert broker.address == f"{host}:{broker.listen_port}"
+        for port in (broker.listen_port, broker.listen_port - 2):
+            assert doors.pop((host, port)) == port
+        assert not doors
+        assert (broker.bind_host, broker.ha_ip) == ("0.0.0.0", name)
+        assert sections["store"].store_path_root_dir.startswith("/var/lib/batonmq/")
+        check = project["services"][name]["healthcheck"]["test"]
+        assert [str(word) for word in check[-2:]] == ["broker", str(broker.listen_port)]
+
+
+def test_brokers_know_every_name_server_and_controller(project: dict[str, Any]) -> None:
+    names, doors = [], []
+    for number in NUMBERS:
+        sections = settings_of(project, f"namesrv-{number}", NAMESRV_SECTIONS)
+        names.append(f"namesrv-{number}:{sections['namesrv'].listen_port}")
+        doors.append(sections["controller"].self_peer.grpc_address)
+    for number in NUMBERS:
+        sections = settings_of(project, f"broker-{number}", BROKER_SECTIONS)
+        assert list(sections["broker"].name_servers) == names
+        assert sections["replicas"].controller_grpc_addr.split(";") == doors
+
+
+def test_controllers_agree_on_who_they_are(project: dict[str, Any]) -> None:
+    host = dotenv()["BATONMQ_ADVERTISE_HOST"]
+    groups = set()
+    for number in NUMBERS:
+        name = f"namesrv-{number}"
+        sections = settings_of(project, name, NAMESRV_SECTIONS)
+        namesrv, controller = sections["namesrv"], sections["controller"]
+        peer, doors = controller.self_peer, published(project, name)
+        groups.add(controller.peers)
+        assert namesrv.enable_controller_in_namesrv
+        assert peer.remoting_address == f"{host}:{peer.port}"
+        assert peer.grpc_address == f"{name}:{peer.grpc_port}"
+        assert peer.raft_address == f"{name}:{peer.raft_port}"
+        assert controller.raft_bind_address == "0.0.0.0"
+        for port in (namesrv.listen_port, peer.port, peer.grpc_port):
+            assert doors.pop((host, port)) == port
+        assert not doors, "the Raft port is not published"
+        assert controller.store_path.startswith("/var/lib/batonmq/")
+        check = [str(word) for word in project["services"][name]["healthcheck"]["test"]]
+        assert check[-4:] == [
+            "namesrv", str(namesrv.listen_port), "controller", str(peer.port),
+        ]  # fmt: skip
+    assert len(groups) == 1
+
+
+def test_no_two_doors_share_a_port(project: dict[str, Any]) -> None:
+    doors = [door for name in project["services"] for door in published(project, name)]
+    assert len(set(doors)) == len(doors) == 3 * 3 + 3 * 2
+
+
+def test_the_advertised_address_is_the_first_of_the_network() -> None:
+    variables = dotenv()
+    network = variables["BATONMQ_SUBNET"].removesuffix("0/24")
+    assert variables["BATONMQ_ADVERTISE_HOST"] == f"{network}1"
+    assert variables["BATONMQ_PUBLISH_HOST"] == variables["BATONMQ_ADVERTISE_HOST"]
+
+
+def test_nothing_is_fetched_from_a_place_of_its_own() -> None:
+    """No registry, mirror or download address: what the machine is configured for is used."""
+    host = re.compile(r"\w+://(?!\$)|\b[\w-]+\.(?:io|org|com|net|dev)\b")
+    for file in sorted(DEPLOY.rglob("*")):
+        if not file.is_file() or "wheelhouse" in file.parts:
+            continue
+        text = file.read_text().replace("docker.io", "").replace("unix://", "")
+        assert not host.findall(text), file
+    base = dotenv()["BATONMQ_BASE_IMAGE"]
+    assert "/" not in base
+
+
+def test_the_image_holds_every_package() -> None:
+    """What the wheel is made of is not kept out of the build."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    kept_out = {line for line in lines if line and line[0] not in "#!"}
+    for package in packages:
+        assert Path(package).parts[0] not in kept_out
