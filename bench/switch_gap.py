@@ -21,12 +21,15 @@ from typing import Any
 import uvloop
 
 from batonmq import Admin, ClientError, Message, Producer
+from batonmq.controller_admin import ControllerAdmin
 from bench.our_cluster import ROOT
 from bench.proc import spawn, stop_all
 from bench.side import free_base_port, wait_for
+from protocol.controller_bodies import ReplicasInfo
 
 GROUP = "broker-a"
 TOPIC = "SwitchGap"
+REPLICAS = 3
 
 
 class Sends:
@@ -60,6 +63,16 @@ def gap_ms(acks: list[tuple[float, str]], new: str) -> float:
     return (first - last) * 1000
 
 
+async def whole(admin: ControllerAdmin) -> ReplicasInfo:
+    """The group, once it has a master and all replicas are in the set."""
+    while True:
+        table = await admin.sync_state_data([GROUP])
+        info = table.replicas_info_table[GROUP]
+        if info.master_broker_id and len(info.in_sync_replicas) == REPLICAS:
+            return info
+        await asyncio.sleep(0.2)
+
+
 async def measure(document: dict[str, Any], switches: int, tasks: int, size: int) -> list[float]:
     name_servers = ";".join(node["address"] for node in document["nameServers"])
     gaps: list[float] = []
@@ -73,8 +86,7 @@ async def measure(document: dict[str, Any], switches: int, tasks: int, size: int
         running = [asyncio.create_task(sends.run()) for _ in range(tasks)]
         for number in range(switches):
             await asyncio.sleep(1.5)
-            table = await admin.sync_state_data([GROUP])
-            info = table.replicas_info_table[GROUP]
+            info = await whole(admin)
             others = [r for r in info.in_sync_replicas if r.broker_id != info.master_broker_id]
             target = others[number % len(others)]
             sends.acks.clear()
@@ -86,7 +98,7 @@ async def measure(document: dict[str, Any], switches: int, tasks: int, size: int
             await sends.reached.wait()
             gaps.append(gap_ms(list(sends.acks), target.broker_address))
             print(
-                f"{info.master_broker_id} -> {elected.master_broker_id}"
+                f"{time.strftime('%H:%M:%S')} {info.master_broker_id} -> {elected.master_broker_id}"
                 f" masterEpoch {elected.master_epoch}: gap {gaps[-1]:.1f} ms,"
                 f" command {took_ms:.0f} ms",
                 flush=True,
@@ -109,7 +121,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="switch-gap-") as scratch:
         folder = options.keep or Path(scratch)
         argv = [
-            sys.executable, "-m", "batonmq.launcher.main", "up", "--json", "--replicas", "3",
+            sys.executable, "-m", "batonmq.launcher.main", "up", "--json", "--replicas", str(REPLICAS),
             "--data", str(folder / "data"), "--base-port", str(free_base_port()),
         ]  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
