@@ -6,9 +6,9 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from faults.fault import Fault, Measure, Wound
+from faults.fault import Fault, Wound
 from faults.records import Finding
 
 if TYPE_CHECKING:
@@ -122,8 +122,6 @@ class OnlyTheSpoiledLives(Fault):
 
     name = "wiped-slave-alone"
     title = "a replica's disk wiped, the two others killed: nobody acks until one is back"
-    measure: ClassVar[Measure] = "first ack"
-    elections = (1, 2)
 
     def inject(self, lab: Lab, rng: random.Random) -> Wound:
         master = lab.master()
@@ -140,12 +138,16 @@ class OnlyTheSpoiledLives(Fault):
         lab.cluster.wait_door(spoiled)
         time.sleep(NOBODY_ACKS_S)
         acked = len(lab.load.since(died + 0.05))
-        back = rng.choice([master, complete])
+        group = lab.cluster.wait_for("what the controllers know", lab.cluster.group)
+        whole = sorted(group.in_sync - {spoiled})
+        back = rng.choice(whole or [master, complete])
         lab.cluster.launch(brokers[back])
         at = lab.cluster.wait_door(back)
-        return Wound(at, notes={"ackedAlone": acked, "spoiled": spoiled, "back": back})
+        return Wound(
+            at, notes={"ackedAlone": acked, "spoiled": spoiled, "back": back, "set": whole}
+        )
 
     def judge(self, lab: Lab, wound: Wound) -> list[Finding]:
-        if wound.notes["ackedAlone"]:
+        if wound.notes["ackedAlone"] or not wound.notes["set"]:
             return [Finding("spoiled acked", f"{wound.notes}")]
         return []
