@@ -270,6 +270,7 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
             applied_index=metadata.applied_index,
             committed_index=metadata.committed_index,
             peers=map(_peer_to_pb, metadata.peers),
+            problems=metadata.problems,
         )
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Any) -> pb.GetHistoryReply:

@@ -66,10 +66,15 @@ class LivenessView(Protocol):
 
     def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
 
+    def problems(self) -> tuple[str, ...]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Who this node is and what it knows of the others. `leader` is a hint, None if unknown."""
+    """Who this node is and what it knows of the others. `leader` is a hint, None if unknown.
+
+    `problems` is what is unwell here, for people.
+    """
 
     group: str
     self_peer: Peer
@@ -80,6 +85,7 @@ class Metadata:
     applied_index: int
     committed_index: int
     peers: tuple[Peer, ...]
+    problems: tuple[str, ...] = ()
 
 
 class ControllerRequests:
@@ -128,6 +134,7 @@ class ControllerRequests:
             applied_index=status.applied_index,
             committed_index=status.committed_index,
             peers=self._peers,
+            problems=(*status.problems, *self._liveness.problems()),
         )
 
     async def submit(self, command: AnyCommand) -> CommandResult:
@@ -162,6 +169,10 @@ class ControllerRequests:
             case NotApplied():
                 raise self.not_leader()
         raise OutcomeUnknownError(outcome.reason)
+
+    async def confirm_lead(self, timeout_ms: int) -> bool:
+        """Whether a majority holds this node for the leader still."""
+        return self._gate.open and await self._log.read_barrier(timeout_ms) and self._gate.open
 
     async def reading(self) -> ControllerState:
         """The state to answer a read from. Raises NotLeaderError, OutcomeUnknownError.

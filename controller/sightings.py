@@ -30,6 +30,7 @@ class LivenessConfig:
     closure_young_ms: int = 2_000
     tick_ms: int = 50
     stall_ms: int = 100
+    drain_ms: int = 300
     flap_window_ms: int = 10_000
     flap_delay_ms: int = 200
     flap_delay_max_ms: int = 5_000
@@ -106,6 +107,7 @@ class Sightings:
         self._gate_opened_awake_ms = 0
         self._last_ms: int | None = None
         self._slept_ms = 0
+        self._drained_ms = 0
 
     def notice_time(self, now_ms: int) -> None:
         """To be told of every event and question: a gap means that this process stood still."""
@@ -113,6 +115,8 @@ class Sightings:
             gap_ms = now_ms - self._last_ms - self._config.tick_ms
             if gap_ms > self._config.stall_ms:
                 self._slept_ms += gap_ms
+            if gap_ms >= self._config.session_timeout_ms:
+                self._drained_ms = now_ms + self._config.drain_ms
         self._last_ms = now_ms
 
     def gate_opened(self, now_ms: int) -> None:
@@ -165,7 +169,9 @@ class Sightings:
         session.goodbye = event.goodbye
         if not event.goodbye and session.silent_since_ms is None:
             broker = self._broker(event.broker_name, event.broker_id)
-            session.held_back_ms = self._hold_back_ms(broker, session.incarnation, now_ms)
+            # R8: who was not answered for so long has dialled anew, and may wait in the socket.
+            hold_back_ms = self._hold_back_ms(broker, session.incarnation, now_ms)
+            session.held_back_ms = max(hold_back_ms, self._drained_ms - now_ms)
             broker.verdicts.append((now_ms, session.incarnation))
         return True
 

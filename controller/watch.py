@@ -14,6 +14,7 @@ from typing import Final
 from baton.controller.v1 import controller_pb2 as pb
 from controller.commands import ElectMaster
 from controller.errors import OutcomeUnknownError
+from controller.heartbeat_answers import HeartbeatAnswers
 from controller.history import EventKind
 from controller.liveness import LivenessCore
 from controller.liveness_events import (
@@ -74,6 +75,7 @@ class BrokerWatch:
         self._notes = notes
         self._push = push
         self._after_tick = ticked
+        self._answers = HeartbeatAnswers(requests)
         self._timer: asyncio.TimerHandle | None = None
         self._elections: set[asyncio.Task[None]] = set()
         self._refusals: dict[int, str] = {}
@@ -89,6 +91,7 @@ class BrokerWatch:
         for election in list(self._elections):
             election.cancel()
         await asyncio.gather(*self._elections, return_exceptions=True)
+        await self._answers.close()
 
     # What happens.
 
@@ -118,23 +121,8 @@ class BrokerWatch:
 
     def session_heartbeat(self, session: Session, heartbeat: pb.Heartbeat) -> None:
         """Answers at once: the broker counts its lease from the time it sent this."""
-        requests = self._requests
-        leader = requests.leader()
-        group = requests.state.group(session.broker_name)
-        session.send(
-            pb.ControllerMessage(
-                answer=pb.HeartbeatAnswer(
-                    sequence=heartbeat.sequence,
-                    sent_ms=heartbeat.sent_ms,
-                    leader=requests.leading,
-                    controller_epoch=requests.controller_epoch,
-                    leader_id=leader.node_id if leader else "",
-                    leader_grpc_address=leader.grpc_address if leader else "",
-                    master_epoch=group.master_epoch if group else 0,
-                    sync_state_set_epoch=group.sync_state_set_epoch if group else 0,
-                )
-            )
-        )
+        self._answers.turned(monotonic_ms())
+        self._answers.answer(session, heartbeat)
         self._tell(
             SessionHeartbeat(
                 session.broker_name,
@@ -256,5 +244,6 @@ class BrokerWatch:
 
     def _ticked(self) -> None:
         self._schedule_tick()
+        self._answers.turned(monotonic_ms())
         self._after_tick()
         self._tell(Tick())

@@ -257,6 +257,28 @@ def test_r8_a_stall_of_the_own_loop_moves_all_deadlines(watch):
     assert elections(watch.run(250))
 
 
+def test_r8_a_woken_judge_waits_for_those_who_dialled_anew(watch):
+    """1. This controller stands still for 5 s. 2. Its brokers drop their silent sessions and dial
+    again. 3. It wakes, and meets the closings first: nobody is dead, the new sessions follow."""
+    watch.now_ms += 5_000
+    for broker_id in (1, 2, 3):
+        assert elections(watch.close(broker_id)) == []
+    assert elections(watch.tell(Tick())) == []
+    watch.now_ms += 50
+    for broker_id in (1, 2, 3):
+        watch.hello(broker_id)
+    assert elections(watch.run(2_000)) == []
+    assert watch.alive() == [1, 2, 3]
+
+
+def test_r8_who_does_not_come_back_to_a_woken_judge_is_dead(watch):
+    watch.now_ms += 5_000
+    watch.close(1)
+    assert elections(watch.run(CONFIG.drain_ms - 50)) == []
+    (proposal,) = elections(watch.run(100))
+    assert proposal.reason == "session_closed"
+
+
 def test_r8_a_question_right_after_a_stall_finds_nobody_dead(watch):
     """The first callback after the stall may be a request that stamps liveness, not the tick."""
     watch.now_ms += 5_000

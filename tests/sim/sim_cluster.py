@@ -213,7 +213,12 @@ class SimLog:
         raft.commit(entry[1])
 
     async def read_barrier(self, timeout_ms: int) -> bool:
-        return self._leading
+        raft, world = self.raft, self.raft.world
+        await asyncio.sleep(world.rng.uniform(0.0005, 0.01))
+        if raft._leader_log is self and raft.has_majority(self.node):
+            return self._leading
+        await asyncio.sleep(timeout_ms / 1000)
+        return False
 
     def pump(self) -> None:
         """Applies what is committed, an entry at a time, when it is reached."""
