@@ -207,6 +207,11 @@ class Replication:
         assert self._manager is not None
         self._manager.report_event("diverged", reason=reason)
 
+    def on_damage(self, reason: str) -> None:
+        log.error("log_damaged reason=%s", reason)
+        assert self._manager is not None
+        self._manager.report_event("diverged", reason=f"its own log is damaged: {reason}")
+
     def on_fatal(self, exc: BaseException) -> None:
         self._on_fatal(exc)
 

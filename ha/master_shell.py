@@ -119,6 +119,7 @@ class MasterShell:
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, SlaveLink] = {}
         self._leaving: set[SlaveLink] = set()
+        self._said = ""
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
         self._entries = store.epochs.entries
@@ -207,8 +208,20 @@ class MasterShell:
                     "ha_slave_following broker_id=%d offset=%d", effect.broker_id, effect.offset
                 )
                 self._listener.on_slave_following(effect.broker_id)
+                self._check_record(effect.offset)
         if self.core.wakeup_ms < self._armed_ms:
             self._arm()
+
+    def _check_record(self, offset: int) -> None:
+        """A slave that was sent a bad record comes back for it: then it is ours that is bad (R24).
+
+        Old bytes are sent as they lie on the disk, and checked by who receives them.
+        """
+        fault = self._store.fault_at(offset)
+        if fault and fault != self._said:
+            self._said = fault
+            log.error("ha_own_log_damaged reason=%s", fault)
+            self._listener.on_damage(fault)
 
     def _send_log(self, effect: SendLog) -> None:
         link = self._links.get(effect.connection_id)

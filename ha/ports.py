@@ -63,6 +63,10 @@ class LogStore(Protocol):
 
     def clear_suspect(self) -> object: ...
 
+    def drop_unverified(self) -> int: ...
+
+    def fault_at(self, offset: int) -> str: ...
+
     def reset_for_empty_start(self, offset: int) -> object: ...
 
     def request_flush(self) -> object: ...
@@ -85,6 +89,9 @@ class HAListener(Protocol):
 
     def on_diverged(self, reason: str) -> None:
         """As slave: cannot follow until an operator has looked."""
+
+    def on_damage(self, reason: str) -> None:
+        """As master: our own log is bad where a slave goes on (G8)."""
 
     def on_fatal(self, exc: BaseException) -> None:
         """The log or the epoch file can no longer be written: the process must stop."""

@@ -113,6 +113,8 @@ class SlaveCore:
         self._retry_ms = policy.retry_ms
         self._diverged_ms = policy.diverged_retry_ms
         self._said = ""
+        self._refused_at = -1
+        self._refused_ms = policy.diverged_retry_ms
         self._pending_epoch: tuple[int, int] | None = None
         self._first_frame = True
         self._ack_due = False
@@ -439,6 +441,17 @@ class SlaveCore:
                 now_ms,
             )
         return self._begin_anew(reason, now_ms)
+
+    def record_refused(self, offset: int, reason: str, now_ms: int) -> list[SlaveEffect]:
+        """The record at `offset` came damaged and was dropped. It may have been the way: we ask
+        for it again, and ever more rarely as long as it is that same one."""
+        if offset != self._refused_at:
+            self._refused_at = offset
+            self._refused_ms = self.policy.diverged_retry_ms
+        self._diverged_ms = self._refused_ms
+        effects = self._diverge(f"the master sent a damaged record: {reason}", now_ms)
+        self._refused_ms = self._diverged_ms
+        return effects
 
     def turn_ended(self, flushed_offset: int, now_ms: int) -> list[SlaveEffect]:
         """After all that one read brought: one ack for all of it, then what readers may see."""

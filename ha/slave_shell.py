@@ -37,7 +37,7 @@ from ha.slave_effects import (
 )
 from ha.truncation import LocalLog
 from ha.wire import MasterHandshake, TransferHeader
-from protocol.errors import BatonError, RemoteProtocolError
+from protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 from protocol.role_view import RoleView
 from store.errors import TruncationRefused
 
@@ -199,6 +199,9 @@ class SlaveShell:
             self._parts.clear()
             self._hang_up(str(error))
             core.disconnected(now_ms)
+        except CorruptLogError as error:
+            self._parts.clear()
+            self._refuse_record(error)
         except (OSError, BatonError) as error:
             self._parts.clear()
             self._store_failed(error)
@@ -311,6 +314,17 @@ class SlaveShell:
             return
         self._listener.on_truncated(from_offset, offset)
         self._perform(self.core.log_changed(local_log(self._store), self._now_ms()))
+
+    def _refuse_record(self, error: CorruptLogError) -> None:
+        """The master sent a record that is none (G8): not a byte of it is acked or kept."""
+        try:
+            self._store.drop_unverified()
+        except (OSError, BatonError) as failure:
+            self._store_failed(failure)
+            return
+        effects = self.core.record_refused(error.offset, str(error), self._now_ms())
+        self.core.confirm_offset = min(self.core.confirm_offset, self._store.max_phy_offset)
+        self._perform(effects)
 
     def _hang_up(self, reason: str) -> None:
         log.info("ha_master_left address=%s reason=%s", self._address, reason)

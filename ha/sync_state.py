@@ -424,7 +424,7 @@ class SyncState:
                 self._followers[broker_id].slow = reason in _SLOW
         if remove:
             # All of them in one request: with one left behind, the controller refuses (issue 9897).
-            why = ", ".join(f"{i} {reason}" for i, reason in remove.items())
+            why = ", ".join(self._told(i, reason, now_ms) for i, reason in remove.items())
             return [self._open_proposal(self.recorded - remove.keys(), why)]
         near = [f for f in self._followers.values() if self._may_join(f, now_ms)]
         add = frozenset(f.broker_id for f in near if f.ack >= self.confirm_offset)
@@ -433,6 +433,14 @@ class SyncState:
             return [self._open_proposal(self.recorded | add, why)]
         self._start_joining(near, now_ms)
         return []
+
+    def _told(self, broker_id: int, reason: str, now_ms: int) -> str:
+        """For the history, with the age of the newest ack or of the oldest byte without one."""
+        follower = self._followers[broker_id]
+        since_ms = follower.ack_ms if reason == _SILENT else None
+        if reason == _BEHIND:
+            since_ms = self._unacked_since_ms(follower)
+        return f"{broker_id} {reason}" + (f" for {now_ms - since_ms} ms" if since_ms else "")
 
     def _reason_to_remove(self, broker_id: int, now_ms: int) -> str | None:
         """R14. Why a recorded member should leave, or None."""

@@ -2,9 +2,10 @@
 
 Confirmed means visible (G4): consume queues and index hold records up to `offset` and none above.
 A master queues what it knows of each record when it is put, so nothing is parsed again; a slave
-and a recovering store read the log instead, CRC-checked, so what a reader may see was verified
-once by this very process. Re-dispatching is harmless: units and index entries that exist are
-skipped. Origin: Java `ReputMessageService` with `CommitLogDispatcherBuildConsumeQueue`, `...Index`.
+and a recovering store read the log instead. What a reader may see was verified once by this very
+process: at its intake or recovery, else here. Re-dispatching is harmless: units and index entries
+that exist are skipped.
+Origin: Java `ReputMessageService` with `CommitLogDispatcherBuildConsumeQueue`, `...Index`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from protocol.tags import tags_code
 from store.commit_log import CommitLog
 from store.delay_level import DelayLevels
 from store.index_service import IndexService
+from store.intake import Intake
 from store.log_scan import LogScanner
 from store.queue_table import SCHEDULE_TOPIC, Queue, QueueTable
 from store.quick_scan import quick_record
@@ -60,8 +62,10 @@ class Dispatcher:
         queues: QueueTable,
         index: IndexService | None,
         delay_levels: DelayLevels,
+        intake: Intake,
     ) -> None:
         self._log = log
+        self._intake = intake
         self._queues = queues
         self._index_put = index.put if index is not None else _put_nowhere
         self._delay_levels = delay_levels
@@ -147,12 +151,12 @@ class Dispatcher:
         queue.handler(head, scanner.body(head))
 
     def _dispatch_log(self, target: int, limit: int, touched: set[Queue]) -> None:
-        scanner = LogScanner(
-            self._log, self.offset, min(target, self._log.max_offset), check_crc=True
-        )
+        end = min(target, self._log.max_offset)
+        check_crc = self._intake.offset < end
+        scanner = LogScanner(self._log, self.offset, end, check_crc=check_crc)
         try:
             while scanner.offset < limit:
-                self._dispatch_common(scanner, limit, touched)
+                self._dispatch_common(scanner, limit, touched, check_crc)
                 if scanner.offset >= limit or (head := scanner.next()) is None:
                     break
                 self._dispatch_record(head, scanner, touched)
@@ -164,14 +168,16 @@ class Dispatcher:
                 self._log.file_of(scanner.offset), scanner.offset, scanner.problem
             )
 
-    def _dispatch_common(self, scanner: LogScanner, limit: int, touched: set[Queue]) -> None:
+    def _dispatch_common(
+        self, scanner: LogScanner, limit: int, touched: set[Queue], check_crc: bool
+    ) -> None:
         """Dispatch common records as long as nothing else comes; moves the scanner on."""
         view, start = scanner.window()
         segment_end = start + self._log.segment_size
         queue_of, index_put = self._queues.of_bytes, self._index_put
         offset = scanner.offset
         while offset < limit:
-            record = quick_record(view, offset - start, segment_end - offset, offset)
+            record = quick_record(view, offset - start, segment_end - offset, offset, check_crc)
             if record is None:
                 return
             size, queue_id, queue_offset, stored_at, topic, tags, keys, uniq_key = record

@@ -6,13 +6,16 @@ truncation of an incomplete tail. Origin: Java `CommitLog.checkMessageAndReturnS
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Final
 
+from protocol.errors import CorruptLogError
 from protocol.record import (
     CRC_PROPERTY,
     CRC_TAIL_SIZE,
     END_FILE_MIN_BLANK,
+    FIXED_SIZE_V1,
     MAGIC_V1,
     MAGIC_V2,
     CorruptRecord,
@@ -25,6 +28,7 @@ from store.quick_scan import quick_size
 
 _MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
 _MAGIC_AT: Final = 4
+_PLACE: Final = struct.Struct(">I4s20xq")
 _EMPTY: Final = memoryview(b"")
 
 
@@ -144,6 +148,27 @@ def whole_records_end(log: CommitLog, offset: int, end: int) -> tuple[int, str |
     while scanner.next() is not None:
         scanner.skip_common()
     return scanner.offset, scanner.problem
+
+
+def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
+    """What is wrong with the record that begins at `offset`; None if it is good or none begins.
+
+    A bad record still shows that it begins there: by its own offset, or by its magic and the
+    record behind it.
+    """
+    segment = log.segment_at(offset)
+    if segment is None or offset + FIXED_SIZE_V1 > log.max_offset:
+        return None
+    position = offset - segment.start_offset
+    size, magic, own_offset = _PLACE.unpack_from(segment.buffer, position)
+    behind = offset + size
+    follows = behind == log.max_offset or log.view(behind + _MAGIC_AT, 4) in _MAGICS
+    if own_offset != offset and not (magic in _MAGICS and follows):
+        return None
+    scanner = LogScanner(log, offset, log.max_offset, check_crc=True)
+    if scanner.next() is not None:
+        return None
+    return CorruptLogError(log.file_of(offset), offset, scanner.problem or "no whole record")
 
 
 def find_valid_record(log: CommitLog, offset: int) -> int | None:

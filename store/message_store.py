@@ -25,7 +25,7 @@ from store.dispatch import ArrivalListener
 from store.errors import StoreStateError, TruncationRefused
 from store.flush import DiskJobs, FlushService
 from store.lock_file import StoreLock
-from store.log_scan import whole_records_end
+from store.log_scan import fault_at, whole_records_end
 from store.parts import StoreParts, abort_path, load_parts, recover_parts
 from store.queue_table import SystemRecordHandler
 from store.suspicion import RunMark, Suspicion, kernel_boot_id
@@ -314,7 +314,8 @@ class MessageStore:
             self._queue_undispatched()
         if self.config.sync_flush:
             self.flush()
-        self.clear_suspect()
+        if damage is None or damage.kind != "rot":
+            self.clear_suspect()
         self._open_for_writes()
         return end
 
@@ -332,8 +333,12 @@ class MessageStore:
 
     def stop_writes(self, why: str = _NOT_MASTER) -> int:
         """Take no more puts (role change); what was put is written. The end of the log."""
+        was_writable = self.is_writable
         self._appender.refuse(why)
-        return self.end_turn()
+        end = self.end_turn()
+        if was_writable:
+            self._parts.intake.restart(end)  # all of it is our own
+        return end
 
     def end_turn(self) -> int:
         """Write all records put since the last call in one `pwrite`; the written end.
@@ -387,8 +392,10 @@ class MessageStore:
     def append_replicated(self, offset: int, data: memoryview | bytes) -> int:
         """Write the master's bytes at `offset`, which must be `max_phy_offset`; the new end.
 
-        Records may be cut anywhere; segments end where the master's do. Raises StoreStateError for
-        another offset or a damaged log, OSError if the disk is full.
+        Records may be cut anywhere; segments end where the master's do. Each record is checked as
+        soon as its last byte is here. Raises CorruptLogError for one that is not what was written,
+        call `drop_unverified` then; StoreStateError for another offset or a damaged log, OSError if
+        the disk is full.
         """
         commit_log = self.log
         if self._appender.refusal is None or self._appender.has_buffered:
@@ -401,9 +408,27 @@ class MessageStore:
         if damage is not None and damage.blocks_writes:
             raise StoreStateError(f"discard the damaged tail first: {damage}")
         end = commit_log.append(data)
+        self._parts.intake.verify()
         if commit_log.wants_preallocation:
             _in_thread("log-alloc", commit_log.preallocate_next)
         return end
+
+    def drop_unverified(self) -> int:
+        """Take back what came behind the last whole, good record; the log's new end."""
+        offset = self._parts.intake.offset
+        if offset < self.log.max_offset:
+            self._cut(offset, keep_aside=False)
+        return self.log.max_offset
+
+    def fault_at(self, offset: int) -> str:
+        """What is wrong with the record at `offset`, a place where a slave's log ends; "" if it is
+        good, or if no record begins there. A fault is remembered: this log is suspect then."""
+        error = fault_at(self.log, offset)
+        if error is None:
+            return ""
+        if self.damage is None:
+            self._parts.suspect_mark.note_damage(error, self.log.max_offset, kind="rot")
+        return str(error)
 
     def truncate_to(
         self, offset: int, *, keep_aside: bool = True, unclean_epoch: bool = False
@@ -481,6 +506,7 @@ class MessageStore:
         end = self.log.max_offset if end_offset is None else end_offset
         self.truncation.cut(offset, end, keep_aside=keep_aside)
         self._dispatcher.restart_at(min(offset, self._dispatcher.offset))
+        self._parts.intake.restart(min(offset, self._parts.intake.offset))
         self._parts.verified.restart(min(offset, self._parts.verified.trusted_from))
         self._parts.queues.reset_next_offsets()
 
@@ -497,6 +523,7 @@ class MessageStore:
         self.log.begin_at(offset)
         self._parts.queues.destroy_all()
         self._dispatcher.restart_at(offset)
+        self._parts.intake.restart(offset)
         self._parts.verified.restart(offset)
 
     # --- reading ---

@@ -21,6 +21,7 @@ from store.consume_queue_store import ConsumeQueueStore
 from store.delay_level import DelayLevels
 from store.dispatch import Dispatcher
 from store.index_service import IndexService
+from store.intake import Intake
 from store.queries import StoreQueries
 from store.queue_table import QueueTable
 from store.reader import VerifiedRecords
@@ -46,6 +47,7 @@ class StoreParts:
     suspect_mark: SuspectMark
     truncation: Truncation
     queues: QueueTable
+    intake: Intake
     verified: VerifiedRecords
     dispatcher: Dispatcher
     appender: Appender
@@ -105,11 +107,13 @@ def load_parts(
     epochs = EpochFileCache(root / "epochFileCheckpoint")
     queues = QueueTable(consume_queues)
     verified = VerifiedRecords(commit_log)
+    intake = Intake(commit_log)
     dispatcher = Dispatcher(
         commit_log,
         queues,
         index if config.message_index_enable else None,
         DelayLevels(config.message_delay_level),
+        intake,
     )
     appender = Appender(
         commit_log,
@@ -140,6 +144,7 @@ def load_parts(
             keep_bytes=config.truncated_log_max_bytes,
         ),
         queues=queues,
+        intake=intake,
         verified=verified,
         dispatcher=dispatcher,
         appender=appender,
@@ -193,6 +198,7 @@ def recover_parts(parts: StoreParts, *, controller_mode: bool, boot_id: str) -> 
     parts.queues.adopt_loaded()
     consume_queues.correct_min_offsets(commit_log.min_offset)
     parts.verified.restart(start)
+    parts.intake.restart(end)
     dispatcher.restart_at(start)
     confirm = max(stored_confirm, visible_end) if controller_mode else end
     dispatcher.advance(min(confirm, end))

@@ -12,7 +12,13 @@ import zlib
 from typing import Final
 
 from protocol.properties import find_property
-from protocol.record import CRC_PROPERTY, CRC_TAIL_SIZE, END_FILE_MIN_BLANK, MAGIC_V1
+from protocol.record import (
+    CRC_PROPERTY,
+    CRC_TAIL_SIZE,
+    END_FILE_MIN_BLANK,
+    MAGIC_V1,
+    crc_tail,
+)
 from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
 
 # size, magic, queue id, queue offset, physical offset, sys flag, store time, body length
@@ -21,6 +27,8 @@ _BODY_AT: Final = _HEAD.size
 _UNUSUAL_FLAGS: Final = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
 _SIZE_MIN: Final = 91 + CRC_TAIL_SIZE
 _unpack_head = _HEAD.unpack_from
+# size, magic, physical offset
+_unpack_place: Final = struct.Struct(">II20xq").unpack_from
 _crc32 = zlib.crc32
 
 assert _HEAD.size == 88
@@ -29,12 +37,15 @@ assert _HEAD.size == 88
 QuickRecord = tuple[int, int, int, int, bytes, bytes | None, bytes | None, bytes | None]
 
 
-def quick_record(view: memoryview, position: int, room: int, offset: int) -> QuickRecord | None:
+def quick_record(
+    view: memoryview, position: int, room: int, offset: int, check_crc: bool = True
+) -> QuickRecord | None:
     """The CRC-checked record at `position` of `view`, or None for one that is not the common case.
 
     `offset` is its place in the log, `room` the bytes from there to the end of its segment.
+    `check_crc` is False for what this process has checked before.
     """
-    checked = _check(view, position, room, offset)
+    checked = _check(view, position, room, offset, check_crc)
     if checked is None:
         return None
     size, queue_id, queue_offset, stored_at, topic_end, tail = checked
@@ -52,13 +63,28 @@ def quick_record(view: memoryview, position: int, room: int, offset: int) -> Qui
 
 
 def quick_size(view: memoryview, position: int, room: int, offset: int) -> int:
-    """The size of the CRC-checked record at `position`, 0 where `quick_record` says None."""
-    checked = _check(view, position, room, offset)
-    return checked[0] if checked is not None else 0
+    """The size of the CRC-checked record at `position`, 0 for anything that is not common.
+
+    The CRC covers all fields, so nothing but what is needed to find it is looked at.
+    """
+    available = len(view) - position
+    if available < _SIZE_MIN:
+        return 0
+    size, magic, physical_offset = _unpack_place(view, position)
+    if (
+        magic != MAGIC_V1
+        or physical_offset != offset
+        or not _SIZE_MIN <= size <= available
+        or size + END_FILE_MIN_BLANK > room
+    ):
+        return 0
+    crc_at = position + size - CRC_TAIL_SIZE
+    crc = _crc32(view[position:crc_at]) & 0x7FFFFFFF
+    return size if view[crc_at : crc_at + CRC_TAIL_SIZE] == crc_tail(crc) else 0
 
 
 def _check(
-    view: memoryview, position: int, room: int, offset: int
+    view: memoryview, position: int, room: int, offset: int, check_crc: bool
 ) -> tuple[int, int, int, int, int, bytes] | None:
     """(size, queue id, queue offset, store time, end of topic, bytes behind the body)."""
     if len(view) - position < _SIZE_MIN:
@@ -85,6 +111,8 @@ def _check(
         or not tail.startswith(CRC_PROPERTY, len(tail) - CRC_TAIL_SIZE)
     ):
         return None
+    if not check_crc:
+        return size, queue_id, queue_offset, stored_at, topic_end, tail
     digits = tail[-2:-12:-1]
     crc = _crc32(view[position : end - CRC_TAIL_SIZE]) & 0x7FFFFFFF
     if tail[-1] != 2 or not digits.isdigit() or int(digits) != crc:

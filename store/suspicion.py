@@ -29,7 +29,7 @@ _BOOT_ID_PATH: Final = Path("/proc/sys/kernel/random/boot_id")
 _FLUSHED: Final = "flushed"
 _CACHED: Final = "cached"
 
-Kind = Literal["damage", "fsync", "reboot"]
+Kind = Literal["damage", "fsync", "reboot", "rot"]
 
 
 def kernel_boot_id() -> str:
@@ -75,6 +75,9 @@ class RunMark:
 class Suspicion:
     """The log may miss bytes at or above `offset`, a record boundary.
 
+    `kind` "damage" is met at the log's end, where nothing more can be read or written; "rot" is a
+    bad record far below it, which keeps nobody from the rest.
+
     `end_offset` is up to where it may once have vouched for bytes; `discarded` tells that what is
     not to be trusted was cut off, to be fetched again from a master.
     """
@@ -115,9 +118,9 @@ class SuspectMark:
         self.report = report
         replace_file(self._path, json.dumps(asdict(report)).encode())
 
-    def note_damage(self, error: CorruptLogError, end_offset: int) -> None:
+    def note_damage(self, error: CorruptLogError, end_offset: int, kind: Kind = "damage") -> None:
         """Damage in a running store: remembered, so that what was there is fetched again (R24)."""
-        self._note(Suspicion(error.file, error.offset, error.what, end_offset))
+        self._note(Suspicion(error.file, error.offset, error.what, end_offset, kind=kind))
 
     def note_disk_failure(self, error: OSError, commit_log: CommitLog, synced_offset: int) -> None:
         """A write or fdatasync failed. The kernel may show pages that it could not write as if

@@ -65,6 +65,7 @@ class Node:
         self.following: list[int] = []
         self.truncated: list[tuple[int, int]] = []
         self.diverged: list[str] = []
+        self.damage: list[str] = []
         self.fatal: list[BaseException] = []
         self.up = False
 
@@ -117,6 +118,9 @@ class Node:
 
     def on_diverged(self, reason: str) -> None:
         self.diverged.append(reason)
+
+    def on_damage(self, reason: str) -> None:
+        self.damage.append(reason)
 
     def on_fatal(self, exc: BaseException) -> None:
         self.fatal.append(exc)

@@ -259,6 +259,57 @@ def test_build_consume_queue_not_exceed_confirm_offset(run_group, wait_until):
 # -- beyond
 
 
+def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_sides(
+    run_group, wait_until
+):
+    """A byte flips on 1's disk, in a record that 2 lacks.
+
+    1. 2 keeps and acks what lies before it, names file and offset, and tries ever more rarely.
+    2. 2 comes back for that record: 1 looks at it, is suspect from then on, says so, and goes on.
+    3. The byte is what it was: 2 becomes level.
+    """
+
+    async def scenario(group):
+        group.segment_size = 64 << 10
+        one = await group.add(1)
+        await group.elect(one)
+        end = one.put(20)
+        bad = end // 20 * 10
+        segment = one.root / "commitlog" / f"{0:020d}"
+
+        def flip():
+            with segment.open("r+b") as file:
+                file.seek(bad + 100)
+                byte = file.read(1)[0]
+                file.seek(bad + 100)
+                file.write(bytes([byte ^ 1]))
+
+        flip()
+        two = await group.add(2)
+        one.ha.adopt_view(group.commit(frozenset({1})))
+        await group.follow(two)
+        await wait_until(lambda: two.diverged)
+        assert f"{0:020d} at offset {bad}" in two.diverged[0]
+        assert two.store.max_phy_offset == bad and not two.store.suspect
+        assert not one.damage
+        await wait_until(lambda: one.ha.required_set == {1})
+
+        two.ha.adopt_view(group.commit(frozenset({1})))  # dials without waiting for its time
+        await wait_until(lambda: one.damage)
+        assert f"{segment} at offset {bad}" in one.damage[0] == one.store.suspect
+        await wait_until(lambda: not two.ha.is_following)
+        assert two.store.max_phy_offset == bad and len(two.diverged) == 1
+        await wait_until(lambda: one.ha.required_set == {1})
+        one.put(1)
+        assert one.ha.confirm_offset == one.store.max_phy_offset, "it serves all the rest"
+
+        flip()
+        two.ha.adopt_view(group.commit(frozenset({1})))
+        await group.level(one, two)
+
+    run_group(scenario)
+
+
 def test_r5663_unanswered_expand_keeps_the_union(run_group, wait_until):
     """Issue 5663: the controller takes {1,2}, its answer is lost, 2 stops: nothing is confirmed by
     1 alone, because 2 may be elected."""

@@ -219,6 +219,24 @@ def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely(memory_log,
     assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
 
 
+def test_g8_a_damaged_record_is_asked_for_ever_more_rarely(slave):
+    """Good records before it, on each new connection, do not make the next try come sooner."""
+    host = slave()
+    core, now, waits = host.core, NOW, []
+    for _ in range(4):
+        beat(host, now)
+        core.record_refused(100, "file at offset 100: CRC", now)
+        waits.append(core.wakeup_ms - now)
+        now = core.wakeup_ms
+        core.tick(now)
+        core.connected(host.log.facts(), now)
+        peer = MasterHandshake(100, 1, core._log.entries)
+        core.handshake_received(peer, host.log.facts(), now)
+    core.record_refused(200, "file at offset 200: CRC", now)
+    waits.append(core.wakeup_ms - now)
+    assert waits == [1_000, 2_000, 4_000, 8_000, 1_000]
+
+
 def test_the_ack_is_clamped_to_the_own_log(memory_log, slave_host, entries):
     """Java quirk: with its last epoch entry above its own end a slave reports more than it has."""
     log = memory_log(b"1" * 80, (1, 0), (2, 100))

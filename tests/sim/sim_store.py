@@ -165,6 +165,12 @@ class MemoryStore:
     def clear_suspect(self) -> None:
         """Nothing here is ever damaged."""
 
+    def drop_unverified(self) -> int:
+        return self.max_phy_offset
+
+    def fault_at(self, offset: int) -> str:
+        return ""
+
     def reset_for_empty_start(self, offset: int) -> None:
         assert offset == 0 and not self.disk.data, "nothing expires here"
 

@@ -155,6 +155,49 @@ def test_r24_a_whole_last_record_with_a_flipped_byte_is_damage(rig, at):
     assert (store.damage.file, store.damage.offset) == (str(rig.segment()), end)
 
 
+@pytest.mark.parametrize(("at", "bit"), [(2, 1), (2, 64), (5, 1), (30, 1), (100, 1), (-10, 1)])
+def test_g8_a_bad_record_from_the_master_is_refused_and_taken_back(rig, at, bit):
+    """Whatever byte of it is bad, also a length that swallows what follows; in pieces of 100."""
+    master = rig.open_master()
+    puts = [rig.put(master, os.urandom(300)) for _ in range(5)]
+    end = master.end_turn()
+    data = bytearray(master.log_view(0, end))
+    bad = puts[2]
+    data[(bad.physical_offset if at >= 0 else bad.end_offset) + at] ^= bit
+    rig.root = rig.folder / "slave"
+    slave = rig.open()
+    with pytest.raises(CorruptLogError) as damage:
+        for start in range(0, end, 100):
+            slave.append_replicated(start, data[start : start + 100])
+    assert damage.value.offset == bad.physical_offset
+    assert slave.max_phy_offset < bad.end_offset + 100, "hardly a byte behind it was taken"
+    assert slave.drop_unverified() == slave.max_phy_offset == bad.physical_offset
+    assert slave.suspect == "", "it is the master's record that is bad"
+    slave.append_replicated(bad.physical_offset, master.log_view(bad.physical_offset, 1 << 20))
+    assert slave.advance_confirm_offset(end) == end
+
+
+@pytest.mark.parametrize("at", [2, 5, 30, 100, -10])
+def test_r24_a_master_finds_its_bad_record_where_a_slave_goes_on(rig, at):
+    master = rig.open_master()
+    puts = [rig.put(master, os.urandom(300)) for _ in range(3)]
+    master.advance_confirm_offset(master.end_turn())
+    assert master.fault_at(puts[1].physical_offset) == ""
+    assert master.fault_at(puts[1].physical_offset + 50) == "", "a slave's log may end anywhere"
+    assert master.fault_at(puts[2].end_offset) == ""
+    start = puts[1].physical_offset
+    rig.flip(rig.segment(), (start if at >= 0 else puts[1].end_offset) + at)
+    assert f"at offset {start}" in master.fault_at(start) == master.suspect
+    assert master.is_writable
+    rig.put(master, b"goes on")
+    end = master.end_turn()
+    master.close()
+    store = rig.open()
+    assert store.suspect, "it outlives the process"
+    assert store.prepare_master() == end and store.suspect, "only a master can give it back"
+    assert store.discard_damaged_tail() == start
+
+
 def test_r24_a_record_that_misses_a_sector_is_torn(rig):
     """A lost page cache leaves any of a record's sectors, and zeros in place of the others."""
     store = rig.open_master()
