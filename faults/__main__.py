@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--only", type=_names, help="NAME,NAME,…")
     table.add_argument("--without", type=_names, default=[], help="NAME,NAME,…")
     table.add_argument("--json", type=Path, help="every trial, written after each fault")
+    table.add_argument("--resume", action="store_true", help="keep what the JSON file has already")
     table.add_argument("--full-load-minutes", type=float, default=1.0, help="one trial of it")
     soak = commands.add_parser("soak", help="random faults for a long time")
     soak.add_argument("--minutes", type=float, default=60.0)
@@ -68,6 +69,7 @@ def main() -> int:
         seed=seed,
         folder=folder,
         json_file=arguments.json,
+        resume=arguments.resume,
         say=_say,
     )
 

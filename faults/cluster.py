@@ -123,6 +123,7 @@ class Cluster:
                 replace(node, host=network.address[node.name]) for node in layout.brokers
             ),
         )
+        self.contradictions: list[str] = []
         self.controllers = [Process(node) for node in self.layout.name_servers]
         self.brokers = [Process(node) for node in self.layout.brokers]
 
@@ -260,7 +261,9 @@ class Cluster:
         ]
 
     def history(self) -> dict[tuple[str, int, int], dict[str, Any]]:
-        """All events in the controllers' history files, by (log, raft index, part)."""
+        """All events in the controllers' history files, by (log, raft index, part).
+
+        What two controllers tell differently is added to `contradictions`."""
         events: dict[tuple[str, int, int], dict[str, Any]] = {}
         for node in self.layout.name_servers:
             for path in (node.data_dir / "controller").glob("history-*.jsonl"):
@@ -268,7 +271,8 @@ class Cluster:
                     with contextlib.suppress(json.JSONDecodeError):  # the last line, being written
                         event = json.loads(line)
                         key = (event["log"], event["raft_index"], event.get("part", 0))
-                        events[key] = event
+                        if events.setdefault(key, event) != event:
+                            self.contradictions.append(f"{events[key]} against {event}")
         return events
 
     # --- waiting ---

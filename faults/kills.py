@@ -108,9 +108,10 @@ class HangLeader(Fault):
 
     def inject(self, lab: Lab, rng: random.Random) -> Wound:
         leader = lab.cluster.wait_leader()
+        epoch = max(int(e.get("controller_epoch", 0)) for e in lab.cluster.history().values())
         at = time.monotonic()
         lab.cluster.controllers[leader].signal(signal.SIGSTOP)
-        return Wound(at, notes={"controller": leader})
+        return Wound(at, notes={"controller": leader, "controllerEpoch": epoch})
 
     def heal(self, lab: Lab, wound: Wound) -> None:
         wound.notes["woken_ms"] = time.time_ns() // 1_000_000
@@ -121,13 +122,18 @@ class HangLeader(Fault):
 
 
 def woken_controller(lab: Lab, wound: Wound) -> list[Finding]:
-    """Nothing stands in the history under a controller epoch that another one had ended before."""
-    events = sorted(lab.cluster.history().items(), key=lambda item: item[0][1:])
+    """Nothing that it proposed after it was woken stands in the history under its old epoch, and
+    no epoch stands behind a newer one."""
+    index, woken_ms = wound.notes["controller"], wound.notes["woken_ms"]
+    old_epoch = wound.notes["controllerEpoch"]
+    assert isinstance(index, int) and isinstance(woken_ms, int) and isinstance(old_epoch, int)
+    node_id = lab.cluster.layout.name_servers[index].controller_id
     newest: dict[str, int] = {}
     found: list[Finding] = []
-    for (log, _, _), event in events:
+    for (log, _, _), event in sorted(lab.cluster.history().items()):
         epoch = int(event.get("controller_epoch", 0))
-        if epoch and epoch < newest.get(log, 0):
+        late = event.get("node") == node_id and event["time_ms"] >= woken_ms
+        if epoch and (epoch < newest.get(log, 0) or (late and epoch <= old_epoch)):
             found.append(Finding("old controller", f"epoch {epoch} was over: {event}"))
         newest[log] = max(epoch, newest.get(log, 0))
     return found

@@ -211,12 +211,13 @@ class Lab:
         assert group.master is not None
         self._reader.read_on(self.cluster.addresses[group.master])
         self._checked = count
+        winners = self.winners(group)
+        contradictions, self.cluster.contradictions = self.cluster.contradictions, []
         return [
+            *(Finding("histories differ", text) for text in contradictions),
             *checks.check_lost(acks, self.stored),
             *checks.check_order(acks, self.stored),
-            *checks.check_masters(
-                checks.ackers(acks, self.stored, self.epochs(group)), self.winners(group)
-            ),
+            *checks.check_masters(checks.ackers(acks, self.stored, self.epochs(group)), winners),
         ]
 
     def epochs(self, group: GroupState) -> list[Epoch]:

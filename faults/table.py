@@ -1,4 +1,7 @@
-"""`python -m faults table`: every fault many times, and the table of what it cost."""
+"""`python -m faults table`: every fault many times, and the table of what it cost.
+
+With a JSON file the run can be broken off and resumed: what stands in it already is not done again.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,48 @@ from faults.records import Finding
 Say = Callable[[str], None]
 
 
-def row_of(fault: type[Fault]) -> Row:
-    return Row(fault.name, fault.title, fault.peer, fault.limit_s, fault.median_limit_s)
+@dataclass(slots=True)
+class Results:
+    """What was measured: `trials` of `Trial.document()`, and what was found outside of them."""
+
+    file: Path | None
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+    def load(self) -> None:
+        """What the file holds from an earlier run, if there is one."""
+        if self.file is not None and self.file.exists():
+            document = json.loads(self.file.read_text())
+            self.trials = list(document["trials"])
+            self.findings = list(document["findings"])
+
+    def save(self) -> None:
+        if self.file is not None:
+            document = {"trials": self.trials, "findings": self.findings}
+            self.file.write_text(json.dumps(document, indent=1))
+
+    def forget(self, name: str) -> None:
+        self.trials = [one for one in self.trials if one["fault"] != name]
+        self.findings = [one for one in self.findings if one["fault"] != name]
+
+    def count(self, name: str) -> int:
+        return sum(one["fault"] == name for one in self.trials)
+
+    def row(self, fault: type[Fault]) -> Row:
+        """The row of a fault, from all that is known of it."""
+        trials = [one for one in self.trials if one["fault"] == fault.name]
+        rules = [rule for one in trials for rule, _ in one["findings"]]
+        rules += [one["rule"] for one in self.findings if one["fault"] == fault.name]
+        return Row(
+            fault.name,
+            fault.title,
+            fault.peer,
+            fault.limit_s,
+            fault.median_limit_s,
+            [one["seconds"] for one in trials if one["seconds"] is not None],
+            rules.count("lost"),
+            len(rules) - rules.count("lost"),
+        )
 
 
 def run_table(
@@ -31,6 +75,7 @@ def run_table(
     seed: int,
     folder: Path,
     json_file: Path | None,
+    resume: bool,
     say: Say,
 ) -> int:
     """One cluster per fault, kept in `folder` if anything was found. The exit code: 1 if a promise
@@ -39,62 +84,59 @@ def run_table(
     if missing:
         say(f"no network namespaces here ({missing}): what cuts or slows the network is left out")
     say(f"seed {seed}, {trials} trials of each fault")
-    documents: list[dict[str, Any]] = []
+    results = Results(json_file)
+    results.load()
     rows: list[Row] = []
-    bad = False
     for fault in faults:
-        row = row_of(fault)
-        rows.append(row)
+        wanted = min(trials, fault.trials_at_most or trials)
         if fault.needs_cuts and missing:
-            row.left_out = missing
+            rows.append(Row(fault.name, fault.title, fault.peer, left_out=missing))
             say(f"{fault.name}: left out, {missing}")
             continue
-        began = time.monotonic()
-        bad |= not _measure(fault, row, trials, seed, folder / fault.name, documents, say)
-        say(f"{fault.name}: {time.monotonic() - began:.0f} s in all")
-        if json_file is not None:
-            json_file.write_text(json.dumps({"seed": seed, "trials": documents}, indent=1))
+        if resume and results.count(fault.name) >= wanted:
+            say(f"{fault.name}: {results.count(fault.name)} trials are there already")
+        else:
+            began = time.monotonic()
+            results.forget(fault.name)
+            _measure(fault, wanted, seed, folder / fault.name, results, say)
+            results.save()
+            say(f"{fault.name}: {time.monotonic() - began:.0f} s in all")
+        rows.append(results.row(fault))
     say("")
     say(markdown(rows))
+    bad = [row for row in rows if not row.left_out and (row.lost or row.other or not row.seconds)]
     return 1 if bad else 0
 
 
 def _measure(
-    fault: type[Fault],
-    row: Row,
-    trials: int,
-    seed: int,
-    folder: Path,
-    documents: list[dict[str, Any]],
-    say: Say,
-) -> bool:
-    """Whether everything held."""
+    fault: type[Fault], trials: int, seed: int, folder: Path, results: Results, say: Say
+) -> None:
     rng = random.Random(f"{seed} {fault.name}")
     shutil.rmtree(folder, ignore_errors=True)
     findings: list[Finding] = []
     subject = fault()
+    bad = False
     try:
         with Lab(folder, make_network()) as lab:
-            for number in range(1, min(trials, fault.trials_at_most or trials) + 1):
+            for number in range(1, trials + 1):
                 trial = lab.trial(subject, rng)
-                documents.append(trial.document())
-                if trial.seconds is not None:
-                    row.seconds.append(trial.seconds)
-                findings += trial.findings
+                results.trials.append(trial.document())
                 say(_line(fault, number, trials, trial))
+                bad |= bool(trial.findings)
+                for finding in trial.findings[:20]:
+                    say(f"  !! {finding.rule}: {finding.text}")
             findings += lab.close_and_compare()
     except (NotWhole, RuntimeError, OSError) as exc:
         findings.append(Finding("stuck", f"{type(exc).__name__}: {exc}"))
-    row.lost = sum(one.rule == "lost" for one in findings)
-    row.other = len(findings) - row.lost
     for finding in findings[:20]:
         say(f"  !! {finding.rule}: {finding.text}")
-        documents.append({"fault": fault.name, "finding": [finding.rule, finding.text]})
-    if findings:
+    results.findings += [
+        {"fault": fault.name, "rule": one.rule, "text": one.text} for one in findings
+    ]
+    if findings or bad:
         say(f"  kept: {folder}")
     else:
         shutil.rmtree(folder, ignore_errors=True)
-    return not findings
 
 
 def _line(fault: type[Fault], number: int, trials: int, trial: Trial) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from faults import checks, commands
@@ -9,6 +12,7 @@ from faults.catalogue import BY_NAME, FAULTS
 from faults.figures import Row, markdown, median
 from faults.load import longest_gap
 from faults.records import Ack, Epoch, key_of, number_of
+from faults.table import Results
 
 EPOCHS = [Epoch(1, 0, 1_000), Epoch(2, 1_000, 1_000), Epoch(4, 1_000, 2_000)]
 
@@ -204,3 +208,29 @@ def test_every_fault_has_a_name_of_its_own_and_a_title() -> None:
     assert len(BY_NAME) == len(FAULTS)
     assert all(fault.title and fault.name == fault.name.lower() for fault in FAULTS)
     assert all(fault.hold_s[0] <= fault.hold_s[1] for fault in FAULTS)
+
+
+# --- results ---
+
+
+def document(fault: str, seconds: float | None, *rules: str) -> dict[str, Any]:
+    return {"fault": fault, "seconds": seconds, "findings": [[rule, "text"] for rule in rules]}
+
+
+def test_results_are_resumed_from_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    first = Results(file)
+    first.load()
+    first.trials = [document("kill-master", 0.05), document("kill-slave", None, "lost", "order")]
+    first.findings = [{"fault": "kill-slave", "rule": "stuck", "text": "…"}]
+    first.save()
+
+    second = Results(file)
+    second.load()
+    assert second.count("kill-master") == 1
+    assert second.row(BY_NAME["kill-master"]).seconds == [0.05]
+    row = second.row(BY_NAME["kill-slave"])
+    assert (row.seconds, row.lost, row.other) == ([], 1, 2)
+    second.forget("kill-slave")
+    assert second.count("kill-slave") == 0 and second.findings == []
+    assert second.count("kill-master") == 1
