@@ -198,7 +198,8 @@ class Story:
         span_ms = self.unavailable_ms
         if span_ms is None:
             return "how long no master acknowledged cannot be told from these clocks"
-        silence = f", and {self.silent_ms} ms of silence before that" if self.silent_ms > 0 else ""
+        told = self.silent_ms > 0 and self.reason.endswith("_silent")
+        silence = f", and {self.silent_ms} ms of silence before that" if told else ""
         hold = f"; writes were held for {self.held_ms} ms" if self.held_ms >= 0 else ""
         before = ", counted from the loss before" if self.lost_since_ms else ""
         return f"{span_ms} ms until a write was acknowledged{before}{silence}{hold}"
