@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "process")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "process"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-from compose_cluster import ComposeCluster  # noqa: E402
-from engine import build_image, missing_tools  # noqa: E402
+from compose_cluster import ComposeCluster
+from engine import build_image, missing_tools
 
 LOGS = Path(os.environ.get("BATONMQ_CHAOS_LOGS", "/tmp/batonmq-chaos-logs"))
 
