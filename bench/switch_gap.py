@@ -121,7 +121,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="switch-gap-") as scratch:
         folder = options.keep or Path(scratch)
         argv = [
-            sys.executable, "-m", "batonmq.launcher.main", "up", "--json", "--replicas", str(REPLICAS),
+            sys.executable, "-m", "batonmq.launcher.main", "up", "--json",
+            "--replicas", str(REPLICAS),
             "--data", str(folder / "data"), "--base-port", str(free_base_port()),
         ]  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,9 +14,13 @@ from mqctl.session import CommandFailed, Session, reason
 if TYPE_CHECKING:
     from batonmq.admin import Admin
     from batonmq.admin_types import ControllerMetadata, ElectedMaster
+    from batonmq.controller_admin import ControllerAdmin
+    from batonmq.switch_story import SwitchStory
     from protocol.errors import BatonError
 
 LOOK_S = 0.02
+STORY_MS = 500
+STORY_EVENTS = 60
 
 
 @command("getControllerMetaData", controllers=True)
@@ -152,13 +156,20 @@ async def elect_master(
 ) -> None:
     """Make a replica the master of its group.
 
+    While the old master lives and the replica is in sync this is a planned switch: the old master
+    holds its sends for some milliseconds, until the new one has its last byte, and hands over; no
+    acknowledged message and no send is lost. If the replica does not get there in 0.5 s the old
+    master goes on, and the reason is shown. Without -b, or with a dead master, it is an election.
+
     Waits until it serves and the name servers route to it. With --unclean the replica need not be
     in sync: what it lacks is lost to the group (the other replicas keep what they cut aside). It
     is elected only when the old master has been silent for longer than its lease; what may be lost
     is shown first, and confirmed.
 
     JSON: masterBrokerId, masterAddress, masterEpoch, syncStateSetEpoch, syncStateSet as in
-    RocketMQ's reply, brokerName, and alreadyMaster where nothing had to change.
+    RocketMQ's reply, brokerName, and alreadyMaster where nothing had to change. Of a planned switch
+    also masterBefore, heldMs and gapMs (ms, null where the history does not tell): how long the
+    sends were held, and from then to the new master's first acknowledgement.
     """
     if unclean and broker_id is None:
         raise click.UsageError("--unclean needs the replica named: give -b N")
@@ -179,6 +190,7 @@ async def elect_master(
                 )
             progress.say(f"waiting for {elected.master_address} to serve as master ...")
             lacks = await _served(session, admin, elected)
+            story = None if elected.already_master else await _story(session, controller, elected)
         replicas = await controller.sync_state_data([broker_name])
     if session.out.as_json:
         session.out.document(
@@ -190,11 +202,22 @@ async def elect_master(
                 "syncStateSetEpoch": elected.sync_state_set_epoch,
                 "syncStateSet": list(elected.sync_state_set),
                 "alreadyMaster": elected.already_master,
+                **(
+                    {
+                        "masterBefore": story.master_before,
+                        "heldMs": story.held_ms,
+                        "gapMs": story.gap_ms,
+                    }
+                    if story is not None
+                    else {}
+                ),
             }
         )
     else:
         if elected.already_master:
             session.out.line("nothing to change: this master stands")
+        elif story is not None:
+            session.out.line(_told(story, elected))
         show_replicas(session, replicas)
     if lacks:
         session.complain(f"elected, but after {session.timeout_ms / 1000:g} s {lacks}")
@@ -221,6 +244,42 @@ async def _served(session: Session, admin: Admin, elected: ElectedMaster) -> str
         if boot_ms() >= deadline_ms:
             return lacks
         await asyncio.sleep(LOOK_S)
+
+
+async def _story(
+    session: Session, controller: ControllerAdmin, elected: ElectedMaster
+) -> SwitchStory | None:
+    """What the controllers' history tells of it; the first acknowledgement may take a moment."""
+    import asyncio
+
+    from batonmq.clock import boot_ms
+    from batonmq.switch_story import switch_story
+    from protocol.errors import BatonError
+
+    deadline_ms = boot_ms() + min(STORY_MS, session.timeout_ms)
+    while True:
+        try:
+            events = await controller.history(elected.broker_name, limit=STORY_EVENTS)
+        except BatonError:
+            return None  # RocketMQ's own controllers keep no history
+        story = switch_story(events, elected.master_epoch)
+        if (story is not None and story.gap_ms is not None) or boot_ms() >= deadline_ms:
+            return story
+        await asyncio.sleep(LOOK_S)
+
+
+def _told(story: SwitchStory, elected: ElectedMaster) -> str:
+    who = f"broker {story.master_broker_id} at {elected.master_address}"
+    if story.held_ms is None:
+        was = f"broker {story.master_before}" if story.master_before else "nobody"
+        return f"{who} is master of masterEpoch {story.master_epoch}, before it was {was}"
+    line = (
+        f"broker {story.master_before} handed over to {who} in masterEpoch {story.master_epoch}:"
+        f" sends were held for {story.held_ms} ms"
+    )
+    if story.gap_ms is None:
+        return f"{line}; none came since"
+    return f"{line}; {story.gap_ms} ms from then to the new master's first acknowledgement"
 
 
 async def _is_routed(session: Session, admin: Admin, elected: ElectedMaster) -> bool:

@@ -120,9 +120,19 @@ class FakeController:
              "reason": "session_closed", "set_before": [1, 2], "sync_state_set": [1]},
             {"kind": "opened", "broker_name": "broker-a", "master_epoch": 3, "time_ms": 1020},
             {"kind": "first_ack", "broker_name": "broker-a", "master_epoch": 3, "time_ms": 1033},
+            *self._fake.drained,
         ]  # fmt: skip
         return tuple(
-            HistoryEvent(n, int(e["time_ms"]), str(e["kind"]), "broker-a", 1, 3, 1, e)
+            HistoryEvent(
+                n,
+                int(str(e["time_ms"])),
+                str(e["kind"]),
+                "broker-a",
+                int(str(e.get("broker_id", 1))),
+                int(str(e["master_epoch"])),
+                1,
+                e,
+            )
             for n, e in enumerate(events)
             if broker_name in ("", "broker-a")
         )
@@ -135,6 +145,7 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.dead: set[str] = set()
+        self.drained: list[dict[str, object]] = []
         self.log_ends: dict[str, tuple[int, int]] = {}
         self.settings: dict[str, dict[str, str]] = {}
         self.messages: list[MessageExt] = [stored_message()]

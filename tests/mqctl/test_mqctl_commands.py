@@ -225,6 +225,14 @@ def test_controller_config_is_read_and_changed_on_each(mqctl: Run, fake: Any) ->
 
 
 def test_elect_master_waits_for_the_new_master_and_shows_the_header(mqctl: Run, fake: Any) -> None:
+    assert (
+        "is master of masterEpoch 3, before it was broker 2"
+        in mqctl("electMaster", "-bn", "broker-a", "-b", "1").out
+    )
+    fake.drained = [
+        {"kind": "drained", "broker_name": "broker-a", "master_epoch": 2, "broker_id": 2,
+         "time_ms": 1001, "json": '{"heldMs": 4, "drainedOffset": 77}'}
+    ]  # fmt: skip
     ran = mqctl("electMaster", "-bn", "broker-a", "-b", "1", "-c", "C", "--json")
     assert ran.code == 0
     assert ran.json == {
@@ -235,8 +243,15 @@ def test_elect_master_waits_for_the_new_master_and_shows_the_header(mqctl: Run, 
         "syncStateSetEpoch": 5,
         "syncStateSet": [1],
         "alreadyMaster": False,
+        "masterBefore": 2,
+        "heldMs": 4,
+        "gapMs": 36,
     }
     assert ("elect_master", "C", "broker-a", 1) in fake.calls
+    assert (
+        f"broker 2 handed over to broker 1 at {MASTER} in masterEpoch 3: sends were held for 4 ms;"
+        " 36 ms from then to the new master's first acknowledgement"
+    ) in mqctl("electMaster", "-bn", "broker-a", "-b", "1", "-c", "C").out
     assert "this master stands" in mqctl("electMaster", "-bn", "broker-a").out
 
 

@@ -1,0 +1,58 @@
+"""What the history tells of one planned switch: who, and how long sends waited. Pure."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batonmq.admin_types import HistoryEvent
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchStory:
+    """One change of master. `held_ms`: how long the old master held its sends until the new one
+    had its whole log; `gap_ms`: from the beginning of that to the first ack of the new master, on
+    the clocks of the two brokers. None where it is not (yet) told, or nothing was drained."""
+
+    master_before: int
+    master_broker_id: int
+    master_epoch: int
+    held_ms: int | None = None
+    drained_offset: int | None = None
+    gap_ms: int | None = None
+
+
+def switch_story(events: Sequence[HistoryEvent], master_epoch: int) -> SwitchStory | None:
+    """The story of the election of `master_epoch`; None if `events` do not hold it."""
+    elected = next(
+        (e for e in events if e.kind == "elected" and e.master_epoch == master_epoch), None
+    )
+    if elected is None:
+        return None
+    before = int(str(elected.fields.get("master_before", 0)))
+    held_ms = drained_offset = gap_ms = None
+    drained = _drained(events, before, master_epoch)
+    if drained is not None:
+        told = json.loads(str(drained.fields.get("json") or "{}"))
+        held_ms, drained_offset = int(told["heldMs"]), int(told["drainedOffset"])
+        first = next(
+            (e for e in events if e.kind == "first_ack" and e.master_epoch == master_epoch), None
+        )
+        if first is not None:
+            gap_ms = max(0, first.time_ms - (drained.time_ms - held_ms))
+    return SwitchStory(before, elected.broker_id, master_epoch, held_ms, drained_offset, gap_ms)
+
+
+def _drained(
+    events: Sequence[HistoryEvent], master_before: int, master_epoch: int
+) -> HistoryEvent | None:
+    """The draining that led to it: the old master's, in the epoch that was replaced."""
+    replaced = max(
+        (e.master_epoch for e in events if e.kind == "elected" and e.master_epoch < master_epoch),
+        default=master_epoch - 1,
+    )
+    found = [
+        e
+        for e in events
+        if e.kind == "drained" and e.broker_id == master_before and e.master_epoch == replaced
+    ]
+    return found[-1] if found else None
