@@ -437,6 +437,31 @@ def test_history_is_told_and_kept_by_every_node(with_cluster: WithCluster) -> No
     with_cluster(scenario)
 
 
+def test_an_election_that_is_asked_for_is_told_with_who_saw_it_when_and_who_pushed_it(
+    with_cluster: WithCluster,
+) -> None:
+    """Nobody died, so nothing was detected: the time of the request stands for that."""
+
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        async with cluster.brokers(1, 2) as sessions:
+            for session in sessions.values():
+                await session.take_view(lambda view: view.sync_state_set_epoch == 2)
+            told: dict[str, dict[str, Any]] = {}
+            while "pushed" not in told:
+                reply = await cluster.stub(leader).GetHistory(pb.GetHistoryRequest())
+                told = {event.kind: json.loads(event.json) for event in reply.events}
+            elected, pushed = told["elected"], told["pushed"]
+            assert elected["node"] == pushed["node"] == leader
+            assert 0 < elected["detected_ms"] <= elected["proposed_ms"]
+            applied_ms = json.loads(pushed["json"])["appliedMs"]
+            assert elected["proposed_ms"] <= applied_ms <= pushed["time_ms"]
+            leads = told["controller_leader_changed"]
+            assert (leads["node"], leads["started_ms"] > 0) == (leader, True)
+
+    with_cluster(scenario)
+
+
 def test_g7_all_controllers_restart_and_go_on(
     with_cluster: WithCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,123 @@
+"""The history that a node tells: its replicated state, and from the files what that has lost.
+
+Also kill -9 of a process that writes files of a bounded size: nothing is torn, lost or doubled.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controller.config import ControllerConfig
+from controller.gate import LeaderGate
+from controller.history import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
+from controller.history_file import HistoryFile
+from controller.liveness import LivenessCore
+from controller.log import LocalLog
+from controller.machine import Machine
+from controller.requests import ControllerRequests
+from controller.state import ControllerState
+
+
+def event(index, log="now", name="broker-a"):
+    return HistoryEvent(
+        log=log, raft_index=index, time_ms=index, kind=EventKind.ELECTED, broker_name=name
+    )
+
+
+def requests_over(state, file):
+    log = LocalLog("n0", Machine(state))
+    gate = LeaderGate(log, "n0", wall_ms=lambda: 1, timeout_ms=100, on_change=lambda is_open: None)
+    requests = ControllerRequests(ControllerConfig(), log, gate, LivenessCore())
+    requests.history_file = file
+    return requests
+
+
+@pytest.fixture
+def file(tmp_path):
+    made = HistoryFile(tmp_path / "history-n0.jsonl", size_max=4_000, files=1_000)
+    yield made
+    made.close()
+
+
+def told(requests, name="", after=0, limit=0):
+    events = asyncio.run(requests.history(name, after, limit))
+    return [(each.log, each.raft_index) for each in events]
+
+
+def test_the_state_is_told_while_it_holds_everything(file):
+    events = tuple(event(index) for index in (1, 2, 3))
+    file.append(events)
+    requests = requests_over(ControllerState(log_name="now", history=events), file)
+    file.close()
+    assert told(requests) == [("now", 1), ("now", 2), ("now", 3)]
+    assert told(requests, after=2) == [("now", 3)]
+    assert told(requests, name="broker-b") == []
+
+
+def test_earlier_logs_are_told_from_the_files(file):
+    file.append([event(7, log="old"), event(8, log="old", name="broker-b")])
+    file.append([event(1)])
+    requests = requests_over(ControllerState(log_name="now", history=(event(1),)), file)
+    assert told(requests) == [("old", 7), ("old", 8), ("now", 1)]
+    assert told(requests, name="broker-b") == [("old", 8)]
+    assert told(requests, limit=2) == [("old", 8), ("now", 1)]
+    assert told(requests, after=5) == []
+
+
+def test_what_the_state_had_to_forget_is_told_from_the_files(file):
+    everything = [event(index) for index in range(1, HISTORY_EVENTS_MAX + 51)]
+    for one in everything:
+        file.append([one])
+    kept = tuple(everything[-HISTORY_EVENTS_MAX:])
+    requests = requests_over(ControllerState(log_name="now", history=kept), file)
+    assert told(requests) == [("now", each.raft_index) for each in everything]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from controller.history import EventKind, HistoryEvent
+from controller.history_file import HistoryFile
+file = HistoryFile(Path(sys.argv[1]), size_max=600, files=100_000)
+for index in range(int(sys.argv[2]), 100_000):
+    made = HistoryEvent(log="now", raft_index=index, time_ms=1, kind=EventKind.ELECTED)
+    file.append([made])
+    print(index, flush=True)
+"""
+
+
+def test_kill_9_while_files_are_divided_loses_doubles_and_tears_nothing(tmp_path):
+    """A file every few events, the writer killed in between; its successor begins from 1 again."""
+    path = tmp_path / "history-n0.jsonl"
+    root = Path(__file__).parents[2]
+    for wanted in (40, 90, 150):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), "1"],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+        )
+        assert writer.stdout is not None
+        said = 0
+        while said < wanted:
+            said = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.stdout.read().split("\n")
+        writer.wait()
+        writer.stdout.close()
+        said = max([said, *(int(line) for line in rest[:-1])])
+        last = HistoryFile(path, size_max=600, files=100_000)
+        last.close()
+        files = sorted(tmp_path.glob("history-n0.*.jsonl"), key=lambda each: each.name)
+        lines = [line for each in (*files, path) for line in each.read_text().splitlines()]
+        indexes = [json.loads(line)["raft_index"] for line in lines]
+        assert indexes == list(range(1, len(indexes) + 1))
+        assert len(indexes) >= said
+        assert len(files) > 5
