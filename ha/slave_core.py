@@ -64,6 +64,8 @@ class SlavePolicy:
     brisk_ms: int = 2_000
     """Instead of `housekeeping_ms`, once the master has shown that it heartbeats within 1 s."""
     flood_ms: int = 20
+    flood_lag_bytes: int = 2 << 20
+    """So much may be here, confirmed and not shown while old bytes pour in."""
     tick_ms: int = 100
     stall_ms: int = 100
 
@@ -472,8 +474,11 @@ class SlaveCore:
 
     def _flooded(self, now_ms: int) -> bool:
         """Whether bytes that were old when we connected pour in faster than they are read. Then
-        being a copy comes first; showing messages to readers costs more, and follows."""
+        being a copy comes first; showing messages to readers costs more, and follows. It follows
+        closely: whoever is elected has all of it to show before it opens."""
         assert self._peer is not None
+        if self.max_offset - self.confirm_offset > self.policy.flood_lag_bytes:
+            return False
         filled = now_ms - self._filled_ms < self.policy.flood_ms
         return filled and self.max_offset < self._peer.max_offset
 

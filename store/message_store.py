@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # How much of the log a slave dispatches before it lets the loop look at its sockets again.
 _DISPATCH_SLICE_BYTES: Final = 256 * 1024
+# How much a slave may hold confirmed and not yet dispatched: an elected one opens so much later.
+_DISPATCH_LAG_MAX: Final = 1024 * 1024
 _NOT_MASTER: Final = "this replica is not the master"
 _DISK_FULL: Final = "the disk is full"
 
@@ -409,9 +411,20 @@ class MessageStore:
             raise StoreStateError(f"discard the damaged tail first: {damage}")
         end = commit_log.append(data)
         self._parts.intake.verify()
+        self._keep_up(len(data))
         if commit_log.wants_preallocation:
             _in_thread("log-alloc", commit_log.preallocate_next)
         return end
+
+    def _keep_up(self, received: int) -> None:
+        """Back-pressure: far behind with dispatching, as much is dispatched as is received."""
+        dispatcher = self._dispatcher
+        if dispatcher.target - dispatcher.offset <= _DISPATCH_LAG_MAX:
+            return
+        try:
+            dispatcher.advance(0, received)
+        except (CorruptLogError, OSError) as error:
+            self._fail(error)
 
     def drop_unverified(self) -> int:
         """Take back what came behind the last whole, good record; the log's new end."""

@@ -805,6 +805,34 @@ def test_large_batches_reach_a_slave_that_is_behind(run_group, wait_until):
     run_group(scenario)
 
 
+def test_a_slave_that_catches_up_shows_what_it_holds_close_behind(run_group, wait_until):
+    """16 MB are fetched at once. What is not shown yet when the log is level is what an election
+    in that moment would wait for: it is bounded, however much there was."""
+
+    async def scenario(group):
+        group.segment_size = 4 << 20
+        one = await group.add(1)
+        await group.elect(one)
+        while one.store.max_phy_offset < 16 << 20:
+            one.put(100, b"z" * 2000)
+        two = await group.add(2)
+        lags = []
+        append = two.store.append_replicated
+
+        def appended(offset, data):
+            end = append(offset, data)
+            lags.append(end - two.store.confirm_offset)
+            return end
+
+        two.store.append_replicated = appended
+        one.ha.adopt_view(group.commit(frozenset({1})))
+        await group.follow(two)
+        await group.level(one, two)
+        assert max(lags) <= 6 << 20, "two bounds, 2 and 1 MiB, and a read for each"
+
+    run_group(scenario)
+
+
 def test_a_new_master_shows_a_long_backlog_without_standing_still(run_group, wait_until):
     """2 has fetched a whole log and shown none of it to readers when it is elected. It shows all
     before it opens, and its loop goes on meanwhile: else the controllers would call it dead."""
