@@ -44,9 +44,32 @@ class GroupProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class ControllerLogStatus:
+    """What a BatonMQ controller says of its Raft log. Indices are of the last such entry.
+
+    `snapshot_bytes` 0: no snapshot yet. `state_digest` is of the state after entry `digest_index`
+    and equal on all nodes where that is; empty before the first. `problems`: for people.
+    """
+
+    self_id: str
+    controller_epoch: int
+    term: int
+    applied_index: int
+    committed_index: int
+    journal_bytes: int
+    journal_entries: int
+    snapshot_bytes: int
+    snapshot_index: int
+    digest_index: int
+    state_digest: str
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ControllerMetadata:
     """Reply of 1005, from `address`. `leader_*` are empty while there is no leader;
-    `peers` as the controller words it: `id:host:port;` or `host:port;` repeated."""
+    `peers` as the controller words it: `id:host:port;` or `host:port;` repeated.
+    `log` is None from a RocketMQ controller."""
 
     address: str
     group: str
@@ -54,6 +77,7 @@ class ControllerMetadata:
     leader_address: str
     is_leader: bool
     peers: str
+    log: ControllerLogStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +130,10 @@ class NativeMetadata:
     applied_index: int
     committed_index: int
     peers: tuple[NativePeer, ...]
+    journal_bytes: int = 0
+    journal_entries: int = 0
+    snapshot_bytes: int = 0
+    snapshot_index: int = 0
+    digest_index: int = 0
+    state_digest: str = ""
+    problems: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from typing import Any
 
 from batonmq.admin_call import AdminCall
 from batonmq.admin_types import (
+    ControllerLogStatus,
     ControllerMetadata,
     ElectedMaster,
     HistoryEvent,
@@ -77,6 +78,7 @@ class ControllerAdmin:
                 leader_address=ext.get("controllerLeaderAddress", ""),
                 is_leader=ext.get("isLeader", "false").lower() == "true",
                 peers=ext.get("peers", ""),
+                log=_log_status(ext),
             )
         raise NoControllerLeaderError(failures)
 
@@ -244,6 +246,13 @@ class ControllerAdmin:
                 NativePeer(p.id, p.remoting_address, p.grpc_address, p.raft_address)
                 for p in reply.peers
             ),
+            journal_bytes=reply.journal_bytes,
+            journal_entries=reply.journal_entries,
+            snapshot_bytes=reply.snapshot_bytes,
+            snapshot_index=reply.snapshot_index,
+            digest_index=reply.digest_index,
+            state_digest=reply.state_digest,
+            problems=tuple(reply.problems),
         )
 
     async def _native(
@@ -313,6 +322,29 @@ class ControllerAdmin:
             elif answer.is_leader:
                 named.append(address)
         return list(dict.fromkeys(named))
+
+
+def _log_status(ext: Mapping[str, str]) -> ControllerLogStatus | None:
+    if "appliedIndex" not in ext:
+        return None
+
+    def number(name: str) -> int:
+        return int(ext.get(name, 0))
+
+    return ControllerLogStatus(
+        self_id=ext.get("selfId", ""),
+        controller_epoch=number("controllerEpoch"),
+        term=number("raftTerm"),
+        applied_index=number("appliedIndex"),
+        committed_index=number("committedIndex"),
+        journal_bytes=number("journalBytes"),
+        journal_entries=number("journalEntries"),
+        snapshot_bytes=number("snapshotBytes"),
+        snapshot_index=number("snapshotIndex"),
+        digest_index=number("digestIndex"),
+        state_digest=ext.get("stateDigest", ""),
+        problems=tuple(filter(None, ext.get("problems", "").split("\n"))),
+    )
 
 
 def grpc_address(remoting_address: str) -> str:

@@ -256,7 +256,7 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
         self, request: pb.GetMetadataRequest, context: Any
     ) -> pb.GetMetadataReply:
         metadata = self._requests.metadata()
-        leader = metadata.leader
+        leader, log_status = metadata.leader, metadata.log
         return pb.GetMetadataReply(
             status=_OK,
             group=metadata.group,
@@ -266,10 +266,16 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
             leader_grpc_address=leader.grpc_address if leader else "",
             is_leader=metadata.is_leader,
             controller_epoch=metadata.controller_epoch,
-            raft_term=metadata.term,
-            applied_index=metadata.applied_index,
-            committed_index=metadata.committed_index,
+            raft_term=log_status.term,
+            applied_index=log_status.applied_index,
+            committed_index=log_status.committed_index,
             peers=map(_peer_to_pb, metadata.peers),
+            journal_bytes=log_status.journal_bytes,
+            journal_entries=log_status.journal_entries,
+            snapshot_bytes=log_status.snapshot_bytes,
+            snapshot_index=log_status.snapshot_index,
+            digest_index=log_status.digest_index,
+            state_digest=log_status.state_digest,
             problems=metadata.problems,
         )
 

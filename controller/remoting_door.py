@@ -272,6 +272,19 @@ class RemotingDoor:
             "controllerLeaderAddress": leader.remoting_address if leader else None,
             "isLeader": metadata.is_leader,
             "peers": "".join(f"{peer.node_id}:{peer.remoting_address};" for peer in metadata.peers),
+            # What follows is ours; Java passes over fields that it does not know.
+            "selfId": metadata.self_peer.node_id,
+            "controllerEpoch": metadata.controller_epoch,
+            "raftTerm": metadata.log.term,
+            "appliedIndex": metadata.log.applied_index,
+            "committedIndex": metadata.log.committed_index,
+            "journalBytes": metadata.log.journal_bytes,
+            "journalEntries": metadata.log.journal_entries,
+            "snapshotBytes": metadata.log.snapshot_bytes,
+            "snapshotIndex": metadata.log.snapshot_index,
+            "digestIndex": metadata.log.digest_index,
+            "stateDigest": metadata.log.state_digest,
+            "problems": "\n".join(metadata.problems),
         }
         return RemotingCommand.response_to(request, ext=ext)
 

@@ -27,7 +27,7 @@ from controller.gate import LeaderGate
 from controller.groups import fill_alive
 from controller.history import HISTORY_EVENTS_MAX, HistoryEvent
 from controller.history_file import HistoryFile
-from controller.log import Applied, NotApplied, ReplicatedLog
+from controller.log import Applied, LogStatus, NotApplied, ReplicatedLog
 from controller.results import CommandResult
 from controller.state import ControllerState
 from controller.switch import is_switch_id, vouched
@@ -81,9 +81,7 @@ class Metadata:
     leader: Peer | None
     is_leader: bool
     controller_epoch: int
-    term: int
-    applied_index: int
-    committed_index: int
+    log: LogStatus
     peers: tuple[Peer, ...]
     problems: tuple[str, ...] = ()
 
@@ -130,9 +128,7 @@ class ControllerRequests:
             leader=self.leader(),
             is_leader=self._gate.open,
             controller_epoch=self.state.controller_epoch,
-            term=status.term,
-            applied_index=status.applied_index,
-            committed_index=status.committed_index,
+            log=status,
             peers=self._peers,
             problems=(*status.problems, *self._liveness.problems()),
         )

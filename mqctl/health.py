@@ -1,7 +1,8 @@
 """Whether a cluster is healthy: what each node said, and what is wrong about it.
 
-Healthy means: every node answers, the controllers have one leader, every broker group has a master
-that the controllers and the name servers agree on, and every known replica is in the SyncStateSet.
+Healthy means: every node answers, the controllers have one leader, keep up with its log and hold
+equal states, every broker group has a master that the controllers and the name servers agree on,
+and every known replica is in the SyncStateSet.
 The judgement (`Findings.problems`) is pure; `look` asks all nodes at once.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mqctl.controller_log import log_fields
 from mqctl.session import reason
 from protocol.bodies import BrokerReplicasInfo, ClusterInfo, ReplicasInfo
 from protocol.errors import BatonError
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from batonmq.controller_admin import ControllerAdmin
 
 MASTER_ID = 0
+BEHIND_ENTRIES = 1_000
+"""A controller may apply so many entries later than the leader; the answers are not of one moment
+anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class Findings:
             if isinstance(answer, BatonError):
                 found.append(f"controller {address}: {reason(address, answer)}")
         found += self._leader_problems()
+        found += self._log_problems()
         found += [f"broker {a}: {why}" for a, why in self.brokers.items() if why]
         if not self.groups:
             found.append("no broker group is registered")
@@ -87,6 +93,33 @@ class Findings:
         if self.replicas_error is not None:
             return [f"the leading controller does not tell the roles: {self.replicas_error}"]
         return []
+
+    def _log_problems(self) -> list[str]:
+        logs = {
+            address: answer.log
+            for address, answer in self.controllers.items()
+            if not isinstance(answer, BatonError) and answer.log is not None
+        }
+        found = [f"controller {a}: {what}" for a, log in logs.items() for what in log.problems]
+        leading = logs.get(self.leader)
+        if leading is not None:
+            for address, log in logs.items():
+                behind = leading.applied_index - log.applied_index
+                if behind > BEHIND_ENTRIES:
+                    found.append(f"controller {address}: {behind} entries behind the leader's log")
+        digests: dict[int, set[str]] = {}
+        for log in logs.values():
+            if log.state_digest:
+                digests.setdefault(log.digest_index, set()).add(log.state_digest)
+        for index, different in sorted(digests.items()):
+            if len(different) > 1:
+                who = ", ".join(
+                    f"{address} {log.state_digest[:16]}"
+                    for address, log in logs.items()
+                    if log.digest_index == index
+                )
+                found.append(f"the controllers' states differ after entry {index}: {who}")
+        return found
 
     def _group_problems(self, name: str) -> list[str]:
         info = self.replicas.replicas_info_table.get(name)
@@ -128,7 +161,7 @@ class Findings:
             "nameServers": [_node(a, why) for a, why in self.name_servers.items()],
             "controllers": [
                 _node(a, reason(a, answer)) if isinstance(answer, BatonError)
-                else {**_node(a, None), "isLeader": answer.is_leader}
+                else {**_node(a, None), "isLeader": answer.is_leader, **log_fields(answer)}
                 for a, answer in self.controllers.items()
             ],
             "brokers": [_node(a, why) for a, why in self.brokers.items()],

@@ -62,7 +62,7 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
     """Whether another node had a log when this one, joining, had none."""
     _handled: dict[str, Any] | None = None
     """The message being handled."""
-    _hand_over_wanted = False
+    _hand_over_until = 0.0
     _compact_above = COMPACT_AFTER_BYTES
 
     @property
@@ -76,8 +76,8 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         if journal.joining and (self._log_seen or journal[-1][2]):
             self._syncObj._SyncObj__raftElectionDeadline = math.inf
         journal.sync()
-        if self._hand_over_wanted:
-            self._hand_over_wanted = False
+        if self._hand_over_until > pysyncobj.syncobj.monotonicTime():
+            # At every tick: refused as long as nobody has acknowledged the whole log.
             self._syncObj.transferLeadership()
         if journal.size_bytes > self._compact_above:
             # Not again before it has grown as much again: what is kept may be large by itself.
@@ -87,9 +87,9 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
             self._compact_above = COMPACT_AFTER_BYTES
         self._compare_digests()
 
-    def hand_over(self) -> None:
-        """At the next tick the lead is offered to another node. From any thread."""
-        self._hand_over_wanted = True
+    def hand_over(self, timeout_s: float) -> None:
+        """From the next tick on the lead is offered to another node. From any thread."""
+        self._hand_over_until = pysyncobj.syncobj.monotonicTime() + timeout_s
 
     def _compare_digests(self) -> None:
         if self.digests is None or not self._syncObj._isLeader():

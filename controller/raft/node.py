@@ -315,7 +315,7 @@ class RaftLog:
         node = self._node
         if node is None or not self._leading or len(self._peers) == 1:
             return not self._leading
-        node.transport.hand_over()
+        node.transport.hand_over(timeout_ms / 1000)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._not_leading.wait()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqctl.commands.ha import show_replicas
+from mqctl.controller_log import log_fields
 from mqctl.output import BAD, GOOD, Cell, Progress
 from mqctl.params import Ids, command, option
 from mqctl.session import CommandFailed, Session, reason
@@ -25,11 +26,14 @@ STORY_EVENTS = 60
 
 @command("getControllerMetaData", controllers=True)
 async def get_controller_meta_data(session: Session) -> None:
-    """Who leads the controllers.
+    """Who leads the controllers, and how far each one's log is.
+
+    Every node is asked. Exit code 1 only if none answers.
 
     JSON: the header of RocketMQ's reply (group, controllerLeaderId, controllerLeaderAddress,
     isLeader, peers) from the leader, or else from the first that answers; and controllers: what
-    each one says.
+    each one says, with raftTerm, appliedIndex, committedIndex, journalBytes, journalEntries,
+    snapshotBytes, snapshotIndex, digestIndex, stateDigest, problems from a BatonMQ controller.
     """
     async with session.controller() as (_, controller):
         answers = await controller.all_metadata()
@@ -52,7 +56,8 @@ async def get_controller_meta_data(session: Session) -> None:
         )  # fmt: skip
         session.out.line()
         rows = [[address, *_columns(address, answer)] for address, answer in answers.items()]
-        session.out.table(["Controller", "Leader", "Leader Known", "Note"], rows)
+        headings = ["Controller", "Leader", "Leader Known", "Term", "Applied", "Committed"]
+        session.out.table([*headings, "Log KiB", "Snapshot KiB", "Note"], rows)
     if best is None:
         why = "; ".join(str(answer) for answer in answers.values())
         raise CommandFailed(f"no controller answers ({why}): check that they run")
@@ -80,14 +85,20 @@ def _header(answer: ControllerMetadata) -> dict[str, Any]:
 def _controller(address: str, answer: ControllerMetadata | BatonError) -> dict[str, Any]:
     if isinstance(answer, Exception):
         return {"address": address, "alive": False, "error": reason(address, answer)}
-    return {"address": address, "alive": True, **_header(answer)}
+    return {"address": address, "alive": True, **_header(answer), **log_fields(answer)}
 
 
 def _columns(address: str, answer: ControllerMetadata | BatonError) -> list[object]:
     if isinstance(answer, Exception):
-        return ["", "", Cell.of(reason(address, answer), BAD)]
+        return ["", "", "", "", "", "", "", Cell.of(f"no answer: {reason(address, answer)}", BAD)]
     leads = Cell.of("yes", GOOD) if answer.is_leader else "no"
-    return [leads, answer.leader_address or Cell.of("none", BAD), ""]
+    columns: list[object] = [leads, answer.leader_address or Cell.of("none", BAD)]
+    log = answer.log
+    if log is None:
+        return [*columns, "", "", "", "", "", ""]
+    note = Cell.of("; ".join(log.problems), BAD) if log.problems else ""
+    sizes = [-(-size // 1024) for size in (log.journal_bytes, log.snapshot_bytes)]
+    return [*columns, log.term, log.applied_index, log.committed_index, *sizes, note]
 
 
 @command("getControllerConfig", controllers=True)

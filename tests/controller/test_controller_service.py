@@ -242,7 +242,9 @@ def test_all_nodes_name_the_leader_and_only_it_answers(with_cluster: WithCluster
     async def scenario(cluster: Cluster) -> None:
         leader = await cluster.leader()
         for node_id in cluster.services:
-            metadata = await cluster.stub(node_id).GetMetadata(pb.GetMetadataRequest())
+            metadata = pb.GetMetadataReply()
+            while not metadata.leader_id:  # the third node hears of it a little later
+                metadata = await cluster.stub(node_id).GetMetadata(pb.GetMetadataRequest())
             assert (metadata.self_id, metadata.leader_id) == (node_id, leader)
             assert metadata.is_leader == (node_id == leader)
             assert len(metadata.peers) == 3

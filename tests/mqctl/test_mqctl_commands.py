@@ -209,6 +209,32 @@ def test_controller_metadata_has_the_header_of_the_leader(mqctl: Run, fake: Any)
     assert "no controller answers" in ran.err
 
 
+def test_controller_metadata_shows_each_nodes_log(mqctl: Run, fake: Any) -> None:
+    from dataclasses import replace
+
+    from batonmq.admin_types import ControllerLogStatus
+
+    log = ControllerLogStatus("n0", 3, 7, 120, 121, 5000, 90, 2049, 30, 100, "ab" * 32, ())
+    follower = list(fake.metadata)[1]
+    fake.metadata[LEADER] = replace(fake.metadata[LEADER], log=log)
+    sick = replace(log, self_id="n1", applied_index=118, problems=("one thing", "another"))
+    fake.metadata[follower] = replace(fake.metadata[follower], log=sick)
+    first, second = mqctl("getControllerMetaData", "--json").json["controllers"]
+    assert (first["raftTerm"], first["appliedIndex"], first["committedIndex"]) == (7, 120, 121)
+    assert (first["journalBytes"], first["snapshotBytes"], first["snapshotIndex"]) == (
+        5000,
+        2049,
+        30,
+    )
+    assert (first["digestIndex"], first["stateDigest"]) == (100, "ab" * 32)
+    assert (second["selfId"], second["problems"]) == ("n1", ["one thing", "another"])
+    rows = [line.split() for line in mqctl("getControllerMetaData").out.splitlines()[-2:]]
+    assert rows[0] == [LEADER, "yes", LEADER, "7", "120", "121", "5", "3"]
+    assert rows[1][3:] == ["7", "118", "121", "5", "3", *"one thing; another".split()]
+    del fake.metadata[follower]
+    assert "no answer: refused" in mqctl("getControllerMetaData").out
+
+
 def test_controller_config_is_read_and_changed_on_each(mqctl: Run, fake: Any) -> None:
     read = mqctl("getControllerConfig", "--json").json
     assert list(read) == [LEADER, "10.0.0.2:9878"]

@@ -114,6 +114,32 @@ def test_no_controller_that_answers_is_said_and_not_raised(mqctl: Run, fake: Any
     assert any("no leader" in problem for problem in ran.json["problems"])
 
 
+def test_health_fails_when_a_controllers_log_is_unwell(mqctl: Run, fake: Any) -> None:
+    from dataclasses import replace
+
+    from batonmq.admin_types import ControllerLogStatus
+
+    well = ControllerLogStatus("n0", 1, 1, 5000, 5000, 1, 1, 0, 0, 4000, "aa" * 32, ())
+    leader, follower = list(fake.metadata)
+
+    def told(**changed: Any) -> Any:
+        fake.metadata[leader] = replace(fake.metadata[leader], log=well)
+        fake.metadata[follower] = replace(fake.metadata[follower], log=replace(well, **changed))
+        ran = mqctl("health", "--json")
+        assert ran.code == (0 if ran.json["healthy"] else 1)
+        return ran.json["problems"]
+
+    assert told() == []
+    assert told(digest_index=3000, state_digest="bb" * 32, applied_index=4000) == []
+    (behind,) = told(applied_index=3999)
+    assert behind == f"controller {follower}: 1001 entries behind the leader's log"
+    (differ,) = told(state_digest="bb" * 32)
+    assert differ.startswith("the controllers' states differ after entry 4000:")
+    assert "aaaaaaaa" in differ and f"{follower} bbbbbbbb" in differ
+    (said,) = told(problems=("the Raft thread has ended",))
+    assert said == f"controller {follower}: the Raft thread has ended"
+
+
 def test_watch_looks_again_until_healthy(
     mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
