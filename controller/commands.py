@@ -107,9 +107,11 @@ class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
     An empty `incarnation` marks a broker that speaks only remoting: it must have applied for its id
     before (1013), as in RocketMQ. `epoch`, `max_offset` and `confirm_offset` tell of its log, -1
     where unknown; `accepted_epoch` is the highest masterEpoch it accepted, `suspect` why its log
-    may miss what it acked (R17), empty if it does not. `confirm_floor` is the highest confirmOffset
-    that a member must hold, as far as the leader heard. `live` decides whether the master is told
-    of (1003 names only a living one) and whether a second life of this id is refused (R18).
+    may miss what it acked (R17), empty if it does not; `earlier_lives` are the incarnations that
+    wrote in its data folder before, empty if it does not know. `confirm_floor` is the highest
+    confirmOffset that a member must hold, as far as the leader heard. `live` decides whether the
+    master is told of (1003 names only a living one) and whether a second life of this id is refused
+    (R18).
     """
 
     broker_name: str
@@ -127,6 +129,7 @@ class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
     election_priority: int = ELECTION_PRIORITY_DEFAULT
     suspect: str = ""
     accepted_epoch: int = -1
+    earlier_lives: tuple[str, ...] = ()
     confirm_floor: int = -1
     live: tuple[LiveBroker, ...] = ()
 

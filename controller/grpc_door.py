@@ -147,6 +147,7 @@ class GrpcDoor(pb_grpc.ControllerServiceServicer):
             election_priority=request.election_priority,
             suspect=request.suspect,
             accepted_epoch=request.accepted_epoch,
+            earlier_lives=tuple(request.earlier_lives),
         )
         if not request.incarnation or not request.broker_name:
             return pb.RegisterBrokerReply(

@@ -69,6 +69,7 @@ def _nonsense(group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId
     wrong = ""
     if isinstance(command, RegisterBroker):
         texts += [command.address, command.ha_address, command.incarnation, command.log_id]
+        texts += command.earlier_lives
         if max(command.epoch, command.accepted_epoch) > EPOCH_MAX:
             wrong = f"epoch {max(command.epoch, command.accepted_epoch)} is no epoch"
     if not command.broker_name:
@@ -195,20 +196,24 @@ def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
 
 
 def _why_suspect(
-    group: BrokerGroup, record: ReplicaRecord, renewed: ReplicaRecord, floor: int
+    group: BrokerGroup, record: ReplicaRecord, renewed: ReplicaRecord, command: RegisterBroker
 ) -> str:
     """Why this registration says that the log may miss what was acked, empty if it does not (R17).
 
     Wiped: another log id. Damaged, or from before a reboot that nothing was synced for: the broker
-    says so. Put back from an old backup: the log is shorter than what was confirmed. The last is
-    asked of a new life only: one that goes on may have told its offset before it acked.
+    says so. Put back from an old backup: its folder does not know the life that registered last, or
+    its log is shorter than what was confirmed. The last is asked of a new life only: one that goes
+    on may have told its offset before it acked.
     """
     if record.log_id and renewed.log_id and record.log_id != renewed.log_id:
         return "its log was replaced"
     same_life = renewed.incarnation == record.incarnation
     if renewed.suspicion and not (same_life and renewed.suspicion == record.suspicion):
         return renewed.suspicion
-    floor = max(floor, group.confirm_floor)
+    earlier = command.earlier_lives
+    if not same_life and earlier and record.incarnation and record.incarnation not in earlier:
+        return f"its folder does not know its last life {record.incarnation}: it was put back"
+    floor = max(command.confirm_floor, group.confirm_floor)
     if not same_life and 0 <= renewed.max_offset < floor:
         return f"its log ends at {renewed.max_offset}, confirmed was {floor}"
     return ""
@@ -232,7 +237,7 @@ def _renew(
             f"broker {broker_id} is the only in-sync replica of {group.broker_name}: "
             "it cannot become a learner",
         )
-    why = _why_suspect(group, record, renewed, command.confirm_floor)
+    why = _why_suspect(group, record, renewed, command)
     suspect = member and (record.suspect or bool(why))
     healthy_left = any(is_healthy(group, other) and other in living for other in others)
     after = group.with_replica(msgspec.structs.replace(renewed, suspect=suspect))

@@ -63,6 +63,7 @@ from replicas_manager.events import (
     ViewReceived,
 )
 from replicas_manager.identity import IdentityFile, RoleFile
+from replicas_manager.lives import LivesFile
 from replicas_manager.reporter import EventReporter
 from replicas_manager.role_runner import RoleRunner
 from replicas_manager.session import ControllerChannels, ControllerSession
@@ -114,6 +115,8 @@ class ReplicasManager:
         self._identity = IdentityFile(config.identity_path, config.cluster_name, config.broker_name)
         self._role_file = RoleFile(config.role_path)
         self._check_code = ""
+        self._lives = LivesFile(config.role_path.with_name("lives"))
+        self._earlier_lives: tuple[str, ...] = ()
         self._suspect = ""
         self._channels = ControllerChannels()
         self._sessions: dict[str, ControllerSession] = {}
@@ -194,6 +197,7 @@ class ReplicasManager:
     async def start(self) -> None:
         """Read the durable facts and begin to register."""
         identity = self._identity.load()
+        self._earlier_lives = self._lives.begin(self.incarnation)
         highest = max(self._role_file.load(), self._actions.log_facts().epoch, 0)
         self._check_code = identity.check_code
         self._state = ReplicasState(
@@ -448,6 +452,7 @@ class ReplicasManager:
             request_id=effect.request_id,
             suspect=facts.suspect,
             accepted_epoch=self.highest_master_epoch,
+            earlier_lives=self._earlier_lives,
         )
         stub = self._channels.stub(effect.target)
         try:

@@ -449,6 +449,23 @@ def test_r17_a_restored_backup_leaves_the_set(script, heard):
     assert last_reason(script) == "broker 2: suspect: its log ends at 700, confirmed was 800"
 
 
+def test_r17_a_folder_that_was_put_back_does_not_know_its_last_life(script):
+    """A backup of life 1; life 2 acknowledged more, which no controller heard of before it died."""
+    script.three_in_sync()
+    restarted(script, 2, earlier_lives=("life-2",), max_offset=900)
+    assert script.group.sync_state_set == (1, 2, 3)
+    restarted(script, 2, incarnation="life-2c", earlier_lives=("life-2",), max_offset=800)
+    assert script.group.sync_state_set == (1, 3)
+    assert last_reason(script).endswith("does not know its last life life-2b: it was put back")
+
+
+def test_r17_lives_that_ended_before_they_registered_do_no_harm(script):
+    script.three_in_sync()
+    restarted(script, 2, incarnation="life-2d", earlier_lives=("life-2", "life-2b", "life-2c"))
+    restarted(script, 3, incarnation="life-3b", earlier_lives=())
+    assert script.group.sync_state_set == (1, 2, 3)
+
+
 def test_r17_a_restart_with_the_whole_log_stays_in_the_set(script):
     script.three_in_sync()
     restarted(script, 2, max_offset=800, confirm_floor=800)

@@ -19,6 +19,7 @@ from replicas_manager.actions import LogFacts
 from replicas_manager.config import ReplicasManagerConfig, SessionTimings
 from replicas_manager.errors import IdentityError
 from replicas_manager.identity import RoleFile
+from replicas_manager.lives import LIVES_MAX, LivesFile
 from replicas_manager.service import ReplicasManager, Role, boottime_ms
 
 SHORT = SessionTimings(
@@ -349,6 +350,24 @@ def test_r17_a_log_that_is_whole_again_is_told_at_once(tmp_path: Path) -> None:
         await scene.controller.until(lambda: len(asked) == 3)
         assert [request.suspect for request in asked[1:]] == ["", "damage"]
         assert len({request.request_id for request in asked}) == 3
+
+    play(tmp_path, script)
+
+
+def test_r17_a_registration_tells_which_lives_wrote_in_the_folder(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        for life in ("one", "two", "three"):
+            manager = await scene.started(incarnation=life)
+            await manager.close()
+        asked = scene.controller.asked["RegisterBroker"]
+        assert [list(request.earlier_lives) for request in asked] == [[], ["one"], ["one", "two"]]
+        (tmp_path / "lives").write_text("one\n")
+        manager = await scene.started(incarnation="four")
+        assert list(asked[-1].earlier_lives) == ["one"]
+        lives = LivesFile(tmp_path / "lives")
+        for number in range(3 * LIVES_MAX):
+            earlier = lives.begin(f"life-{number}")
+        assert len(earlier) == LIVES_MAX
 
     play(tmp_path, script)
 
