@@ -134,6 +134,10 @@ class Layout:
     def cluster_file(self) -> Path:
         return self.data_dir / "cluster.json"
 
+    @property
+    def raft_password_file(self) -> Path:
+        return self.data_dir / "conf" / "raft-password"
+
     def replicas_of(self, group: str) -> tuple[BrokerNode, ...]:
         return tuple(broker for broker in self.brokers if broker.group == group)
 
@@ -228,6 +232,7 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
                 ),
                 "controllerDLegerSelfId": node.controller_id,
                 "controllerStorePath": str(node.data_dir / "controller"),
+                "raftPasswordFile": str(layout.raft_password_file),
                 "bindAddress": node.host,
             }
     else:
@@ -252,7 +257,15 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
 
 
 def write_configs(layout: Layout) -> None:
-    """Writes every node's file. Raises OSError (no right, no room) as it comes."""
+    """Writes every node's file, and the controllers' password where there is none yet.
+
+    Raises OSError (no right, no room) as it comes.
+    """
+    if layout.controllers and not layout.raft_password_file.exists():
+        from settings.password_file import make_password
+
+        layout.raft_password_file.parent.mkdir(parents=True, exist_ok=True)
+        make_password(layout.raft_password_file)
     for node in layout.nodes:
         node.config.parent.mkdir(parents=True, exist_ok=True)
         node.pid_file.parent.mkdir(parents=True, exist_ok=True)

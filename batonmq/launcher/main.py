@@ -116,6 +116,24 @@ def demo(
     sys.exit(code)
 
 
+@main.command("raftPassword")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def raft_password(file: Path) -> None:
+    """Make a password for the controllers' Raft ports: FILE, readable by its owner alone.
+
+    Every controller of the group needs a copy of it, named by raftPasswordFile in its section
+    `controller`. An existing FILE is never overwritten. `batonmq up` makes one by itself.
+    """
+    from settings.password_file import make_password
+
+    try:
+        make_password(file)
+    except OSError as exc:
+        click.echo(f"batonmq raftPassword: {file}: {exc.strerror or exc}", err=True)
+        sys.exit(1)
+    click.echo(f"{file}: copy it to every controller and set raftPasswordFile to it")
+
+
 def _server_command(name: str, module: str) -> click.Command:
     @click.command(name, help=f"Run one {name} process with the configuration in FILE.")
     @click.option(

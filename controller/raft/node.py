@@ -33,10 +33,10 @@ from controller.raft import transport
 from controller.raft.digest_watch import DigestWatch
 from controller.raft.greeting import Membership
 from controller.raft.journal import DurableJournal, JournalDamage
-from controller.raft.password import read_password
 from controller.raft.snapshot import BadSnapshot, FileSnapshots
 from controller.raft.troubles import Troubles
 from controller.state import ControllerState
+from settings.password_file import read_password
 
 __all__ = ["PortTakenError", "RaftLog", "make_conf"]
 

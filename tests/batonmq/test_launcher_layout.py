@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from batonmq.launcher.layout import LayoutError, config_of, plan
+from batonmq.launcher.layout import LayoutError, config_of, plan, write_configs
 from batonmq.launcher.ports import StartError, check_folder
 
 OVERRIDES = {
@@ -43,3 +44,37 @@ def test_a_full_disk_is_named_with_what_is_left_and_what_is_needed(tmp_path: Pat
     assert str(tmp_path / "data") in text
     assert "MiB left" in text and f"{(1 << 62) >> 20} MiB are needed" in text
     assert "\n" not in text
+
+
+def test_the_controllers_of_a_local_cluster_share_a_password_that_is_made_once(
+    tmp_path: Path,
+) -> None:
+    layout = plan(tmp_path, controllers=3, replicas=1)
+    write_configs(layout)
+    path = layout.raft_password_file
+    made = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    for node in layout.controllers:
+        assert yaml.safe_load(node.config.read_text())["controller"]["raftPasswordFile"] == str(
+            path
+        )
+    write_configs(layout)
+    assert path.read_bytes() == made, "a resumed cluster keeps it"
+
+
+def test_raft_password_is_made_on_request_and_never_overwritten(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from batonmq.launcher.main import main
+
+    path = tmp_path / "secret"
+    made = CliRunner().invoke(main, ["raftPassword", str(path)])
+    assert made.exit_code == 0 and str(path) in made.output
+    content = path.read_bytes()
+    assert len(content) == 45
+    again = CliRunner().invoke(main, ["raftPassword", str(path)])
+    assert again.exit_code == 1 and "File exists" in again.output
+    assert path.read_bytes() == content
+    nowhere = CliRunner().invoke(main, ["raftPassword", str(tmp_path / "no" / "secret")])
+    assert nowhere.exit_code == 1 and "No such file" in nowhere.output
+    assert CliRunner().invoke(main, ["raftPassword"]).exit_code == 2

@@ -25,10 +25,10 @@ from controller.raft.connection import (
     GuardedConnection,
 )
 from controller.raft.greeting import Greeting, Membership, decode_greeting
-from controller.raft.password import (
+from controller.raft.password import encryptor
+from settings.password_file import (
     PASSWORD_CHARS_MIN,
     PasswordFileError,
-    encryptor,
     make_password,
     read_password,
 )
