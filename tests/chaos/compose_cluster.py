@@ -240,6 +240,12 @@ class ComposeCluster:
         address: str = networks[f"{self.name}_cluster"]["IPAddress"]
         return address
 
+    def exit_code(self, name: str) -> int:
+        """Of a stopped container."""
+        state = self.container(name).attrs["State"]
+        assert state["Status"] == "exited", state
+        return int(state["ExitCode"])
+
     def keep_logs(self, folder: Path) -> None:
         """Every container's log into `folder`."""
         folder.mkdir(parents=True, exist_ok=True)

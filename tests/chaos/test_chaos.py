@@ -230,3 +230,21 @@ def test_master_and_leader_come_back_with_each_others_address(containers: Compos
         load.wait_more()
         for name, address in zip(victims, reversed(addresses), strict=True):
             containers.reconnect([name], address)
+
+
+def test_after_a_clean_stop_any_two_brokers_go_on(containers: ComposeCluster) -> None:
+    """Every process ends by itself with 0, and the set is still whole: it needs no last broker."""
+    topic = "Stopped"
+    containers.wait_well()
+    with SteadyWriter(containers.broker_addresses, topic, 0, timeout_s=1.0) as writer:
+        wait_for("acknowledged writes", lambda: len(writer.acks) >= MORE)
+    master = containers.master()
+    containers.compose("stop")
+    assert {containers.exit_code(name) for name in (*BROKERS, *NAME_SERVERS)} == {0}
+    containers.start(NAME_SERVERS)
+    containers.start(name for name in BROKERS if name != master)
+    first_ack(containers.broker_addresses, "Started")
+    assert containers.master() != master
+    containers.start([master])
+    containers.wait_well()
+    assert _checked(containers, topic, [writer]) >= len(writer.acks)

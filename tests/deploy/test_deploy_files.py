@@ -72,11 +72,27 @@ def test_both_composes_take_the_file(project: dict[str, Any]) -> None:
     extensions = {key for key in project if key.startswith("x-")}
     assert project.keys() - extensions == {"services", "networks", "volumes"}
     for service in project["services"].values():
-        assert "depends_on" not in service
+        assert isinstance(service.get("depends_on", []), list)
         assert (service["init"], service["restart"]) == (True, "unless-stopped")
-    volumes = [service["volumes"][0].split(":") for service in project["services"].values()]
-    assert {name for name, _ in volumes} == project["volumes"].keys()
-    assert {place for _, place in volumes} == {"/var/lib/batonmq"}
+
+
+def test_every_process_keeps_its_own_and_controllers_share_one_password(
+    project: dict[str, Any],
+) -> None:
+    shared = "raft-password:/var/lib/batonmq-raft"
+    for name, service in project["services"].items():
+        own = f"{name}:/var/lib/batonmq"
+        assert service["volumes"] == ([own, shared] if "namesrv" in name else [own])
+    assert project["volumes"].keys() == {*project["services"], "raft-password"}
+    controller = settings_of(project, "namesrv-1", NAMESRV_SECTIONS)["controller"]
+    assert str(controller.raft_password_path) == "/var/lib/batonmq-raft/password"
+
+
+def test_controllers_are_stopped_before_brokers(project: dict[str, Any]) -> None:
+    """Compose stops in the reverse order of its starts."""
+    brokers = [name for name in project["services"] if name.startswith("broker-")]
+    for name, service in project["services"].items():
+        assert service.get("depends_on", []) == ([] if name in brokers else brokers)
 
 
 def test_the_doors_of_brokers_are_where_they_are_advertised(project: dict[str, Any]) -> None:
