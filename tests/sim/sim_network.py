@@ -31,6 +31,7 @@ class Network:
         self.loop = loop
         self.rng = rng
         self.blocked: set[frozenset[str]] = set()
+        self.one_way: set[tuple[str, str]] = set()  # (from, to): what is sent so does not arrive
         self.listeners: dict[tuple[str, int], tuple[Process, Callable[[], Any]]] = {}
         self.doors: dict[str, tuple[Process, Any]] = {}  # gRPC address -> controller's door
         self.waiting: list[Pipe] = []
@@ -45,13 +46,21 @@ class Network:
         return self.rng.uniform(0.0001, 0.0015)
 
     def is_blocked(self, one: str, other: str) -> bool:
+        """Whether what `one` sends does not reach `other`."""
+        if (one, other) in self.one_way:
+            return True
         return bool(self.blocked) and frozenset((one, other)) in self.blocked
+
+    def is_unreachable(self, one: str, other: str) -> bool:
+        """Whether `one` cannot connect to `other`, or hears no answer."""
+        return self.is_blocked(one, other) or self.is_blocked(other, one)
 
     def block(self, one: str, other: str) -> None:
         self.blocked.add(frozenset((one, other)))
 
     def heal(self) -> None:
         self.blocked.clear()
+        self.one_way.clear()
         waiting, self.waiting = self.waiting, []
         for pipe in waiting:
             pipe.pump()
@@ -74,7 +83,7 @@ class Network:
         protocol = factory()
         await asyncio.sleep(self.delay_s())
         for _ in range(300):
-            if not self.is_blocked(process.host, host):
+            if not self.is_unreachable(process.host, host):
                 break
             await asyncio.sleep(0.01)
         else:
@@ -269,7 +278,7 @@ class _Channel:
     async def channel_ready(self) -> None:
         host = self._address.rpartition(":")[0]
         here = current_process().host
-        while self._address not in self._network.doors or self._network.is_blocked(here, host):  # noqa: ASYNC110  other people's state
+        while self._address not in self._network.doors or self._network.is_unreachable(here, host):  # noqa: ASYNC110  other people's state
             await asyncio.sleep(0.05)
 
 

@@ -1,0 +1,158 @@
+"""A master whose network is cut in part: who notices, what is decided, and that it is safe.
+
+The simulation's checkers are on, the one for two masters above all (G1, G2). Times are virtual.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sim_cluster import GROUP, NODES, Broker
+from sim_storm import Storm
+
+LEASE_MS = 600
+SHRINK_MS = 600
+SESSION_MS = 800
+BEAT_MS = 100
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@dataclass
+class Seen:
+    """What became of the old master within some seconds after the cut; ms, None for never."""
+
+    elected_ms: int | None = None
+    lease_lost_ms: int | None = None
+    refused_ms: int | None = None
+    shrunk_ms: int | None = None
+    acks_of_old: int = 0
+    longest_gap_ms: int = 0
+    """The longest time without any acknowledged message."""
+
+
+class Cut:
+    """A whole group under traffic, whose master then loses the links `cut` names."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.storm = Storm(seed, folder)
+        self.world = self.storm.world
+        self.world.run(0.2)
+        for _ in range(100):
+            self.world.run(0.1)
+            group = self.world.raft.truth.state.group(GROUP)
+            if group is not None and len(group.sync_state_set) == 3:
+                break
+        (self.master,) = [broker for broker in self.world.living() if broker.is_open]
+        self.others = [b.host for b in self.world.living() if b is not self.master]
+
+    def cut(self, name: str) -> None:
+        here, network = self.master.host, self.world.network
+        towards = NODES if "controllers" in name else tuple(self.others)
+        for there in towards:
+            if name.startswith("master to"):
+                network.one_way.add((here, there))
+            elif name.endswith("to master"):
+                network.one_way.add((there, here))
+            else:
+                network.block(here, there)
+
+    def watch(self, seconds: float) -> Seen:
+        world, old = self.world, self.master
+        seen = Seen()
+        epoch = old.gate.master_epoch
+        began_ms = last_ack_ms = world.loop.now_ms()
+        acked = world.counts.acked
+        answered = world.answered
+
+        def counted(broker: Broker, of: int, end: int, record: bytes, code: int) -> None:
+            seen.acks_of_old += code == 0 and broker is old
+            answered(broker, of, end, record, code)
+
+        world.answered = counted  # type: ignore[method-assign]
+        while world.loop.now_ms() < began_ms + 1000 * seconds:
+            world.run(0.01)
+            now_ms = world.loop.now_ms() - began_ms
+            group = world.raft.truth.state.group(GROUP)
+            assert group is not None
+            if group.master_epoch > epoch and seen.elected_ms is None:
+                seen.elected_ms = now_ms
+            if len(group.sync_state_set) == 1 and seen.shrunk_ms is None:
+                seen.shrunk_ms = now_ms
+            lease = old.manager.lease_valid(world.loop.now_ms())
+            if not lease and seen.lease_lost_ms is None:
+                seen.lease_lost_ms = now_ms
+            if not old.is_open and seen.refused_ms is None:
+                seen.refused_ms = now_ms
+            if world.counts.acked > acked:
+                acked = world.counts.acked
+                last_ack_ms = world.loop.now_ms()
+            gap_ms = world.loop.now_ms() - last_ack_ms
+            seen.longest_gap_ms = max(seen.longest_gap_ms, gap_ms)
+        return seen
+
+    def heal(self) -> None:
+        self.storm.calm()
+        self.world.close()
+
+
+def play(seed: int, folder: Path, name: str) -> Seen:
+    scene = Cut(seed, folder)
+    scene.cut(name)
+    seen = scene.watch(3.5)
+    scene.heal()
+    return seen
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_r5_r36_a_master_cut_off_from_the_controllers(seed: int, tmp_path: Path) -> None:
+    """Its silence elects another after 800 ms; until its slaves leave it, it goes on (R36)."""
+    seen = play(seed, tmp_path, "master and controllers")
+    assert seen.elected_ms is not None and seen.elected_ms >= SESSION_MS - BEAT_MS
+    assert seen.lease_lost_ms is not None and seen.lease_lost_ms <= seen.elected_ms
+    assert seen.refused_ms is not None and seen.refused_ms >= seen.elected_ms
+    assert seen.acks_of_old > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_r5_a_master_whose_heartbeats_do_not_arrive_hears_of_its_end(
+    seed: int, tmp_path: Path
+) -> None:
+    """master -> controllers cut: as above, but the view of its successor reaches it at once."""
+    seen = play(seed, tmp_path, "master to controllers")
+    assert seen.elected_ms is not None and seen.elected_ms >= SESSION_MS - BEAT_MS
+    assert seen.refused_ms is not None and seen.refused_ms - seen.elected_ms < 200
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_r5_r36_a_master_that_hears_no_controller(seed: int, tmp_path: Path) -> None:
+    """controllers -> master cut: it counts as alive, and goes on without a lease. After twice the
+    session timeout it drops its sessions; those closings arrive, and elect another."""
+    seen = play(seed, tmp_path, "controllers to master")
+    assert seen.lease_lost_ms is not None and seen.lease_lost_ms <= LEASE_MS + 50
+    assert seen.elected_ms is not None and seen.elected_ms >= 2 * SESSION_MS - BEAT_MS
+    assert seen.refused_ms is None or seen.refused_ms >= seen.elected_ms
+    assert seen.acks_of_old > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    "name", ["master and replicas", "master to replicas", "replicas to master"]
+)
+def test_r14_a_master_cut_off_from_its_replicas(name: str, seed: int, tmp_path: Path) -> None:
+    """The controllers see everybody alive: nobody is elected. What is unacked for 600 ms is shrunk
+    away; the master goes on alone, and takes the replicas back when the network is whole."""
+    seen = play(seed, tmp_path, name)
+    assert seen.elected_ms is None and seen.refused_ms is None
+    assert seen.lease_lost_ms is None
+    assert seen.shrunk_ms is not None and seen.shrunk_ms >= SHRINK_MS - 50
+    assert seen.acks_of_old > 0
