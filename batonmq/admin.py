@@ -150,6 +150,14 @@ class Admin(Startable):
         reply = await self._ask(address, RequestCode.GET_BROKER_EPOCH_CACHE, {}, "epochs")
         return EpochEntryCache.decode(reply.body)
 
+    async def repair_replica(self, address: str, suspect: str) -> str:
+        """Has one broker trust its log again that is suspect for the reason `suspect`, as its
+        runtime info tells it; what was done. Raises ResponseError if that is not what is wrong."""
+        reply = await self._ask(
+            address, RequestCode.BATON_REPAIR_REPLICA, {"suspect": suspect}, "repair"
+        )
+        return reply.remark or ""
+
     # -- topics -------------------------------------------------------------------------------
 
     async def topic_list(self) -> list[str]:

@@ -26,6 +26,7 @@ from protocol.topic_name import check_topic, is_system_topic
 from remoting.command import RemotingCommand
 from remoting.connection import Connection
 from remoting.server import Processors
+from store.errors import StoreStateError
 
 
 class AdminProcessor:
@@ -41,6 +42,7 @@ class AdminProcessor:
         runtime_info: Callable[[], dict[str, str]],
         ha_status: Callable[[], HARuntimeInfo],
         epoch_cache: Callable[[], EpochEntryCache | None],
+        repair: Callable[[str], str],
     ) -> None:
         self._topics = topics
         self._gate = gate
@@ -49,6 +51,7 @@ class AdminProcessor:
         self._runtime_info = runtime_info
         self._ha_status = ha_status
         self._epoch_cache = epoch_cache
+        self._repair = repair
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_topic)
@@ -57,6 +60,7 @@ class AdminProcessor:
         processors.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
         processors.register(RequestCode.GET_BROKER_HA_STATUS, self.ha)
         processors.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
+        processors.register(RequestCode.BATON_REPAIR_REPLICA, self.repair_replica)
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """17. Creates or changes a topic."""
@@ -124,6 +128,17 @@ class AdminProcessor:
                 ResponseCode.SYSTEM_ERROR, "this broker does not run in controller mode"
             )
         return RemotingCommand.response_to(request, body=cache.encode())
+
+    def repair_replica(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """60001, our own: an operator trusts this suspect log again (R17). extFields: `suspect`,
+        what is wrong as `brokerStatus` tells it. The remark says what was done."""
+        try:
+            done = self._repair(text(request, "suspect"))
+        except StoreStateError as error:
+            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        response = RemotingCommand.response_to(request)
+        response.remark = done
+        return response
 
     def _require_writable(self) -> None:
         refusal = self._gate.refusal

@@ -176,6 +176,7 @@ class BrokerService:
             runtime_info=runtime.table,
             ha_status=self.replication.ha_status,
             epoch_cache=self.replication.epoch_cache,
+            repair=self.store.repair,
         )
         self.processors = Processors()
         for processor in (

@@ -33,7 +33,12 @@ FAMILIES: dict[str, dict[str, str]] = {
         "queryMsgByKey": "message",
     },
     "Consumers": {"consumerProgress": "consumer"},
-    "Replication": {"getSyncStateSet": "ha", "haStatus": "ha", "getBrokerEpoch": "ha"},
+    "Replication": {
+        "getSyncStateSet": "ha",
+        "haStatus": "ha",
+        "getBrokerEpoch": "ha",
+        "repairReplica": "repair",
+    },
     "Controllers": {
         "getControllerMetaData": "controller",
         "getControllerConfig": "controller",

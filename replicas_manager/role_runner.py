@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from protocol.errors import CorruptLogError
 from protocol.role_view import RoleView
 from replicas_manager.actions import BrokerActions
 from replicas_manager.events import (
@@ -142,7 +143,9 @@ class RoleRunner:
         if view.master_epoch != self._failed_epoch:
             self._failed_epoch, self._failures = view.master_epoch, 0
         self._failures += 1
-        if self._failures == MASTER_ATTEMPTS_MAX and self._on_fatal is not None:
+        is_damaged = isinstance(error, CorruptLogError)  # trying again makes no log whole (R24)
+        hopeless = is_damaged or self._failures == MASTER_ATTEMPTS_MAX
+        if hopeless and self._on_fatal is not None:
             self._on_fatal(error)
 
     def _tell(self, effect: RunnerEffect) -> None:

@@ -497,6 +497,28 @@ class MessageStore:
             )
             self._parts.suspect_mark.clear()
 
+    def repair(self, seen: str) -> str:
+        """An operator's word that this log is to be trusted; what was done about it.
+
+        `seen` is `suspect` as the operator saw it. Where damage keeps the log from going on, it is
+        cut there, and the cut bytes are kept aside. Raises StoreStateError if nothing is wrong, or
+        something else than was seen.
+        """
+        damage = self.damage
+        if damage is None:
+            raise StoreStateError("this log is not suspect: there is nothing to repair")
+        if seen != self.suspect:
+            raise StoreStateError(f"something else than that is wrong with it: {self.suspect}")
+        end = self.log.max_offset
+        if damage.blocks_writes:
+            end = self.discard_damaged_tail()
+        self.clear_suspect()
+        if not self.controller_mode:
+            self._open_for_writes()
+        if damage.blocks_writes:
+            return f"cut at {end}, what was behind is kept in {self.config.root / 'truncated'}"
+        return f"trusted as it is, up to {end}"
+
     def _end_suspicion(self, confirmed: int) -> None:
         damage = self.damage
         if damage is not None and damage.discarded and confirmed >= damage.end_offset:

@@ -89,6 +89,9 @@ class Truncation:
         if keep_aside:
             folder = self._new_aside_folder(offset, end_offset)
             aside = folder.name
+            log.warning(
+                "cut_bytes_kept folder=%s from_offset=%d to_offset=%d", folder, end_offset, offset
+            )
         intent = TruncationIntent(offset, end_offset, aside)
         replace_file(self._intent_path, json.dumps(asdict(intent)).encode())
         self.after_step("intent")

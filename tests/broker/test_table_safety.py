@@ -204,6 +204,7 @@ def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) 
         runtime_info=dict,
         ha_status=lambda: None,  # type: ignore[arg-type, return-value]
         epoch_cache=lambda: None,
+        repair=str,
     )
     ext = {"topic": "T", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
     request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)

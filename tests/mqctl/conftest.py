@@ -147,6 +147,7 @@ class FakeCluster:
         self.dead: set[str] = set()
         self.drained: list[dict[str, object]] = []
         self.log_ends: dict[str, tuple[int, int]] = {}
+        self.suspect = ""
         self.settings: dict[str, dict[str, str]] = {}
         self.messages: list[MessageExt] = [stored_message()]
         self.name_server_error: str | None = None
@@ -215,8 +216,13 @@ class FakeAdmin:
         if address in self.fake.log_ends:
             log_end, confirmed = self.fake.log_ends[address]
             return {"commitLogMaxOffset": str(log_end), "confirmOffset": str(confirmed)}
-        return {"brokerVersionDesc": "V5_3_3", "putTps": "1.5 2 3", "commitLogDiskRatio": "0.5",
+        return {"suspect": self.fake.suspect,
+                "brokerVersionDesc": "V5_3_3", "putTps": "1.5 2 3", "commitLogDiskRatio": "0.5",
                 "msgPutTotalTodayNow": "9", "msgPutTotalTodayMorning": "4"}  # fmt: skip
+
+    async def repair_replica(self, address: str, suspect: str) -> str:
+        self.fake.calls.append(("repair_replica", address, suspect))
+        return "cut at 100"
 
     async def broker_ha_status(self, address: str) -> HARuntimeInfo:
         self._check(address)

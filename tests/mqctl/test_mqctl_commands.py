@@ -304,6 +304,22 @@ def test_r7_an_unclean_election_is_confirmed_and_says_what_may_be_lost(
     assert mqctl("electMaster", "-bn", "nope", "-b", "1", "--unclean", "-y").code == 1
 
 
+def test_r17_a_replica_is_repaired_only_when_it_is_suspect_and_somebody_says_yes(
+    mqctl: Run, fake: Any
+) -> None:
+    ask = ("repairReplica", "-b", MASTER)
+    ran = mqctl(*ask, "--yes")
+    assert ran.code == 1 and "not suspect" in ran.err
+    fake.suspect = "a file at offset 100: CRC"
+    ran = mqctl(*ask)
+    assert ran.code == 1 and "give --yes" in ran.err and fake.suspect in ran.err
+    assert not [call for call in fake.calls if call[0] == "repair_replica"]
+    assert mqctl(*ask, "--yes", "--json").json == {
+        "brokerAddr": MASTER, "suspect": fake.suspect, "done": "cut at 100"
+    }  # fmt: skip
+    assert fake.calls[-1] == ("repair_replica", MASTER, fake.suspect)
+
+
 def test_elect_master_that_is_refused_or_does_not_come_up_ends_with_1(
     mqctl: Run, fake: Any
 ) -> None:

@@ -18,7 +18,7 @@ WANTED = {
     "sendMessage", "consumeMessage", "queryMsgById", "queryMsgByKey", "brokerStatus",
     "consumerProgress", "haStatus", "getSyncStateSet", "getBrokerEpoch", "getControllerMetaData",
     "getControllerConfig", "updateControllerConfig", "electMaster", "cleanBrokerMetadata",
-    "timeline", "health",
+    "timeline", "health", "repairReplica",
 }  # fmt: skip
 
 # Facts from RocketMQ's tools: the short options of each command, and the long name of each.

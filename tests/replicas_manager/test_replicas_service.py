@@ -14,6 +14,7 @@ import pytest
 from fake_controller import FakeController, view_message
 
 from baton.controller.v1 import controller_pb2 as pb
+from protocol.errors import CorruptLogError
 from protocol.role_view import RoleView
 from replicas_manager.actions import LogFacts
 from replicas_manager.config import ReplicasManagerConfig, SessionTimings
@@ -43,6 +44,7 @@ class Broker:
         self.gate = asyncio.Event()
         self.gate.set()
         self.failures = 0
+        self.failure: Exception = OSError("the disk said no")
         self.persisted_at_action: list[int] = []
         self._role_path = role_path
         self._changed = asyncio.Event()
@@ -56,7 +58,7 @@ class Broker:
         await self.gate.wait()
         if self.failures:
             self.failures -= 1
-            raise OSError("the disk said no")
+            raise self.failure
         self._note(f"{name} done", view.master_epoch)
 
     async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
@@ -454,6 +456,23 @@ def test_a_master_that_cannot_become_one_is_fatal(
         async with asyncio.timeout(10):
             assert str(await fatal) == "the disk said no"
         assert scene.broker.calls.count(("master", 1)) == 2
+
+    play(tmp_path, script)
+
+
+def test_r24_a_damaged_log_does_not_try_to_become_master_twice(tmp_path: Path) -> None:
+    """The next start finds the damage, and the controllers elect another one meanwhile."""
+
+    async def script(scene: Scene) -> None:
+        fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        await scene.started(on_fatal=fatal.set_result)
+        session = await scene.controller.session()
+        scene.broker.failures = 100
+        scene.broker.failure = CorruptLogError("file", 7, "CRC")
+        await session.push(view_message(1, 1, 1, [1], {1: "life"}))
+        async with asyncio.timeout(10):
+            assert await fatal is scene.broker.failure
+        assert scene.broker.calls.count(("master", 1)) == 1
 
     play(tmp_path, script)
 
