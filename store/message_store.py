@@ -521,7 +521,9 @@ class MessageStore:
 
     def _end_suspicion(self, confirmed: int) -> None:
         damage = self.damage
-        if damage is not None and damage.discarded and confirmed >= damage.end_offset:
+        if damage is None or not damage.discarded or damage.until_level:
+            return
+        if confirmed >= damage.end_offset:
             self.clear_suspect()
 
     def _note_damage(self, error: CorruptLogError) -> None:

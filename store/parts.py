@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from epoch.file_cache import EpochFileCache
@@ -183,10 +183,11 @@ def recover_parts(parts: StoreParts, *, controller_mode: bool, boot_id: str) -> 
     recovered = recover_log(commit_log, start, confirmed, was_clean=parts.was_clean)
     end = recovered.end_offset
     start = min(start, end)
+    rebooted = parts.last_run is not None and not parts.last_run.survived(boot_id)
     if recovered.damage is not None:
-        parts.suspect_mark.set(recovered.damage)
-    elif controller_mode:
-        _suspect_a_reboot(parts, end, boot_id)
+        parts.suspect_mark.set(replace(recovered.damage, until_level=rebooted))
+    elif rebooted and controller_mode:
+        _suspect_a_reboot(parts, end)
     if visible_end > end:
         log.warning("consume_queues_ahead_of_log visible_end=%d log_end=%d", visible_end, end)
     if end == commit_log.min_offset:
@@ -208,11 +209,9 @@ def recover_parts(parts: StoreParts, *, controller_mode: bool, boot_id: str) -> 
     )  # fmt: skip
 
 
-def _suspect_a_reboot(parts: StoreParts, end: int, boot_id: str) -> None:
+def _suspect_a_reboot(parts: StoreParts, end: int) -> None:
     """R17: what was acknowledged out of the page cache went with it."""
-    if parts.last_run is None or parts.suspect_mark.report is not None:
-        return
-    if parts.last_run.survived(boot_id):
+    if parts.suspect_mark.report is not None:
         return
     what = "stopped uncleanly under another boot of this machine: acknowledged bytes may be missing"
     log.warning("log_suspect reason=%r log_end=%d", what, end)

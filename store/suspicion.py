@@ -88,6 +88,9 @@ class Suspicion:
     end_offset: int
     discarded: bool = False
     kind: Kind = "damage"
+    until_level: bool = False
+    """Whether `end_offset` is only what can still be seen, so that nothing but being level with a
+    master ends the suspicion."""
 
     @property
     def blocks_writes(self) -> bool:

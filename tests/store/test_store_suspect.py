@@ -85,6 +85,31 @@ def test_r17_a_suspect_log_that_is_chosen_all_the_same_is_the_groups_log(rig):
     assert store.suspect == ""
 
 
+def test_r17_r24_after_a_reboot_nobody_knows_how_far_a_damaged_log_reached(rig):
+    """1 the power goes, and takes a sector from the middle and all of the end. 2 what can be seen
+    is fetched again: only being level with the master ends the suspicion."""
+    store = rig.open_master()
+    puts = [rig.put(store, os.urandom(600)) for _ in range(5)]
+    end = store.end_turn()
+    log = bytes(store.log_view(0, end))
+    rig.kill(store)
+    with rig.segment().open("r+b") as file:
+        file.seek(1024)
+        file.write(bytes(512))
+        file.seek(puts[3].physical_offset)
+        file.write(bytes(end - puts[3].physical_offset))
+    reboot(rig)
+    store = rig.open()
+    start = store.damage.offset
+    assert start == puts[1].physical_offset and store.damage.end_offset <= puts[3].physical_offset
+    store.discard_damaged_tail()
+    store.append_replicated(start, log[start : puts[3].end_offset])
+    store.advance_confirm_offset(puts[3].end_offset)
+    assert store.suspect
+    store.clear_suspect()
+    assert store.suspect == ""
+
+
 def test_r17_a_failed_fsync_is_remembered_and_what_came_after_the_last_sync_fetched_again(rig):
     """The kernel forgets that a page is dirty once it could not write it: what it shows then may
     not be on the disk."""
