@@ -1,0 +1,130 @@
+"""Held sends (R33): kept in order, handled later as if they came then, bounded, not in the log."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from lone_broker import Rig, run_with_broker, until
+
+import broker.send_hold as send_hold
+from broker.role_gate import Role, RoleGate
+
+
+def test_r33_held_sends_are_no_part_of_the_log_and_keep_their_order(tmp_path: Path) -> None:
+    """1. Sends arrive while the hold is on: no answer, the log stands. 2. The old master reopens:
+    all are answered, in the order of their arrival, and the next one after them."""
+
+    async def play(rig: Rig) -> None:
+        first = await rig.send(body=b"before")
+        assert first.code == 0
+        hold, store = rig.service.replication.hold, rig.service.store
+        end = store.max_phy_offset
+        hold.begin()
+        waiting = [asyncio.create_task(rig.send(body=b"%d" % n)) for n in range(5)]
+        await until(lambda: len(hold) == 5)
+        assert store.max_phy_offset == end
+        assert not any(task.done() for task in waiting)
+        assert rig.service.replication.runtime_info()["heldSends"] == "5"
+        hold.release()
+        replies = await asyncio.gather(*waiting)
+        assert [(r.code, r.ext["queueOffset"]) for r in replies] == [
+            (0, str(n)) for n in range(1, 6)
+        ]
+        after = await rig.send(body=b"after")
+        assert after.ext["queueOffset"] == "6"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r33_at_a_role_change_held_sends_are_told_the_new_master_and_not_stored(
+    tmp_path: Path,
+) -> None:
+    async def play(rig: Rig) -> None:
+        assert (await rig.send()).code == 0
+        hold, gate = rig.service.replication.hold, rig.service.gate
+        end = rig.service.store.max_phy_offset
+        hold.begin()
+        waiting = asyncio.create_task(rig.send())
+        await until(lambda: len(hold) == 1)
+        gate.leave(8, "10.0.0.2:10911")
+        hold.release()
+        reply = await waiting
+        assert reply.code == 14
+        assert reply.ext == {"batonMasterAddress": "10.0.0.2:10911", "batonMasterEpoch": "8"}
+        assert rig.service.store.max_phy_offset == end
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_hold_without_room_refuses_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        assert (await rig.send()).code == 0
+        hold = rig.service.replication.hold
+        hold.begin()
+        monkeypatch.setattr(send_hold, "HELD_MAX", 1)
+        kept = asyncio.create_task(rig.send())
+        await until(lambda: len(hold) == 1)
+        refused = await rig.send()
+        assert (refused.code, refused.ext) == (14, {})
+        assert "1 sends wait already" in (refused.remark or "")
+        monkeypatch.setattr(send_hold, "HELD_BYTES_MAX", 10)
+        monkeypatch.setattr(send_hold, "HELD_MAX", 100)
+        assert (await rig.send(body=b"x" * 11)).code == 14
+        hold.release()
+        assert (await kept).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_hold_that_nobody_ends_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        assert (await rig.send()).code == 0
+        monkeypatch.setattr(send_hold, "HELD_MOST_S", 0.01)
+        rig.service.replication.hold.begin()
+        assert (await rig.send()).code == 0
+        assert not rig.service.replication.hold.active
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_client_that_left_is_not_written_for(tmp_path: Path) -> None:
+    """It gave up while it was held: what nobody waits for is not stored."""
+
+    async def play(rig: Rig) -> None:
+        assert (await rig.send()).code == 0
+        hold, end = rig.service.replication.hold, rig.service.store.max_phy_offset
+        hold.begin()
+        waiting = asyncio.create_task(rig.send())
+        await until(lambda: len(hold) == 1)
+        (_, connection, *_rest) = hold._held[0]
+        connection.abort("the test")
+        hold.release()
+        with pytest.raises(Exception, match=r"closed|lost|connect"):
+            await waiting
+        assert rig.service.store.max_phy_offset == end
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r33_who_leaves_its_role_names_the_new_master_unless_it_stops() -> None:
+    gate = RoleGate()
+    gate.opening(7)
+    gate.open()
+    gate.leave(8, "10.0.0.2:10911")
+    assert gate.refusal is not None
+    assert (gate.role, gate.refusal.code, gate.refusal.hint) == (
+        Role.FENCED,
+        14,
+        ("10.0.0.2:10911", 8),
+    )
+    gate.follow(8, "10.0.0.2:10911")
+    assert (gate.role, gate.refusal.code, gate.refusal.hint[1]) == (Role.SLAVE, 2, 8)
+    gate.close("this broker is stopping")
+    gate.leave(9, "10.0.0.3:10911")
+    assert gate.refusal.remark == "this broker is stopping"
