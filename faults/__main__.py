@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--without", type=_names, default=[], help="NAME,NAME,…")
     table.add_argument("--json", type=Path, help="every trial, written after each fault")
     table.add_argument("--resume", action="store_true", help="keep what the JSON file has already")
-    table.add_argument("--full-load-minutes", type=float, default=1.0, help="one trial of it")
+    table.add_argument("--full-load-minutes", type=float, default=10.0, help="one trial of it")
     soak = commands.add_parser("soak", help="random faults for a long time")
     soak.add_argument("--minutes", type=float, default=60.0)
     for one in (table, soak):
@@ -61,7 +61,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.command == "soak":
         return run_soak(minutes=arguments.minutes, seed=seed, folder=folder, say=_say)
-    FullLoad.minutes = arguments.full_load_minutes
+    FullLoad.last_for(arguments.full_load_minutes)
     names = arguments.only or list(BY_NAME)
     return run_table(
         [BY_NAME[name] for name in names if name not in arguments.without],

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bench import wire
 from bench.proc import spawn_talking
+from faults import checks
 from faults.cluster import CLUSTER, ELECT_MASTER, GROUP
 from faults.fault import Fault, Measure, Wound
 from faults.load import Load
-from faults.records import Finding
+from faults.records import Ack, Finding
 
 if TYPE_CHECKING:
     from faults.lab import Lab
@@ -89,18 +90,27 @@ class FullLoad(Fault):
     """As much as is acknowledged, for minutes: nobody is judged dead for being busy."""
 
     name = "full-load"
-    title = "full load: longest gap between acks"
+    title: ClassVar[str] = "a minute of full load: longest gap between acks"
     measure: ClassVar[Measure] = "gap"
     elections = (0, 0)
     in_soak = False
     trials_at_most = 1
+    prefix: ClassVar[str] = "full"
     minutes: ClassVar[float] = 1.0
+
+    @classmethod
+    def last_for(cls, minutes: float) -> None:
+        cls.minutes = minutes
+        cls.title = f"{minutes:g} minutes of full load: longest gap between acks"
+
+    def __init__(self) -> None:
+        self._acks: list[Ack] = []
 
     def inject(self, lab: Lab, rng: random.Random) -> Wound:
         at = time.monotonic()
         load = Load(
             lab.cluster.addresses,
-            prefix="full",
+            prefix=self.prefix,
             log=lab.folder / "full-load.log",
             options=["--full-load", "--interval-ms", "5", "--senders", "4", "--body", "256"],
         )
@@ -109,4 +119,9 @@ class FullLoad(Fault):
         finally:
             load.stop()
         seconds = time.monotonic() - at
+        self._acks = load.acks
         return Wound(at, notes={"ackedPerS": round(len(load.acks) / seconds), "seconds": seconds})
+
+    def judge(self, lab: Lab, wound: Wound) -> list[Finding]:
+        stored = lab.stored_by(self.prefix)
+        return [*checks.check_lost(self._acks, stored), *checks.check_order(self._acks, stored)]

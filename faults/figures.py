@@ -18,6 +18,7 @@ class Row:
     seconds: list[float] = field(default_factory=list)
     lost: int = 0
     other: int = 0
+    elections: list[int] = field(default_factory=list)
     left_out: str = ""
 
     @property
@@ -43,19 +44,19 @@ def median(values: Sequence[float]) -> float:
 def markdown(rows: Iterable[Row]) -> str:
     """The table, to be pasted."""
     lines = [
-        "| fault | Java peer | limit | median | max | trials | lost | other findings |",
-        "|---|---|---|---|---|---|---|---|",
+        "| fault | Java peer | limit | median | max | trials | elections | lost | other findings |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if row.left_out:
-            figures = f"left out: {row.left_out} | | 0 | | "
+            figures = f"left out: {row.left_out} | | 0 | | | "
         elif not row.seconds:
-            figures = f"- | - | 0 | {row.lost} | {row.other}"
+            figures = f"- | - | 0 | - | {row.lost} | {row.other}"
         else:
             worst = f"{max(row.seconds):.3f} s"
             figures = (
                 f"{median(row.seconds):.3f} s | {worst if row.is_kept else f'**{worst}**'}"
-                f" | {len(row.seconds)} | {row.lost} | {row.other}"
+                f" | {len(row.seconds)} | {_range(row.elections)} | {row.lost} | {row.other}"
             )
         lines.append(f"| {row.title} | {row.peer or '-'} | {_limit(row)} | {figures} |")
     return "\n".join(lines)
@@ -68,3 +69,11 @@ def _limit(row: Row) -> str:
     if row.limit_s is not None:
         parts.append(f"max {row.limit_s:g} s" if parts else f"{row.limit_s:g} s")
     return ", ".join(parts) or "-"
+
+
+def _range(counts: Sequence[int]) -> str:
+    """`1`, or `0-2` where trials differ."""
+    if not counts:
+        return "-"
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low}-{high}"

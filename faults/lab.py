@@ -113,7 +113,11 @@ class Lab:
     @property
     def stored(self) -> dict[int, int]:
         """What was read back so far: number of the write -> physical offset."""
-        return self._reader.stored
+        return self.stored_by(self.load.prefix)
+
+    def stored_by(self, prefix: str) -> dict[int, int]:
+        """As `stored`, of another probe on the same topic."""
+        return self._reader.of(prefix)
 
     def must_ack(self, limit_s: float = FIRST_ACK_S) -> float:
         """Returns when a write sent from now on is acked; after how many seconds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench import wire
 from faults.probe import QUEUES, TOPIC
-from faults.records import number_of
+from faults.records import padded, parts_of
 from protocol.record import decode_records
 
 _SUBSCRIPTION_INSIDE = "4"
@@ -12,15 +12,19 @@ _AT_A_TIME = "512"
 
 
 class ReadBack:
-    """`stored` holds every message read so far: number of the write -> physical offset.
+    """What each probe wrote: number of the write -> physical offset.
 
     Only confirmed messages are served, so a later master goes on where an earlier one ended. A
     write that a client's retry or nobody's ack left twice in the log keeps its first place.
     """
 
     def __init__(self) -> None:
-        self.stored: dict[int, int] = {}
+        self._stored: dict[str, dict[int, int]] = {}
         self._next = [0] * QUEUES
+
+    def of(self, prefix: str) -> dict[int, int]:
+        """What was read so far of the probe with that prefix. It grows as more is read."""
+        return self._stored.setdefault(padded(prefix), {})
 
     def read_on(self, master: str) -> None:
         """Reads what is new. Raises OSError if the master breaks off, RuntimeError if it refuses
@@ -44,8 +48,9 @@ class ReadBack:
                     f" code {reply.code} {reply.remark}"
                 )
             for message in decode_records(reply.body):
-                number = number_of(message.properties["UNIQ_KEY"])
-                self.stored.setdefault(number, message.physical_offset)
+                prefix, number = parts_of(message.properties["UNIQ_KEY"])
+                stored = self._stored.setdefault(prefix, {})
+                stored.setdefault(number, message.physical_offset)
             self._next[queue_id] = following
 
 

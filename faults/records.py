@@ -28,13 +28,18 @@ class Ack:
 
 
 def key_of(prefix: str, number: int) -> str:
-    """The unique key of a write."""
-    return f"{prefix:0<16.16}{number:016X}"
+    """The unique key of a write by the probe of that prefix (at most 16 characters)."""
+    return f"{padded(prefix)}{number:016X}"
 
 
-def number_of(key: str) -> int:
-    """The number in a key that `key_of` made."""
-    return int(key[16:], 16)
+def padded(prefix: str) -> str:
+    """How a prefix stands in a key."""
+    return f"{prefix:-<16.16}"
+
+
+def parts_of(key: str) -> tuple[str, int]:
+    """(padded prefix, number) of a key that `key_of` made."""
+    return key[:16], int(key[16:], 16)
 
 
 @dataclass(frozen=True, slots=True)

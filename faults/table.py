@@ -65,6 +65,7 @@ class Results:
             [one["seconds"] for one in trials if one["seconds"] is not None],
             rules.count("lost"),
             len(rules) - rules.count("lost"),
+            [one["elections"] for one in trials],
         )
 
 

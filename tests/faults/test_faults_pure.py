@@ -11,7 +11,7 @@ from faults import checks, commands
 from faults.catalogue import BY_NAME, FAULTS
 from faults.figures import Row, markdown, median
 from faults.load import longest_gap
-from faults.records import Ack, Epoch, key_of, number_of
+from faults.records import Ack, Epoch, key_of, padded, parts_of
 from faults.table import Results
 
 EPOCHS = [Epoch(1, 0, 1_000), Epoch(2, 1_000, 1_000), Epoch(4, 1_000, 2_000)]
@@ -31,9 +31,10 @@ def test_an_ack_is_read_as_it_was_told() -> None:
     assert Ack.read(told.text()) == told
 
 
-def test_a_key_holds_its_number() -> None:
+def test_a_key_holds_its_probe_and_its_number() -> None:
     key = key_of("fault", 0xABCDEF)
-    assert len(key) == 32 and number_of(key) == 0xABCDEF
+    assert len(key) == 32 and parts_of(key) == (padded("fault"), 0xABCDEF)
+    assert padded("fault") != padded("fault0")
 
 
 # --- checkers ---
@@ -144,16 +145,16 @@ def test_a_row_keeps_its_limits_or_not() -> None:
 
 def test_the_table_names_what_was_left_out_and_what_missed_its_limit() -> None:
     rows = [
-        Row("a", "fault a", "10 s", limit_s=1.0, seconds=[0.5, 1.5], lost=1, other=2),
+        Row("a", "fault a", "10 s", 1.0, None, [0.5, 1.5], lost=1, other=2, elections=[0, 2]),
         Row("b", "fault b", left_out="no root"),
         Row("c", "fault c", median_limit_s=0.06, limit_s=0.15, seconds=[0.05]),
         Row("d", "fault d"),
     ]
     table = markdown(rows).splitlines()
-    assert table[2] == "| fault a | 10 s | 1 s | 1.000 s | **1.500 s** | 2 | 1 | 2 |"
+    assert table[2] == "| fault a | 10 s | 1 s | 1.000 s | **1.500 s** | 2 | 0-2 | 1 | 2 |"
     assert "left out: no root" in table[3]
     assert "median 0.06 s, max 0.15 s" in table[4] and "| 0.050 s |" in table[4]
-    assert "| - | - | 0 |" in table[5]
+    assert "| - | - | 0 | - |" in table[5]
     assert len({line.count("|") for line in table}) == 1
 
 
@@ -214,7 +215,12 @@ def test_every_fault_has_a_name_of_its_own_and_a_title() -> None:
 
 
 def document(fault: str, seconds: float | None, *rules: str) -> dict[str, Any]:
-    return {"fault": fault, "seconds": seconds, "findings": [[rule, "text"] for rule in rules]}
+    return {
+        "fault": fault,
+        "seconds": seconds,
+        "elections": 1,
+        "findings": [[rule, "text"] for rule in rules],
+    }
 
 
 def test_results_are_resumed_from_their_file(tmp_path: Path) -> None:
