@@ -162,6 +162,8 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         Exact only because a message always reaches to the end of its sender's log, which is what
         the 64 MiB batch is for.
         """
+        if "entries" not in message:
+            return False  # a piece of one entry above the batch's size: a member never sends it
         journal = self._journal
         entries, previous_index = message["entries"], message["prevLogIdx"]
         _, last_index, last_term = journal[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -181,7 +182,9 @@ def test_bad_or_missing_vote_is_fatal(tmp_path: Path) -> None:
 
 
 def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path: Path) -> None:
-    """300 images: cut at any byte, or one byte flipped. Never a wrong entry, never a gap."""
+    """3,600 images: cut at any byte, one byte flipped, or a stretch of zeros as a lost page leaves
+    it. Never a wrong entry, never a gap; and what is refused is named. In memory: the reader is
+    the one that a start uses."""
     rng = random.Random(20260117)
     source = tmp_path / "source"
     journal = open_journal(source)
@@ -200,23 +203,66 @@ def test_torn_or_flipped_images_give_a_prefix_or_are_refused(tmp_path: Path) -> 
         states.append(journal[:])
     journal._destroy()
     data = (source / "journal").read_bytes()
-    meta = (source / "meta").read_bytes()
-    refused = 0
-    for trial in range(300):
+    refused = cut = 0
+    for trial in range(3_600):
         image = bytearray(data)
-        if trial % 2:
+        if trial % 3 == 0:
             image = image[: rng.randrange(8, len(image))]
-        else:
+        elif trial % 3 == 1:
             image[rng.randrange(len(image))] ^= 1 << rng.randrange(8)
-        folder = tmp_path / f"image-{trial}"
-        folder.mkdir()
-        (folder / "journal").write_bytes(image)
-        (folder / "meta").write_bytes(meta)
+        else:
+            begin = rng.randrange(8, len(image))
+            end = min(begin + rng.randrange(1, 200), len(image))
+            image[begin:end] = bytes(end - begin)
+        again = DurableJournal.__new__(DurableJournal)
+        again._path, again._entries, again._joined = source / "journal", [], False
         try:
-            again = open_journal(folder)
-        except JournalDamage:
+            end = again._load(bytes(image))
+        except JournalDamage as damage:
+            assert str(source / "journal") in str(damage)
             refused += 1
             continue
         assert again[:] in states
-        again._destroy()
-    assert refused
+        if trial % 3 == 0:
+            cut += 1
+            assert end <= len(image)
+    assert refused > 1_000
+    assert cut == 1_200, "a torn tail is never damage"
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_refuses_the_journal_ends_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    journal = filled(tmp_path, 2)
+    journal.add(b"x", 3, 1)
+    broken_disk(monkeypatch, call, number)
+    with pytest.raises(AssertionError, match=f"cannot write {tmp_path}/journal: .*Errno {number}"):
+        journal.setRaftCommitIndex(3)
+    monkeypatch.undo()
+    os.close(journal._fd)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_refuses_the_vote_or_a_new_file_ends_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    journal = filled(tmp_path, 4)
+    broken_disk(monkeypatch, "fsync", number)
+    with pytest.raises(AssertionError, match=f"cannot store term and vote in {tmp_path}/meta"):
+        journal.setCurrentTerm(9, "n2")
+    with pytest.raises(AssertionError, match=f"cannot replace {tmp_path}/journal"):
+        journal.deleteEntriesTo(2)
+    monkeypatch.undo()
+    os.close(journal._fd)
+    again = open_journal(tmp_path)
+    assert (again.getCurrentTerm(), len(again)) == (1, 4), "the old files stand"
+    again._destroy()
+
+
+def broken_disk(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, refuse)
