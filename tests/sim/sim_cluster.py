@@ -353,6 +353,13 @@ class Broker:
         self.replication._manager = self.manager
         self.replication._actions.report = self.manager.report_event
         self.replication.on_diverged = self._diverged  # type: ignore[method-assign]
+        hold = self.replication._actions.hold_sends
+
+        def hold_sends() -> int:
+            world.counts.drains += 1
+            return hold()
+
+        self.replication._actions.hold_sends = hold_sends  # type: ignore[method-assign]
         self.turn = SendTurn(loop, self._end_turn)
         advance = self.store.advance_confirm_offset
 
@@ -403,7 +410,7 @@ class Broker:
 
     def put(self) -> None:
         """One message of a client; runs in this process."""
-        if not self.is_open or not self.store.writable:
+        if not self.is_open or not self.store.writable or self.replication.hold.active:
             return
         world = self.world
         world.written += 1
@@ -428,6 +435,7 @@ class Counts:
     elections: int = 0
     kills: int = 0
     crashes: int = 0
+    drains: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sim_cluster import Violation
-from sim_storm import run_storm
+from sim_cluster import GROUP, Violation
+from sim_storm import Storm, run_storm
 
 
 def seeds(first: int, last: int) -> range:
@@ -84,3 +84,28 @@ def test_the_simulation_sees_an_election_outside_the_set(
     with pytest.raises(Violation, match=r"G1|G3|cannot follow"):
         for seed in range(1, 20):
             run_storm(seed, tmp_path / str(seed), seconds=4.0)
+
+
+@pytest.mark.parametrize("seed", seeds(401, 402))
+def test_r33_planned_switches_drain_and_lose_nothing(seed: int, tmp_path: Path) -> None:
+    """A healthy group; every 0.5 s an operator names the next master: it drains, then it is it."""
+    storm = Storm(seed, tmp_path)
+    world = storm.world
+    try:
+        world.run(3.0)
+        for turn in range(6):
+            group = world.raft.truth.state.group(GROUP)
+            assert group is not None
+            before = (group.master_broker_id, group.master_epoch)
+            target = sorted(set(group.sync_state_set) - {group.master_broker_id})[turn % 2]
+            drains, failed = world.counts.drains, world.counts.failed
+            storm._designate(target)
+            world.run(0.5)
+            now = world.raft.truth.state.group(GROUP)
+            assert now is not None
+            assert (now.master_broker_id, now.master_epoch) == (target, before[1] + 1)
+            assert (world.counts.drains, world.counts.failed) == (drains + 1, failed)
+            assert now.sync_state_set == (1, 2, 3)
+        storm.calm()
+    finally:
+        world.close()
