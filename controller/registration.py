@@ -111,7 +111,10 @@ def _admitted(
     )
 
 
-def _registered_event(group: BrokerGroup, record: ReplicaRecord) -> HistoryEvent:
+def _registered_event(group: BrokerGroup, record: ReplicaRecord, why: str = "") -> HistoryEvent:
+    """`why`: what this registration gives as reason to suspect the log (R17)."""
+    suspicion = why or record.suspicion
+    reason = f"suspect: {suspicion}" if suspicion else ("learner" if record.learner else "")
     return event_of(
         EventKind.BROKER_REGISTERED,
         group,
@@ -120,9 +123,7 @@ def _registered_event(group: BrokerGroup, record: ReplicaRecord) -> HistoryEvent
         address=record.address,
         max_offset=record.max_offset,
         confirm_offset=record.confirm_offset,
-        reason=f"suspect: {record.suspicion}"
-        if record.suspicion
-        else ("learner" if record.learner else ""),
+        reason=reason,
     )
 
 
@@ -245,9 +246,9 @@ def _renew(
         after = msgspec.structs.replace(after, needs_election=REASON_MASTER_RESTARTED)
     events: list[HistoryEvent] = []
     if member and (renewed.learner or (suspect and healthy_left)):
-        why = "became a learner" if renewed.learner else f"suspect: {why or 'as before'}"
+        left = "became a learner" if renewed.learner else f"suspect: {why or 'as before'}"
         after = without_members(after, {broker_id})
-        events.append(altered_event(group, after, broker_id, f"broker {broker_id}: {why}"))
-    if (renewed.endpoint, renewed.suspicion) != (record.endpoint, record.suspicion):
-        events.insert(0, _registered_event(after, renewed))
+        events.append(altered_event(group, after, broker_id, f"broker {broker_id}: {left}"))
+    if why or (renewed.endpoint, renewed.suspicion) != (record.endpoint, record.suspicion):
+        events.insert(0, _registered_event(after, renewed, why))
     return Change(group=after, broker_id=broker_id, events=tuple(events))

@@ -433,6 +433,7 @@ def test_r17_a_wiped_disk_leaves_the_set(script):
     restarted(script, 2, log_id="log-2b", max_offset=0)
     assert script.group.sync_state_set == (1, 3)
     assert last_reason(script) == "broker 2: suspect: its log was replaced"
+    assert script.state.history[-2].reason == "suspect: its log was replaced"
 
 
 @pytest.mark.parametrize("heard", [True, False])
