@@ -795,3 +795,46 @@ def test_without_a_leader_the_hint_is_followed(script: Script) -> None:
     script.answer(C3, leader=False, hint=C2)
     script.until(script.now_ms + 100)
     assert script.only(SendElect).target == C2
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize(
+    ("code", "ends_first", "ends_after_unknown"),
+    [
+        (0, False, False),  # a view shows to what
+        (2000, True, False),
+        (2001, True, False),
+        (2002, True, False),
+        (2003, True, True),
+        (2005, True, True),
+        (2006, True, True),
+        (2007, False, False),
+        (2010, True, True),
+        (2013, True, False),
+        (2015, False, False),
+    ],
+)
+def test_r11_what_each_answer_proves_while_a_first_copy_may_be_queued(
+    code: int, ends_first: bool, ends_after_unknown: bool, unknown: bool
+) -> None:
+    """1. The Alter goes to C1, which falls silent: C1 may have it in its queue still. 2. C2 leads
+    and answers the same request. A fence (2000-2002) or "same set" may be that copy's own work; the
+    other refusals were given by the state that a late copy would meet, too, and are remembered
+    there under its id. After no answer but a refusal is the union taken back."""
+    script = Script()
+    script.master()
+    script.on(ProposalRequested(frozenset({1, 3}), "expand", 10, (1, 1)))
+    asked = script.only(SendAlter)
+    target = C1
+    if unknown:
+        script.on(AlterFailed(asked.request_id, C1, "DEADLINE_EXCEEDED"))
+        script.only(ProposalUnknown)
+        script.answer(C2, controller_epoch=2)
+        assert script.only(SendAlter).request_id == asked.request_id
+        target = C2
+    script.on(AlterReplied(asked.request_id, target, code, "", None))
+    ended = ends_after_unknown if unknown else ends_first
+    assert script.core.alter_open is not ended
+    assert bool([e for e in script.effects if isinstance(e, ProposalRefused)]) is ended
+    script.on(ViewReceived(C2, view(ME, 1, 2, {1, 2})))
+    assert not script.core.alter_open, "a committed bump ends it in any case"
