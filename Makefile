@@ -3,8 +3,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+SPARK_STAMP := $(VENV)/.spark-ready
 
-.PHONY: help setup demo test lint bench faults soak proto lock clean
+.PHONY: help setup setup-spark demo test lint bench faults soak proto lock clean
 
 help:
 	@echo "make demo    a three-replica cluster, its master killed a few times, and the verdict"
@@ -28,10 +29,20 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $(STAMP)
 	@echo "setup: done; $(BIN)/batonmq and $(BIN)/mqctl are there"
 
+# Spark and Arrow are large (800 MB), so only what needs them installs them.
+setup-spark: $(SPARK_STAMP)
+
+$(SPARK_STAMP): requirements-spark.lock $(STAMP)
+	@echo "setup: packages of requirements-spark.lock (about a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-spark.lock
+	@touch $(SPARK_STAMP)
+
 demo: $(STAMP)
 	@$(BIN)/batonmq demo
 
+# Without network for Spark's packages the runner says that it leaves those tests out.
 test: $(STAMP)
+	-@$(MAKE) --no-print-directory setup-spark
 	@$(BIN)/python -m tests.run
 
 lint: $(STAMP)
@@ -57,6 +68,7 @@ proto: $(STAMP)
 lock:
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip -q install pip-tools
 	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra dev -o requirements.lock pyproject.toml
+	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra spark -c requirements.lock -o requirements-spark.lock pyproject.toml
 	rm -rf .venv-lock
 
 clean:

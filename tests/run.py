@@ -1,17 +1,19 @@
 """`python -m tests.run`: all tests, in rings, the fast ones first. The runner behind `make test`.
 
 Rings: `fast` (no processes), `process` (real clusters, kill -9), `java` (the stock Java client and
-mqadmin against a real cluster), `docker` (the compose project on a container engine). Every ring
-runs even if one before it failed. What a machine lacks for a ring is said by name and the ring is
-left out; with BATONMQ_CI=1 in the environment that is a failure. `--soak` runs the process ring's
-long versions instead (BATONMQ_SOAK=1): many kills.
+mqadmin against a real cluster), `spark` (the data source, alone and on Spark), `docker` (the
+compose project on a container engine). Every ring runs even if one before it failed. What a machine
+lacks for a ring is said by name and the ring is left out; with BATONMQ_CI=1 in the environment that
+is a failure. `--soak` runs the process ring's long versions instead (BATONMQ_SOAK=1): many kills.
 Exit codes: 0 all good, 1 something failed, 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -60,6 +62,13 @@ def _prepare_java() -> None:
         raise Unprepared(str(exc)) from exc
 
 
+def _missing_for_spark() -> list[str]:
+    packages = ("numpy", "pyarrow", "pyspark")
+    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
+    java = ["a JDK 17 (`java`)"] if shutil.which("java") is None else []
+    return java + ([f"{', '.join(lacking)} (`make setup-spark`)"] if lacking else [])
+
+
 def _prepare_docker() -> None:
     print("    the image of this work tree is built …", flush=True)
     try:
@@ -70,10 +79,13 @@ def _prepare_docker() -> None:
 
 RINGS = (
     Ring(
-        "fast", "cores, codecs, stores, in one process", "not process and not java and not docker"
+        "fast",
+        "cores, codecs, stores, in one process",
+        "not process and not java and not spark and not docker",
     ),
     Ring("process", "real clusters: kill -9, hangs, bad days", "process"),
     Ring("java", "the stock Java client and mqadmin", "java", missing_tools, _prepare_java),
+    Ring("spark", "stores and histories as Spark data frames", "spark", _missing_for_spark),
     Ring(
         "docker",
         "the compose project: kills, pauses, cut networks",

@@ -1,0 +1,163 @@
+"""The table `messages` from commit-log files: which ranges to read, and what comes of one."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+
+import pyarrow as pa
+
+from protocol.record import CorruptRecord, scan_record
+from spark.log_range import Block, Damage, LogRange, RangeReader
+from spark.message_columns import message_batch
+from spark.options import ReadOptions
+from spark.record_scan import is_record
+from spark.selection import HIGH, LOW, Selection
+from spark.storage import Storage
+from spark.store_facts import Segment, StoreError, StoreFacts, segments
+
+
+def confirmed_end(facts: StoreFacts) -> int:
+    """The exclusive end of what is confirmed. Raises StoreError if the store does not say."""
+    if facts.confirm_offset is None:
+        raise StoreError(
+            f"{facts.path}/checkpoint is missing or no checkpoint, so what is confirmed is not "
+            "known: read with unconfirmed=true to get all there is"
+        )
+    return facts.confirm_offset
+
+
+def plan_ranges(
+    storage: Storage, facts: StoreFacts, options: ReadOptions, selection: Selection
+) -> list[LogRange]:
+    """The ranges of one store that may hold wanted messages. Raises StoreError, OSError."""
+    files = segments(storage, f"{facts.path}/commitlog")
+    if not files:
+        return []
+    confirmed = facts.confirm_offset or 0
+    if not options.unconfirmed:
+        confirmed = confirmed_end(facts)
+    wanted = selection.offsets_of(facts)
+    ranges: list[LogRange] = []
+    for file in _of_time(storage, files, options, selection):
+        limit = file.end if options.unconfirmed else min(file.end, confirmed)
+        begin, end = max(file.start, wanted.low), min(limit, wanted.high + 1)
+        if begin >= end:
+            continue
+        loose_from = confirmed if options.unconfirmed else HIGH
+        followed = options.unconfirmed and _is_followed(storage, files, file)
+        count = options.ranges_of(end - begin)
+        cuts = [begin + (end - begin) * part // count for part in range(count)] + [end]
+        for part_begin, part_end in pairwise(cuts):
+            at_boundary = part_begin == file.start
+            ranges.append(
+                LogRange(
+                    file.path,
+                    file.start,
+                    file.end,
+                    part_begin,
+                    part_end,
+                    limit,
+                    at_boundary,
+                    loose_from,
+                    followed,
+                )
+            )
+    return ranges
+
+
+def _is_followed(storage: Storage, files: Sequence[Segment], file: Segment) -> bool:
+    """Whether a later file of the log begins with a record."""
+    return any(
+        is_record(_first_bytes(storage, later), 0, later.start)
+        for later in files
+        if later.start >= file.end
+    )
+
+
+def _first_bytes(storage: Storage, file: Segment) -> bytes:
+    with storage.open(file.path) as opened:
+        size = int.from_bytes(opened.read_at(0, 4), "big")
+        return opened.read_at(0, min(size, file.size))
+
+
+def _of_time(
+    storage: Storage, files: list[Segment], options: ReadOptions, selection: Selection
+) -> list[Segment]:
+    """The files that may hold messages of the wanted time, found by bisection.
+
+    Times grow along the log but for the differences of masters' clocks: that is what the slack is
+    for. If a first record cannot be read, all files are taken.
+    """
+    wanted = selection.store_ms
+    if wanted.is_all:
+        return files
+
+    @cache
+    def first_ms(index: int) -> int:
+        data = _first_bytes(storage, files[index])
+        head = scan_record(data)
+        if head is None or head.kind == "blank":
+            raise CorruptRecord("no record")
+        return head.store_timestamp
+
+    def first_with(at_least_ms: int) -> int:
+        """Index of the first file whose first message was stored at or after a time."""
+        low, high = 0, len(files)
+        while low < high:
+            middle = (low + high) // 2
+            if first_ms(middle) >= at_least_ms:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    try:
+        begin = 0
+        if wanted.low != LOW:
+            begin = max(0, first_with(wanted.low - options.time_slack_ms) - 1)
+        end = len(files)
+        if wanted.high != HIGH:
+            end = first_with(wanted.high + options.time_slack_ms + 1)
+    except CorruptRecord:
+        return files
+    return files[begin:end]
+
+
+def read_range(
+    storage: Storage,
+    wanted: LogRange,
+    facts: StoreFacts,
+    options: ReadOptions,
+    selection: Selection,
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch | Damage]:
+    """Batches of wanted messages, and damaged stretches, in the order of the log."""
+    times = selection.store_ms
+    with storage.open(wanted.path) as file:
+        if file.size < wanted.file_end - wanted.file_start:
+            what = f"{file.size} bytes where {wanted.file_end - wanted.file_start} were listed"
+            yield Damage(wanted.path, wanted.file_start + file.size, 0, what)
+            return
+        reader = RangeReader(
+            file,
+            wanted,
+            check_crc=options.check_crc,
+            window_bytes=options.batch_bytes,
+            record_bytes_max=options.record_bytes_max,
+        )
+        if times.low != LOW:
+            reader = reader.skip_older(times.low - options.time_slack_ms)
+        for item in reader.blocks():
+            if not isinstance(item, Block):
+                yield item
+                continue
+            if times.high != HIGH:
+                oldest = int(item.records.store_ms.min())
+                if oldest > times.high + options.time_slack_ms:
+                    return
+            records = selection.rows(item.window, item.records)
+            if len(records):
+                yield message_batch(item.window, records, facts, schema)
+
+
+__all__ = ["confirmed_end", "plan_ranges", "read_range"]

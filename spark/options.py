@@ -1,0 +1,112 @@
+"""The options of a read, checked; `docs/spark.md` lists them for users."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from protocol.record import FIXED_SIZE_V1
+from spark.damage import Mode
+from spark.schemas import TABLES
+from spark.storage import split_paths
+
+_MIB: Final = 1 << 20
+_TRUTHS: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a user asked for beside filters. Sizes are bytes; see `from_mapping` for the names."""
+
+    table: str
+    paths: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    mode: Mode = Mode.FAILFAST
+    unconfirmed: bool = False
+    check_crc: bool = True
+    by_queues: bool = False
+    split_bytes: int = 128 * _MIB
+    batch_bytes: int = 8 * _MIB
+    record_bytes_max: int = 32 * _MIB
+    time_slack_ms: int = 3_600_000
+    damage_folder: str = ""
+    slot_num: int = 0
+    pushdown: bool = True
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, str]) -> Self:
+        """The options by their names in Spark, which are not case-sensitive.
+
+        Raises ValueError, which says what is allowed, for a bad value or an unknown name.
+        """
+        given = {name.lower(): value.strip() for name, value in options.items()}
+        unknown = sorted(set(given) - set(_NAMES))
+        if unknown:
+            allowed = ", ".join(sorted(_NAMES.values()))
+            raise ValueError(f"unknown option {', '.join(unknown)}; there are {allowed}")
+        table = given.get("table", "messages").lower()
+        if table not in TABLES:
+            raise ValueError(f"table={table!r}: it must be one of {', '.join(TABLES)}")
+        paths = split_paths(given.get("path", "")) + split_paths(given.get("paths", ""))
+        if not paths:
+            raise ValueError("no path: name one or several stores, as load(path) or option paths")
+        access = _one_of(given, "access", "log", ("log", "queues"))
+        default = cls(table, tuple(paths))
+        return cls(
+            table,
+            tuple(paths),
+            tuple(part.strip() for part in given.get("columns", "").split(",") if part.strip()),
+            Mode(_one_of(given, "mode", Mode.FAILFAST, tuple(Mode))),
+            _truth(given, "unconfirmed", default.unconfirmed),
+            _truth(given, "checkcrc", default.check_crc),
+            access == "queues",
+            _number(given, "splitbytes", default.split_bytes, _MIB // 16),
+            _number(given, "batchbytes", default.batch_bytes, _MIB // 16),
+            _number(given, "maxrecordbytes", default.record_bytes_max, FIXED_SIZE_V1),
+            _number(given, "timeslackms", default.time_slack_ms, 0),
+            given.get("damagereport", ""),
+            _number(given, "maxhashslotnum", 0, 0),
+            _truth(given, "pushdown", default.pushdown),
+        )
+
+    def ranges_of(self, size_bytes: int) -> int:
+        """Into how many ranges so many bytes of one file are split: equal ones, at least one.
+
+        The last range of a file must hold the blank that ends it: what lies behind that may be left
+        from before a truncation, and no range may begin there. So none is below maxRecordBytes.
+        """
+        return max(1, min(-(-size_bytes // self.split_bytes), size_bytes // self.record_bytes_max))
+
+
+_NAMES: Final = {
+    name.lower(): name
+    for name in (
+        "path", "paths", "table", "columns", "mode", "unconfirmed", "checkCrc", "access",
+        "splitBytes", "batchBytes", "maxRecordBytes", "timeSlackMs", "damageReport",
+        "maxHashSlotNum", "pushdown",
+    )
+}  # fmt: skip
+
+
+def _one_of(given: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:
+    value = given.get(name, default)
+    for each in allowed:
+        if value.lower() == each.lower():
+            return str(each)
+    raise ValueError(f"{_NAMES[name]}={value!r}: it must be one of {', '.join(allowed)}")
+
+
+def _truth(given: Mapping[str, str], name: str, default: bool) -> bool:
+    value = given.get(name, str(default)).lower()
+    if value not in _TRUTHS:
+        raise ValueError(f"{_NAMES[name]}={value!r}: it must be true or false")
+    return _TRUTHS[value]
+
+
+def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
+    value = given.get(name, str(default))
+    if not value.isdigit() or int(value) < least:
+        raise ValueError(f"{_NAMES[name]}={value!r}: it must be a number from {least} on")
+    return int(value)
+
+
+__all__ = ["ReadOptions"]

@@ -1,0 +1,220 @@
+"""The tables that come of consume queues: `consumequeue` itself, and `messages` through them."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.record import FIXED_SIZE_V1
+from spark.arrow_parts import integers, integers_or_null, repeated
+from spark.damage import no_corruption
+from spark.log_range import Damage
+from spark.message_columns import message_batch, store_columns
+from spark.options import ReadOptions
+from spark.queue_units import UNIT_SIZE, Units, decode_units, written_units
+from spark.queues import QueuePiece, confirmed_units, narrowed, read_units
+from spark.record_columns import Records, locate, misplaced, take_fields, wrong_crc
+from spark.record_scan import Int64s, is_record
+from spark.schemas import CORRUPT
+from spark.selection import HIGH, LOW, Selection
+from spark.storage import OpenFile, Storage
+from spark.store_facts import Segment, StoreFacts
+
+_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# Records nearer than this are fetched with one read, the bytes between them too.
+_GAP_BYTES = 1 << 16
+
+
+def read_queue_piece(
+    storage: Storage,
+    piece: QueuePiece,
+    facts: StoreFacts,
+    confirmed: int | None,
+    selection: Selection,
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch | Damage]:
+    """The table `consumequeue`: wanted units that are confirmed."""
+    for item in read_units(storage, piece):
+        if isinstance(item, Damage):
+            yield item
+            continue
+        units = _wanted_units(confirmed_units(item, confirmed), piece, selection)
+        if not len(units):
+            continue
+        rows = len(units)
+        epochs, missing = facts.epoch_of(units.offset)
+        columns = {
+            **store_columns(facts, rows),
+            "topic": repeated(piece.topic, rows, pa.string()),
+            "queue_id": repeated(piece.queue_id, rows, pa.int32()),
+            "queue_offset": integers(units.index, pa.int64()),
+            "physical_offset": integers(units.offset, pa.int64()),
+            "size": integers(units.size, pa.int32()),
+            "tags_code": integers(units.tags_code, pa.int64()),
+            "epoch": integers_or_null(epochs, missing, pa.int64()),
+            CORRUPT: no_corruption(rows),
+        }
+        yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _wanted_units(units: Units, piece: QueuePiece, selection: Selection) -> Units:
+    span = selection.physical_offset
+    if not span.is_all:
+        units = units.keep(span.holds(units.offset))
+    codes = selection.tags_codes()
+    # Delayed messages keep the time of delivery in the place of the code.
+    if codes is not None and piece.topic != _SCHEDULE_TOPIC:
+        units = units.keep(np.isin(units.tags_code, codes))
+    return units
+
+
+class QueueReader:
+    """Messages of pieces of queues, fetched from the log by their units."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        log: list[Segment],
+        facts: StoreFacts,
+        confirmed: int | None,
+        options: ReadOptions,
+        selection: Selection,
+        schema: pa.Schema,
+    ) -> None:
+        self._storage = storage
+        self._log = log
+        self._facts = facts
+        self._confirmed = confirmed
+        self._options = options
+        self._selection = selection
+        self._schema = schema
+        self._starts = np.array([file.start for file in log], np.int64)
+
+    def read(self, piece: QueuePiece) -> Iterator[pa.RecordBatch | Damage]:
+        """Wanted messages in the order of the queue; by hashes of tags, then by the tags."""
+        for item in read_units(self._storage, self._of_time(piece)):
+            if isinstance(item, Damage):
+                yield item
+                continue
+            units = _wanted_units(confirmed_units(item, self._confirmed), piece, self._selection)
+            yield from self._fetch(units, piece)
+
+    def _of_time(self, piece: QueuePiece) -> QueuePiece:
+        """The part of a piece that may hold messages of the wanted time; see `timeSlackMs`."""
+        wanted, slack = self._selection.store_ms, self._options.time_slack_ms
+        if wanted.is_all or self._options.mode != "FAILFAST":
+            return piece  # where damage is to be found, all of it is looked at
+        begin, end = piece.begin, piece.end
+        if wanted.low != LOW:
+            begin = self._first_stored(piece, wanted.low - slack)
+        if wanted.high != HIGH:
+            end = self._first_stored(piece, wanted.high + slack + 1)
+        return narrowed(piece, begin, end)
+
+    def _first_stored(self, piece: QueuePiece, at_least_ms: int) -> int:
+        """The first queue offset of a piece whose message was stored at or after a time."""
+        low, high = piece.begin, piece.end
+        with self._storage.open(piece.path) as file:
+            high = min(high, piece.file_start + written_units(file))
+            while low < high:
+                middle = (low + high) // 2
+                at = (middle - piece.file_start) * UNIT_SIZE
+                units, _ = decode_units(file.read_at(at, UNIT_SIZE), middle)
+                if not len(units):  # filler, which stands before all messages
+                    low = middle + 1
+                    continue
+                stored_ms = self._store_ms(int(units.offset[0]), int(units.size[0]))
+                if stored_ms is None or stored_ms >= at_least_ms:
+                    high = middle
+                else:
+                    low = middle + 1
+        return low
+
+    def _store_ms(self, offset: int, size: int) -> int | None:
+        file = self._file_of(offset)
+        if file is None or size < FIXED_SIZE_V1:
+            return None
+        with self._storage.open(file.path) as opened:
+            data = opened.read_at(offset - file.start, size)
+        if not is_record(data, 0, offset):
+            return None
+        records, _ = locate(data, np.zeros(1, np.int64))
+        return int(records.store_ms[0])
+
+    def _file_of(self, offset: int) -> Segment | None:
+        index = int(np.searchsorted(self._starts, offset, side="right")) - 1
+        if index < 0 or offset >= self._log[index].end:
+            return None
+        return self._log[index]
+
+    def _fetch(self, units: Units, piece: QueuePiece) -> Iterator[pa.RecordBatch | Damage]:
+        at = 0
+        while at < len(units):
+            file = self._file_of(int(units.offset[at]))
+            if file is None:
+                # The queue may still show what has expired from the log.
+                if self._starts.size and int(units.offset[at]) < int(self._starts[0]):
+                    at = int(np.searchsorted(units.offset, self._starts[0]))
+                    continue
+                yield self._lost(units, at, piece, "lies in no file of the log")
+                at += 1
+                continue
+            stop = self._group_end(units, at, file)
+            with self._storage.open(file.path) as opened:
+                yield from self._decode(opened, units.keep(slice(at, stop)), file)
+            at = stop
+
+    def _group_end(self, units: Units, begin: int, file: Segment) -> int:
+        """Behind the last unit that is fetched with one read together with that at `begin`."""
+        ends = units.offset[begin:] + units.size[begin:]
+        first = int(units.offset[begin])
+        limit = int(
+            np.searchsorted(ends, min(file.end, first + self._options.batch_bytes), side="right")
+        )
+        gaps = units.offset[begin + 1 : begin + limit] - ends[: max(limit - 1, 0)]
+        apart = np.flatnonzero((gaps > _GAP_BYTES) | (gaps < 0))
+        return begin + max(1, int(apart[0]) + 1 if len(apart) else limit)
+
+    def _decode(
+        self, file: OpenFile, units: Units, segment: Segment
+    ) -> Iterator[pa.RecordBatch | Damage]:
+        base = int(units.offset[0])
+        stop = int(units.offset[-1] + units.size[-1])
+        window = b""
+        if stop - base <= max(self._options.record_bytes_max, self._options.batch_bytes):
+            window = file.read_at(base - segment.start, stop - base)
+        starts = units.offset - base
+        fits = (units.size >= FIXED_SIZE_V1) & (starts + units.size <= len(window))
+        data = np.frombuffer(window, np.uint8)
+        sizes = take_fields(data, starts[fits], np.dtype(">u4")).astype(np.int64)
+        fits[fits] = sizes == units.size[fits]
+        whole = np.zeros(len(units), np.bool_)
+        for located in self._located(window, starts[fits]):
+            marks = misplaced(located, base)
+            if self._options.check_crc:
+                marks |= wrong_crc(window, located)
+            for index in np.flatnonzero(marks).tolist():
+                start = int(located.start[index])
+                marks[index] = not is_record(window, start, base + start)
+            records = located.keep(~marks)
+            whole |= np.isin(starts, records.start)
+            records = self._selection.rows(window, records)
+            if len(records):
+                yield message_batch(window, records, self._facts, self._schema)
+        for index in np.flatnonzero(~whole).tolist():
+            offset, size = int(units.offset[index]), int(units.size[index])
+            what = f"no record where the queue has one (queue offset {int(units.index[index])})"
+            yield Damage(file.path, offset, size, what)
+
+    def _located(self, window: bytes, starts: Int64s) -> Iterator[Records]:
+        while len(starts):
+            records, good = locate(window, starts)
+            yield records
+            starts = starts[good + 1 :]
+
+    def _lost(self, units: Units, at: int, piece: QueuePiece, what: str) -> Damage:
+        offset, size = int(units.offset[at]), int(units.size[at])
+        return Damage(piece.path, offset, size, f"a record that {what}")
+
+
+__all__ = ["QueueReader", "read_queue_piece"]

@@ -1,0 +1,94 @@
+"""Units of consume queues as columns of numbers. Layout: `store.consume_queue`."""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from spark.record_columns import Bools
+from spark.record_scan import Int64s
+from spark.storage import OpenFile, Storage
+from spark.store_facts import Segment
+
+UNIT_SIZE: Final = 20
+FILLER_SIZE: Final = 0x7FFFFFFF
+_UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Units of one queue without filler and unwritten ones; `index` is the queue offset."""
+
+    index: Int64s
+    offset: Int64s
+    size: Int64s
+    tags_code: Int64s
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def keep(self, wanted: "Bools | slice") -> "Units":
+        return Units(*(getattr(self, field.name)[wanted] for field in fields(self)))
+
+
+def decode_units(data: bytes, first_index: int) -> tuple[Units, Int64s]:
+    """(units, bad): whole units of `data`; `bad` are queue offsets of units that can be none.
+
+    Unwritten units at the end are left out; before others they are bad, like negative numbers.
+    """
+    count = len(data) // UNIT_SIZE
+    raw = np.frombuffer(data, _UNIT, count)
+    index = np.arange(first_index, first_index + count, dtype=np.int64)
+    units = Units(
+        index,
+        raw["offset"].astype(np.int64),
+        raw["size"].astype(np.int64),
+        raw["tags_code"].astype(np.int64),
+    )
+    written = np.flatnonzero((units.size != 0) | (units.offset != 0) | (units.tags_code != 0))
+    units = units.keep(slice(int(written[-1]) + 1 if len(written) else 0))
+    wrong = (units.size <= 0) | (units.offset < 0)
+    filler = units.size == FILLER_SIZE
+    return units.keep(~wrong & ~filler), units.index[wrong]
+
+
+def written_units(file: OpenFile) -> int:
+    """How many units of a queue file are written, by bisection: they are written in order."""
+    low, high = 0, file.size // UNIT_SIZE
+    while low < high:
+        middle = (low + high) // 2
+        if any(file.read_at(middle * UNIT_SIZE, UNIT_SIZE)):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def queue_end(storage: Storage, files: list[Segment]) -> int:
+    """The queue offset behind the last unit of a queue's files; 0 without any."""
+    for file in reversed(files):
+        with storage.open(file.path) as opened:
+            written = written_units(opened)
+        if written:
+            return file.start // UNIT_SIZE + written
+    return files[0].start // UNIT_SIZE if files else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One consume queue of a store and its files, ascending."""
+
+    topic: str
+    queue_id: int
+    files: tuple[Segment, ...]
+
+
+__all__ = [
+    "FILLER_SIZE",
+    "UNIT_SIZE",
+    "Queue",
+    "Units",
+    "decode_units",
+    "queue_end",
+    "written_units",
+]

@@ -1,0 +1,123 @@
+"""The consume queues of a store: which there are, and pieces of them as work for partitions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from pyarrow import fs
+
+from spark.log_range import Damage
+from spark.queue_units import UNIT_SIZE, Queue, Units, decode_units, written_units
+from spark.record_scan import Int64s
+from spark.selection import Selection
+from spark.storage import Storage
+from spark.store_facts import StoreFacts, segments
+
+_CHUNK_UNITS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePiece:
+    """Units [begin, end) of one queue file; queue offsets."""
+
+    topic: str
+    queue_id: int
+    path: str
+    file_start: int
+    begin: int
+    end: int
+
+
+def list_queues(storage: Storage, store: str, selection: Selection) -> list[Queue]:
+    """The wanted queues under `consumequeue`, by topic and number."""
+    found: list[Queue] = []
+    for topic in _folders(storage, f"{store}/consumequeue"):
+        if selection.topics is not None and topic.base_name not in selection.topics:
+            continue
+        for number in _folders(storage, topic.path):
+            if not number.base_name.isdigit():
+                continue
+            queue_id = int(number.base_name)
+            if selection.queue_ids is not None and queue_id not in selection.queue_ids:
+                continue
+            files = tuple(segments(storage, number.path))
+            found.append(Queue(str(topic.base_name), queue_id, files))
+    return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))
+
+
+def _folders(storage: Storage, path: str) -> list[fs.FileInfo]:
+    return [info for info in storage.children(path) if info.type == fs.FileType.Directory]
+
+
+def plan_pieces(storage: Storage, facts: StoreFacts, selection: Selection) -> list[QueuePiece]:
+    """Every file of every wanted queue, cut to the wanted queue offsets."""
+    wanted = selection.queue_offset
+    pieces: list[QueuePiece] = []
+    for queue in list_queues(storage, facts.path, selection):
+        for file in queue.files:
+            begin = max(file.start // UNIT_SIZE, wanted.low)
+            end = min(file.end // UNIT_SIZE, wanted.high + 1)
+            if begin < end:
+                pieces.append(
+                    QueuePiece(
+                        queue.topic, queue.queue_id, file.path, file.start // UNIT_SIZE, begin, end
+                    )
+                )
+    return pieces
+
+
+def gather(pieces: list[QueuePiece], size_bytes: int) -> list[tuple[QueuePiece, ...]]:
+    """Neighbours together until a group has that many bytes of units: small files share a task."""
+    groups: list[tuple[QueuePiece, ...]] = []
+    group: list[QueuePiece] = []
+    held = 0
+    for piece in pieces:
+        size = (piece.end - piece.begin) * UNIT_SIZE
+        if group and held + size > size_bytes:
+            groups.append(tuple(group))
+            group, held = [], 0
+        group.append(piece)
+        held += size
+    return [*groups, tuple(group)] if group else groups
+
+
+def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:
+    """The written units of a piece, in chunks, and what cannot be units."""
+    with storage.open(piece.path) as file:
+        end = min(piece.end, piece.file_start + written_units(file))
+        for begin in range(piece.begin, end, _CHUNK_UNITS):
+            count = min(_CHUNK_UNITS, end - begin)
+            data = file.read_at((begin - piece.file_start) * UNIT_SIZE, count * UNIT_SIZE)
+            units, bad = decode_units(data, begin)
+            yield units
+            yield from _damage(piece, bad)
+
+
+def _damage(piece: QueuePiece, bad: Int64s) -> Iterator[Damage]:
+    """One for each run of bad units; offsets are bytes of the queue."""
+    for run in np.split(bad, np.flatnonzero(np.diff(bad) != 1) + 1):
+        if len(run):
+            where, size = int(run[0]) * UNIT_SIZE, len(run) * UNIT_SIZE
+            what = f"no unit of {piece.topic} {piece.queue_id} at queue offset {int(run[0])}"
+            yield Damage(piece.path, where, size, what)
+
+
+def confirmed_units(units: Units, end: int | None) -> Units:
+    """The units whose record ends at or below `end`; None: all."""
+    return units if end is None else units.keep(units.offset + units.size <= end)
+
+
+def narrowed(piece: QueuePiece, begin: int, end: int) -> QueuePiece:
+    """The same piece within [begin, end)."""
+    return replace(piece, begin=max(piece.begin, begin), end=min(piece.end, end))
+
+
+__all__ = [
+    "QueuePiece",
+    "confirmed_units",
+    "gather",
+    "list_queues",
+    "narrowed",
+    "plan_pieces",
+    "read_units",
+]

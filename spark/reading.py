@@ -1,0 +1,192 @@
+"""Plans a read into pieces of work, and does one: what the data source does, without Spark.
+
+Each table has one kind of piece. A piece carries all that its reader needs, so that it can travel.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from spark.damage import DamageCount, Mode, settle
+from spark.history_table import HistoryRange, plan_history, read_history
+from spark.index_table import IndexPiece, plan_index, read_index
+from spark.log_range import Damage, LogRange
+from spark.log_table import confirmed_end, plan_ranges, read_range
+from spark.message_columns import store_values
+from spark.options import ReadOptions
+from spark.queue_tables import QueueReader, read_queue_piece
+from spark.queues import QueuePiece, gather, plan_pieces
+from spark.schemas import STORE_COLUMNS, table_schema
+from spark.selection import Selection
+from spark.small_tables import epochs_batch, read_offsets
+from spark.storage import Storage, locate
+from spark.store_facts import StoreError, StoreFacts, read_facts, segments
+
+log = logging.getLogger(__name__)
+
+# Stores whose small files one task reads.
+_STORES_PER_PIECE: Final = 64
+# A unit of 20 bytes stands for a message of about 1 KiB.
+_BYTES_PER_UNIT_BYTE: Final = 50
+_STORE_SIGNS: Final = ("commitlog", "consumequeue", "epochFileCheckpoint", "config", "checkpoint")
+
+Parts = (
+    tuple[LogRange, ...]
+    | tuple[QueuePiece, ...]
+    | tuple[IndexPiece, ...]
+    | tuple[HistoryRange, ...]
+    | tuple[StoreFacts, ...]
+)
+Items = Iterator[pa.RecordBatch | Damage]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One partition: what to read of the store `facts`; None where a part names its own."""
+
+    number: int
+    storage: Storage
+    facts: StoreFacts | None
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read of a table: what is asked for, and what of it is wanted."""
+
+    options: ReadOptions
+    selection: Selection
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that come of it. Raises ValueError for unknown ones."""
+        return schema_of(self.options)
+
+    def plan(self) -> list[Work]:
+        """The partitions. Raises StoreError, OSError, ValueError for what cannot be read."""
+        plan = [
+            (storage, facts, parts)
+            for storage, paths in _places(self.options.paths)
+            for facts, parts in self._plan(storage, paths)
+        ]
+        return [Work(number, *each) for number, each in enumerate(plan)]
+
+    def _plan(
+        self, storage: Storage, paths: list[str]
+    ) -> Iterator[tuple[StoreFacts | None, Parts]]:
+        options = self.options
+        if options.table == "history":
+            for part in plan_history(storage, paths, options.split_bytes):
+                yield None, (part,)
+            return
+        stores = [
+            facts
+            for path in paths
+            if self.selection.wants_store(facts := self._facts(storage, path))
+        ]
+        if options.table in ("epochs", "offsets"):
+            for at in range(0, len(stores), _STORES_PER_PIECE):
+                yield None, tuple(stores[at : at + _STORES_PER_PIECE])
+            return
+        for facts in stores:
+            if options.table == "index":
+                for entry in plan_index(storage, facts, options.slot_num, options.split_bytes):
+                    yield facts, (entry,)
+            elif options.table == "consumequeue" or options.by_queues:
+                pieces = plan_pieces(storage, facts, self.selection)
+                size_bytes = options.split_bytes
+                if options.by_queues:  # what is fetched is much more than the units
+                    size_bytes //= _BYTES_PER_UNIT_BYTE
+                for group in gather(pieces, size_bytes):
+                    yield facts, group
+            else:
+                for log_range in plan_ranges(storage, facts, options, self.selection):
+                    yield facts, (log_range,)
+
+    def _facts(self, storage: Storage, path: str) -> StoreFacts:
+        if not any(storage.exists(f"{path}/{sign}") for sign in _STORE_SIGNS):
+            raise StoreError(
+                f"{path} is no store: none of {', '.join(_STORE_SIGNS)} is there; give the folder "
+                "that storePathRootDir names, or a pattern of such folders"
+            )
+        return read_facts(storage, path)
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+        """The batches of one partition. Raises DamagedFile in mode FAILFAST."""
+        options, schema = self.options, self.schema
+        count = DamageCount()
+        for facts, items in self._items(work, schema):
+            known = _known(facts)
+            yield from settle(items, options.mode, known, schema, count)
+        if count.stretches:
+            log.warning(
+                "damage_left_out partition=%d stretches=%d bytes=%d first=%s",
+                work.number,
+                count.stretches,
+                count.size_bytes,
+                count.first[0],
+            )
+        if count.stretches and options.damage_folder:
+            count.write(options.damage_folder, f"part-{work.number:06d}")
+
+    def _items(self, work: Work, schema: pa.Schema) -> Iterator[tuple[StoreFacts | None, Items]]:
+        storage, options, selection = work.storage, self.options, self.selection
+        for part in work.parts:
+            if isinstance(part, StoreFacts):
+                if options.table == "epochs":
+                    yield part, iter([epochs_batch(part, schema)])
+                else:
+                    yield part, read_offsets(storage, part, schema)
+                continue
+            if isinstance(part, HistoryRange):
+                yield None, read_history(storage, part, schema)
+                continue
+            facts = work.facts
+            assert facts is not None
+            if isinstance(part, LogRange):
+                yield facts, read_range(storage, part, facts, options, selection, schema)
+                continue
+            confirmed = None if options.unconfirmed else confirmed_end(facts)
+            if isinstance(part, IndexPiece):
+                yield facts, read_index(storage, part, facts, confirmed, schema)
+            elif options.table == "consumequeue":
+                yield facts, read_queue_piece(storage, part, facts, confirmed, selection, schema)
+            else:
+                files = segments(storage, f"{facts.path}/commitlog")
+                reader = QueueReader(storage, files, facts, confirmed, options, selection, schema)
+                yield facts, reader.read(part)
+
+
+def schema_of(options: ReadOptions) -> pa.Schema:
+    """The columns that a read yields. Raises ValueError for unknown ones."""
+    return table_schema(
+        options.table, options.columns, with_corrupt=options.mode is Mode.PERMISSIVE
+    )
+
+
+def _places(paths: tuple[str, ...]) -> Iterator[tuple[Storage, list[str]]]:
+    """What the paths and patterns stand for, each once. Raises FileNotFoundError."""
+    seen: set[tuple[Storage, str]] = set()
+    for path in paths:
+        storage, pattern = locate(path)
+        found = storage.glob(pattern)
+        if not found:
+            raise FileNotFoundError(f"{path}: nothing matches")
+        fresh = [each for each in found if (storage, each) not in seen]
+        seen.update((storage, each) for each in fresh)
+        if fresh:
+            yield storage, fresh
+
+
+def _known(facts: StoreFacts | None) -> dict[str, object]:
+    """What stands in a row for damage, beside the damage."""
+    if facts is None:
+        return {}
+    names = [name for name, _ in STORE_COLUMNS]
+    return dict(zip(names, store_values(facts), strict=True))
+
+
+__all__ = ["Read", "Work", "schema_of"]

@@ -1,0 +1,217 @@
+"""The heads of many records at once, as columns of numbers.
+
+Nothing here makes a Python object of a message: the fields of all records of a window are fetched
+with one numpy take each, wherever they lie. Layout and rules of the record: `protocol.record`.
+
+The checks are those by which the broker itself tells a record from damage
+(`protocol.record.scan_record`, `store.log_scan`), done for all records together. Where one fails,
+the reason is asked of `scan_record`, so that both say the same.
+"""
+
+import zlib
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.record import (
+    CRC_PROPERTY,
+    CRC_TAIL_SIZE,
+    FIXED_SIZE_V1,
+    MAGIC_V1,
+    MAGIC_V2,
+)
+from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from spark.record_scan import Int64s
+
+Bytes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+# The parts between the hosts have fixed layouts; where they begin depends on the hosts' lengths.
+_HEAD: Final = np.dtype(
+    [
+        ("size", ">u4"),
+        ("magic", ">u4"),
+        ("body_crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_ms", ">i8"),
+    ]
+)
+_STORE_TIME: Final = np.dtype([("store_ms", ">i8")])
+_TAIL: Final = np.dtype([("reconsume_times", ">i4"), ("prepared", ">i8"), ("body_length", ">i4")])
+_U8: Final = np.dtype("u1")
+_U16: Final = np.dtype(">u2")
+_I16: Final = np.dtype(">i2")
+_HOST_V4: Final = 8
+_HOST_V6: Final = 20
+# Parts of a record without hosts, body, topic and properties, and with a topic length of one byte.
+_REST: Final = FIXED_SIZE_V1 - 2 * _HOST_V4
+_DIGITS: Final = CRC_TAIL_SIZE - len(CRC_PROPERTY) - 1
+_POWERS: Final = 10 ** np.arange(_DIGITS, dtype=np.int64)
+_crc32 = zlib.crc32
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Columns over the records of one window; `..._at` are positions in it, times are ms.
+
+    `start` ascends, and a record's parts do not overlap with those of the next.
+    """
+
+    start: Int64s
+    size: Int64s
+    body_crc: Int64s
+    queue_id: Int64s
+    flag: Int64s
+    queue_offset: Int64s
+    physical_offset: Int64s
+    sys_flag: Int64s
+    born_ms: Int64s
+    born_host_at: Int64s
+    born_host_length: Int64s
+    store_ms: Int64s
+    store_host_at: Int64s
+    store_host_length: Int64s
+    reconsume_times: Int64s
+    prepared: Int64s
+    body_at: Int64s
+    body_length: Int64s
+    topic_at: Int64s
+    topic_length: Int64s
+    properties_at: Int64s
+    properties_length: Int64s
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def keep(self, wanted: "Bools | slice") -> "Records":
+        """The same columns over the records that are wanted."""
+        return Records(*(getattr(self, field.name)[wanted] for field in fields(self)))
+
+
+def take_fields(data: Bytes, at: Int64s, layout: np.dtype[Any]) -> npt.NDArray[Any]:
+    """One item of `layout` from each position; all of them must lie in `data` wholly."""
+    if not len(at):
+        return np.empty(0, layout)
+    width = layout.itemsize
+    everywhere = np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))
+    return everywhere[at].view(layout)
+
+
+def _numbers(data: Bytes, at: Int64s, layout: np.dtype[Any]) -> Int64s:
+    return take_fields(data, at, layout).astype(np.int64)
+
+
+def locate(window: bytes, starts: Int64s) -> tuple[Records, int]:
+    """(records, good): the records at `starts`, up to the first whose parts do not fit together.
+
+    Each start must have the whole bytes of what its size says in the window, and a size of at least
+    FIXED_SIZE_V1, as `chain` finds them. `good` is how many there are; at `starts[good]`, if that
+    exists, lies no record. CRCs and offsets are not looked at: see `whole`.
+    """
+    data = np.frombuffer(window, np.uint8)
+    head = take_fields(data, starts, _HEAD)
+    size = head["size"].astype(np.int64)
+    magic = head["magic"]
+    is_v2 = magic == MAGIC_V2
+    fits = (magic == MAGIC_V1) | is_v2
+    sys_flag = head["sys_flag"].astype(np.int64)
+    born_length = np.where(sys_flag & BORN_HOST_V6, _HOST_V6, _HOST_V4)
+    store_length = np.where(sys_flag & STORE_HOST_V6, _HOST_V6, _HOST_V4)
+    rest = size - _REST - is_v2 - born_length - store_length
+    fits &= rest >= 0
+
+    def safe(at: Int64s) -> Int64s:
+        # What lies at a record that does not fit is not used; it only must not lead out of the
+        # window.
+        return np.where(fits, at, starts)
+
+    store_time_at = starts + _HEAD.itemsize + born_length
+    store_host_at = store_time_at + _STORE_TIME.itemsize
+    tail_at = store_host_at + store_length
+    tail = take_fields(data, safe(tail_at), _TAIL)
+    body_at = tail_at + _TAIL.itemsize
+    body_length = tail["body_length"].astype(np.int64)
+    fits &= (body_length >= 0) & (body_length <= rest)
+    topic_length_at = body_at + body_length
+    topic_length = np.where(
+        is_v2,
+        _numbers(data, safe(topic_length_at), _U16),
+        _numbers(data, safe(topic_length_at), _U8),
+    )
+    fits &= body_length + topic_length <= rest
+    topic_at = topic_length_at + 1 + is_v2
+    properties_length_at = topic_at + topic_length
+    properties_length = _numbers(data, safe(properties_length_at), _I16)
+    fits &= (properties_length >= 0) & (body_length + topic_length + properties_length == rest)
+    records = Records(
+        starts,
+        size,
+        head["body_crc"].astype(np.int64),
+        head["queue_id"].astype(np.int64),
+        head["flag"].astype(np.int64),
+        head["queue_offset"].astype(np.int64),
+        head["physical_offset"].astype(np.int64),
+        sys_flag,
+        head["born_ms"].astype(np.int64),
+        starts + _HEAD.itemsize,
+        born_length,
+        _numbers(data, safe(store_time_at), _STORE_TIME["store_ms"]),
+        store_host_at,
+        store_length,
+        tail["reconsume_times"].astype(np.int64),
+        tail["prepared"].astype(np.int64),
+        body_at,
+        body_length,
+        topic_at,
+        topic_length,
+        properties_length_at + _I16.itemsize,
+        properties_length,
+    )
+    if fits.all():
+        return records, len(starts)
+    good = int(np.argmin(fits))
+    return records.keep(slice(good)), good
+
+
+def misplaced(records: Records, base: int) -> Bools:
+    """Which records do not name the offset at which they lie; `base` is that of the window."""
+    return records.physical_offset != records.start + base
+
+
+def wrong_crc(window: bytes, records: Records) -> Bools:
+    """Which records are not as they were written, by the property CRC, else by the body CRC.
+
+    A record without the first whose properties end in zeros was torn within them. A record whose
+    properties end in digits behind something else than the CRC's name is left to `scan_record`:
+    it is marked here, and may be whole.
+    """
+    data = np.frombuffer(window, np.uint8)
+    end = records.start + records.size
+    # Every record is longer than the CRC's tail.
+    tail = take_fields(data, end - CRC_TAIL_SIZE, np.dtype(("u1", CRC_TAIL_SIZE)))
+    named = (tail[:, : len(CRC_PROPERTY)] == np.frombuffer(CRC_PROPERTY, np.uint8)).all(axis=1)
+    digits = tail[:, len(CRC_PROPERTY) : -1].astype(np.int64) - ord("0")
+    is_number = ((digits >= 0) & (digits <= 9)).all(axis=1) & (tail[:, -1] == 2)
+    written = np.where(named, digits @ _POWERS, records.body_crc)
+    begin = np.where(named, records.start, records.body_at)
+    stop = np.where(named, end - CRC_TAIL_SIZE, records.body_at + records.body_length)
+    view = memoryview(window)
+    actual = np.fromiter(
+        map(_crc32, (view[a:b] for a, b in zip(begin.tolist(), stop.tolist(), strict=True))),
+        np.int64,
+        len(records),
+    )
+    wrong = (actual & 0x7FFFFFFF) != written
+    wrong &= named | (records.body_length > 0)
+    wrong |= named ^ is_number
+    torn = ~named & (records.properties_length > 0) & (tail[:, -1] == 0)
+    return np.asarray(wrong | torn)
+
+
+__all__ = ["Bools", "Bytes", "Records", "locate", "misplaced", "take_fields", "wrong_crc"]

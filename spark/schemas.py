@@ -1,0 +1,164 @@
+"""The columns of every table: names, types and their order. `docs/spark.md` explains them.
+
+Arrow types as Spark expects them of a Python data source, all nullable. Times are microseconds in
+UTC; where a store keeps milliseconds, no digit is lost.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from spark.arrow_parts import TIMESTAMP
+
+_STRING: Final = pa.string()
+_INT: Final = pa.int32()
+_LONG: Final = pa.int64()
+
+# Which store a row comes from; `store` is the folder, the others stand in its brokerIdentity.
+STORE_COLUMNS: Final = (
+    ("store", _STRING),
+    ("cluster", _STRING),
+    ("broker", _STRING),
+    ("broker_id", _LONG),
+)
+#: Behind the columns of a table that is read with mode PERMISSIVE: what was skipped, and why.
+CORRUPT: Final = "corrupt"
+CORRUPT_TYPE: Final = pa.struct(
+    [("file", _STRING), ("offset", _LONG), ("bytes", _LONG), ("reason", _STRING)]
+)
+PROPERTIES_TYPE: Final = pa.map_(_STRING, _STRING)
+
+TABLES: Final[dict[str, pa.Schema]] = {
+    "messages": pa.schema(
+        [
+            *STORE_COLUMNS,
+            ("topic", _STRING),
+            ("queue_id", _INT),
+            ("queue_offset", _LONG),
+            ("physical_offset", _LONG),
+            ("epoch", _LONG),
+            ("size", _INT),
+            ("sys_flag", _INT),
+            ("flag", _INT),
+            ("body_crc", _LONG),
+            ("born_at", TIMESTAMP),
+            ("store_at", TIMESTAMP),
+            ("born_host", _STRING),
+            ("store_host", _STRING),
+            ("reconsume_times", _INT),
+            ("prepared_transaction_offset", _LONG),
+            ("keys", _STRING),
+            ("tags", _STRING),
+            ("unique_key", _STRING),
+            ("properties", PROPERTIES_TYPE),
+            ("body", pa.binary()),
+        ]
+    ),
+    "consumequeue": pa.schema(
+        [
+            *STORE_COLUMNS,
+            ("topic", _STRING),
+            ("queue_id", _INT),
+            ("queue_offset", _LONG),
+            ("physical_offset", _LONG),
+            ("size", _INT),
+            ("tags_code", _LONG),
+            ("epoch", _LONG),
+        ]
+    ),
+    "index": pa.schema(
+        [
+            *STORE_COLUMNS,
+            ("file", _STRING),
+            ("entry", _INT),
+            ("slot", _INT),
+            ("key_hash", _INT),
+            ("physical_offset", _LONG),
+            ("store_at", TIMESTAMP),
+            ("previous_entry", _INT),
+            ("epoch", _LONG),
+        ]
+    ),
+    "offsets": pa.schema(
+        [
+            *STORE_COLUMNS,
+            ("group", _STRING),
+            ("topic", _STRING),
+            ("queue_id", _INT),
+            ("offset", _LONG),
+            ("max_offset", _LONG),
+            ("lag", _LONG),
+        ]
+    ),
+    "epochs": pa.schema(
+        [
+            *STORE_COLUMNS,
+            ("epoch", _LONG),
+            ("start_offset", _LONG),
+            ("end_offset", _LONG),
+            ("confirm_offset", _LONG),
+            ("from_backup", pa.bool_()),
+        ]
+    ),
+    "history": pa.schema(
+        [
+            ("file", _STRING),
+            ("controller", _STRING),
+            ("line_offset", _LONG),
+            ("log", _STRING),
+            ("raft_index", _LONG),
+            ("part", _INT),
+            ("time", TIMESTAMP),
+            ("kind", _STRING),
+            ("broker_name", _STRING),
+            ("broker_id", _LONG),
+            ("incarnation", _STRING),
+            ("address", _STRING),
+            ("master_epoch", _LONG),
+            ("sync_state_set_epoch", _LONG),
+            ("controller_epoch", _LONG),
+            ("node", _STRING),
+            ("node_before", _STRING),
+            ("master_before", _LONG),
+            ("set_before", pa.list_(_LONG)),
+            ("sync_state_set", pa.list_(_LONG)),
+            ("max_offset", _LONG),
+            ("confirm_offset", _LONG),
+            ("unclean", pa.bool_()),
+            ("reason", _STRING),
+            ("detected_at", TIMESTAMP),
+            ("silent_ms", _LONG),
+            ("proposed_at", TIMESTAMP),
+            ("started_at", TIMESTAMP),
+            ("leader_seen_at", TIMESTAMP),
+            ("json", _STRING),
+        ]
+    ),
+}
+
+
+def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> pa.Schema:
+    """The schema of a read: the wanted columns in the wanted order (none named: all).
+
+    Raises ValueError, which names what is allowed, for an unknown table or column.
+    """
+    if table not in TABLES:
+        raise ValueError(f"table={table!r}: it must be one of {', '.join(TABLES)}")
+    every = TABLES[table]
+    if with_corrupt:
+        every = every.append(pa.field(CORRUPT, CORRUPT_TYPE))
+    if not columns:
+        return every
+    unknown = [name for name in columns if name not in every.names]
+    if unknown:
+        raise ValueError(
+            f"columns={','.join(columns)!r}: table {table} has no {', '.join(unknown)}; "
+            f"it has {', '.join(every.names)}"
+        )
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"columns={','.join(columns)!r}: a column is named twice")
+    return pa.schema([every.field(name) for name in columns])
+
+
+__all__ = ["CORRUPT", "CORRUPT_TYPE", "PROPERTIES_TYPE", "STORE_COLUMNS", "TABLES", "table_schema"]

@@ -1,0 +1,117 @@
+"""Files by `pyarrow.fs`: local ones by their path, others by a URI such as `s3://bucket/store`."""
+
+import json
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from pyarrow import fs
+
+_WILDCARDS: Final = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A file system. `root` is its URI up to the path, empty for local files; it pickles well."""
+
+    root: str
+
+    @property
+    def _files(self) -> fs.FileSystem:
+        if not self.root:
+            return fs.LocalFileSystem()
+        return fs.FileSystem.from_uri(self.root)[0]
+
+    def open(self, path: str) -> "OpenFile":
+        """A file for reading at any place. Raises OSError."""
+        return OpenFile(path, self._files.open_input_file(path))
+
+    def read_small(self, path: str) -> bytes | None:
+        """The whole file, None if it is missing."""
+        try:
+            with self._files.open_input_file(path) as file:
+                data: bytes = file.read()
+                return data
+        except FileNotFoundError:
+            return None
+
+    def children(self, folder: str) -> list[fs.FileInfo]:
+        """What lies directly in a folder, sorted by path; nothing if the folder is missing."""
+        found = self._files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        return sorted(found, key=lambda info: str(info.path))
+
+    def exists(self, path: str) -> bool:
+        return bool(self._files.get_file_info(path).type != fs.FileType.NotFound)
+
+    def glob(self, pattern: str) -> list[str]:
+        """Paths that match a pattern with `*`, `?`, `[...]` within its parts, sorted.
+
+        A pattern without a wildcard is returned as it is, whether it exists or not.
+        """
+        found = [""]
+        for part in pattern.rstrip("/").split("/"):
+            if not _WILDCARDS & set(part):
+                found = [f"{path}/{part}" if path or not part else part for path in found]
+                continue
+            found = [
+                str(info.path)
+                for path in found
+                for info in self.children(path or ".")
+                if fnmatchcase(info.base_name, part)
+            ]
+        if _WILDCARDS & set(pattern):
+            return sorted(path for path in found if self.exists(path))
+        return [pattern.rstrip("/") or "/"]
+
+
+class OpenFile:
+    """An open file; close it, or use it in a `with`."""
+
+    def __init__(self, path: str, file: object) -> None:
+        self.path = path
+        self._file = file
+        self.size: int = file.size()  # type: ignore[attr-defined]
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """At most `size` bytes from `offset`; fewer only at the file's end. Raises OSError."""
+        size = min(size, self.size - offset)
+        if size <= 0:
+            return b""
+        data: bytes = self._file.read_at(size, offset)  # type: ignore[attr-defined]
+        return data
+
+    def __enter__(self) -> "OpenFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()  # type: ignore[attr-defined]
+
+
+def split_paths(text: str) -> list[str]:
+    """The paths of an option: a JSON list (as Spark passes several), or parts between commas."""
+    if text.lstrip().startswith("["):
+        return [str(part) for part in json.loads(text)]
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def locate(path: str) -> tuple[Storage, str]:
+    """(storage, path in it) of a path or URI. Raises ValueError for a URI nobody knows."""
+    scheme, separator, rest = path.partition("://")
+    if not separator:
+        return Storage(""), os.path.abspath(path)
+    if scheme == "file":
+        return Storage(""), rest
+    if scheme in ("s3a", "s3n"):
+        path = f"s3://{rest}"
+    # A pattern is no valid URI: only what stands before its first wildcard is asked.
+    cut = min((path.find(sign) for sign in _WILDCARDS if sign in path), default=len(path))
+    head = path[:cut].rpartition("/")[0] if cut < len(path) else path
+    try:
+        _, inner = fs.FileSystem.from_uri(head)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"path={path!r}: {error}") from error
+    return Storage(head), inner + path[len(head) :]
+
+
+__all__ = ["OpenFile", "Storage", "locate", "split_paths"]

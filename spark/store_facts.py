@@ -1,0 +1,122 @@
+"""What a store folder says about itself: who wrote it, in which epochs, and what is confirmed.
+
+Read once while a query is planned; the facts travel with each partition. All access goes through
+`pyarrow.fs`, so a store may lie in object storage as well.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from pyarrow import fs
+
+from epoch.entry import EpochEntry
+from epoch.file_cache import decode_entries
+from spark.record_columns import Bools
+from spark.record_scan import Int64s
+from spark.storage import Storage
+
+NAME_DIGITS: Final = 20
+_CHECKPOINT_SIZE: Final = 4096
+_CONFIRM_OFFSET_AT: Final = 32
+_read_i64 = struct.Struct(">q").unpack_from
+
+
+class StoreError(Exception):
+    """A store, or a file in it, cannot be read as asked; the text names it and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """One broker's store. Names are None where the store has no brokerIdentity.
+
+    `confirm_offset` is the exclusive end of what is confirmed, None if the store does not say.
+    `epochs` ascend; they are empty where there is no epoch file.
+    """
+
+    path: str
+    cluster: str | None
+    broker: str | None
+    broker_id: int | None
+    epochs: tuple[EpochEntry, ...]
+    epochs_from_backup: bool
+    confirm_offset: int | None
+
+    def epoch_of(self, offsets: Int64s) -> tuple[Int64s, Bools]:
+        """(epochs, missing): in which epoch the bytes at these log offsets were written."""
+        if not self.epochs:
+            return np.zeros(len(offsets), np.int64), np.ones(len(offsets), np.bool_)
+        starts = np.array([entry.start_offset for entry in self.epochs], np.int64)
+        epochs = np.array([entry.epoch for entry in self.epochs], np.int64)
+        # Of epochs with one start only the last wrote bytes.
+        which = np.searchsorted(starts, offsets, side="right") - 1
+        return epochs[np.maximum(which, 0)], np.asarray(which < 0)
+
+
+def read_facts(storage: Storage, path: str) -> StoreFacts:
+    """The facts of the store in folder `path`. Raises StoreError."""
+    cluster, broker, broker_id = _identity(storage, f"{path}/brokerIdentity")
+    epochs, from_backup = _epochs(storage, f"{path}/epochFileCheckpoint")
+    checkpoint = storage.read_small(f"{path}/checkpoint")
+    confirm_offset = None
+    if checkpoint is not None and len(checkpoint) == _CHECKPOINT_SIZE:
+        (confirm_offset,) = _read_i64(checkpoint, _CONFIRM_OFFSET_AT)
+    return StoreFacts(path, cluster, broker, broker_id, epochs, from_backup, confirm_offset)
+
+
+def _identity(storage: Storage, path: str) -> tuple[str | None, str | None, int | None]:
+    raw = storage.read_small(path)
+    if raw is None:
+        return None, None, None
+    parts = raw.decode("utf-8", "replace").strip().split("#")
+    if len(parts) != 3 or not parts[2].isdigit():
+        raise StoreError(f"{path} holds {raw[:80]!r}; it must be cluster#name#id")
+    return parts[0], parts[1], int(parts[2])
+
+
+def _epochs(storage: Storage, path: str) -> tuple[tuple[EpochEntry, ...], bool]:
+    reasons: list[str] = []
+    for name in (path, f"{path}.bak"):
+        raw = storage.read_small(name)
+        if raw is None:
+            continue
+        try:
+            return decode_entries(raw), name != path
+        except ValueError as error:
+            reasons.append(f"{name}: {error}")
+    if reasons:
+        raise StoreError("; ".join(reasons))
+    return (), False
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file of the commit log or of a consume queue: bytes [start, start + size) of it."""
+
+    path: str
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+def segments(storage: Storage, folder: str) -> list[Segment]:
+    """The files of a log or queue folder that are named by their start, ascending; empty ones not.
+
+    An empty list if the folder is missing.
+    """
+    found = [
+        Segment(info.path, int(info.base_name), info.size)
+        for info in storage.children(folder)
+        if info.type == fs.FileType.File
+        and len(info.base_name) == NAME_DIGITS
+        and info.base_name.isdigit()
+        and info.size
+    ]
+    return sorted(found, key=lambda segment: segment.start)
+
+
+__all__ = ["Segment", "StoreError", "StoreFacts", "read_facts", "segments"]

@@ -1,0 +1,28 @@
+"""Every test here belongs to the ring `spark`; without its packages none is collected.
+
+The runner (`tests.run`) says by name what a machine lacks for it.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+LACKING = [name for name in ("pyarrow", "pyspark") if importlib.util.find_spec(name) is None]
+collect_ignore_glob = ["test_*.py"] if LACKING else []
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.spark)
+
+
+if not LACKING:
+    from tests.spark.log_files import LogFiles
+
+    @pytest.fixture
+    def log_files(tmp_path):
+        """Commit-log files made by hand, as a store folder."""
+        return LogFiles(tmp_path / "store")

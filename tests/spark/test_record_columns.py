@@ -1,0 +1,234 @@
+"""Columns of many records are what the broker's decoder says of each, however they are cut."""
+
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.record import encode_blank, scan_record
+from spark import log_range
+from spark.log_range import Block, LogRange, RangeReader
+from spark.message_columns import message_batch
+from spark.record_columns import locate, misplaced, wrong_crc
+from spark.record_scan import candidates, chain
+from spark.schemas import table_schema
+from spark.storage import Storage
+from spark.store_facts import StoreFacts
+from tests.spark.log_files import HOST_V4, HOST_V6, message, plain_row, plain_scan, row_of
+
+FACTS = StoreFacts("/store", "C", "b", 1, (), False, None)
+SCHEMA = table_schema("messages", (), with_corrupt=False)
+I32 = st.integers(-(2**31), 2**31 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02\0"))
+PROPERTIES = st.one_of(
+    st.binary(max_size=60),
+    st.dictionaries(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "a", "AGS"]), TEXT).map(
+        lambda pairs: "".join(f"{k}\x01{v}\x02" for k, v in pairs.items()).encode()
+    ),
+)
+MESSAGES = st.fixed_dictionaries(
+    {
+        "topic": st.one_of(
+            st.sampled_from([b"T", b"%RETRY%g", "Ö".encode()]), st.binary(min_size=1, max_size=200)
+        ),
+        "queue_id": I32,
+        "queue_offset": I64,
+        "flag": I32,
+        "sys_flag": st.integers(0, 2**31 - 1).map(lambda flag: flag & ~0x30),
+        "born_timestamp": st.integers(0, 2**42),
+        "born_host": st.sampled_from([HOST_V4, HOST_V6]),
+        "store_timestamp": st.integers(0, 2**42),
+        "store_host": st.sampled_from([HOST_V4, HOST_V6]),
+        "reconsume_times": I32,
+        "prepared_transaction_offset": I64,
+        "body": st.binary(max_size=300),
+        "properties": PROPERTIES.filter(lambda raw: b"__CRC32#" not in raw),
+        "append_prop_crc": st.booleans(),
+    }
+)
+
+
+def rows_of(data):
+    starts, stopped = chain(data, 0, len(data))
+    records, good = locate(data, starts)
+    assert good == len(starts) and stopped == len(data)
+    batch = message_batch(data, records, FACTS, SCHEMA)
+    batch.validate(full=True)
+    return starts.tolist(), batch.to_pylist()
+
+
+@settings(deadline=None)
+@given(st.lists(MESSAGES, max_size=6))
+def test_columns_equal_the_plain_decoder(messages):
+    data = b""
+    for fields in messages:
+        data += message(len(data), **fields)
+    starts, rows = rows_of(data)
+    assert [row_of(row) for row in rows] == [plain_row(data, at) for at in starts]
+
+
+def test_a_time_that_no_timestamp_can_hold_is_null():
+    data = message(0, born_timestamp=2**63 - 1, store_timestamp=-(2**63))
+    _, (row,) = rows_of(data)
+    assert (row["born_at"], row["store_at"]) == (None, None)
+
+
+@settings(deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=4), st.data())
+def test_a_damaged_record_is_found_as_the_broker_finds_it(messages, draw):
+    data = bytearray()
+    for fields in messages:
+        data += message(len(data), **fields)
+    at = draw.draw(st.integers(0, len(data) - 1))
+    data[at] ^= 1 << draw.draw(st.integers(0, 7))
+    data = bytes(data)
+    starts, _ = chain(data, 0, len(data))
+    records, good = locate(data, starts)
+    marks = misplaced(records, 0) | wrong_crc(data, records)
+    for index, start in enumerate(starts.tolist()):
+        try:
+            head = scan_record(data, start, check_crc=True)
+        except Exception:
+            # The first whose parts do not fit ends the records; a wrong CRC is marked.
+            assert index == good or (index < good and marks[index])
+            break
+        if head.kind == "blank":
+            assert index == good
+            break
+        if not marks[index]:
+            assert head.physical_offset == start
+
+
+@settings(deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=4), st.binary(max_size=40))
+def test_candidates_are_places_that_name_themselves(messages, before):
+    data = bytearray(before)
+    starts = []
+    for fields in messages:
+        starts.append(len(data))
+        data += message(1000 + len(data), **fields)
+    found = list(candidates(bytes(data), 1000))
+    assert [at for at in found if at in starts] == starts
+    copy = message(77, body=bytes(data))
+    assert list(candidates(copy, 77)) == [0]  # a copy within a body names another place
+
+
+class Small:
+    """Search windows of a few bytes, so that small logs are cut by them."""
+
+    def __enter__(self):
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(log_range, "_SEARCH_MIN", 64)
+        self.patch.setattr(log_range, "_SEARCH_MAX", 100)
+
+    def __exit__(self, *_):
+        self.patch.undo()
+
+
+def read_ranges(path, start, size, limit, cuts, window_bytes):
+    """(rows, damaged): what all ranges between these cuts yield, in order."""
+    rows, damaged = [], []
+    edges = [start, *cuts, limit]
+    for begin, end in pairwise(edges):
+        wanted = LogRange(path, start, start + size, begin, end, limit, begin == start, 2**63 - 1)
+        with Small(), Storage("").open(path) as file:
+            reader = RangeReader(
+                file, wanted, check_crc=True, window_bytes=window_bytes, record_bytes_max=10_000
+            )
+            for item in reader.blocks():
+                if isinstance(item, Block):
+                    batch = message_batch(item.window, item.records, FACTS, SCHEMA)
+                    rows += batch.to_pylist()
+                else:
+                    damaged.append((item.offset, item.size))
+    return rows, damaged
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=8), st.data())
+def test_any_split_and_window_yields_every_record_and_every_damage_once(
+    tmp_path_factory, messages, draw
+):
+    """Flipped bytes, zeroed stretches, blanks; the last bytes cut off."""
+    start, size = 4096, 4096
+    data = bytearray()
+    for fields in messages:
+        record = message(start + len(data), **fields)
+        if len(data) + len(record) + 8 <= size:
+            data += record
+    data += encode_blank(size - len(data)) if draw.draw(st.booleans()) else b""
+    data = bytearray(bytes(data).ljust(size, b"\0"))
+    confirmed = draw.draw(st.integers(200, size))
+    for _ in range(draw.draw(st.integers(0, 3))):
+        at = draw.draw(st.integers(0, confirmed - 1))
+        length = draw.draw(st.sampled_from([1, 1, 8, 120]))
+        piece = bytes(length) if draw.draw(st.booleans()) else b"\xda" * length
+        data[at : at + length] = piece
+    data = bytes(data[:size])
+    path = tmp_path_factory.mktemp("log") / f"{start:020d}"
+    path.write_bytes(data)
+    limit = start + confirmed
+    starts, damaged = plain_scan(data[:confirmed], start, start + size)
+    # What is not confirmed as a whole is not there, rather than damaged.
+    last = damaged[-1] if damaged and sum(damaged[-1]) == limit else None
+    cuts = sorted(draw.draw(st.sets(st.integers(start + 1, limit - 1), max_size=3)))
+    window_bytes = draw.draw(st.sampled_from([100, 300, 1000, 10_000]))
+    rows, found = read_ranges(str(path), start, size, limit, cuts, window_bytes)
+    assert [row["physical_offset"] for row in rows] == starts
+    assert [row_of(row) for row in rows] == [plain_row(data, at - start) for at in starts]
+    expected = damaged if found[-1:] == [last] or last is None else damaged[:-1]
+    assert found == expected
+
+
+def test_a_record_that_the_confirmed_end_cuts_is_not_there(log_files):
+    log_files.add(number=0)
+    second = log_files.add(number=1)
+    log_files.save()
+    path = str(log_files.root / "commitlog" / f"{0:020d}")
+    rows, damaged = read_ranges(path, 0, 8192, second + 5, [], 1000)
+    assert len(rows) == 1 and damaged == []
+
+
+def test_a_forged_record_in_a_body_at_a_split_is_reported(log_files):
+    """A producer who guesses the offset may put a whole record into a body."""
+    log_files.add(number=0)
+    begin = log_files.end
+    inner_at = begin + 88  # where the body of a record with IPv4 hosts begins
+    forged = message(inner_at, body=b"forged")
+    log_files.add(body=forged + b"x" * 50)
+    log_files.add(number=2)
+    log_files.save()
+    path = str(log_files.root / "commitlog" / f"{0:020d}")
+    whole, none = read_ranges(path, 0, 8192, log_files.end, [], 1000)
+    assert len(whole) == 3 and none == []
+    _, damaged = read_ranges(path, 0, 8192, log_files.end, [begin + 10], 1000)
+    assert damaged[0][0] == inner_at  # behind it the next range finds the rest of the body
+
+
+def test_hosts_topics_and_keys_of_a_large_window():
+    """Many records of both layouts, so that every vectorised path has several rows."""
+    data = b""
+    for number in range(500):
+        data += message(
+            len(data),
+            number=number,
+            topic=b"T%d" % (number % 3) if number % 7 else b"L" * 140,
+            born_host=HOST_V6 if number % 2 else HOST_V4,
+            properties=b"KEYS\x01k%d\x02TAGS\x01%d\x02" % (number, number % 4),
+            append_prop_crc=number % 5 > 0,
+        )
+    starts, rows = rows_of(data)
+    assert len(rows) == 500
+    assert [row_of(row) for row in rows] == [plain_row(data, at) for at in starts]
+
+
+def test_only_what_is_asked_for_is_built():
+    data = message(0)
+    records, _ = locate(data, chain(data, 0, len(data))[0])
+    schema = table_schema("messages", ("body", "epoch"), with_corrupt=False)
+    batch = message_batch(data, records, FACTS, schema)
+    assert batch.schema == pa.schema([("body", pa.binary()), ("epoch", pa.int64())])
+    assert batch.to_pylist() == [{"body": b"body 0", "epoch": None}]

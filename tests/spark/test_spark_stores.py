@@ -1,0 +1,389 @@
+"""The tables of stores: a Java broker's golden ones, ours, and damaged ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from protocol.tags import tags_code
+from spark.damage import DamagedFile
+from spark.options import ReadOptions
+from spark.reading import Read
+from spark.selection import Selection
+from spark.store_facts import StoreError
+from store.config import StoreConfig
+from store.consumer_offset import ConsumerOffsetManager
+from store.message_store import MessageStore
+from tests.spark.log_files import START_MS, LogFiles, row_of
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
+HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
+
+
+def read(path, selection=None, **options):
+    """All rows of a table, with the plan's length."""
+    given = ReadOptions.from_mapping({"path": str(path), **options})
+    work = Read(given, selection or Selection())
+    rows = []
+    for each in work.plan():
+        for batch in work.run(each):
+            batch.validate(full=True)
+            assert batch.schema == work.schema
+            rows += batch.to_pylist()
+    return rows
+
+
+def golden_lines(name):
+    lines = (GOLDEN / name / "commitlog.decoded.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("access", ["log", "queues"])
+def test_every_message_of_a_java_store(access):
+    rows = read(GOLDEN / "*", access=access)
+    for name, number in (("b0", 1), ("b1", 2)):
+        mine = [row for row in rows if row["store"].endswith(name)]
+        mine.sort(key=lambda row: row["physical_offset"])
+        lines = golden_lines(name)
+        assert len(mine) == len(lines) == 22
+        assert {(r["cluster"], r["broker"], r["broker_id"]) for r in mine} == {
+            ("DefaultCluster", "broker-a", number)
+        }
+        for row, line in zip(mine, lines, strict=True):
+            got = row_of(row)
+            assert got["topic"] == line["topic"]
+            assert got["queue_id"] == line["queueId"]
+            assert got["queue_offset"] == line["queueOffset"]
+            assert got["physical_offset"] == line["physicalOffset"]
+            assert got["born_at"] == line["bornTimestamp"]
+            assert got["store_at"] == line["storeTimestamp"]
+            assert got["properties"] == line["properties"]
+            assert got["body"].hex() == line["bodyHex"]
+            offset = line["physicalOffset"]
+            assert row["epoch"] == 1 + (offset >= 6269) + (offset >= 6516)
+
+
+def test_queue_units_index_entries_and_epochs_of_a_java_store():
+    lines = golden_lines("b0")
+    units = read(GOLDEN / "b0", table="consumequeue")
+    places = {(u["topic"], u["queue_id"], u["queue_offset"]): u["physical_offset"] for u in units}
+    assert places == {
+        (line["topic"], line["queueId"], line["queueOffset"]): line["physicalOffset"]
+        for line in lines
+    }
+    by_offset = {line["physicalOffset"]: line["properties"].get("TAGS") for line in lines}
+    for unit in units:
+        if unit["topic"] != "SCHEDULE_TOPIC_XXXX":
+            assert unit["tags_code"] == tags_code(by_offset[unit["physical_offset"]])
+    entries = read(GOLDEN / "b0", table="index")
+    assert [entry["entry"] for entry in entries] == list(range(1, 42))
+    assert all(entry["slot"] == entry["key_hash"] % 1000 for entry in entries)
+    assert {entry["physical_offset"] for entry in entries} <= set(by_offset)
+    epochs = read(GOLDEN / "b1", table="epochs")
+    assert [(e["epoch"], e["start_offset"], e["end_offset"]) for e in epochs] == [
+        (1, 0, 6269), (2, 6269, 6516), (3, 6516, None),
+    ]  # fmt: skip
+    assert {(e["broker_id"], e["confirm_offset"], e["from_backup"]) for e in epochs} == {
+        (2, 6760, False)
+    }
+
+
+def test_offsets_and_lag_of_a_java_store():
+    rows = read(GOLDEN / "b0", table="offsets")
+    found = {(r["group"], r["topic"], r["queue_id"]): r for r in rows}
+    assert len(found) == len(rows) == 18
+    row = found["gold_orderly", "GoldTopic", 2]
+    assert (row["offset"], row["max_offset"], row["lag"]) == (4, 4, 0)
+    visible = sum(x["topic"] == "GoldTopic" and x["queueId"] == 3 for x in golden_lines("b0"))
+    assert found["gold_consumer", "GoldTopic", 3]["lag"] == visible
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """A store of ours over many small files, open for more; 60 messages, all confirmed."""
+    root = tmp_path / "store"
+    config = StoreConfig(
+        store_path_root_dir=str(root),
+        mapped_file_size_commit_log=8192,
+        mapped_file_size_consume_queue=400,
+        max_hash_slot_num=100,
+        max_index_num=400,
+    )
+    clock = {"now": START_MS}
+    store = MessageStore(
+        config, store_host=HOST, controller_mode=True, clock_ms=lambda: clock["now"]
+    )
+    store.open()
+    store.prepare_master()
+    for number in range(60):
+        clock["now"] = START_MS + number * 1000
+        tag = f"tag{number % 5}"
+        store.put_message(
+            f"T{number % 2}",
+            number % 3,
+            b"%d" % number * 100,
+            b"TAGS\x01%b\x02KEYS\x01key%d\x02" % (tag.encode(), number),
+            tags_code(tag),
+            b"key%d" % number,
+            None,
+            born_timestamp=START_MS,
+            born_host=HOST,
+        )
+        store.advance_confirm_offset(store.end_turn())
+    store.close()
+    return root
+
+
+def bodies(rows):
+    return sorted(int(row["body"][: len(row["body"]) // 100]) for row in rows)
+
+
+@pytest.mark.parametrize("access", ["log", "queues"])
+def test_our_store_over_many_files_and_blanks(ours, access):
+    assert len(list((ours / "commitlog").glob("0*"))) > 2
+    rows = read(ours, access=access)
+    assert bodies(rows) == list(range(60))
+    assert {row["broker"] for row in rows} == {None}  # no controller gave it a name
+
+
+@pytest.mark.parametrize("access", ["log", "queues"])
+@pytest.mark.parametrize(
+    ("selection", "wanted"),
+    [
+        (Selection().only("topics", frozenset({"T1", "none"})), lambda n: n % 2 == 1),
+        (Selection().only("queue_ids", frozenset({2})), lambda n: n % 3 == 2),
+        (Selection().only("tags", frozenset({"tag1"})), lambda n: n % 5 == 1),
+        (
+            Selection().within("store_ms", low=START_MS + 10_000, high=START_MS + 30_000),
+            lambda n: 10 <= n <= 30,
+        ),
+        (
+            Selection().only("topics", frozenset({"T0"})).within("queue_offset", low=3, high=5),
+            lambda n: n % 2 == 0 and 3 <= n // 6 <= 5,
+        ),
+        (Selection().within("epoch", high=0), lambda n: True),  # there is no epoch file
+        (Selection().only("brokers", frozenset({"other"})), lambda n: False),
+    ],
+)
+def test_filters_reach_the_files(ours, access, selection, wanted):
+    rows = read(ours, selection, access=access, timeSlackMs="0")
+    assert bodies(rows) == [number for number in range(60) if wanted(number)]
+
+
+def test_a_time_filter_opens_only_files_of_that_time(ours):
+    late = Selection().within("store_ms", low=START_MS + 55_000)
+    options = {"path": str(ours), "timeSlackMs": "0"}
+    plan = Read(ReadOptions.from_mapping(options), late).plan()
+    everything = Read(ReadOptions.from_mapping(options), Selection()).plan()
+    assert len(plan) == 1 < len(everything)
+
+
+def test_tags_are_checked_behind_their_hash(ours, monkeypatch):
+    """Two tags of one hash: "Aa" and "BB"."""
+    assert tags_code("Aa") == tags_code("BB")
+    root = ours.parent / "second"
+    store = MessageStore(
+        StoreConfig(store_path_root_dir=str(root), mapped_file_size_commit_log=8192),
+        store_host=HOST,
+        controller_mode=True,
+        clock_ms=lambda: START_MS,
+    )
+    store.open()
+    store.prepare_master()
+    for tag in (b"Aa", b"BB"):
+        store.put_message(
+            "T", 0, tag, b"TAGS\x01%b\x02" % tag, tags_code(tag), None, None,
+            born_timestamp=START_MS, born_host=HOST,
+        )  # fmt: skip
+    store.advance_confirm_offset(store.end_turn())
+    store.close()
+    selection = Selection().only("tags", frozenset({"BB"}))
+    rows = read(root, selection, access="queues")
+    assert [row["body"] for row in rows] == [b"BB"]
+
+
+def test_nothing_above_confirm_offset_unless_asked(log_files):
+    for number in range(5):
+        log_files.add(number=number)
+    third = log_files.end
+    for number in range(5, 8):
+        log_files.add(number=number)
+    path = log_files.save(confirm=third)
+    assert [row["queue_offset"] for row in read(path)] == list(range(5))
+    assert [row["queue_offset"] for row in read(path, unconfirmed="true")] == list(range(8))
+
+
+def test_a_store_without_checkpoint_says_what_to_do(log_files):
+    log_files.add()
+    path = log_files.save()
+    (log_files.root / "checkpoint").unlink()
+    with pytest.raises(StoreError, match="unconfirmed=true"):
+        read(path)
+    assert len(read(path, unconfirmed="true")) == 1
+
+
+def test_a_torn_tail_above_confirm_offset_is_the_end_of_the_log(log_files):
+    first = log_files.add(number=0)
+    end = log_files.end
+    log_files.add(number=1)
+    del log_files.data[-7:]
+    path = log_files.save(confirm=end)
+    rows = read(path, unconfirmed="true")
+    assert [row["physical_offset"] for row in rows] == [first]
+
+
+@pytest.fixture
+def damaged(log_files):
+    """Ten messages over two files; the body of the third and the size of the seventh are hit."""
+    offsets = [log_files.add(number=number, body=b"b" * 1000) for number in range(10)]
+    assert offsets[-1] > log_files.file_size
+    log_files.data[offsets[2] + 100] ^= 1
+    log_files.data[offsets[6]] ^= 0x7F
+    return log_files.save(), offsets
+
+
+@pytest.mark.parametrize("access", ["log"])
+def test_failfast_names_file_and_offset(damaged, access):
+    path, offsets = damaged
+    with pytest.raises(DamagedFile, match=rf"0{{20}}: .* at log offset {offsets[2]} ") as error:
+        read(path, access=access)
+    assert "DROPMALFORMED" in str(error.value)
+
+
+def test_dropmalformed_counts_what_it_leaves_out(damaged, tmp_path, caplog):
+    path, offsets = damaged
+    report = tmp_path / "report"
+    rows = read(path, mode="DROPMALFORMED", damageReport=str(report))
+    assert [row["queue_offset"] for row in rows] == [0, 1, 3, 4, 5, 7, 8, 9]
+    (found,) = [json.loads(file.read_text()) for file in report.iterdir()]
+    assert (found["stretches"], found["bytes"]) == (
+        2,
+        offsets[3] - offsets[2] + offsets[7] - offsets[6],
+    )
+    assert [each["offset"] for each in found["first"]] == [offsets[2], offsets[6]]
+    assert "damage_left_out" in caplog.text
+
+
+def test_permissive_has_a_row_for_each_damaged_stretch(damaged):
+    path, offsets = damaged
+    rows = read(path, mode="PERMISSIVE")
+    assert [row["queue_offset"] for row in rows if row["corrupt"] is None] == [
+        0, 1, 3, 4, 5, 7, 8, 9,
+    ]  # fmt: skip
+    corrupt = [row for row in rows if row["corrupt"] is not None]
+    assert [row["physical_offset"] for row in corrupt] == [offsets[2], offsets[6]]
+    first = corrupt[0]["corrupt"]
+    assert first["bytes"] == offsets[3] - offsets[2] and "CRC" in first["reason"]
+    assert corrupt[0]["broker"] == "broker-a" and corrupt[0]["body"] is None
+
+
+def test_without_crc_check_only_what_does_not_fit_is_damage(damaged):
+    path, offsets = damaged
+    rows = read(path, mode="PERMISSIVE", checkCrc="false")
+    corrupt = [row["physical_offset"] for row in rows if row["corrupt"] is not None]
+    assert corrupt == [offsets[6]]
+
+
+def test_a_missing_or_shortened_file_is_named(damaged):
+    path, _ = damaged
+    files = sorted((Path(path) / "commitlog").iterdir())
+    given = ReadOptions.from_mapping({"path": path, "mode": "PERMISSIVE"})
+    work = Read(given, Selection())
+    plan = work.plan()
+    with files[0].open("r+b") as file:
+        file.truncate(100)
+    rows = [row for batch in work.run(plan[0]) for row in batch.to_pylist()]
+    assert "100 bytes where 8192 were listed" in rows[0]["corrupt"]["reason"]
+    files[1].unlink()
+    with pytest.raises(FileNotFoundError, match=files[1].name):
+        list(work.run(plan[1]))
+
+
+def test_a_queue_that_points_at_no_record_is_damage(ours):
+    queue = ours / "consumequeue" / "T0" / "0" / f"{0:020d}"
+    raw = bytearray(queue.read_bytes())
+    raw[7] ^= 1  # the log offset of the first message
+    queue.write_bytes(raw)
+    with pytest.raises(DamagedFile, match="queue offset 0"):
+        read(ours, access="queues")
+    rows = read(ours, access="queues", mode="PERMISSIVE")
+    assert sum(row["corrupt"] is not None for row in rows) == 1 and len(rows) == 60
+
+
+def test_units_that_cannot_be_and_entries_that_cannot_be(ours):
+    queue = ours / "consumequeue" / "T0" / "0" / f"{0:020d}"
+    raw = bytearray(queue.read_bytes())
+    raw[20:40] = bytes(20)
+    queue.write_bytes(raw)
+    rows = read(ours, table="consumequeue", mode="PERMISSIVE")
+    (corrupt,) = [row["corrupt"] for row in rows if row["corrupt"]]
+    assert (corrupt["file"], corrupt["offset"], corrupt["bytes"]) == (str(queue), 20, 20)
+    (index,) = (ours / "index").iterdir()
+    raw = bytearray(index.read_bytes())
+    raw[40 + 400 + 20 * 2 + 16] = 0x80  # the second entry's previous one becomes negative
+    index.write_bytes(raw)
+    with pytest.raises(DamagedFile, match="no index entry, number 2"):
+        read(ours, table="index")
+
+
+def test_epochs_fall_back_to_the_backup_and_say_so(log_files):
+    log_files.add()
+    path = log_files.save(epochs="garbled")
+    with pytest.raises(StoreError, match="epochFileCheckpoint"):
+        read(path, table="epochs")
+    (log_files.root / "epochFileCheckpoint.bak").write_text("1\n0\n7-0\n")
+    (row,) = read(path, table="epochs")
+    assert (row["epoch"], row["from_backup"]) == (7, True)
+    assert [row["epoch"] for row in read(path)] == [7]
+
+
+def test_lag_of_our_own_offsets(ours):
+    offsets = ConsumerOffsetManager(ours / "config" / "consumerOffset.json")
+    offsets.commit("g", "T0", 0, 4)
+    offsets.commit("g", "gone", 0, 9)
+    offsets.persist()
+    rows = read(ours, table="offsets")
+    assert [(r["topic"], r["offset"], r["max_offset"], r["lag"]) for r in rows] == [
+        ("T0", 4, 10, 6), ("gone", 9, None, None),
+    ]  # fmt: skip
+
+
+def test_patterns_and_lists_of_stores(tmp_path):
+    for name in ("a1", "a2", "b1"):
+        files = LogFiles(tmp_path / name)
+        files.add()
+        files.save(identity=f"C#{name}#1")
+    assert {row["broker"] for row in read(tmp_path / "a*")} == {"a1", "a2"}
+    both = json.dumps([str(tmp_path / "b1"), str(tmp_path / "a?")])
+    rows = read(tmp_path / "b1", paths=both)
+    assert sorted(row["broker"] for row in rows) == ["a1", "a2", "b1"]
+    only = Selection().only("brokers", frozenset({"a2"}))
+    assert [row["broker"] for row in read(tmp_path / "*", only)] == ["a2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"table": "message"}, "one of messages, consumequeue"),
+        ({"columns": "topic,bodies"}, "has no bodies; it has store,"),
+        ({"columns": "topic,topic"}, "twice"),
+        ({"mode": "loose"}, "FAILFAST, DROPMALFORMED, PERMISSIVE"),
+        ({"unconfirmd": "true"}, "unknown option unconfirmd"),
+        ({"splitBytes": "12"}, "splitBytes='12'"),
+        ({"checkCrc": "yes"}, "true or false"),
+    ],
+)
+def test_a_wrong_option_says_what_is_allowed(options, says):
+    with pytest.raises(ValueError, match=says):
+        read(GOLDEN / "b0", **options)
+
+
+def test_a_path_that_holds_nothing_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing matches"):
+        read(tmp_path / "*")
+    with pytest.raises(StoreError, match="is no store"):
+        read(tmp_path)
+    shutil.copy(GOLDEN / "b0" / "brokerIdentity", tmp_path)
+    (tmp_path / "commitlog").mkdir()
+    assert read(tmp_path) == []
