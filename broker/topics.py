@@ -104,8 +104,10 @@ class TopicService:
 
     def delete_topic(self, topic: str) -> int:
         """Removes a topic and its queues once the returned offset is confirmed."""
+        end = self._append(MetadataChange(deleted_topics=[topic]).encode())
         self._deleting.add(topic)
-        return self._append(MetadataChange(deleted_topics=[topic]).encode())
+        self._changed()  # whoever remembers the topic as writable asks anew
+        return end
 
     def _refuse_while_deleting(self, topic: str) -> None:
         if topic in self._deleting:
@@ -149,6 +151,7 @@ class TopicService:
         if change is not None:
             self._put(change)
             self._deleting.update(change.deleted_topics)
+            self._changed()
 
     def own_record_confirmed(self, body: bytes) -> None:
         """A record of this master's log is on every member of the set."""
