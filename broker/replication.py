@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from broker.ack_pause import AckPause
 from broker.name_server_registrar import Registration
 from broker.pending_acks import PendingAcks
 from broker.role_actions import RoleActions
@@ -81,6 +82,7 @@ class Replication:
         self._manager: ReplicasManager | None = None
         self.hold = SendHold()
         self._actions: RoleActions | None = None
+        self._pause: AckPause | None = None
         if config.broker.enable_controller_mode:
             self._ha = AutoSwitchHAService(
                 store,
@@ -108,6 +110,7 @@ class Replication:
                 self._manager_config(), self._actions, on_fatal=on_fatal, switch=self._actions
             )
             self._actions.report = self._manager.report_event
+            self._pause = AckPause(self._manager.lease_valid)
 
     def _manager_config(self) -> ReplicasManagerConfig:
         broker, replicas, root = self._config.broker, self._config.replicas, self._config.store.root
@@ -177,7 +180,12 @@ class Replication:
 
     def _confirmed(self, offset: int) -> None:
         """Code 0 leaves only here, and only for the epoch that the acks were taken in (R4)."""
-        if self._gate.role is Role.MASTER and self._acks.master_epoch == self._gate.master_epoch:
+        paused = self._pause is not None and self._pause.holds(self._clock_ms())
+        if (
+            not paused
+            and self._gate.role is Role.MASTER
+            and self._acks.master_epoch == self._gate.master_epoch
+        ):
             released = self._acks.confirm(offset)
             if released and self._actions is not None and self._actions.first_ack_due:
                 self._actions.acked()
@@ -300,6 +308,7 @@ class Replication:
                 lease=self._manager.lease_valid(now_ms),
                 required_set_whole=self._ha.required_set_whole,
             )
+            self._confirmed(self._store.confirm_offset)  # what an ended pause kept
         self._acks.expire(now_ms, self._why_late)
 
     def _why_late(self, end_offset: int) -> tuple[int, str]:

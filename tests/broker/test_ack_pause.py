@@ -1,0 +1,55 @@
+"""What a woken master may acknowledge (R8, R36)."""
+
+from __future__ import annotations
+
+from broker.ack_pause import AckPause
+
+
+class Lease:
+    until_ms = 0
+
+    def valid(self, now_ms: int) -> bool:
+        return now_ms < self.until_ms
+
+
+def awake(pause: AckPause, from_ms: int, to_ms: int) -> list[int]:
+    """The times, 50 ms apart, at which acks had to wait."""
+    return [now_ms for now_ms in range(from_ms, to_ms, 50) if pause.holds(now_ms)]
+
+
+def test_r36_without_a_lease_and_without_a_stall_nothing_waits() -> None:
+    assert awake(AckPause(Lease().valid), 0, 5_000) == []
+
+
+def test_r8_after_a_stall_acks_wait_for_the_lease() -> None:
+    lease = Lease()
+    pause = AckPause(lease.valid)
+    assert not pause.holds(1_000)
+    assert pause.holds(3_000)
+    lease.until_ms = 3_800
+    assert not pause.holds(3_200)
+    assert awake(pause, 3_250, 6_000) == []
+
+
+def test_r8_a_stall_within_the_lease_costs_nothing() -> None:
+    lease = Lease()
+    lease.until_ms = 1_600
+    pause = AckPause(lease.valid)
+    assert not pause.holds(1_000)
+    assert not pause.holds(1_500)
+
+
+def test_r36_without_any_controller_acks_go_on_a_second_after_the_stall() -> None:
+    pause = AckPause(Lease().valid)
+    assert not pause.holds(1_000)
+    held = awake(pause, 3_000, 6_000)
+    assert (held[0], held[-1]) == (3_000, 3_950)
+
+
+def test_r8_a_second_stall_begins_a_second_pause() -> None:
+    pause = AckPause(Lease().valid)
+    pause.holds(0)
+    assert pause.holds(1_000)
+    assert pause.holds(1_900)
+    assert pause.holds(2_500)
+    assert awake(pause, 2_550, 5_000)[-1] == 3_450
