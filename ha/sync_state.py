@@ -41,6 +41,8 @@ class SyncPolicy:
     join_lag_bytes_max: int = 16 << 20
     join_near_bytes: int = 64 << 10
     """So near a slave may join whatever its rate; a farther one must be fast enough."""
+    join_fresh_ms: int = 100
+    """Nobody joins whose newest ack is older: a hung or cut-off slave may be near as well."""
     join_pause_ms: int = 1_000
     """After a join in vain, and doubled with each further one up to `join_pause_ms_max`. The same
     for a member that was slow again within `calm_ms` of its last joining."""
@@ -480,12 +482,14 @@ class SyncState:
             and (self._candidates is None or broker_id in self._candidates)
             and follower.ack >= self.epoch_start_offset
             and now_ms >= follower.barred_until_ms
-            and (follower.ack >= self.confirm_offset or self._is_near(follower))
+            and (follower.ack >= self.confirm_offset or self._is_near(follower, now_ms))
         )
 
-    def _is_near(self, follower: Follower) -> bool:
+    def _is_near(self, follower: Follower, now_ms: int) -> bool:
         """Whether it will reach confirmOffset in the short time for which that stands still."""
         policy = self.policy
+        if now_ms - follower.ack_ms > policy.join_fresh_ms:
+            return False
         lag = self.written - follower.ack
         within_reach = max(policy.join_near_bytes, follower.rate * policy.join_ms / 1000)
         return lag <= min(within_reach, policy.join_lag_bytes_max)

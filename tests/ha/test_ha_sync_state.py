@@ -240,8 +240,28 @@ def test_r13_joining_holds_confirm_offset_for_200_ms_at_most():
     for ms in range(250, 1_150, 50):
         sync.tick(NOW + ms)
         assert not sync.joining
+    sync.acked(2, 20, 901, NOW + 1_190)
     sync.tick(NOW + 1_200)
     assert sync.joining
+
+
+def test_r13_a_slave_whose_acks_do_not_flow_does_not_join():
+    """A hung or cut-off slave was just shrunk away and is still near: waiting for it would only
+    stop the writes once more. It joins with its first ack of something new."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    sync.appended(100, NOW)
+    for ms in range(50, 650, 50):
+        sync.tick(NOW + ms)
+    assert sync.proposal is not None and sync.proposal.remove == {2}
+    sync.adopt({1}, 6, NOW + 650)
+    for ms in range(650, 5_000, 50):
+        sync.appended(sync.written + 10, NOW + ms)
+        sync.tick(NOW + ms)
+        assert not sync.joining and sync.confirm_offset == sync.written
+    sync.acked(2, 20, 100, NOW + 5_000)
+    sync.tick(NOW + 5_000)
+    assert sync.joining.keys() == {2}
 
 
 @pytest.mark.parametrize(
@@ -408,6 +428,7 @@ def test_r13_joins_in_vain_become_rarer():
     for at in range(0, 20_000, 50):
         now = NOW + at
         sync.appended(sync.written + 10, now)
+        sync.acked(2, 20, at // 50 + 1, now)  # it moves, but never gets near the end
         sync.tick(now)
         if sync.joining and not joining:
             begun.append(at)
