@@ -222,16 +222,6 @@ def test_cut_off_and_reconnected(containers: ComposeCluster, who: Names) -> None
         containers.reconnect(victims)
 
 
-def test_master_and_leader_come_back_with_each_others_address(containers: ComposeCluster) -> None:
-    with ordeal(containers) as load:
-        victims = master_and_leader(containers)
-        addresses = [containers.address_inside(name) for name in victims]
-        containers.cut_off(victims)
-        load.wait_more()
-        for name, address in zip(victims, reversed(addresses), strict=True):
-            containers.reconnect([name], address)
-
-
 def test_after_a_clean_stop_any_two_brokers_go_on(containers: ComposeCluster) -> None:
     """Every process ends by itself with 0, and the set is still whole: it needs no last broker."""
     topic = "Stopped"
@@ -248,3 +238,14 @@ def test_after_a_clean_stop_any_two_brokers_go_on(containers: ComposeCluster) ->
     containers.start([master])
     containers.wait_well()
     assert _checked(containers, topic, [writer]) >= len(writer.acks)
+
+
+def test_master_and_leader_come_back_with_each_others_address(containers: ComposeCluster) -> None:
+    """The last test: the engine gives these two their chosen addresses at later starts as well."""
+    with ordeal(containers) as load:
+        victims = master_and_leader(containers)
+        addresses = [containers.address_inside(name) for name in victims]
+        containers.cut_off(victims)
+        load.wait_more()
+        for name, address in zip(victims, reversed(addresses), strict=True):
+            containers.reconnect([name], address)
