@@ -5,6 +5,8 @@
   reach it with commit index 0.
 - *Late acknowledgements* carry no term, so one from an earlier leadership would count in this one.
   They are stamped with the sender's term and dropped when it differs.
+- *Old answers* lie in a socket while a leader is stopped; read when it wakes, they would keep it
+  leading. Each answer repeats when its question was sent, and counts as of then.
 - *Entries that agree* are truncated and added again, though they may be acknowledged and applied,
   and a late message that ends sooner cuts them off. What this log already holds is taken out of
   the message; a message of the same term that ends before this log does is older than it.
@@ -118,8 +120,17 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         elif kind == "append_entries" and not self._keep_agreeing_entries(message):
             return
         self._handled = message
+        heard = self._syncObj._SyncObj__lastResponseTime
+        heard_before = heard.get(node)
         super()._onMessageReceived(node, message)
         self._handled = None
+        if kind == "next_node_idx" and heard_before is not None and node in heard:
+            self._count_as_of_question(node, message.get("sent"), heard_before)
+
+    def _count_as_of_question(self, node: Node, sent: object, heard_before: float) -> None:
+        heard = self._syncObj._SyncObj__lastResponseTime
+        asked = sent if isinstance(sent, float) else heard_before
+        heard[node] = min(heard[node], max(asked, heard_before))
 
     def _digest_received(self, node: Node, message: dict[str, Any]) -> None:
         if self.digests is None:
@@ -186,7 +197,11 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
 
     def send(self, node: Node, message: Any) -> bool:
         journal = self._journal
+        if message["type"] == "append_entries":
+            message["sent"] = float(pysyncobj.syncobj.monotonicTime())
         if message["type"] == "next_node_idx":
+            if self._handled is not None and "sent" in self._handled:
+                message["sent"] = self._handled["sent"]
             message["term"] = self._syncObj.raftCurrentTerm
             if journal.joining and self._holds_all_of_leader(message):
                 journal.join()

@@ -1,8 +1,9 @@
 """Raft nodes as processes that can be killed: `python raft_zygote.py FOLDER PORT PORT PORT`.
 
-Reads `start N...` and `kill N...` from its input, forks a node for each N or kills it with SIGKILL,
-and answers `done`. A node that leads registers one broker group after the other, several at a time,
-and writes `ack NAME` once the registration is applied. A node that ended by itself is told as
+Reads `start N...`, `kill N...`, `stop N...`, `cont N...`, `fill N...` (its files may not grow from
+now on) and `reap N...` (waits for its end) from its input and answers `done`. A node whose gate is
+open writes `open N EPOCH` again and again, and registers one broker group after the other, several
+at a time, with `ack NAME` once the registration is applied. A node that ended by itself is told as
 `died N STATUS`. Forks are quick, since everything is imported before.
 """
 
@@ -10,20 +11,26 @@ import asyncio
 import ctypes
 import itertools
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
 
 from raft_cluster import QUICK
 
-from controller.commands import ApplyBrokerId, BecomeController
+from controller.commands import ApplyBrokerId
 from controller.config import Peer
+from controller.gate import LeaderGate
 from controller.log import Applied
 from controller.machine import Machine
 from controller.raft.node import RaftLog
+from controller.requests import wall_ms
 
 WRITERS = 4
 COMPACT_AFTER_ENTRIES = 40
+LOOK_S = 0.01
+FULL_AT_BYTES = 1 << 10
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
 PR_SET_PDEATHSIG = 1
 
 
@@ -36,9 +43,10 @@ def tell(line: str) -> None:
 
 
 class Node:
-    """One node; registers groups whenever it leads."""
+    """One node; registers groups whenever its gate is open."""
 
     def __init__(self, folder: Path, peers: tuple[Peer, ...], number: int) -> None:
+        self._number = number
         self._log = RaftLog(
             peers[number],
             peers,
@@ -47,23 +55,33 @@ class Node:
             folder / peers[number].node_id,
             compact_after_entries=COMPACT_AFTER_ENTRIES,
         )
-        self._leads = asyncio.Event()
+        self._gate = LeaderGate(
+            self._log,
+            peers[number].node_id,
+            wall_ms=wall_ms,
+            timeout_ms=1000,
+            on_change=lambda _: None,
+        )
         self._names = (f"{os.getpid()}-{count}" for count in itertools.count())
-        self._log.on_role(lambda leading: self._leads.set() if leading else self._leads.clear())
 
     async def run(self) -> None:
         await self._log.start()
+        telling = asyncio.create_task(self._tell_open())
+        while not telling.done():
+            await self._gate.wait_open()
+            epoch = self._gate.controller_epoch
+            await asyncio.gather(*(self._write(epoch) for _ in range(WRITERS)))
+            await asyncio.sleep(LOOK_S)
+
+    async def _tell_open(self) -> None:
+        """Whether this node would answer and elect, as a request that comes just now finds it."""
         while True:
-            await self._leads.wait()
-            nonce = next(self._names)
-            become = BecomeController(node="n", nonce=nonce, request_id=nonce)
-            outcome = await self._log.propose(become, 1000)
-            if isinstance(outcome, Applied) and outcome.result.ok:
-                epoch = outcome.result.controller_epoch
-                await asyncio.gather(*(self._write(epoch) for _ in range(WRITERS)))
+            if self._gate.open:
+                tell(f"open {self._number} {self._gate.controller_epoch}")
+            await asyncio.sleep(LOOK_S)
 
     async def _write(self, controller_epoch: int) -> None:
-        while self._leads.is_set():
+        while self._gate.open:
             name = next(self._names)
             command = ApplyBrokerId(
                 request_id=name,
@@ -91,9 +109,12 @@ def main() -> None:
                     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                     asyncio.run(Node(folder, peers, number).run())
                 children[number] = pid
-            else:
-                os.kill(children[number], signal.SIGKILL)
-        if verb == "kill":
+            elif verb == "fill":
+                limits = (FULL_AT_BYTES, FULL_AT_BYTES)
+                resource.prlimit(children[number], resource.RLIMIT_FSIZE, limits)
+            elif verb in SIGNALS:
+                os.kill(children[number], SIGNALS[verb])
+        if verb in ("kill", "reap"):
             for number in map(int, numbers):
                 _, status = os.waitpid(children.pop(number), 0)
                 if not os.WIFSIGNALED(status):

@@ -42,7 +42,10 @@ class Harness:
         self.transport: Any = MendedTransport.__new__(MendedTransport)
         self.received: list[dict[str, Any]] = []
         self.transport._syncObj = SimpleNamespace(
-            encryptor=None, raftCurrentTerm=term, _SyncObj__raftLog=self.journal
+            encryptor=None,
+            raftCurrentTerm=term,
+            _SyncObj__raftLog=self.journal,
+            _SyncObj__lastResponseTime={},
         )
         self.transport._connections = {}
         self.transport._onMessageReceivedCallback = lambda _, message: self.received.append(message)
@@ -91,6 +94,32 @@ def test_fault_f_acknowledgements_carry_the_term() -> None:
     assert harness.receive(dict(acknowledgement)) != []
     assert harness.receive({**acknowledgement, "term": 4}) == []
     assert harness.receive({k: v for k, v in acknowledgement.items() if k != "term"}) == []
+
+
+def test_r8_an_answer_counts_as_of_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that was stopped finds old answers in its sockets; they may not keep it leading."""
+    monkeypatch.setattr(pysyncobj.syncobj, "monotonicTime", lambda: 100.0)
+    leader, follower = Harness(), Harness()
+    question = append((1, 0))
+    leader.transport.send(PEER, question)
+    assert question["sent"] == 100.0
+    answer = {"type": "next_node_idx", "next_node_idx": 2, "reset": False, "success": True}
+    follower.transport._onMessageReceivedCallback = lambda *_: follower.transport.send(PEER, answer)
+    follower.transport._onMessageReceived(PEER, question)
+    assert answer["sent"] == 100.0
+    heard = leader.transport._syncObj._SyncObj__lastResponseTime
+
+    def heard_at(now: float, before: float, message: dict[str, Any]) -> float:
+        heard[PEER] = before
+        leader.transport._onMessageReceivedCallback = lambda *_: heard.update({PEER: now})
+        leader.transport._onMessageReceived(PEER, message)
+        return float(heard[PEER])
+
+    assert heard_at(now=130.0, before=90.0, message=answer) == 100.0
+    assert heard_at(now=130.0, before=120.0, message=answer) == 120.0, "answers overtake none"
+    assert heard_at(now=130.0, before=90.0, message={**answer, "sent": 999.0}) == 130.0
+    without = {key: value for key, value in answer.items() if key != "sent"}
+    assert heard_at(now=130.0, before=90.0, message=without) == 90.0
 
 
 def vote_question(last_index: int, last_term: int) -> dict[str, Any]:
