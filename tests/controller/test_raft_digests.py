@@ -1,0 +1,117 @@
+"""States are compared between nodes: a difference is an alarm, and so is a log that grows too long.
+
+The lead is handed over at a clean stop.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from raft_cluster import BECOME, Cluster, apply_id, with_cluster
+
+from controller.log import Applied
+from controller.raft import digest_watch, node
+from controller.raft.digest_watch import DigestWatch
+from controller.raft.troubles import Troubles
+
+
+class State:
+    def __init__(self, digest: str) -> None:
+        self._digest = digest
+
+    def digest(self) -> str:
+        return self._digest
+
+
+def watch_at(index: int, digest: str) -> tuple[DigestWatch, Troubles]:
+    troubles = Troubles()
+    watch = DigestWatch(troubles)
+    watch.applied(index, State(digest))
+    return watch, troubles
+
+
+def test_a_difference_is_an_alarm_until_a_later_comparison_agrees() -> None:
+    watch, troubles = watch_at(7, "a" * 64)
+    assert watch.heard("n1", 7, "b" * 64) == "a" * 64
+    ((subject, text),) = troubles.texts().items()
+    assert subject == "state of n1" and "differs from this node's after entry 7" in text
+    watch.applied(8, State("c" * 64))
+    assert watch.heard("n1", 8, "c" * 64) == "c" * 64
+    assert troubles.texts() == {}
+
+
+def test_a_node_that_is_behind_compares_when_it_is_there_and_one_that_is_past_does_not() -> None:
+    watch, troubles = watch_at(7, "a")
+    assert watch.heard("n1", 9, "x") is None
+    watch.applied(8, State("b"))
+    assert troubles.texts() == {}
+    watch.applied(9, State("c"))
+    assert list(troubles.texts()) == ["state of n1"]
+    assert watch.heard("n2", 5, "never kept") is None
+    assert list(troubles.texts()) == ["state of n1"]
+
+
+def test_it_is_sent_when_something_changed_and_not_more_often() -> None:
+    watch, _ = watch_at(7, "a")
+    assert watch.due(100.0) == (7, "a")
+    assert watch.due(200.0) is None, "nothing changed"
+    watch.applied(8, State("b"))
+    assert watch.due(200.0) == (8, "b")
+    watch.applied(9, State("c"))
+    assert watch.due(200.0 + digest_watch.INTERVAL_S / 2) is None
+    assert watch.due(200.0 + digest_watch.INTERVAL_S) == (9, "c")
+    assert watch.report.index == 9
+
+
+def test_nodes_that_hold_other_states_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node's state is changed behind its log's back; both it and the leader tell of it."""
+    monkeypatch.setattr(digest_watch, "INTERVAL_S", 0.02)
+
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        await cluster.agree()
+        wrong = next(each for each in cluster.nodes if each != leader_id)
+        machine = cluster.machines[wrong]
+        commit = machine.commit(machine.encode(apply_id(1, "only-here")), 99)
+        assert commit.result.ok
+        number = 0
+        async with asyncio.timeout(10):
+            while not all(
+                any("state of" in problem for problem in cluster.nodes[each].status().problems)
+                for each in (leader_id, wrong)
+            ):
+                number += 1
+                await leader.propose(apply_id(number), 2000)
+                await asyncio.sleep(0.03)
+        status = leader.status()
+        assert status.digest_index > 0 and len(status.state_digest) == 64
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_log_above_its_limit_is_an_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        assert cluster.nodes[leader_id].status().problems == ()
+        monkeypatch.setattr(node, "LOG_ALARM_BYTES", 50)
+        (problem,) = cluster.nodes[leader_id].status().problems
+        assert problem.startswith("the Raft log has")
+
+    with_cluster(tmp_path, scenario, count=1)
+
+
+def test_the_lead_is_handed_over(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader_id, leader = await cluster.leader()
+        assert isinstance(await leader.propose(BECOME, 2000), Applied)
+        assert leader.in_touch()
+        assert await leader.hand_over(5000)
+        assert not leader.in_touch()
+        await cluster.until(lambda: any(cluster.leading.values()))
+        assert next(each for each, leads in cluster.leading.items() if leads) != leader_id
+
+    with_cluster(tmp_path, scenario)
