@@ -140,6 +140,9 @@ def _first_master(
             refusal=f"{_names(with_data)} have data, but no election is recorded: the controllers "
             "forgot; name the master to elect",
         )
+    if forgetful := why_forgetful(group, living):
+        # There were masters: the one log that is here may be the stale one, the others only late.
+        return Choice(blocked=True, refusal=forgetful)
     if missing := with_data - candidates.keys():
         return Choice(refusal=f"the first election waits for {_names(missing)}, which has data")
     if now_ms is not None and now_ms - group.joined_ms < FIRST_ELECTION_SETTLE_MS:

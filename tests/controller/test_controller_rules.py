@@ -585,14 +585,27 @@ def test_r18_a_second_life_is_refused_while_the_first_lives(script):
 
 
 def test_r19_an_empty_log_is_not_elected_while_another_has_data(script):
-    """Wiped controllers, and the empty replica asks first."""
+    """A log that was never replicated came along, and the empty replica asks first."""
     script.register(1)
-    script.register(2, epoch=7, max_offset=900)
+    script.register(2, max_offset=900)
     assert script.elect(1).code is Code.CONTROLLER_ELECT_MASTER_FAILED
     script.now_ms += FIRST_ELECTION_SETTLE_MS
     result = script.elect(1)
     assert result.view.master_broker_id == 2
-    assert result.view.master_epoch == 8
+    assert result.view.master_epoch == 1
+
+
+def test_r19_one_log_of_an_earlier_epoch_needs_the_operator(script):
+    """Wiped controllers, and the first to come may be long out of the set: others may be late."""
+    script.register(1)
+    script.register(2, epoch=7, max_offset=900)
+    for asker in (0, 1, 2):
+        script.now_ms += 10 * FIRST_ELECTION_SETTLE_MS
+        refused = script.elect(asker)
+        assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert "broker 2 knows of masterEpoch 7" in refused.remark
+    result = script.elect(2, designate=True)
+    assert (result.view.master_broker_id, result.view.master_epoch) == (2, 8)
 
 
 def test_r19_two_logs_with_data_and_no_election_need_the_operator(script):
@@ -614,7 +627,7 @@ def test_r19_two_logs_with_data_and_no_election_need_the_operator(script):
 
 def test_r19_the_only_log_with_data_waits_a_moment_for_a_second_one(script):
     script.register(1)
-    script.register(2, epoch=6, max_offset=5_000)
+    script.register(2, max_offset=5_000)
     script.now_ms += FIRST_ELECTION_SETTLE_MS - 1
     assert script.elect(2).code is Code.CONTROLLER_ELECT_MASTER_FAILED
     script.now_ms += 1
