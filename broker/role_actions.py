@@ -73,7 +73,7 @@ class RoleActions:
         store = self._store
         return LogFacts(
             epoch=store.epochs.last_epoch,
-            max_offset=store.max_phy_offset,
+            max_offset=store.trusted_end,
             confirm_offset=store.confirm_offset,
             min_offset=store.min_phy_offset,
             log_id=store.log_id,

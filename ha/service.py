@@ -117,7 +117,9 @@ class AutoSwitchHAService:
             confirmed = self._slave.core.known_confirm if self._slave is not None else 0
             self._end_slave()
             await self._show_confirmed(confirmed)
-            log_end = self._store.prepare_master()
+            # R17: elected although suspect, by controllers or an operator that know it.
+            chosen_suspect = view.unclean_epoch == epoch
+            log_end = self._store.prepare_master(discard_damage=chosen_suspect)
             self._store.epochs.drop_above(log_end)
             self._append_epoch(epoch, log_end)
             self._begin_mastership(view, log_end, now_ms)

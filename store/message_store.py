@@ -252,6 +252,15 @@ class MessageStore:
         return self.log.max_offset
 
     @property
+    def trusted_end(self) -> int:
+        """End (exclusive) of what this log could lead with: before damage at its end, if there is
+        any. What elections compare (R17)."""
+        damage = self.damage
+        if damage is None or not damage.blocks_writes:
+            return self.log.max_offset
+        return max(self.log.min_offset, min(damage.offset, self.log.max_offset))
+
+    @property
     def min_phy_offset(self) -> int:
         return self.log.min_offset
 
@@ -292,14 +301,19 @@ class MessageStore:
 
     # --- master ---
 
-    def prepare_master(self) -> int:
+    def prepare_master(self, *, discard_damage: bool = False) -> int:
         """Get ready to take puts: the log's end, behind its last whole record.
+
+        `discard_damage`: whoever elected this replica knows that it is suspect, so what cannot be
+        trusted is cut off first (kept aside) instead of keeping the group without a master.
 
         Cuts an incomplete tail (kept aside), counts queue offsets to the end of the log, and under
         SYNC_FLUSH makes the inherited bytes durable (R26). Raises CorruptLogError for damage, of
         now or of before, and OSError. A suspect log without damage is taken: the controllers know
         of it and chose it all the same (R17), so it is the group's log now.
         """
+        if discard_damage and self.damage is not None and self.damage.blocks_writes:
+            self.discard_damaged_tail()
         damage = self.damage
         if damage is not None and damage.blocks_writes:
             raise CorruptLogError(damage.file, damage.offset, damage.what)

@@ -117,7 +117,7 @@ class MemoryStore:
         self.writable = False
         return self.end_turn()
 
-    def prepare_master(self) -> int:
+    def prepare_master(self, *, discard_damage: bool = False) -> int:
         self.stop_writes()
         end = whole(self.max_phy_offset)
         if end < self.max_phy_offset:

@@ -260,6 +260,25 @@ def test_r24_a_new_master_takes_a_bad_last_record_for_damage_not_for_a_tail(rig,
     assert slave.suspect == "" and slave.prepare_master() == end
 
 
+def test_r17_a_damaged_log_that_was_elected_as_such_opens_without_its_bad_end(rig):
+    """1 all replicas are suspect, this one is the best of them. 2 It counts for what can be read,
+    refuses an election that does not know of the damage, and opens for one that does."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a")
+    last = rig.put(store, os.urandom(300))
+    store.end_turn()
+    assert store.trusted_end == last.end_offset
+    rig.kill(store)
+    rig.flip(rig.segment(), last.physical_offset + 30)
+    store = rig.open()
+    assert store.trusted_end == end
+    with pytest.raises(CorruptLogError):
+        store.prepare_master()
+    assert store.prepare_master(discard_damage=True) == end == store.max_phy_offset
+    assert store.suspect == "" and store.is_writable
+    assert any((rig.root / "truncated").iterdir()), "the bad bytes are kept aside"
+
+
 def test_r24_a_new_master_still_cuts_the_beginning_of_a_record(rig):
     master = rig.open_master()
     first = rig.put(master, b"a")
