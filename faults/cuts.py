@@ -50,6 +50,7 @@ class CutMaster(Fault):
         return Wound(
             at,
             not_from=group.master if self.measure == "first ack" else None,
+            judged=group.master,
             notes={"epoch": group.master_epoch, "tookS": time.monotonic() - at},
         )
 

@@ -18,11 +18,13 @@ Measure = Literal["first ack", "gap"]
 class Wound:
     """A fault that was done. `at_s` (CLOCK_MONOTONIC): writes sent from then on are measured.
 
-    `not_from`: a broker whose acks do not count as recovery. `notes` go into the trial's record.
+    `not_from`: a broker whose acks do not count as recovery. `judged`: one that the controllers
+    call dead although its process lives. `notes` go into the trial's record.
     """
 
     at_s: float
     not_from: int | None = None
+    judged: int | None = None
     notes: dict[str, object] = field(default_factory=dict)
 
 

@@ -49,7 +49,7 @@ class HangMaster(Fault):
         assert group.master is not None
         at = time.monotonic()
         lab.cluster.brokers[group.master].signal(signal.SIGSTOP)
-        return Wound(at, not_from=group.master, notes={"epoch": group.master_epoch})
+        return Wound(at, group.master, judged=group.master, notes={"epoch": group.master_epoch})
 
     def heal(self, lab: Lab, wound: Wound) -> None:
         assert wound.not_from is not None
@@ -64,7 +64,8 @@ def late_acks(lab: Lab, wound: Wound, since: str) -> list[Finding]:
     """What the old master acknowledged of its old epoch after `wound.notes[since]`.
 
     A write sent after the fault is a broken promise. One that had reached every member before is
-    true, if late: it is counted in the notes (`lateButTrue`).
+    true, if late (a process may be stopped between deciding and telling): it is counted in
+    the notes (`lateButTrue`).
     """
     moment, epoch = wound.notes[since], wound.notes["epoch"]
     assert isinstance(moment, float) and isinstance(epoch, int) and wound.not_from is not None

@@ -76,8 +76,12 @@ class Lab:
         *,
         load: Sequence[str] = (),
         overrides: dict[str, dict[str, object]] | None = None,
+        fresh: bool = False,
     ) -> None:
+        """`fresh`: a broker that was judged dead while it lived is started anew after the trial.
+        A second verdict on one process within 10 s is held back on purpose (R6)."""
         self.folder = folder
+        self._fresh = fresh
         self.network = network
         self.cluster = Cluster(folder, network, overrides)
         self._load_options = list(load)
@@ -168,16 +172,21 @@ class Lab:
         if fault.measure == "gap":
             seconds = gap
         checked = self._checked
+        heal_gap = longest_gap(self.load.since(healed), healed, time.monotonic())
         findings = [*self.verify(after), *self._elections(fault, before, after)]
+        findings += fault.judge(self, wound)
+        if self._fresh and wound.judged is not None:
+            self.cluster.brokers[wound.judged].kill()
+            self.cluster.launch(self.cluster.brokers[wound.judged])
         return Trial(
             fault.name,
             seconds,
             gap,
-            longest_gap(self.load.since(healed), healed, time.monotonic()),
+            heal_gap,
             whole - healed,
             after.master_epoch - before.master_epoch,
             self._checked - checked,
-            findings + fault.judge(self, wound),
+            findings,
             wound.notes,
         )
 

@@ -118,7 +118,7 @@ def _measure(
     subject = fault()
     bad = False
     try:
-        with Lab(folder, make_network()) as lab:
+        with Lab(folder, make_network(), fresh=True) as lab:
             for number in range(1, trials + 1):
                 trial = lab.trial(subject, rng)
                 results.trials.append(trial.document())
