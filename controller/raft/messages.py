@@ -17,6 +17,8 @@
   one of them; beside a log that they do not have, they wait for a leader elected without them.
 - *Handing over.* A leader that stops tells a follower that holds its whole log to ask for votes at
   once. That is an election like any other, only not waited for.
+- *Succession.* A follower whose connection to the leader breaks does not wait its time out, see
+  `succession`.
 - *Digests* of states travel between nodes, see `digest_watch`.
 
 The hooks stand on pysyncobj 0.3.17's own names; `tests/controller/test_raft_node.py` pins both.
@@ -32,6 +34,7 @@ from pysyncobj.transport import TCPTransport
 
 from controller.raft.digest_watch import DigestWatch
 from controller.raft.journal import DurableJournal
+from controller.raft.succession import Succession
 
 __all__ = ["COMPACT_AFTER_BYTES", "MendedTransport"]
 
@@ -50,6 +53,9 @@ _RAFT_MESSAGES: Final = frozenset(
 )
 _STATE_DIGEST: Final = "state_digest"
 
+_FOLLOWER: Final = 0
+"""pysyncobj's _RAFT_STATE.FOLLOWER."""
+
 _SPEAK_OF_LOG: Final = frozenset({"request_vote", "response_vote", "next_node_idx"})
 
 COMPACT_AFTER_BYTES: Final = 8 << 20
@@ -65,6 +71,7 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
     _handled: dict[str, Any] | None = None
     """The message being handled."""
     _hand_over_until = 0.0
+    _succession: Succession | None = None
     _compact_above = COMPACT_AFTER_BYTES
 
     @property
@@ -92,6 +99,22 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
     def hand_over(self, timeout_s: float) -> None:
         """From the next tick on the lead is offered to another node. From any thread."""
         self._hand_over_until = pysyncobj.syncobj.monotonicTime() + timeout_s
+
+    def connection_broke(self, node: Node) -> None:
+        """If that was the leader of this follower, it stands for election soon."""
+        core = self._syncObj
+        if core._SyncObj__raftState != _FOLLOWER or core._getLeader() != node:
+            return
+        if self._journal.joining:
+            return
+        self._succession = self._succession or Succession()
+        own, others = core.selfNode.id, [other.id for other in core.otherNodes]
+        now_s = pysyncobj.syncobj.monotonicTime()
+        at_s = self._succession.stand_at(now_s, own, node.id, [own, *others])
+        if at_s is not None:
+            log.info("raft_leader_gone leader=%s stand_in_ms=%d", node.id, (at_s - now_s) * 1000)
+            deadline = core._SyncObj__raftElectionDeadline
+            core._SyncObj__raftElectionDeadline = min(deadline, at_s)
 
     def _compare_digests(self) -> None:
         if self.digests is None or not self._syncObj._isLeader():

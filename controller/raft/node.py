@@ -33,6 +33,7 @@ from controller.raft import transport
 from controller.raft.digest_watch import DigestWatch
 from controller.raft.greeting import Membership
 from controller.raft.journal import DurableJournal, JournalDamage
+from controller.raft.members_file import check_members
 from controller.raft.snapshot import BadSnapshot, FileSnapshots
 from controller.raft.troubles import Troubles
 from controller.state import ControllerState
@@ -205,7 +206,7 @@ class RaftLog:
         """Opens the log, binds the Raft port and joins the others.
 
         Raises PortTakenError, JournalDamage or OSError for a folder that is no use,
-        PasswordFileError, ValueError under -O.
+        MembersChangedError for one of another quorum, PasswordFileError, ValueError under -O.
         """
         if not __debug__:
             raise ValueError("python -O takes out checks that pysyncobj and this code rely on")
@@ -214,6 +215,11 @@ class RaftLog:
         password = read_password(self._password_file) if self._password_file is not None else None
         _check_port_free(host, port)
         journal, snapshots = self._open_folder()
+        try:
+            check_members(self._folder, self._membership)
+        except BaseException:
+            journal._destroy()
+            raise
         transport.install()
         conf = make_conf(
             self._timings,

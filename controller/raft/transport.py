@@ -220,7 +220,10 @@ class GuardedTransport(MendedTransport):
         node = self._connToNode(conn)
         if node is not None:
             self._apart_since.setdefault(node, boot_s())
+        was_connected = node is not None and self._syncObj.isNodeConnected(node)
         super()._onDisconnected(conn)
+        if was_connected:
+            self.connection_broke(node)
 
     def _forget(self, conn: GuardedConnection) -> None:
         self._nonces.pop(conn, None)

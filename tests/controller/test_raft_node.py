@@ -12,7 +12,7 @@ from typing import Any
 
 import pysyncobj
 import pytest
-from pysyncobj.syncobj import SyncObj
+from pysyncobj.syncobj import _RAFT_STATE, SyncObj
 from pysyncobj.tcp_connection import TcpConnection
 from pysyncobj.transport import TCPTransport
 from pysyncobj.version import VERSION
@@ -40,7 +40,9 @@ def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
         "_SyncObj__otherNodes",
         "_SyncObj__transport",
         "_SyncObj__pipeNotifier",
+        "_SyncObj__raftState",
     }
+    assert _RAFT_STATE.FOLLOWER == 0 and _RAFT_STATE.LEADER == 2
     assert used <= {*SyncObj.__init__.__code__.co_names}
     assert {"disconnect", "send", "setSockoptKeepalive", "state"} <= vars(TcpConnection).keys()
     for name in ("processRead", "processParseMessage", "trySendBuffer"):

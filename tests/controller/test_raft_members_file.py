@@ -1,0 +1,58 @@
+"""A folder belongs to one quorum: no node leads alone because it was told of fewer members."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from raft_cluster import Cluster, with_cluster
+
+from controller.config import Peer
+from controller.raft.greeting import Membership
+from controller.raft.members_file import MembersChangedError, check_members
+from protocol.errors import BatonError
+
+
+def membership(*ids: str, cluster: str = "c") -> Membership:
+    return Membership(cluster, tuple(f"{each}@host-{each}:1" for each in ids))
+
+
+def test_another_list_on_a_kept_folder_is_refused_by_name(tmp_path: Path) -> None:
+    check_members(tmp_path, membership("n0", "n1", "n2"))
+    check_members(tmp_path, membership("n0", "n1", "n2"))
+    for other in (
+        membership("n1"),
+        membership("n0", "n1"),
+        membership("n0", "n1", "n2", "n3", "n4"),
+        membership("n0", "n1", "n2", cluster="d"),
+    ):
+        with pytest.raises(MembersChangedError, match=r"quorum of n0, n1, n2 \(cluster 'c'\)"):
+            check_members(tmp_path, other)
+
+
+def test_a_member_may_move_to_another_address(tmp_path: Path) -> None:
+    check_members(tmp_path, membership("n0", "n1", "n2"))
+    check_members(tmp_path, Membership("c", ("n0@new:7", "n1@host-n1:1", "n2@host-n2:1")))
+
+
+def test_a_file_that_is_no_list_is_named(tmp_path: Path) -> None:
+    (tmp_path / "members").write_bytes(b"{")
+    with pytest.raises(BatonError, match="members: no list of members"):
+        check_members(tmp_path, membership("n0"))
+
+
+def test_g2_a_node_told_only_of_itself_does_not_lead_beside_the_others(tmp_path: Path) -> None:
+    """1 a quorum of three has a log. 2 one of them is started with a list of one: it would be a
+    majority by itself. 3 It is refused; with the old list it is a member again."""
+
+    async def play(cluster: Cluster) -> None:
+        await cluster.agree()
+        first, _ = await cluster.leader()
+        await cluster.stop(first)
+        alone: tuple[Peer, ...] = tuple(p for p in cluster.peers if p.node_id == first)
+        with pytest.raises(MembersChangedError):
+            await cluster.start(first, peers=alone)
+        del cluster.nodes[first], cluster.machines[first]
+        await cluster.start(first)
+        await asyncio.wait_for(cluster.agree(), 20)
+
+    with_cluster(tmp_path, play)
