@@ -82,7 +82,10 @@ def choose_master(
         return Choice(winner=_best(pool.values()))
     suspects = _suspects_pool(group, living, floor)
     if suspects:
-        return Choice(winner=_best(suspects.values()), unclean=True)
+        winner = living[_best(suspects.values())]
+        if more := _more_elsewhere(group, living, winner):
+            return Choice(blocked=True, refusal=more)
+        return Choice(winner=winner.broker_id, unclean=True)
     return Choice(refusal=_why_nobody(group, living))
 
 
@@ -181,6 +184,31 @@ def _suspects_pool(
     if not all(broker_id in living for broker_id in group.sync_state_set):
         return {}
     return _reaching(group, living, confirm_floor)
+
+
+def _more_elsewhere(
+    group: BrokerGroup, living: Mapping[int, LiveBroker], winner: LiveBroker
+) -> str:
+    """Which replica tells of more than the suspect that is about to win has, empty if none does.
+
+    Those outside the set may hold what that suspect acknowledged and lost: to cut it there is for
+    an operator to decide. What was confirmed before the last unclean epoch was decided about.
+    """
+    names = f"broker {winner.broker_id}, the best of the SyncStateSet {list(group.sync_state_set)},"
+    ends = f"may lack confirmed messages and ends at {winner.max_offset} in epoch {winner.epoch}"
+    for record in group.replicas:
+        if record.learner or record.broker_id == winner.broker_id:
+            continue
+        told = living.get(record.broker_id, record)
+        outside = record.broker_id not in group.sync_state_set
+        if outside and (told.epoch, told.max_offset) > (winner.epoch, winner.max_offset):
+            more = f"outside of it has more: {told.max_offset} in epoch {told.epoch}"
+        elif told.confirm_offset > winner.max_offset and told.epoch >= group.unclean_epoch:
+            more = f"knows what was confirmed up to {told.confirm_offset}"
+        else:
+            continue
+        return f"{names} {ends}; broker {record.broker_id} {more}: name the master to elect"
+    return ""
 
 
 def _reaching(

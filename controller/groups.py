@@ -9,6 +9,7 @@ replicas and no learner; a master is in the set; once a master was elected the s
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace as replace_dataclass
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ __all__ = [
     "EPOCH_MAX",
     "BrokerGroup",
     "ReplicaRecord",
+    "Suspect",
     "fill_alive",
     "living_replicas",
 ]
@@ -28,14 +30,23 @@ EPOCH_MAX: Final = 2**30
 """Epochs are int32 on the wire. A reported one above this is nonsense: no new epoch goes by it."""
 
 
+class Suspect(StrEnum):
+    """Whether, and by whose word, a member's log may miss what it acked (R17)."""
+
+    NO = ""
+    TOLD = "told"
+    """The replica says so itself; the same life may take it back."""
+    FOUND = "found"
+    """Replaced, put back, or short of what was confirmed: no word of the replica lifts it."""
+
+
 class ReplicaRecord(msgspec.Struct, frozen=True):
     """What one replica registered last.
 
-    `suspect` marks a member of the set whose log may miss what it acked (R17): it was replaced, it
-    ends below what was confirmed, or the replica says so itself. It lasts until the replica leaves
-    the set or is elected all the same. `suspicion` is what the replica itself said last, empty if
-    its log is whole: while it is said, no set takes the replica in (R12). `accepted_epoch` is the
-    highest masterEpoch that it had accepted.
+    `suspect` marks a member of the set. The mark lasts until the replica leaves the set, is elected
+    all the same, or takes back what only it said (R17). `suspicion` is what the replica itself said
+    last, empty if its log is whole: while it is said, no set takes the replica in (R12).
+    `accepted_epoch` is the highest masterEpoch that it had accepted.
     """
 
     broker_id: int
@@ -49,7 +60,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     max_offset: int = -1
     confirm_offset: int = -1
     election_priority: int = ELECTION_PRIORITY_DEFAULT
-    suspect: bool = False
+    suspect: Suspect = Suspect.NO
     suspicion: str = ""
     accepted_epoch: int = -1
 

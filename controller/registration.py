@@ -20,7 +20,7 @@ from controller.group_changes import (
     refused,
     without_members,
 )
-from controller.groups import EPOCH_MAX, BrokerGroup, ReplicaRecord, living_replicas
+from controller.groups import EPOCH_MAX, BrokerGroup, ReplicaRecord, Suspect, living_replicas
 from controller.history import EventKind, HistoryEvent
 from protocol.codes import ResponseCode
 
@@ -196,28 +196,39 @@ def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
     )
 
 
-def _why_suspect(
+def _why_found(
     group: BrokerGroup, record: ReplicaRecord, renewed: ReplicaRecord, command: RegisterBroker
 ) -> str:
-    """Why this registration says that the log may miss what was acked, empty if it does not (R17).
+    """What shows that the log may miss what was acked, whatever the replica says of it; empty if
+    nothing does (R17).
 
-    Wiped: another log id. Damaged, or from before a reboot that nothing was synced for: the broker
-    says so. Put back from an old backup: its folder does not know the life that registered last, or
-    its log is shorter than what was confirmed. The last is asked of a new life only: one that goes
-    on may have told its offset before it acked.
+    Wiped: another log id. Put back from an old backup: its folder does not know the life that
+    registered last, or its log is shorter than what was confirmed. These are asked of a new life
+    only: one that goes on may have told its offset before it acked.
     """
     if record.log_id and renewed.log_id and record.log_id != renewed.log_id:
         return "its log was replaced"
-    same_life = renewed.incarnation == record.incarnation
-    if renewed.suspicion and not (same_life and renewed.suspicion == record.suspicion):
-        return renewed.suspicion
+    if renewed.incarnation == record.incarnation:
+        return ""
     earlier = command.earlier_lives
-    if not same_life and earlier and record.incarnation and record.incarnation not in earlier:
+    if earlier and record.incarnation and record.incarnation not in earlier:
         return f"its folder does not know its last life {record.incarnation}: it was put back"
     floor = max(command.confirm_floor, group.confirm_floor)
-    if not same_life and 0 <= renewed.max_offset < floor:
+    if 0 <= renewed.max_offset < floor:
         return f"its log ends at {renewed.max_offset}, confirmed was {floor}"
     return ""
+
+
+def _suspect_now(record: ReplicaRecord, renewed: ReplicaRecord, told: str, found: str) -> Suspect:
+    """The mark of a member after this registration."""
+    if found or record.suspect is Suspect.FOUND:
+        return Suspect.FOUND
+    if told:
+        return Suspect.TOLD
+    same_life = renewed.incarnation == record.incarnation
+    if same_life and record.suspicion and not renewed.suspicion:
+        return Suspect.NO
+    return record.suspect
 
 
 def _renew(
@@ -238,8 +249,12 @@ def _renew(
             f"broker {broker_id} is the only in-sync replica of {group.broker_name}: "
             "it cannot become a learner",
         )
-    why = _why_suspect(group, record, renewed, command)
-    suspect = member and (record.suspect or bool(why))
+    found = _why_found(group, record, renewed, command)
+    # Damaged, or from before a reboot that nothing was synced for: it says so itself, maybe again.
+    known = renewed.incarnation == record.incarnation and renewed.suspicion == record.suspicion
+    told = "" if known else renewed.suspicion
+    why = "; ".join(reason for reason in (found, told) if reason)
+    suspect = _suspect_now(record, renewed, told, found) if member else Suspect.NO
     healthy_left = any(is_healthy(group, other) and other in living for other in others)
     after = group.with_replica(msgspec.structs.replace(renewed, suspect=suspect))
     if broker_id == group.master_broker_id and renewed.incarnation != group.master_incarnation:

@@ -498,6 +498,97 @@ def test_r17_a_rebooted_machine_leaves_the_set_and_returns_when_it_is_whole_agai
     assert script.alter(1, 2, 3).ok
 
 
+def test_r17_an_operators_repair_lifts_what_the_replica_itself_said(script):
+    """Set {1,2}: 2 burnt, the machine of 1 rebooted. mqctl repairReplica makes the same life of 1
+    say that its log is whole: it is elected, and by a clean election."""
+    script.three_in_sync()
+    script.alter(1, 2)
+    script.die(2, 3)
+    restarted(script, 1, suspect="reboot", epoch=1, max_offset=100)
+    assert not script.elect().ok
+    assert script.register(1, incarnation="life-1b", epoch=1, max_offset=100).ok
+    assert script.elect().view.master_broker_id == 1
+    assert script.group.unclean_epoch == 0
+
+
+def test_r17_another_life_does_not_lift_what_its_predecessor_said(script):
+    script.three_in_sync()
+    script.alter(1, 2)
+    script.die(2, 3)
+    restarted(script, 1, suspect="reboot", epoch=1, max_offset=100)
+    restarted(script, 1, incarnation="life-1c", epoch=1, max_offset=100)
+    assert not script.elect().ok
+
+
+@pytest.mark.parametrize(
+    "found",
+    [{"log_id": "log-1b"}, {"earlier_lives": ("life-0",)}, {"confirm_floor": 800}],
+    ids=["replaced", "put back", "short"],
+)
+@pytest.mark.parametrize("said", ["", "reboot"])
+def test_r17_what_the_controllers_found_out_no_replica_takes_back(script, found, said):
+    """Also if the replica gave a reason of its own as well."""
+    for number in (1, 2):
+        script.register(log_id=f"log-{number}")
+    script.elect(1)
+    script.alter(1, 2)
+    script.die(1, 2)
+    fields = {"log_id": "log-1", "max_offset": 100} | found
+    restarted(script, 1, suspect=said, **fields)
+    assert script.register(1, incarnation="life-1b", log_id=fields["log_id"], max_offset=100).ok
+    assert script.elect().code is Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert not script.elect(1, designate=True).ok
+
+
+@pytest.mark.parametrize(
+    ("outside", "blocked"),
+    [
+        ({"epoch": 1, "max_offset": 1000}, "broker 3 outside of it has more"),
+        ({"epoch": 2, "max_offset": 100}, "broker 3 outside of it has more"),
+        ({"epoch": 0, "max_offset": 2000, "confirm_offset": 901}, "confirmed up to 901"),
+        ({"epoch": 1, "max_offset": 900, "confirm_offset": 900}, ""),
+        ({"epoch": 0, "max_offset": 2000, "confirm_offset": 900}, ""),
+        ({"epoch": 1, "max_offset": 1000, "learner": True}, ""),
+    ],
+)
+def test_r17_a_suspect_is_not_elected_by_itself_over_more_outside_the_set(script, outside, blocked):
+    """1. A blip shrank the set to {1}; the others stream again. 2. The building loses power.
+
+    3. 1 lost its page cache; 3, no member, holds what 1 had acknowledged. An operator decides.
+    """
+    script.three_in_sync()
+    script.alter(1)
+    script.tell(1, master_epoch=1)
+    script.die(1, 2, 3)
+    if outside["epoch"] == 2:
+        script.elect()
+    restarted(script, 2, suspect="reboot", epoch=0, max_offset=100)
+    restarted(script, 3, **outside)
+    script.die(3)
+    restarted(script, 1, suspect="reboot", epoch=1, max_offset=900)
+    result = script.elect()
+    if not blocked:
+        assert result.view.master_broker_id == 1
+        assert script.group.unclean_epoch == script.group.master_epoch
+        return
+    assert result.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert blocked in result.remark and "name the master" in result.remark
+    assert script.elect(1, designate=True, unclean=True).ok
+
+
+def test_r17_what_was_confirmed_before_an_unclean_epoch_stops_no_later_election(script):
+    """3 has been away since; an operator knew of what it had when he named 1."""
+    script.three_in_sync()
+    script.alter(1, 2)
+    script.die(1, 2, 3)
+    restarted(script, 3, epoch=1, max_offset=1000, confirm_offset=1000)
+    script.die(3)
+    restarted(script, 1, suspect="reboot", epoch=1, max_offset=900)
+    assert script.elect(1, designate=True, unclean=True).ok
+    restarted(script, 1, incarnation="life-1c", suspect="reboot", epoch=2, max_offset=950)
+    assert script.elect().view.master_broker_id == 1
+
+
 def test_r17_a_living_master_that_finds_damage_makes_room(script):
     script.three_in_sync()
     assert script.register(1, suspect="damage at 4711").ok
