@@ -115,8 +115,8 @@ class SlaveCore:
         self._retry_ms = policy.retry_ms
         self._diverged_ms = policy.diverged_retry_ms
         self._said = ""
-        self._refused_at = -1
-        self._refused_ms = policy.diverged_retry_ms
+        self._stuck_offset = -1
+        self._stuck_ms = policy.diverged_retry_ms
         self._pending_epoch: tuple[int, int] | None = None
         self._first_frame = True
         self._ack_due = False
@@ -447,12 +447,23 @@ class SlaveCore:
     def record_refused(self, offset: int, reason: str, now_ms: int) -> list[SlaveEffect]:
         """The record at `offset` came damaged and was dropped. It may have been the way: we ask
         for it again, and ever more rarely as long as it is that same one."""
-        if offset != self._refused_at:
-            self._refused_at = offset
-            self._refused_ms = self.policy.diverged_retry_ms
-        self._diverged_ms = self._refused_ms
-        effects = self._diverge(f"the master sent a damaged record: {reason}", now_ms)
-        self._refused_ms = self._diverged_ms
+        return self._stuck_at(offset, f"the master sent a damaged record: {reason}", now_ms)
+
+    def disk_full(self, log_end: int, reason: str, now_ms: int) -> list[SlaveEffect]:
+        """The log, which ends at `log_end`, could not grow. The disk may become empty again: we
+        try, ever more rarely as long as not a byte could be appended."""
+        why = f"cannot follow the master, the disk is full: {reason}"
+        return self._stuck_at(log_end, why, now_ms)
+
+    def _stuck_at(self, offset: int, reason: str, now_ms: int) -> list[SlaveEffect]:
+        """As `_diverge`, but what the next connection brings before `offset` is no progress."""
+        if offset != self._stuck_offset:
+            self._stuck_offset = offset
+            self._stuck_ms = self.policy.diverged_retry_ms
+            self._said = ""
+        self._diverged_ms = self._stuck_ms
+        effects = self._diverge(reason, now_ms)
+        self._stuck_ms = self._diverged_ms
         return effects
 
     def turn_ended(self, flushed_offset: int, now_ms: int) -> list[SlaveEffect]:

@@ -336,12 +336,13 @@ class SlaveShell:
 
     def _store_failed(self, error: Exception) -> None:
         """A full disk may become empty again; any other failed write ends the process (G8)."""
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            log_end = max(0, self._store.max_phy_offset)
+            self._perform(self.core.disk_full(log_end, str(error), self._now_ms()))
+            return
         self._hang_up(f"store: {error}")
         self.core.disconnected(self._now_ms())
         if isinstance(error, RemoteProtocolError):
-            return
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            self._listener.on_diverged(f"cannot follow the master, the disk is full: {error}")
             return
         log.error("ha_store_failed", exc_info=error)
         self._listener.on_fatal(error)

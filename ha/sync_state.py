@@ -248,6 +248,7 @@ class SyncState:
         follower.connection_id = None
         follower.ack = -1
         if self.joining.pop(broker_id, None) is not None:
+            self._joined_in_vain(follower, now_ms)
             self._renew_required()
         return self._settle(now_ms)
 
@@ -359,12 +360,15 @@ class SyncState:
         expired = [i for i, deadline in self.joining.items() if deadline <= now_ms]
         for broker_id in expired:
             del self.joining[broker_id]
-            follower = self._followers[broker_id]
-            follower.joins_in_vain += 1
-            follower.join_after_ms = now_ms + self._pause_ms(follower.joins_in_vain)
+            self._joined_in_vain(self._followers[broker_id], now_ms)
         if expired:
             self._renew_required()
         return self._settle(now_ms)
+
+    def _joined_in_vain(self, follower: Follower, now_ms: int) -> None:
+        """Each such join held up writes for nothing, whether its time was up or it went away."""
+        follower.joins_in_vain += 1
+        follower.join_after_ms = now_ms + self._pause_ms(follower.joins_in_vain)
 
     def _joined(self, follower: Follower, now_ms: int) -> None:
         follower.joined_ms = follower.judged_from_ms = now_ms

@@ -3,7 +3,9 @@
 Nothing waits for a report: it is queued with its time and sent a little later, so that it does not
 stand before the commands of a failover in the controllers' log. A report that was not answered
 is told again, to whoever leads then, under the same request id, so it stands in the history once.
-At most `KEPT_MAX` events wait; beyond that the oldest go, with one line in the log.
+At most `KEPT_MAX` events wait; beyond that the oldest go, with one line in the log. Each is an
+entry in the controllers' log, so of one kind at most `OFTEN_MAX` are told in `OFTEN_MS`; the next
+one tells in `notTold` how many were left out.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 import json
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 import grpc
@@ -24,10 +26,16 @@ from replicas_manager.session import ControllerChannels
 log = logging.getLogger(__name__)
 
 KEPT_MAX = 256
+OFTEN_MAX = 20
+OFTEN_MS = 10_000
 CALL_TIMEOUT_S = 1.0
 RETRY_S = 0.25
 SETTLE_S = 0.05
 """How long after it happened the first of a row of events is sent."""
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 class EventReporter:
@@ -39,6 +47,7 @@ class EventReporter:
         incarnation: str,
         channels: ControllerChannels,
         leader: Callable[[], str | None],
+        clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._broker_name = broker_name
         self._incarnation = incarnation
@@ -46,12 +55,20 @@ class EventReporter:
         self._leader = leader
         self._waiting: deque[pb.ReportEventRequest] = deque()
         self._count = 0
+        self._clock_ms = clock_ms
+        self._told: dict[tuple[int, str], deque[int]] = {}
+        self._not_told: Counter[tuple[int, str]] = Counter()
         self._task: asyncio.Task[None] | None = None
 
     def report(
         self, kind: str, broker_id: int, master_epoch: int, fields: Mapping[str, object]
     ) -> None:
         """Queue one event; its time is now."""
+        if self._is_too_often(broker_id, kind):
+            return
+        left_out = self._not_told.pop((broker_id, kind), 0)
+        if left_out:
+            fields = {**fields, "notTold": left_out}
         self._count += 1
         if len(self._waiting) >= KEPT_MAX:
             dropped = self._waiting.popleft()
@@ -69,6 +86,16 @@ class EventReporter:
         )
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._send_all())
+
+    def _is_too_often(self, broker_id: int, kind: str) -> bool:
+        now_ms = self._clock_ms()
+        told = self._told.setdefault((broker_id, kind), deque(maxlen=OFTEN_MAX))
+        if len(told) == OFTEN_MAX and now_ms - told[0] < OFTEN_MS:
+            self._not_told[broker_id, kind] += 1
+            log.warning("event_not_reported kind=%s why=too often", kind)
+            return True
+        told.append(now_ms)
+        return False
 
     async def close(self) -> None:
         if self._task is not None:

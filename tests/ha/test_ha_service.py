@@ -5,6 +5,7 @@ replicas 1, 2 and 3; a plain controller stands in the middle (`Group`).
 """
 
 import asyncio
+import errno
 import os
 import socket
 import struct
@@ -304,6 +305,42 @@ def test_g8_r24_a_bad_record_of_the_master_is_never_acked_and_named_on_both_side
         assert one.ha.confirm_offset == one.store.max_phy_offset, "it serves all the rest"
 
         flip()
+        two.ha.adopt_view(group.commit(frozenset({1})))
+        await group.level(one, two)
+
+    run_group(scenario)
+
+
+def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
+    run_group, wait_until, monkeypatch
+):
+    """1. 2 cannot write: nothing is acked, the set stays {1}, writes go on. 2. It dials again and
+    again: still one word about it. 3. There is room: it becomes level."""
+
+    async def scenario(group):
+        one = await group.add(1)
+        await group.elect(one)
+        one.put(5)
+        two = await group.add(2)
+        append, tried = two.store.append_replicated, []
+
+        def no_room(offset, data):
+            tried.append(offset)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(two.store, "append_replicated", no_room)
+        await group.follow(two)
+        for times in range(1, 6):
+            await wait_until(lambda times=times: len(tried) == times)
+            await wait_until(lambda: not two.ha.is_following)
+            two.ha.adopt_view(group.commit(frozenset({1})))  # dials without waiting for its time
+        assert len(two.diverged) == 1 and "disk is full" in two.diverged[0]
+        one.ha.adopt_view(group.commit(frozenset({1})))
+        one.put(1)
+        await wait_until(lambda: one.ha.confirm_offset == one.store.max_phy_offset)
+        assert two.store.max_phy_offset == 0
+
+        monkeypatch.setattr(two.store, "append_replicated", append)
         two.ha.adopt_view(group.commit(frozenset({1})))
         await group.level(one, two)
 

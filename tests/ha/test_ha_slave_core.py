@@ -237,6 +237,25 @@ def test_g8_a_damaged_record_is_asked_for_ever_more_rarely(slave):
     assert waits == [1_000, 2_000, 4_000, 8_000, 1_000]
 
 
+def test_a_full_disk_is_said_once_and_tried_ever_more_rarely_until_bytes_were_appended(slave):
+    """Each connection brings a good frame first: a frame that was not written is no progress."""
+    host = slave()
+    core, now, waits, said = host.core, NOW, [], 0
+    for end in (100, 100, 100, 100, 140, 140):
+        beat(host, now)
+        effects = core.disk_full(end, "[Errno 28] No space left on device", now)
+        assert isinstance(effects[0], Hangup)
+        said += len([e for e in effects if isinstance(e, Diverged)])
+        waits.append(core.wakeup_ms - now)
+        now = core.wakeup_ms
+        core.tick(now)
+        core.connected(host.log.facts(), now)
+        peer = MasterHandshake(100, 1, core._log.entries)
+        core.handshake_received(peer, host.log.facts(), now)
+    assert waits == [1_000, 2_000, 4_000, 8_000, 1_000, 2_000]
+    assert said == 2, "at the first failure, and when it was stuck again later in the log"
+
+
 def test_the_ack_is_clamped_to_the_own_log(memory_log, slave_host, entries):
     """Java quirk: with its last epoch entry above its own end a slave reports more than it has."""
     log = memory_log(b"1" * 80, (1, 0), (2, 100))

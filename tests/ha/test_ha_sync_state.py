@@ -264,6 +264,22 @@ def test_r13_a_slave_whose_acks_do_not_flow_does_not_join():
     assert sync.joining.keys() == {2}
 
 
+def test_r13_a_joining_slave_that_goes_away_has_joined_in_vain():
+    """One with a full disk comes and goes: the writes that its joins held up were held up for
+    nothing, so it is waited for ever more rarely."""
+    sync = state((1,), written=1_000, confirm=1_000)
+    joins = []
+    for n, ms in enumerate(range(0, 8_000, 50)):
+        now = NOW + ms
+        follow(sync, 2, 900, connection_id=20 + n, now=now)
+        sync.tick(now)
+        if sync.joining:
+            joins.append(ms)
+        sync.disconnected(2, 20 + n, now + 10)
+        assert not sync.joining and sync.required_set == {1}
+    assert joins == [0, 1_050, 3_100, 7_150]
+
+
 @pytest.mark.parametrize(
     "kwargs", [{"learner": True}, {"whole": False}], ids=["learner", "lacks old messages"]
 )

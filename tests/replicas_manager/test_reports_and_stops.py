@@ -1,6 +1,7 @@
 """Reports outlive the controller that led when they were made; a stop says nothing unusual."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,7 +11,7 @@ import uvloop
 from fake_controller import FakeController
 
 from baton.controller.v1 import controller_pb2 as pb
-from replicas_manager.reporter import EventReporter
+from replicas_manager.reporter import OFTEN_MAX, OFTEN_MS, EventReporter
 from replicas_manager.session import ControllerChannels, ControllerSession
 
 
@@ -74,9 +75,37 @@ def test_a_report_returns_before_anything_is_sent(monkeypatch: pytest.MonkeyPatc
     async def script(first: FakeController, second: FakeController) -> None:
         channels = ControllerChannels()
         reporter = EventReporter("broker-a", "life", channels, lambda: None)
-        for _ in range(1_000):
-            reporter.report("opened", 1, 2, {})
+        for n in range(1_000):
+            reporter.report(f"kind-{n % 100}", 1, 2, {})
         assert reported(first) == []
+        await reporter.close()
+        await channels.close()
+
+    play(script)
+
+
+def test_one_kind_told_too_often_is_counted_and_does_not_hide_another() -> None:
+    """A bug that repeats an event must not fill the controllers' log with it."""
+
+    async def script(first: FakeController, second: FakeController) -> None:
+        first.handlers["ReportEvent"] = lambda request: pb.ReportEventReply()
+        channels = ControllerChannels()
+        now_ms = [1_000]
+        reporter = EventReporter(
+            "broker-a", "life", channels, lambda: first.address, lambda: now_ms[0]
+        )
+        for _ in range(OFTEN_MAX + 30):
+            reporter.report("diverged", 1, 2, {"reason": "x"})
+        reporter.report("opened", 1, 2, {})
+        now_ms[0] += OFTEN_MS - 1
+        reporter.report("diverged", 1, 2, {"reason": "x"})
+        now_ms[0] += 1
+        reporter.report("diverged", 1, 2, {"reason": "x"})
+        await first.until(lambda: len(reported(first)) == OFTEN_MAX + 2)
+        kinds = [kind for kind, _ in reported(first)]
+        assert kinds == ["diverged"] * OFTEN_MAX + ["opened", "diverged"]
+        last = first.asked["ReportEvent"][-1]
+        assert json.loads(last.json) == {"reason": "x", "notTold": 31}
         await reporter.close()
         await channels.close()
 
