@@ -299,7 +299,7 @@ class ClientInstance:
         return address
 
     def master_unreachable(self, address: str) -> None:
-        """A connection to `address` failed: hints to it count no more."""
+        """Nobody is reached there, or no master by its own word: hints to it count no more."""
         self._hints.unreachable(address)
 
     def forget_route(self, topic: str) -> None:

@@ -36,7 +36,7 @@ from batonmq.queue_choice import QueuePicker
 from batonmq.retry import ADVICE_BY_CODE, ELSEWHERE_TRIES, Verdict, judge_send_reply, pause_ms
 from batonmq.route import TopicRoute
 from batonmq.send_result import STATUS_BY_CODE, SendResult
-from protocol.codes import RequestCode
+from protocol.codes import MASTER_ADDRESS_HINT, RequestCode
 from protocol.errors import ConnectError, RequestTimeoutError
 from protocol.message import Message, MessageQueue
 from protocol.message_id import UniqIdGenerator, host_bytes
@@ -300,6 +300,8 @@ class Producer(Startable, ClientMember):
         self._note_failure(sending, queue, address, reply.code, reply.remark or "")
         if verdict is Verdict.RETRY:
             named = self._client.hinted_master(queue.broker_name, reply)
+            if MASTER_ADDRESS_HINT not in reply.ext:  # it leads no more, and does not know who does
+                self._client.master_unreachable(address)
             if named not in (None, address) and sending.sent_on < SENT_ON_MAX:
                 sending.sent_on += 1
                 sending.follow_hint = topic not in self._templates

@@ -206,6 +206,23 @@ def test_a_busy_or_deposed_master_is_asked_again(code: int) -> None:
     tell(story)
 
 
+def test_a_hinted_master_that_leads_no_more_is_asked_only_once() -> None:
+    """1 the master hands over and says to whom; 2 that one lost its mastership since; 3 what the
+    name servers say counts again."""
+
+    async def story(cluster: FakeCluster, producer: Producer) -> None:
+        other = cluster.brokers["broker-a"][1]
+        hint = {"batonMasterAddress": other.address, "batonMasterEpoch": "8"}
+        cluster.master().before[310].append(answer(14, "handed over", hint))
+        other.before[310] += [answer(14, "fenced")] * 500
+        result = await producer.send(Message(TOPIC, b"x"))
+        assert result.acknowledged
+        assert result.address == cluster.master().address
+        assert other.codes().count(310) == 1
+
+    tell(story)
+
+
 def test_a_final_refusal_is_told_at_once() -> None:
     async def story(cluster: FakeCluster, producer: Producer) -> None:
         cluster.master().before[310].append(answer(ResponseCode.MESSAGE_ILLEGAL, "DELAY unserved"))

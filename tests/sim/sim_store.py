@@ -117,6 +117,10 @@ class MemoryStore:
         self.writable = False
         return self.end_turn()
 
+    @property
+    def trusted_end(self) -> int:
+        return self.max_phy_offset
+
     def prepare_master(self, *, discard_damage: bool = False) -> int:
         self.stop_writes()
         end = whole(self.max_phy_offset)
