@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from lone_broker import Rig, run_with_broker, until
@@ -91,6 +92,77 @@ def test_a_hold_that_nobody_ends_ends_by_itself(
         assert not rig.service.replication.hold.active
 
     run_with_broker(tmp_path, play)
+
+
+class Handled:
+    """A connection that keeps what it is handed, and is asked whether the hold is on then."""
+
+    closed = False
+
+    def __init__(self, hold: send_hold.SendHold) -> None:
+        self.kinds: list[int] = []
+        self._hold = hold
+
+    def handle_again(self, handler: object, kind: int, header: bytes, body: bytes) -> None:
+        assert not self._hold.active, "it would be held again"
+        self.kinds.append(kind)
+
+
+def test_r34_many_held_sends_are_handled_over_many_turns_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the slices the loop does other things, and who comes then stands at the end. Each
+    turn handles more than came in the one before, so it ends however many come."""
+    monkeypatch.setattr(send_hold, "SLICE", 3)
+
+    async def play() -> None:
+        hold = send_hold.SendHold()
+        connection = Handled(hold)
+        after_turn: list[int] = []
+
+        def take(kind: int) -> None:
+            hold.take(Mock(), connection, kind, b"", b"body")  # type: ignore[arg-type]
+
+        hold.begin()
+        for kind in range(10):
+            take(kind)
+        hold.release()
+        assert connection.kinds == [0, 1, 2], "the first of them at once"
+        late = 10
+        while hold.active:
+            take(late)
+            take(late + 1)
+            late += 2
+            await asyncio.sleep(0)
+            after_turn.append(len(connection.kinds))
+        assert connection.kinds == list(range(16))
+        assert after_turn == [8, 13, 16]
+        assert len(hold) == 0 and hold._bytes == 0
+
+    asyncio.run(play())
+
+
+def test_r33_a_hold_that_begins_again_stops_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log must stand from then on: what is left waits for the next release, in its order."""
+    monkeypatch.setattr(send_hold, "SLICE", 3)
+
+    async def play() -> None:
+        hold = send_hold.SendHold()
+        connection = Handled(hold)
+        hold.begin()
+        for kind in range(8):
+            hold.take(Mock(), connection, kind, b"", b"")  # type: ignore[arg-type]
+        hold.release()
+        hold.begin()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert hold.active and connection.kinds == [0, 1, 2]
+        hold.release()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not hold.active and connection.kinds == list(range(8))
+
+    asyncio.run(play())
 
 
 def test_a_client_that_left_is_not_written_for(tmp_path: Path) -> None:
