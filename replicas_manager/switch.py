@@ -26,6 +26,8 @@ NEAR_BYTES = 256 * 1024
 OTHERS_MOST_MS = 60
 """How long, after the chosen replica has all, the others' acks are waited for: what they confirm is
 answered by the old master, what they do not is sent again by its clients."""
+ACK_LOST_MOST_MS = 50
+"""How long the chosen replica may be without a connection while sends are held."""
 LOOK_WHILE_CATCHING_UP_MS = 5
 LOOK_WHILE_HELD_MS = 2
 ASK_AGAIN_MS = 40
@@ -110,6 +112,7 @@ class PlannedSwitch:
         self._held_since_ms = 0
         self._drained_offset = -1
         self._target_done_ms: int | None = None
+        self._ack_lost_ms: int | None = None
         self._ask_again_ms = 0
 
     @property
@@ -159,6 +162,7 @@ class PlannedSwitch:
         self._held_since_ms = now_ms
         self._drained_offset = log_end
         self._target_done_ms = None
+        self._ack_lost_ms = None
         self.next_ms = now_ms
 
     def elect_answered(
@@ -214,7 +218,15 @@ class PlannedSwitch:
     def _draining(
         self, task: SwitchTask, progress: SwitchProgress, now_ms: int
     ) -> list[SwitchEffect]:
-        if progress.ack >= self._drained_offset and progress.member:
+        if not progress.member:
+            return self._fail(task, f"broker {task.broker_id} is not in the SyncStateSet any more")
+        if progress.ack >= 0:
+            self._ack_lost_ms = None
+        elif self._ack_lost_ms is None:
+            self._ack_lost_ms = now_ms
+        elif now_ms - self._ack_lost_ms >= ACK_LOST_MOST_MS:
+            return self._fail(task, f"broker {task.broker_id} does not follow any more")
+        if progress.ack >= self._drained_offset:
             if self._target_done_ms is None:
                 self._target_done_ms = now_ms
             others_had = now_ms - self._target_done_ms
@@ -228,11 +240,10 @@ class PlannedSwitch:
                 ]
         if now_ms >= self._hold_ends_ms(task):
             lag = self._drained_offset - progress.ack
-            behind = f"is {lag:,} bytes behind" if progress.ack >= 0 else "does not follow any more"
             return self._fail(
                 task,
-                f"broker {task.broker_id} {behind} and did not reach the end of the log in "
-                f"{now_ms - self._held_since_ms} ms",
+                f"broker {task.broker_id} is {lag:,} bytes behind and did not reach the end of the "
+                f"log in {now_ms - self._held_since_ms} ms",
             )
         self.next_ms = min(now_ms + LOOK_WHILE_HELD_MS, self._hold_ends_ms(task))
         return []

@@ -6,6 +6,7 @@ import pytest
 
 from protocol.codes import ResponseCode
 from replicas_manager.switch import (
+    ACK_LOST_MOST_MS,
     ASK_AGAIN_MS,
     CATCH_UP_MOST_MS,
     HOLD_MOST_MS,
@@ -137,12 +138,31 @@ def test_r33_bytes_behind_the_drained_end_do_not_move_it() -> None:
 
 
 def test_r33_the_target_dies_while_sends_are_held_and_the_old_master_reopens() -> None:
+    """Its connection is gone: that is seen at once, and 50 ms are left for it to come back."""
     switch = draining()
-    assert switch.look(progress(-1), T0 + 5 + HOLD_MOST_MS - 1) == []
-    effects = switch.look(progress(-1), T0 + 5 + HOLD_MOST_MS)
+    assert switch.look(progress(-1), T0 + 20) == []
+    assert switch.look(progress(990), T0 + 60) == []
+    assert switch.look(progress(-1), T0 + 100) == []
+    assert switch.look(progress(-1), T0 + 99 + ACK_LOST_MOST_MS) == []
+    effects = switch.look(progress(-1), T0 + 100 + ACK_LOST_MOST_MS)
     assert effects[0] == ReleaseSends()
-    assert "does not follow any more and did not reach" in reason_of(effects)
+    assert "does not follow any more" in reason_of(effects)
     assert switch.task is None
+
+
+def test_r33_a_target_that_is_shrunk_away_while_sends_are_held_ends_it_at_once() -> None:
+    switch = draining()
+    effects = switch.look(progress(990, member=False), T0 + 7)
+    assert effects[0] == ReleaseSends()
+    assert "not in the SyncStateSet any more" in reason_of(effects)
+
+
+def test_r33_a_target_that_hangs_while_sends_are_held_costs_half_a_second() -> None:
+    switch = draining()
+    assert switch.look(progress(990), T0 + 5 + HOLD_MOST_MS - 1) == []
+    effects = switch.look(progress(990), T0 + 5 + HOLD_MOST_MS)
+    assert effects[0] == ReleaseSends()
+    assert "10 bytes behind and did not reach" in reason_of(effects)
 
 
 def test_r33_a_lost_controller_does_not_leave_it_drained() -> None:
