@@ -76,8 +76,6 @@ class RegisterReplied:
     remark: str
     broker_id: int
     view: RoleView | None
-    suspect: str = ""
-    """What was told of the log (R17)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +194,15 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendRegister:
-    """RegisterBroker; id 0 asks for one, the check code makes asking again harmless."""
+    """RegisterBroker; id 0 asks for one, the check code makes asking again harmless.
+
+    `suspect` is what it says of the log (R17): the same each time that the request is repeated.
+    """
 
     target: str
     broker_id: int
     request_id: str
+    suspect: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
 The controllers remember the life that registered last. If this folder never saw that life, then it
 is an older copy, restored from a backup: identity, log id and checksums are all in order, but what
 that life acknowledged is missing.
+
+Once this life is registered, it is the only one they can ask for. Until then the oldest one in the
+file is the last that registered, and those after it may have registered without having heard so.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from pathlib import Path
 
 from epoch.durable_file import replace_file
 
-LIVES_MAX = 16
-"""A life that ended before it could register is in the file, too: so many in a row do no harm."""
+LIVES_MAX = 64
+"""A life that ended before it could register is in the file, too. More of them in a row, while no
+controller answers, are forgotten from the second on."""
 
 
 class LivesFile:
@@ -28,6 +32,15 @@ class LivesFile:
             earlier = tuple(self.path.read_text("ascii", errors="replace").split())
         except FileNotFoundError:
             earlier = ()
-        lives = (*earlier, incarnation)[-LIVES_MAX:]
-        replace_file(self.path, "".join(f"{life}\n" for life in lives).encode())
+        lives = (*earlier, incarnation)
+        if len(lives) > LIVES_MAX:
+            lives = (lives[0], *lives[1 - LIVES_MAX :])
+        self._write(*lives)
         return earlier
+
+    def registered(self, incarnation: str) -> None:
+        """The controllers know this life: no earlier one matters any more. Raises OSError."""
+        self._write(incarnation)
+
+    def _write(self, *lives: str) -> None:
+        replace_file(self.path, "".join(f"{life}\n" for life in lives).encode())

@@ -2,7 +2,8 @@
 
 Invariant: attempts whose outcome is unknown repeat the request id, so that a lost answer is found
 again; after a refusal the next attempt is another request, because controllers remember the answer
-of each id.
+of each id. What is said of the log (R17) is part of the request: it is the same in each attempt, or
+else nobody would know which of two words the controllers have recorded.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ class Registration:
 
     def __init__(self, controllers: int, next_request_id: Callable[[], str]) -> None:
         self.done = False
-        self._suspect_told = ""
         self._suspect = ""
+        self._suspect_told = ""
+        self._suspect_flying = ""
+        self._suspect_of_request: str | None = None
         self._controllers = controllers
         self._next_request_id = next_request_id
         self._begun = False
@@ -35,7 +38,7 @@ class Registration:
         """Register (again), not before `due_ms`."""
         self.done = False
         self._begun = True
-        self._request_id = self._next_request_id()
+        self._new_request()
         self._attempts = 0
         self._due_ms = due_ms
 
@@ -43,17 +46,20 @@ class Registration:
         """A leader is known: wait no longer."""
         self._due_ms = min(self._due_ms, now_ms)
 
-    def succeeded(self, suspect_told: str, now_ms: int) -> None:
-        """`suspect_told`: what this registration said of the log."""
+    def succeeded(self, now_ms: int) -> None:
         self._flying = False
         self.done = True
-        self._suspect_told = suspect_told
+        self._suspect_told = self._suspect_flying
         self._tell_suspicion(now_ms)
 
     def suspicion(self, suspect: str, now_ms: int) -> None:
         """What is known of the log now (R17): the controllers are to know it, too."""
         self._suspect = suspect
         self._tell_suspicion(now_ms)
+
+    def _new_request(self) -> None:
+        self._request_id = self._next_request_id()
+        self._suspect_of_request = None
 
     def _tell_suspicion(self, now_ms: int) -> None:
         if self.done and self._suspect_told != self._suspect:
@@ -62,7 +68,7 @@ class Registration:
     def refused(self, now_ms: int) -> None:
         """By the leader: its reason may pass, but not at once."""
         self._flying = False
-        self._request_id = self._next_request_id()
+        self._new_request()
         self._due_ms = now_ms + REFUSED_RETRY_MS
 
     def not_answered(self, now_ms: int) -> None:
@@ -82,4 +88,7 @@ class Registration:
             deadlines.append(self._due_ms)
             return []
         self._flying = True
-        return [SendRegister(target, broker_id, self._request_id)]
+        if self._suspect_of_request is None:
+            self._suspect_of_request = self._suspect
+        self._suspect_flying = self._suspect_of_request
+        return [SendRegister(target, broker_id, self._request_id, self._suspect_flying)]

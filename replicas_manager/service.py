@@ -371,7 +371,9 @@ class ReplicasManager:
     # ----------------------------------------------------------------------------------- sessions
 
     def _open_sessions(self, broker_id: int) -> None:
-        self._registered.set()
+        if not self._registered.is_set():
+            self._registered.set()
+            self._life_registered()
         hello = pb.Hello(
             cluster_name=self._config.cluster_name,
             broker_name=self._config.broker_name,
@@ -384,6 +386,12 @@ class ReplicasManager:
                 self._sessions[address] = ControllerSession(
                     address, hello, self._channels, self._step, self._switch_asked
                 )
+
+    def _life_registered(self) -> None:
+        try:
+            self._lives.registered(self.incarnation)
+        except OSError as error:  # more lives than needed do no harm
+            log.warning("lives_not_trimmed path=%s error=%s", self._lives.path, error)
 
     def _heartbeat(self, effect: SendHeartbeat) -> None:
         session = self._sessions.get(effect.controller)
@@ -450,7 +458,7 @@ class ReplicasManager:
             confirm_offset=facts.confirm_offset,
             election_priority=self._config.election_priority,
             request_id=effect.request_id,
-            suspect=facts.suspect,
+            suspect=effect.suspect,
             accepted_epoch=self.highest_master_epoch,
             earlier_lives=self._earlier_lives,
         )
@@ -467,7 +475,6 @@ class ReplicasManager:
             reply.status.remark,
             reply.broker_id,
             _view(reply),
-            facts.suspect,
         )
 
     async def _elect(self, effect: SendElect) -> Event:

@@ -233,7 +233,7 @@ class ReplicasState:
             assert event.broker_id > 0, "a registered broker has an id"
             self._standing.broker_id = event.broker_id
             effects.append(SaveIdentity(event.broker_id))
-        self._registration.succeeded(event.suspect, now_ms)
+        self._registration.succeeded(now_ms)
         self._controllers.leader_answered(now_ms)
         effects.append(OpenSessions(self.broker_id))
         if event.view is not None:

@@ -362,16 +362,26 @@ def test_r17_a_registration_tells_which_lives_wrote_in_the_folder(tmp_path: Path
             manager = await scene.started(incarnation=life)
             await manager.close()
         asked = scene.controller.asked["RegisterBroker"]
-        assert [list(request.earlier_lives) for request in asked] == [[], ["one"], ["one", "two"]]
+        assert [list(request.earlier_lives) for request in asked] == [[], ["one"], ["two"]]
         (tmp_path / "lives").write_text("one\n")
-        manager = await scene.started(incarnation="four")
+        await scene.started(incarnation="four")
         assert list(asked[-1].earlier_lives) == ["one"]
-        lives = LivesFile(tmp_path / "lives")
-        for number in range(3 * LIVES_MAX):
-            earlier = lives.begin(f"life-{number}")
-        assert len(earlier) == LIVES_MAX
 
     play(tmp_path, script)
+
+
+def test_r17_many_starts_without_a_registration_do_not_look_like_a_folder_put_back(
+    tmp_path: Path,
+) -> None:
+    """The controllers remember the life that registered last: it is never the one forgotten."""
+    lives = LivesFile(tmp_path / "lives")
+    lives.begin("registered")
+    lives.registered("registered")
+    for number in range(3 * LIVES_MAX):
+        earlier = lives.begin(f"life-{number}")
+        assert earlier[0] == "registered"
+    assert len(earlier) == LIVES_MAX
+    assert earlier[-1] == f"life-{3 * LIVES_MAX - 2}"
 
 
 def test_r2_the_highest_epoch_is_remembered_over_a_restart(tmp_path: Path) -> None:

@@ -219,12 +219,39 @@ def test_r17_what_changed_while_the_registration_was_under_way_is_told_after_it(
     first = script.only(SendRegister)
     script.on(SuspicionChanged(""))
     script.none(SendRegister)
-    script.on(RegisterReplied(C1, 0, "", ME, None, suspect="reboot"))
+    script.on(RegisterReplied(C1, 0, "", ME, None))
     again = script.only(SendRegister)
     assert again.request_id != first.request_id
-    script.on(RegisterReplied(C1, 0, "", ME, None, suspect=""))
+    assert (first.suspect, again.suspect) == ("reboot", "")
+    script.on(RegisterReplied(C1, 0, "", ME, None))
     script.none(SendRegister)
     assert script.core.registered
+
+
+@pytest.mark.parametrize(("before", "after"), [("reboot", ""), ("", "damage")])
+def test_r17_a_repeated_registration_says_the_same_of_the_log(
+    script: Script, before: str, after: str
+) -> None:
+    """Its first attempt may be the one that was recorded: what changed meanwhile is news."""
+    script.on(SuspicionChanged(before))
+    script.on(Started())
+    first = script.only(SendRegister)
+    script.on(SuspicionChanged(after))
+    script.on(RegisterFailed(C1, "DEADLINE_EXCEEDED"))
+    second = script.only(SendRegister)
+    assert (second.request_id, second.suspect) == (first.request_id, before)
+    script.on(RegisterReplied(C2, 0, "", ME, None))
+    third = script.only(SendRegister)
+    assert third.request_id != first.request_id and third.suspect == after
+
+
+def test_r17_a_registration_after_a_refusal_says_what_is_known_by_then(script: Script) -> None:
+    script.on(SuspicionChanged("reboot"))
+    script.on(Started())
+    script.on(RegisterReplied(C1, 2014, "another process with id 1 lives", 0, None))
+    script.on(SuspicionChanged(""))
+    script.until(script.now_ms + 1_000)
+    assert script.only(SendRegister).suspect == ""
 
 
 def test_a_repeated_registration_keeps_its_request_id(script: Script) -> None:
