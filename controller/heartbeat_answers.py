@@ -8,10 +8,11 @@ from the time at which it sent the heartbeat, so a late answer grants no more th
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from baton.controller.v1 import controller_pb2 as pb
-from controller.requests import ControllerRequests
+from controller.requests import ControllerRequests, monotonic_ms
 from controller.sessions import Session
 
 __all__ = ["HeartbeatAnswers"]
@@ -21,14 +22,24 @@ log = logging.getLogger(__name__)
 STALL_MS: Final = 250
 """Others elect a new leader after 300 ms without this one's heartbeats, sent every 50 ms."""
 CONFIRM_TIMEOUT_MS: Final = 300
+CONFIRM_AGAIN_MS: Final = 10
 
 
 class HeartbeatAnswers:
-    """`turned(now_ms)` is to be called whenever this loop turns, at least every tick."""
+    """`turned(now_ms)` is to be called whenever this loop turns, at least every tick.
 
-    def __init__(self, requests: ControllerRequests) -> None:
+    Invariant: between a stall and the first majority asked after it nobody is answered as by a
+    leader, whatever the gate says meanwhile: right after a stall it may be shut for want of news,
+    then open for a moment by news of before the stall.
+    """
+
+    def __init__(
+        self, requests: ControllerRequests, clock_ms: Callable[[], int] = monotonic_ms
+    ) -> None:
         self._requests = requests
+        self._clock_ms = clock_ms
         self._turned_ms: int | None = None
+        self._stalls = 0
         self._held: list[tuple[Session, pb.Heartbeat]] = []
         self._confirming: asyncio.Task[None] | None = None
 
@@ -36,7 +47,10 @@ class HeartbeatAnswers:
         """Notices a stall before anything that came during it is answered."""
         last_ms, self._turned_ms = self._turned_ms, now_ms
         stalled = last_ms is not None and now_ms - last_ms >= STALL_MS
-        if stalled and self._requests.leading and self._confirming is None:
+        if not stalled:
+            return
+        self._stalls += 1
+        if self._in_office and self._confirming is None:
             log.warning("lead_in_doubt stalled_ms=%d", now_ms - (last_ms or 0))
             self._confirming = asyncio.get_running_loop().create_task(self._confirm())
 
@@ -51,14 +65,24 @@ class HeartbeatAnswers:
             self._confirming.cancel()
             await asyncio.gather(self._confirming, return_exceptions=True)
 
+    @property
+    def _in_office(self) -> bool:
+        """This node was made controller, and has not heard that it is so no longer."""
+        return self._requests.controller_epoch > 0
+
     async def _confirm(self) -> None:
-        """Until a majority has confirmed the lead, or the gate is closed."""
+        """Until a majority has confirmed the lead, or this node hears that it is deposed."""
         try:
-            while self._requests.leading:
+            while self._in_office:
+                stalls = self._stalls
                 confirmed = await self._requests.confirm_lead(CONFIRM_TIMEOUT_MS)
+                self.turned(self._clock_ms())
+                if self._stalls != stalls:
+                    continue  # the majority's word may be of before this stall
                 self._answer_held(leading=confirmed and self._requests.leading)
                 if confirmed:
                     return
+                await asyncio.sleep(CONFIRM_AGAIN_MS / 1000)
         finally:
             self._confirming = None
             self._answer_held(leading=False)

@@ -1,6 +1,7 @@
 """Heartbeats are answered at once, but after a stall only by a leader that a majority confirms."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from baton.controller.v1 import controller_pb2 as pb
@@ -16,6 +17,7 @@ class Requests:
         self.controller_epoch = 4
         self.state = ControllerState()
         self.asked = 0
+        self.now_ms = 1_000
         self.majority: asyncio.Queue[bool] = asyncio.Queue()
 
     def leader(self) -> None:
@@ -40,15 +42,17 @@ class Session:
 def play(script: Any) -> None:
     async def run() -> None:
         requests, session = Requests(), Session()
-        answers = HeartbeatAnswers(requests)  # type: ignore[arg-type]
+        answers = HeartbeatAnswers(requests, lambda: requests.now_ms)  # type: ignore[arg-type]
 
         def beat(sequence: int, now_ms: int) -> None:
+            requests.now_ms = now_ms
             answers.turned(now_ms)
             heartbeat = pb.Heartbeat(sequence=sequence, sent_ms=now_ms)
             answers.answer(session, heartbeat)  # type: ignore[arg-type]
 
         answers.turned(1_000)
         await script(requests, session, beat)
+        requests.controller_epoch = 0
         await answers.close()
 
     asyncio.run(run())
@@ -57,6 +61,12 @@ def play(script: Any) -> None:
 async def settled() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not reached():  # noqa: ASYNC110 - a few turns of this loop away
+            await asyncio.sleep(0)
 
 
 def test_a_heartbeat_is_answered_in_the_same_turn() -> None:
@@ -89,10 +99,11 @@ def test_r5_a_woken_leader_that_was_deposed_never_grants() -> None:
     async def script(requests: Requests, session: Session, beat: Any) -> None:
         beat(1, 6_000)
         await settled()
-        requests.leading = False
+        requests.leading, requests.controller_epoch = False, 0
         requests.majority.put_nowait(False)
         await settled()
         beat(2, 6_100)
+        await until(lambda: len(session.answers) == 2)
         assert [answer[2] for answer in session.answers] == [False, False]
 
     play(script)
@@ -107,9 +118,57 @@ def test_r5_a_leader_that_finds_no_majority_sends_brokers_elsewhere_and_asks_aga
         assert session.answers == [(1, 6_000, False)]
         beat(2, 6_100)
         assert len(session.answers) == 1
+        await until(lambda: requests.asked == 2)
         requests.majority.put_nowait(True)
         await settled()
         assert session.answers[1:] == [(2, 6_100, True)]
-        assert requests.asked == 2
+
+    play(script)
+
+
+def test_r5_a_woken_leader_that_has_no_news_at_first_is_in_doubt_too() -> None:
+    """1. Right after the stall nobody has answered it: the gate is shut. 2. Answers of before the
+    stall open it for a moment. 3. No lease is granted by that."""
+
+    async def script(requests: Requests, session: Session, beat: Any) -> None:
+        requests.leading = False
+        beat(1, 6_000)
+        await settled()
+        requests.leading = True
+        beat(2, 6_010)
+        await settled()
+        assert session.answers == []
+        requests.majority.put_nowait(False)
+        await settled()
+        assert [answer[2] for answer in session.answers] == [False, False]
+
+    play(script)
+
+
+def test_r5_the_gate_shut_for_an_instant_does_not_end_the_doubt() -> None:
+    async def script(requests: Requests, session: Session, beat: Any) -> None:
+        beat(1, 6_000)
+        await settled()
+        requests.leading = False
+        requests.majority.put_nowait(False)
+        await until(lambda: requests.asked == 2)
+        requests.leading = True
+        beat(2, 6_010)
+        assert session.answers == [(1, 6_000, False)]
+        requests.majority.put_nowait(True)
+        await settled()
+        assert session.answers[1:] == [(2, 6_010, True)]
+
+    play(script)
+
+
+def test_r5_a_second_stall_makes_the_majoritys_word_stale() -> None:
+    async def script(requests: Requests, session: Session, beat: Any) -> None:
+        beat(1, 6_000)
+        await settled()
+        requests.now_ms = 9_000
+        requests.majority.put_nowait(True)
+        await settled()
+        assert (session.answers, requests.asked) == ([], 2)
 
     play(script)
