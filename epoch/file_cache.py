@@ -5,19 +5,29 @@ checked), then `epoch-startOffset` per line. Byte-compatible with Java `EpochFil
 `CheckpointFile`.
 
 Invariant: a change is durable before the call returns, and is seen in memory only then. The file
-and its `.bak` hold the same newest list (Java's `.bak` holds the list before): an older list would
-give an epoch's bytes to its predecessor, and two logs would then seem equal where they are not.
+and its `.bak` hold the same list (Java's `.bak` holds the list before), with `.redo` the newest: an
+older list would give an epoch's bytes to its predecessor, and two logs would then seem equal where
+they are not. Every failover waits for an append, so that goes into `.redo` alone; `settle` brings
+the two files up to it.
 """
 
+import errno
 import logging
+import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from epoch.durable_file import UnreadableFileError, load_with_backup, replace_with_twin
+from epoch.durable_file import (
+    UnreadableFileError,
+    backup_path,
+    load_with_backup,
+    replace_with_twin,
+)
 from epoch.entry import MAX_OFFSET, EpochEntry, order_fault, with_ends
+from epoch.redo_file import REDO_SUFFIX, RedoFile, digest
 from protocol.errors import CorruptLogError
 
 log = logging.getLogger(__name__)
@@ -57,10 +67,11 @@ def decode_entries(data: bytes) -> tuple[EpochEntry, ...]:
 
 
 class EpochFileCache:
-    """Epochs ascending; the last one is open. One thread only."""
+    """Epochs ascending; the last one is open. One thread only, but for `settle`."""
 
     def __init__(self, path: Path) -> None:
-        """Load `path`, or `.bak` if it is missing, empty or garbled; neither: an empty list.
+        """Load `path`, or `.bak` if it is missing, empty or garbled, and what `.redo` continues it
+        with; neither: an empty list.
 
         Raises CorruptLogError, with the reasons, if something is there but none of it is usable.
         """
@@ -68,20 +79,34 @@ class EpochFileCache:
         #: True if the main file could not be used: an old Java `.bak` may lack the last epoch.
         self.loaded_from_backup = False
         self._entries: tuple[EpochEntry, ...] = ()
+        self._writing = threading.Lock()
+        self._redo = RedoFile(path.with_name(path.name + REDO_SUFFIX))
+        self._base = b""
+        """The digest of both files; empty where they are missing or differ."""
+        self._pending: tuple[EpochEntry, ...] = ()
+        """The last entries of the list, which only `.redo` has."""
         self._load()
 
     def _load(self) -> None:
         try:
-            loaded = load_with_backup(self.path, decode_entries)
+            loaded = load_with_backup(self.path, _with_content)
         except UnreadableFileError as error:
             raise CorruptLogError(str(self.path), 0, "; ".join(error.reasons)) from error
         if loaded is None:
+            self._redo.load(b"")
             return
-        self._entries = loaded.value
+        entries, content = loaded.value
+        continued = self._redo.load(digest(content))
+        if order_fault((*entries, *continued)):
+            raise CorruptLogError(str(self._redo.path), 0, order_fault((*entries, *continued)))
+        self._entries = with_ends((*entries, *continued))
         if loaded.from_backup:
             self.loaded_from_backup = True
             log.warning("epoch_file_from_backup file=%s reason=%s", self.path, loaded.reason)
-            replace_with_twin(self.path, encode_entries(self._entries))
+        if loaded.from_backup or continued:
+            self._replace(self._entries)
+        elif _same_content(backup_path(self.path), content):
+            self._base = digest(content)
 
     # -- reading
 
@@ -166,14 +191,77 @@ class EpochFileCache:
     def _store(self, entries: tuple[EpochEntry, ...]) -> bool:
         closed = with_ends(entries)
         assert not order_fault(closed)
-        same = [(e.epoch, e.start_offset) for e in closed] == [
-            (e.epoch, e.start_offset) for e in self._entries
-        ]
-        if same:
+        if _starts(closed) == _starts(self._entries):
             return False
-        replace_with_twin(self.path, encode_entries(closed))
-        self._entries = closed
+        with self._writing:
+            if not self._append_redo(closed):
+                self._replace(closed)
+            self._entries = closed
         return True
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the two files hold the whole list."""
+        return not self._pending
+
+    def settle(self) -> None:
+        """Bring the files up to what `.redo` holds; any thread may call this. Raises OSError.
+
+        A full disk keeps it waiting: the list is durable all the same.
+        """
+        with self._writing:
+            if not self._pending:
+                return
+            try:
+                self._replace(self._entries)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                log.warning("epoch_file_not_settled file=%s reason=%s", self.path, error)
+
+    def _append_redo(self, entries: tuple[EpochEntry, ...]) -> bool:
+        """False if this is no mere growth, or cannot be told as such."""
+        known = _starts(self._entries)
+        if not self._base or _starts(entries)[: len(known)] != known:
+            return False
+        pending = (*self._pending, *entries[len(known) :])
+        if not self._redo.write(self._base, pending):
+            return False
+        self._pending = pending
+        return True
+
+    def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
+        """Both files anew. A list that did not grow out of this one may be one that the files held
+        before, and that an old record continues: so they catch up with it first, then it ends."""
+        known = _starts(self._entries)
+        if not known or _starts(entries)[: len(known)] != known:
+            if self._pending:
+                self._put_files(self._entries)
+            self._redo.clear()
+        self._put_files(entries)
+        self._redo.make()
+
+    def _put_files(self, entries: tuple[EpochEntry, ...]) -> None:
+        content = encode_entries(entries)
+        self._base = b""  # while they differ, nothing is known to continue both
+        replace_with_twin(self.path, content)
+        self._base = digest(content)
+        self._pending = ()
+
+
+def _with_content(data: bytes) -> tuple[tuple[EpochEntry, ...], bytes]:
+    return decode_entries(data), data
+
+
+def _same_content(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except FileNotFoundError:
+        return False
+
+
+def _starts(entries: Sequence[EpochEntry]) -> list[tuple[int, int]]:
+    return [(entry.epoch, entry.start_offset) for entry in entries]
 
 
 __all__ = ["MAX_OFFSET", "EpochEntry", "EpochFileCache", "decode_entries", "encode_entries"]

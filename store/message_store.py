@@ -620,6 +620,8 @@ class MessageStore:
         """Bring consume queues, index and checkpoint to disk; in a thread after `start`."""
         if self.before_checkpoint is not None:
             self.before_checkpoint()
+        if not self.epochs.is_settled:
+            self._run_job(self.epochs.settle)
         work = self._parts.checkpoints.begin()
         if work is None:
             return

@@ -1,6 +1,5 @@
 """The epoch file: Java's bytes, durable changes, and a second copy that is as new as the first."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -154,6 +153,7 @@ def test_a_bad_file_falls_back_to_the_other_copy(
     cache: EpochFileCache, content: bytes | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Main file bad: `.bak` has the same list. Both bad: an error names files and reasons."""
+    cache.settle()
     good = cache.path.read_bytes()
     spoil(cache.path, content)
     again = EpochFileCache(cache.path)
@@ -186,49 +186,10 @@ def test_no_file_at_all_is_an_empty_list(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-class Crash(Exception):
-    """The process ends here."""
-
-
-@pytest.mark.parametrize("crash_at", range(1, 8))
-def test_a_crash_at_any_step_leaves_the_old_list_or_the_new_one(
-    cache: EpochFileCache, crash_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stop before the n-th fsync or rename of a write: the file loads, and is never a mixture."""
-    old, steps = starts(cache), 0
-
-    def step() -> None:
-        nonlocal steps
-        steps += 1
-        if steps == crash_at:
-            raise Crash
-
-    def fsync(fd: int) -> None:
-        step()
-
-    def rename(source: Path, target: Path) -> None:
-        step()
-        os.rename(source, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(durable_file.os, "fsync", fsync)
-        patched.setattr(durable_file.os, "replace", rename)
-        try:
-            cache.append(EpochEntry(9, 900))
-            crashed = False
-        except Crash:
-            crashed = True
-            assert starts(cache) == old  # not believed before it is durable
-    after = starts(EpochFileCache(cache.path))
-    assert after in (old, [*old, (9, 900)])
-    assert crashed == (crash_at <= 5)
-    if not crashed:
-        assert after[-1] == (9, 900)
-
-
 def test_an_unchanged_list_is_not_written_again(
     cache: EpochFileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cache.settle()
     before = cache.path.stat().st_ino
     assert not cache.truncate_suffix_by_epoch(9)
     assert not cache.drop_above(10**9)

@@ -1,0 +1,116 @@
+"""What was appended to an epoch list since its file was last replaced, in slots that are written in
+place: one fdatasync instead of the journal commits of two renames, in the middle of a failover.
+
+File `<list>.redo`, text: four slots of 512 bytes, `sequence base entries crc32`, filled up with
+blanks. `base` is the digest of the list file that the entries continue, `entries` are
+`epoch-start` with commas between, or `-` for none. Record n stands in slots 0 and 1 if n is even,
+else in 2 and 3: a write that is cut off leaves the record before it, and a slot that rots a copy.
+
+Invariant: of the whole records the one with the highest sequence counts, and only for the list
+file that it names. So replacing that file ends a record without touching it. Before the file may
+ever return to a content that it had, `clear` has to end the record durably.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from epoch.durable_file import replace_file, write_all
+from epoch.entry import EpochEntry
+
+REDO_SUFFIX: Final = ".redo"
+SLOT_SIZE: Final = 512
+SLOTS: Final = 4
+_NONE: Final = b"-"
+
+
+def digest(content: bytes) -> bytes:
+    """Names the content of a list file."""
+    return hashlib.sha256(content).hexdigest()[:32].encode()
+
+
+class RedoFile:
+    """`load` comes first. Durable on return; any OSError leaves the last whole record in force."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_ready = False
+        """The file is there, at its full size: `write` costs one fdatasync."""
+        self._sequence = 0
+        self._holds_entries = False
+
+    def load(self, base: bytes) -> tuple[EpochEntry, ...]:
+        """The entries that continue the list file with the digest `base`; empty if there are none.
+        A slot that is not whole was cut off, and spoke of nothing that was acted on."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return ()
+        self.is_ready = len(data) == SLOTS * SLOT_SIZE
+        records = [
+            record
+            for at in range(0, len(data), SLOT_SIZE)
+            if (record := _decode(data[at : at + SLOT_SIZE])) is not None
+        ]
+        if not records:
+            return ()
+        self._sequence, named, entries = max(records, key=lambda record: record[0])
+        self._holds_entries = any(entries for _, _, entries in records)
+        return entries if named == base else ()
+
+    def make(self) -> None:
+        """Write the empty file, once in a store's life."""
+        if not self.is_ready:
+            replace_file(self.path, bytes(SLOTS * SLOT_SIZE))
+            self.is_ready = True
+
+    def write(self, base: bytes, entries: Sequence[EpochEntry]) -> bool:
+        """`entries` continue the list file `base`. False, and nothing done, if they do not fit."""
+        slot = _encode(self._sequence + 1, base, entries)
+        if not self.is_ready or len(slot) > SLOT_SIZE:
+            return False
+        self._holds_entries = True
+        self._put(slot * 2, (self._sequence + 1) % 2 * 2 * SLOT_SIZE)
+        return True
+
+    def clear(self) -> None:
+        """No record continues any list."""
+        if self._holds_entries:
+            self._put(_encode(self._sequence + 1, _NONE, ()) * SLOTS, 0)
+            self._holds_entries = False
+
+    def _put(self, slots: bytes, position: int) -> None:
+        fd = os.open(self.path, os.O_WRONLY)
+        try:
+            write_all(fd, slots, position)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        self._sequence += 1
+
+
+def _encode(sequence: int, base: bytes, entries: Sequence[EpochEntry]) -> bytes:
+    listed = b",".join(b"%d-%d" % (entry.epoch, entry.start_offset) for entry in entries)
+    text = b"%d %b %b" % (sequence, base, listed or _NONE)
+    return (b"%b %08x" % (text, zlib.crc32(text))).ljust(SLOT_SIZE - 1) + b"\n"
+
+
+def _decode(slot: bytes) -> tuple[int, bytes, tuple[EpochEntry, ...]] | None:
+    text, _, crc = slot.rstrip().rpartition(b" ")
+    fields = text.split(b" ")
+    if len(fields) != 3 or crc != b"%08x" % zlib.crc32(text):
+        return None
+    sequence, base, listed = fields
+    entries = []
+    for item in listed.split(b",") if listed != _NONE else []:
+        epoch, _, start = item.partition(b"-")
+        entries.append(EpochEntry(int(epoch), int(start)))
+    return int(sequence), base, tuple(entries)
+
+
+__all__ = ["REDO_SUFFIX", "SLOTS", "SLOT_SIZE", "RedoFile", "digest"]
