@@ -16,7 +16,7 @@ from ha.sync_state import SyncPolicy
 class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Times in ms, sizes in bytes. Raises ValueError for values that contradict each other."""
 
-    ha_send_heartbeat_interval: int = 200
+    ha_send_heartbeat_interval: int = 200  # the same on all replicas: slaves expect one by it
     ha_housekeeping_interval: int = 20_000
     ha_transfer_batch_size: int = 1 << 20
     ha_max_time_slave_not_catchup: int = 15_000  # for slaves that do not answer heartbeats
@@ -84,6 +84,7 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             retry_ms_max=self.ha_reconnect_interval_max,
             keepalive_ms=max(1_000, self.ha_send_heartbeat_interval),
             housekeeping_ms=self.ha_housekeeping_interval,
+            brisk_ms=max(2_000, 5 * self.ha_send_heartbeat_interval),
         )
 
 

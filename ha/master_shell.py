@@ -25,6 +25,7 @@ from ha.open_links import OpenLinks
 from ha.ports import HAListener, LogStore
 from ha.protocol import SlaveFrameReader
 from ha.sync_state import ConfirmAdvanced, ProposeSet
+from ha.unanswered import limit_unanswered
 from ha.wire import SLAVE_HANDSHAKE
 from protocol.errors import RemoteProtocolError
 
@@ -63,6 +64,7 @@ class SlaveLink(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
         self.transport = transport
+        limit_unanswered(transport)
         self._attach(self)
 
     def adopt(self, shell: MasterShell) -> None:

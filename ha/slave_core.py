@@ -57,12 +57,15 @@ class SlavePolicy:
     retry_ms_max: int = 1_000
     diverged_retry_ms: int = 1_000
     diverged_retry_ms_max: int = 60_000
+    dial_ms: int = 1_000
+    """For the connection. Longer would be TCP's own waiting, which doubles each time."""
     connect_ms: int = 3_000
-    """For the connection, for the answer to our handshake and for the proof, each."""
+    """For the answer to our handshake and for the proof, each."""
     keepalive_ms: int = 1_000
     housekeeping_ms: int = 20_000
     brisk_ms: int = 2_000
-    """Instead of `housekeeping_ms`, once the master has shown that it heartbeats within 1 s."""
+    """Instead of `housekeeping_ms` for a master with an incarnation, which sends something every
+    haSendHeartbeatInterval; for another one once it has shown that it heartbeats within 1 s."""
     flood_ms: int = 20
     flood_lag_bytes: int = 2 << 20
     """So much may be here, confirmed and not shown while old bytes pour in."""
@@ -218,7 +221,11 @@ class SlaveCore:
             self.read_ms += late_ms  # R8: what we did not look for has not been missing
         silent_ms = now_ms - self.read_ms
         if silent_ms >= self._patience_ms():
-            return self._hang_up(f"nothing read for {silent_ms} ms", now_ms)
+            was_dialling = self.phase is Phase.CONNECTING
+            effects = self._hang_up(f"nothing read for {silent_ms} ms", now_ms)
+            if was_dialling:
+                self._dial_at_ms = now_ms
+            return effects
         if (
             self.phase is Phase.TRANSFER
             and self._first_ack_sent
@@ -550,9 +557,13 @@ class SlaveCore:
         self._beat_ms = now_ms
 
     def _patience_ms(self) -> int:
-        if self.phase in (Phase.CONNECTING, Phase.HANDSHAKE, Phase.PROVING):
-            return self.policy.connect_ms
-        return self.policy.brisk_ms if self._brisk >= 2 else self.policy.housekeeping_ms
+        policy = self.policy
+        if self.phase is Phase.CONNECTING:
+            return policy.dial_ms
+        if self.phase in (Phase.HANDSHAKE, Phase.PROVING):
+            return policy.connect_ms
+        brisk = self.view.master_incarnation or self._brisk >= 2
+        return policy.brisk_ms if brisk else policy.housekeeping_ms
 
     def check_invariants(self) -> None:
         """For tests and the simulation, after each step."""

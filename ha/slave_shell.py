@@ -36,6 +36,7 @@ from ha.slave_effects import (
     TruncateTo,
 )
 from ha.truncation import LocalLog
+from ha.unanswered import limit_unanswered
 from ha.wire import MasterHandshake, TransferHeader
 from protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 from protocol.role_view import RoleView
@@ -78,6 +79,7 @@ class MasterLink(asyncio.BufferedProtocol):
         self._open_links.made()
         self._counted = True
         self.transport = transport
+        limit_unanswered(transport)
         if self._shell is None:
             transport.abort()
         else:
@@ -181,6 +183,7 @@ class SlaveShell:
     def received(self, link: MasterLink, data: memoryview) -> None:
         core = self.core
         now_ms = self._now_ms()
+        core.read_ms = now_ms  # a part of a frame is a sign of life, too
         try:
             for item in link.reader.feed(data):
                 if type(item) is memoryview:

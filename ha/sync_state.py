@@ -486,14 +486,19 @@ class SyncState:
             and (self._candidates is None or broker_id in self._candidates)
             and follower.ack >= self.epoch_start_offset
             and now_ms >= follower.barred_until_ms
-            and (follower.ack >= self.confirm_offset or self._is_near(follower, now_ms))
+            and self._acks_flow(follower, now_ms)
+            and (follower.ack >= self.confirm_offset or self._is_near(follower))
         )
 
-    def _is_near(self, follower: Follower, now_ms: int) -> bool:
+    def _acks_flow(self, follower: Follower, now_ms: int) -> bool:
+        """A slave that is silent by nature while nothing is written (Java) acked all there is."""
+        if follower.pongs < 2 and follower.ack >= self.written:
+            return True
+        return now_ms - follower.ack_ms <= self.policy.join_fresh_ms
+
+    def _is_near(self, follower: Follower) -> bool:
         """Whether it will reach confirmOffset in the short time for which that stands still."""
         policy = self.policy
-        if now_ms - follower.ack_ms > policy.join_fresh_ms:
-            return False
         lag = self.written - follower.ack
         within_reach = max(policy.join_near_bytes, follower.rate * policy.join_ms / 1000)
         return lag <= min(within_reach, policy.join_lag_bytes_max)

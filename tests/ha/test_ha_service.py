@@ -15,6 +15,7 @@ import pytest
 
 from ha.config import HAConfig
 from ha.slave_core import PeerIdentity
+from ha.unanswered import UNANSWERED_MS
 from ha.wire import HAState, SlaveHandshake, encode_ack, encode_slave_handshake
 from protocol.errors import FencedError, UnavailableError
 
@@ -918,6 +919,71 @@ def test_runtime_info_names_slaves_and_master(run_group, wait_until):
         client = two.ha.runtime_info().ha_client_runtime_info
         assert client.master_addr == f"127.0.0.1:{one.ha.port}"
         assert client.max_offset == one.store.max_phy_offset
+
+    run_group(scenario)
+
+
+class ShortPatience(HAConfig, frozen=True, kw_only=True):
+    def slave_policy(self, **kwargs):
+        return replace(super().slave_policy(**kwargs), brisk_ms=400)
+
+
+def test_both_ends_of_a_connection_give_up_what_no_kernel_acknowledges(run_group, wait_until):
+    async def scenario(group):
+        one, two = await pair_in_set(group, wait_until)
+        (accepted,) = one.ha._master._links.values()
+        for link in (accepted, two.ha._slave._link):
+            sock = link.transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == UNANSWERED_MS
+
+    run_group(scenario)
+
+
+def test_after_a_silent_cut_under_load_the_slave_dials_anew(run_group, wait_until):
+    """1. Everything passes a relay, and the master writes all the time, so that no heartbeat was
+    ever seen. 2. The relay goes silent: both sockets stay open, nothing comes. 3. The slave dials
+    again without waiting for the old connection, and is level."""
+
+    async def scenario(group):
+        one = await group.add(1)
+        two = await group.add(2, ShortPatience())
+        await group.elect(one, others=False)
+        silent, pumps, ends = asyncio.Event(), [], []
+
+        async def pump(reader, writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+        async def accepted(reader, writer):
+            there = await asyncio.open_connection("127.0.0.1", one.ha.port)
+            ends.extend((writer, there[1]))
+            mine = [
+                asyncio.create_task(pump(reader, there[1])),
+                asyncio.create_task(pump(there[0], writer)),
+            ]
+            pumps.extend(mine)
+            if len(pumps) == 2:
+                await silent.wait()
+                for task in mine:
+                    task.cancel()
+
+        relay = await asyncio.start_server(accepted, "127.0.0.1", 0)
+        address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
+        group.view = replace(group.view, master_ha_address=address, master_incarnation="native")
+        await two.ha.change_to_slave(group.view)
+        for _ in range(50):
+            end = one.put(1)
+            await wait_until(lambda end=end: two.store.max_phy_offset == end)
+        silent.set()
+        one.put(5)
+        await wait_until(lambda: len(pumps) == 4)
+        await group.level(one, two)
+        relay.close()
+        for task in pumps:
+            task.cancel()
+        for writer in ends:
+            writer.transport.abort()
+        await asyncio.wait(pumps)
 
     run_group(scenario)
 

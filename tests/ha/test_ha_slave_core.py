@@ -29,9 +29,11 @@ def view(epoch=1, address="master:1", incarnation="i1", master=1, members=()):
 def slave(memory_log, slave_host, entries):
     """A host in TRANSFER on a log of 100 bytes of epoch 1, and a function to make one."""
 
-    def make(policy=None, log=None, peer_end=100, history=((1, 0),)):
+    def make(policy=None, log=None, peer_end=100, history=((1, 0),), incarnation="i1"):
         log = log or memory_log(b"1" * 100, (1, 0))
-        core = SlaveCore(2, view(), log.facts(), policy or SlavePolicy(), NOW)
+        core = SlaveCore(
+            2, view(incarnation=incarnation), log.facts(), policy or SlavePolicy(), NOW
+        )
         host = slave_host(core, log)
         host.perform(core.begin(NOW), NOW)
         host.connect(NOW)
@@ -147,26 +149,48 @@ def test_the_connection_to_the_same_process_stays(slave):
     assert [type(e) for e in effects] == [Hangup, Dial]
 
 
+def hung_up_after(core, times):
+    """The first of the times after NOW at which a tick hangs up."""
+    for ms in times:
+        if [e for e in core.tick(NOW + ms) if isinstance(e, Hangup)]:
+            return ms
+    return None
+
+
 def test_a_silent_java_master_is_given_20_s(slave):
-    host = slave()
-    assert not [e for e in host.core.tick(NOW + 100) if isinstance(e, Hangup)]
-    for ms in range(200, 20_000, 100):
-        assert not [e for e in host.core.tick(NOW + ms) if isinstance(e, Hangup)]
-    assert [e for e in host.core.tick(NOW + 20_000) if isinstance(e, Hangup)]
+    host = slave(incarnation="")
+    assert hung_up_after(host.core, range(100, 30_000, 100)) == 20_000
 
 
 def test_a_master_that_beats_fast_is_given_2_s(slave):
     """Learnt from its heartbeats: after a healed partition TCP alone would take seconds more."""
-    host = slave()
+    host = slave(incarnation="")
     for ms in (100, 200, 300):
         beat(host, NOW + ms)
         host.core.tick(NOW + ms)
-    hung_up = None
-    for ms in range(400, 3_000, 100):
-        if [e for e in host.core.tick(NOW + ms) if isinstance(e, Hangup)]:
-            hung_up = ms
-            break
-    assert hung_up == 2_300
+    assert hung_up_after(host.core, range(400, 3_000, 100)) == 2_300
+
+
+def test_a_master_with_an_incarnation_is_given_2_s_from_the_first_byte(slave):
+    """Under load it sends no heartbeats to learn from; by its incarnation it is none of Java's."""
+    host = slave()
+    for ms in range(100, 1_100, 100):
+        end = host.log.end
+        host.perform(host.core.frame_received(TransferHeader(10, end, 1, 0, 0), NOW + ms), NOW + ms)
+        host.perform(host.core.body_received(memoryview(b"1" * 10)), NOW + ms)
+        assert not [e for e in host.core.tick(NOW + ms) if isinstance(e, Hangup)]
+    assert hung_up_after(host.core, range(1_100, 4_000, 100)) == 3_000
+
+
+def test_a_dial_that_nobody_answers_is_made_anew_after_1_s(memory_log):
+    """TCP asks again after 1, 3, 7 ... s: a mended link would wait for that."""
+    core = SlaveCore(2, view(), memory_log().facts(), SlavePolicy(), NOW)
+    core.begin(NOW)
+    dialled = [
+        ms for ms in range(50, 4_100, 50) if [e for e in core.tick(NOW + ms) if isinstance(e, Dial)]
+    ]
+    assert dialled == [1_050, 2_100, 3_150]
+    assert core.wakeup_ms <= NOW + 4_200
 
 
 def test_r8_a_stall_of_our_own_is_not_the_masters_silence(slave):
@@ -193,7 +217,7 @@ def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
 
 def test_an_idle_slave_acks_on_its_own_after_1_s(slave):
     """Java's master beats every 5 s only; it closes what it does not hear of."""
-    host = slave()
+    host = slave(incarnation="")
     acks = []
     for ms in range(100, 3_001, 100):
         host.core.tick(NOW + ms)

@@ -264,6 +264,37 @@ def test_r13_a_slave_whose_acks_do_not_flow_does_not_join():
     assert sync.joining.keys() == {2}
 
 
+@pytest.mark.parametrize("write_every", [100, 2_000, 100_000])
+def test_r13_a_cut_off_slave_is_shrunk_away_once_and_back_with_its_first_ack(write_every):
+    """Its socket stays open, and while nothing is written it lacks nothing: it is not taken back
+    in for that, and not barred for having been "slow" ever again."""
+    sync = state((1, 2), written=1_000, confirm=1_000)
+    follow(sync, 2, 1_000)
+    changes, key = [], 5
+    for ms in range(0, 31_000, 50):
+        now = NOW + ms
+        if ms % write_every == 0 and ms:
+            sync.appended(sync.written + 100, now)
+        if ms < 1_000 or ms > 30_000:
+            sync.acked(2, 20, sync.written, now)
+        sync.tick(now)
+        if sync.proposal is not None:
+            changes.append((ms, sorted(sync.proposal.new_set)))
+            key += 1
+            sync.adopt(sync.proposal.new_set, key, now)
+    (shrunk, without), (grown, whole) = changes
+    assert without == [1] and whole == [1, 2]
+    assert shrunk <= 1_000 + 2_000 + 600 and grown == 30_050
+
+
+def test_r13_a_silent_java_slave_that_acked_all_there_is_joins():
+    """Java acks every 5 s when nothing is written: that is no sign of a hung one."""
+    sync = state((1,), written=1_000, confirm=1_000, candidates={1})
+    follow(sync, 2, 1_000)
+    (proposal,) = proposed(sync.adopt((1,), 5, NOW + 3_000, candidates={1, 2}))
+    assert proposal.add == {2}
+
+
 def test_r13_a_joining_slave_that_goes_away_has_joined_in_vain():
     """One with a full disk comes and goes: the writes that its joins held up were held up for
     nothing, so it is waited for ever more rarely."""
