@@ -55,10 +55,14 @@ class SessionHello:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeartbeat:
+    """`answered`: the newest sequence whose answer has reached the broker, 0 if it does not say."""
+
     broker_name: str
     broker_id: int
     session_id: int
     facts: HeartbeatFacts = HeartbeatFacts()
+    sequence: int = 0
+    answered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,16 @@ The newest session of a broker counts (for brokers that speak only remoting: the
 carried a 904); whatever is heard of an older one is ignored. A standing is asked for one process
 life, named by its incarnation: a closing of one life says nothing about the next.
 
+To be heard is not enough: a broker that no answer reaches has no lease, and no view would reach it
+either. So heartbeats tell which answer came back, and a broker whose last round trip is too long
+ago counts as silent. (Its side of the connection goes on as if nothing was, for TCP sends what
+nobody has confirmed yet.)
+
 `now_ms` is one monotonic clock that counts the machine's sleep. Silence is measured on it less the
 time that this loop itself stood still, for nobody could be heard then (SAFETY R8).
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -27,6 +33,8 @@ class LivenessConfig:
     """Times in milliseconds; the defaults are those of R34."""
 
     session_timeout_ms: int = 800
+    round_slack_ms: int = 100
+    """How much older than the last heartbeat the last round trip may be: a heartbeat's period."""
     closure_young_ms: int = 2_000
     tick_ms: int = 50
     stall_ms: int = 100
@@ -40,6 +48,9 @@ class LivenessConfig:
     master_lease_ms: int = 600
     lease_margin_ms: int = 200
 
+
+ROUNDS_MAX: Final = 64
+"""Heartbeats of some seconds; who has not heard of those is called silent long since."""
 
 Standing = Literal["alive", "unknown", "dead"]
 
@@ -76,6 +87,10 @@ class _Session:
     silent_since_ms: int | None = None
     silent_ms: int = -1
     """How long it had said nothing when it was closed or called silent."""
+    asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=ROUNDS_MAX))
+    """(sequence, when heard) of the heartbeats whose answers are not known to have arrived."""
+    round_awake_ms: int | None = None
+    """When the newest heartbeat came whose answer reached the broker; None if it does not say."""
 
 
 @dataclass(slots=True)
@@ -154,8 +169,12 @@ class Sightings:
         if session is None:
             return None
         session.heard_awake_ms = self._awake_ms(now_ms)
-        session.silent_since_ms = None
         session.facts = event.facts
+        session.asked.append((event.sequence, session.heard_awake_ms))
+        while event.answered and session.asked and session.asked[0][0] <= event.answered:
+            session.round_awake_ms = session.asked.popleft()[1]
+        if self._is_heard(session, now_ms):
+            session.silent_since_ms = None
         return session.incarnation
 
     def closed(self, event: SessionClosed, now_ms: int) -> bool:
@@ -253,7 +272,15 @@ class Sightings:
 
     def _is_heard(self, session: _Session, now_ms: int) -> bool:
         silent_ms = self._awake_ms(now_ms) - session.heard_awake_ms
+        silent_ms = max(silent_ms, self._deaf_for_ms(session, now_ms))
         return session.closed_ms is None and silent_ms <= self._config.session_timeout_ms
+
+    def _deaf_for_ms(self, session: _Session, now_ms: int) -> int:
+        """How long no answer has reached it, less what is usual. Only the leader's matter."""
+        if session.round_awake_ms is None or self._gate_opened_ms is None:
+            return 0
+        round_ms = self._silent_for_ms(session.round_awake_ms, now_ms)
+        return round_ms - self._config.round_slack_ms
 
     def _silent_for_ms(self, heard_awake_ms: int, now_ms: int) -> int:
         """How long it was silent since it was heard and, on the leader, since the gate opened."""
@@ -282,9 +309,10 @@ class Sightings:
         limit_ms = self._config.session_timeout_ms + self._hold_back_ms(
             broker, session.incarnation, now_ms
         )
-        if self._silent_for_ms(session.heard_awake_ms, now_ms) <= limit_ms:
+        deaf_ms = self._deaf_for_ms(session, now_ms)
+        if max(self._silent_for_ms(session.heard_awake_ms, now_ms), deaf_ms) <= limit_ms:
             return _UNKNOWN
-        silent_ms = self._awake_ms(now_ms) - session.heard_awake_ms
+        silent_ms = max(self._awake_ms(now_ms) - session.heard_awake_ms, deaf_ms)
         if self._gate_opened_ms is not None:
             broker.verdicts.append((now_ms, session.incarnation))
             session.silent_since_ms = now_ms

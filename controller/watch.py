@@ -137,6 +137,8 @@ class BrokerWatch:
                     master_epoch=heartbeat.master_epoch,
                     sync_state_set_epoch=heartbeat.sync_state_set_epoch,
                 ),
+                heartbeat.sequence,
+                heartbeat.answered,
             )
         )
 

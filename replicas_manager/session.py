@@ -109,17 +109,20 @@ class ControllerSession:
         self._on_switch = on_switch
         self._outbox: asyncio.Queue[pb.BrokerMessage | None] | None = None
         self._drop_reason = ""
+        self._answered = 0
         self._call: grpc.aio.StreamStreamCall | None = None
         self._closing = False
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def heartbeat(self, effect: SendHeartbeat, heartbeat: pb.Heartbeat) -> None:
-        """Queue it; a peer that does not read loses the oldest ones."""
+        """Queue it, with the newest answer that came back on this stream: a controller that is
+        not heard is to know it. A peer that does not read loses the oldest ones."""
         outbox = self._outbox
         if outbox is None:
             return
         if outbox.full():
             outbox.get_nowait()
+        heartbeat.answered = self._answered
         outbox.put_nowait(pb.BrokerMessage(heartbeat=heartbeat))
 
     def tell(self, message: pb.BrokerMessage) -> None:
@@ -177,6 +180,7 @@ class ControllerSession:
         call = self._channels.stub(self.address).BrokerSession(_Requests(outbox))
         self._call = call
         self._outbox = outbox
+        self._answered = 0
         self._emit(SessionOpened(self.address))
         try:
             async for message in call:
@@ -202,6 +206,7 @@ class ControllerSession:
         kind = message.WhichOneof("kind")
         if kind == "answer":
             answer = message.answer
+            self._answered = answer.sequence
             return AnswerReceived(
                 controller=self.address,
                 sent_ms=answer.sent_ms,

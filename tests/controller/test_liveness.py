@@ -41,7 +41,10 @@ class Watch:
         self.done = []
         self.sessions = {}
         self.beating = set()
+        self.deaf = set()
         self._next_session = 1
+        self._sequences = {}
+        self._answered = {}
 
     def tell(self, event):
         effects = self.core.handle(event, self.now_ms)
@@ -63,7 +66,20 @@ class Watch:
 
     def beat(self, broker_id, **facts):
         session_id = self.sessions[broker_id]
-        return self.tell(SessionHeartbeat(NAME, broker_id, session_id, HeartbeatFacts(**facts)))
+        sequence = self._sequences.get(session_id, 0) + 1
+        self._sequences[session_id] = sequence
+        if broker_id not in self.deaf:
+            self._answered[session_id] = sequence - 1
+        return self.tell(
+            SessionHeartbeat(
+                NAME,
+                broker_id,
+                session_id,
+                HeartbeatFacts(**facts),
+                sequence,
+                self._answered.get(session_id, 0),
+            )
+        )
 
     def close(self, broker_id, goodbye=False):
         self.beating.discard(broker_id)
@@ -145,6 +161,52 @@ def test_r5_a_silent_master_is_dead_after_the_session_timeout(watch):
     (effect,) = elections(watch.run(100))
     assert effect.reason == "session_silent"
     assert effect.expected_master_epoch == 1
+
+
+def test_r5_a_master_that_no_answer_reaches_is_silent_though_it_is_heard(watch):
+    """1. Only the way to the master is cut: it has no lease, and cannot hear of its end.
+
+    2. A heartbeat later than if it were silent, another is elected; no verdict is taken back.
+    3. The way is whole: it lives again.
+    """
+    watch.deaf.add(1)
+    assert watch.run(CONFIG.session_timeout_ms) == []
+    (effect,) = elections(watch.run(CONFIG.round_slack_ms + 100))
+    assert effect.reason == "session_silent"
+    assert effect.silent_ms > CONFIG.session_timeout_ms
+    result, _ = watch.carry_out(effect)
+    assert result.view.sync_state_set == {2, 3}
+    assert watch.run(5_000) == []
+    assert watch.alive() == [2, 3]
+    watch.deaf.clear()
+    assert watch.run(200) == [AliveChanged(NAME)]
+    assert watch.alive() == [1, 2, 3]
+
+
+def test_r34_a_pause_of_300_ms_with_late_answers_costs_nothing(watch):
+    """Of the broker, or of this loop: neither makes a round trip look old."""
+    watch.deaf.add(1)
+    watch.beating.discard(1)
+    watch.run(300)
+    watch.beating.add(1)
+    assert watch.run(300) == []
+    watch.deaf.clear()
+    assert watch.run(300) == []
+    watch.now_ms += 5_000
+    watch.deaf.add(1)
+    assert elections(watch.run(CONFIG.session_timeout_ms - 300)) == []
+    watch.deaf.clear()
+    assert elections(watch.run(2_000)) == []
+
+
+def test_r5_a_new_leader_gives_everybody_a_whole_round(watch):
+    """As a follower it was heartbeaten seldom, and its answers granted nothing."""
+    watch.tell(GateClosed())
+    watch.deaf.add(1)
+    watch.run(5_000)
+    watch.tell(GateOpened())
+    watch.deaf.clear()
+    assert elections(watch.run(2_000)) == []
 
 
 def test_the_death_of_a_slave_elects_nobody(watch):

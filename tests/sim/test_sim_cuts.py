@@ -135,11 +135,12 @@ def test_r5_a_master_whose_heartbeats_do_not_arrive_hears_of_its_end(
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_r5_r36_a_master_that_hears_no_controller(seed: int, tmp_path: Path) -> None:
-    """controllers -> master cut: it counts as alive, and goes on without a lease. After twice the
-    session timeout it drops its sessions; those closings arrive, and elect another."""
+    """controllers -> master cut: it is heard, but tells of no answer any more, and goes on without
+    a lease (R36). So another is elected hardly later than if it were silent."""
     seen = play(seed, tmp_path, "controllers to master")
     assert seen.lease_lost_ms is not None and seen.lease_lost_ms <= LEASE_MS + 50
-    assert seen.elected_ms is not None and seen.elected_ms >= 2 * SESSION_MS - BEAT_MS
+    assert seen.elected_ms is not None
+    assert SESSION_MS - BEAT_MS <= seen.elected_ms <= SESSION_MS + 2 * BEAT_MS
     assert seen.refused_ms is None or seen.refused_ms >= seen.elected_ms
     assert seen.acks_of_old > 0
 

@@ -373,7 +373,7 @@ class Hello(_message.Message):
     def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., log_id: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "sent_ms", "epoch", "max_offset", "confirm_offset", "election_priority", "master_epoch", "sync_state_set_epoch", "min_offset")
+    __slots__ = ("sequence", "sent_ms", "epoch", "max_offset", "confirm_offset", "election_priority", "master_epoch", "sync_state_set_epoch", "min_offset", "answered")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -383,6 +383,7 @@ class Heartbeat(_message.Message):
     MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SYNC_STATE_SET_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     sent_ms: int
     epoch: int
@@ -392,7 +393,8 @@ class Heartbeat(_message.Message):
     master_epoch: int
     sync_state_set_epoch: int
     min_offset: int
-    def __init__(self, sequence: _Optional[int] = ..., sent_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., max_offset: _Optional[int] = ..., confirm_offset: _Optional[int] = ..., election_priority: _Optional[int] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ..., min_offset: _Optional[int] = ...) -> None: ...
+    answered: int
+    def __init__(self, sequence: _Optional[int] = ..., sent_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., max_offset: _Optional[int] = ..., confirm_offset: _Optional[int] = ..., election_priority: _Optional[int] = ..., master_epoch: _Optional[int] = ..., sync_state_set_epoch: _Optional[int] = ..., min_offset: _Optional[int] = ..., answered: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)
