@@ -1,4 +1,4 @@
-"""Some minutes of random faults; `make soak` does it for an hour."""
+"""Half a minute of random faults; `make soak` does it for an hour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from faults.soak import run_soak
 
 pytestmark = pytest.mark.process
 
-MINUTES = float(os.environ.get("BATONMQ_FAULTS_MINUTES", "2"))
+MINUTES = float(os.environ.get("BATONMQ_FAULTS_MINUTES", "0.5"))
 
 
 def test_g1_g2_g3_random_faults_break_no_promise(tmp_path: Path) -> None:
