@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from controller.commands import NO_BROKER
-from controller.groups import BrokerGroup, Suspect
+from controller.groups import BrokerGroup
 from controller.history import REASON_SIZE_MAX, EventKind, HistoryEvent
 from protocol.codes import ResponseCode
 
@@ -94,7 +94,7 @@ def without_members(group: BrokerGroup, leaving: Collection[int]) -> BrokerGroup
 def absolved(group: BrokerGroup) -> BrokerGroup:
     """Who is out of the set is no suspect: it is added again only by what it acks from now on."""
     replicas = tuple(
-        msgspec.structs.replace(record, suspect=Suspect.NO)
+        msgspec.structs.replace(record, suspect=False, suspect_told=False)
         if record.suspect and record.broker_id not in group.sync_state_set
         else record
         for record in group.replicas

@@ -36,7 +36,7 @@ from controller.group_changes import (
     refused,
     without_members,
 )
-from controller.groups import BrokerGroup, ReplicaRecord, Suspect, living_replicas
+from controller.groups import BrokerGroup, ReplicaRecord, living_replicas
 from controller.history import (
     NOTED_KINDS,
     REPORT_SIZE_MAX,
@@ -275,7 +275,7 @@ def _elected(group: BrokerGroup, command: ElectMaster, winner: int, *, unclean: 
     master_epoch = group.next_master_epoch(living)
     floor = max(group.confirm_floor, command.confirm_floor)
     after = msgspec.structs.replace(
-        group.with_replica(msgspec.structs.replace(record, suspect=Suspect.NO)),
+        group.with_replica(msgspec.structs.replace(record, suspect=False, suspect_told=False)),
         master_broker_id=winner,
         master_incarnation=record.incarnation,
         master_epoch=master_epoch,

@@ -9,7 +9,6 @@ replicas and no learner; a master is in the set; once a master was elected the s
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace as replace_dataclass
-from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -21,7 +20,6 @@ __all__ = [
     "EPOCH_MAX",
     "BrokerGroup",
     "ReplicaRecord",
-    "Suspect",
     "fill_alive",
     "living_replicas",
 ]
@@ -30,23 +28,17 @@ EPOCH_MAX: Final = 2**30
 """Epochs are int32 on the wire. A reported one above this is nonsense: no new epoch goes by it."""
 
 
-class Suspect(StrEnum):
-    """Whether, and by whose word, a member's log may miss what it acked (R17)."""
-
-    NO = ""
-    TOLD = "told"
-    """The replica says so itself; the same life may take it back."""
-    FOUND = "found"
-    """Replaced, put back, or short of what was confirmed: no word of the replica lifts it."""
-
-
 class ReplicaRecord(msgspec.Struct, frozen=True):
     """What one replica registered last.
 
-    `suspect` marks a member of the set. The mark lasts until the replica leaves the set, is elected
-    all the same, or takes back what only it said (R17). `suspicion` is what the replica itself said
-    last, empty if its log is whole: while it is said, no set takes the replica in (R12).
+    `suspect` marks a member of the set whose log may miss what it acked (R17): it was replaced, put
+    back, ends below what was confirmed, or the replica says so itself. With `suspect_told` nothing
+    but its own word speaks for that, and the same life may take it back; else the mark lasts until
+    the replica leaves the set or is elected all the same. `suspicion` is what the replica itself
+    said last, empty if its log is whole: while it is said, no set takes the replica in (R12).
     `accepted_epoch` is the highest masterEpoch that it had accepted.
+
+    New fields have defaults: snapshots of earlier versions lack them.
     """
 
     broker_id: int
@@ -60,9 +52,10 @@ class ReplicaRecord(msgspec.Struct, frozen=True):
     max_offset: int = -1
     confirm_offset: int = -1
     election_priority: int = ELECTION_PRIORITY_DEFAULT
-    suspect: Suspect = Suspect.NO
+    suspect: bool = False
     suspicion: str = ""
     accepted_epoch: int = -1
+    suspect_told: bool = False
 
     @property
     def endpoint(self) -> tuple[str, str, str, str, bool]:
@@ -182,6 +175,7 @@ class BrokerGroup(msgspec.Struct, frozen=True):
             assert not self.master_incarnation
         for record in self.replicas:
             assert not record.suspect or record.broker_id in members, record
+            assert not record.suspect_told or record.suspect, record
 
 
 def living_replicas(group: BrokerGroup, live: Collection[LiveBroker]) -> dict[int, LiveBroker]:

@@ -20,7 +20,7 @@ from controller.group_changes import (
     refused,
     without_members,
 )
-from controller.groups import EPOCH_MAX, BrokerGroup, ReplicaRecord, Suspect, living_replicas
+from controller.groups import EPOCH_MAX, BrokerGroup, ReplicaRecord, living_replicas
 from controller.history import EventKind, HistoryEvent
 from protocol.codes import ResponseCode
 
@@ -219,16 +219,17 @@ def _why_found(
     return ""
 
 
-def _suspect_now(record: ReplicaRecord, renewed: ReplicaRecord, told: str, found: str) -> Suspect:
-    """The mark of a member after this registration."""
-    if found or record.suspect is Suspect.FOUND:
-        return Suspect.FOUND
-    if told:
-        return Suspect.TOLD
+def _marked(record: ReplicaRecord, renewed: ReplicaRecord, told: str, found: str) -> ReplicaRecord:
+    """`renewed` with the mark that a member has after this registration."""
     same_life = renewed.incarnation == record.incarnation
-    if same_life and record.suspicion and not renewed.suspicion:
-        return Suspect.NO
-    return record.suspect
+    taken_back = same_life and bool(record.suspicion) and not renewed.suspicion
+    found_out = bool(found) or (record.suspect and not record.suspect_told)
+    by_its_word = bool(told) or (record.suspect_told and not taken_back)
+    return msgspec.structs.replace(
+        renewed,
+        suspect=found_out or by_its_word,
+        suspect_told=by_its_word and not found_out,
+    )
 
 
 def _renew(
@@ -254,13 +255,14 @@ def _renew(
     known = renewed.incarnation == record.incarnation and renewed.suspicion == record.suspicion
     told = "" if known else renewed.suspicion
     why = "; ".join(reason for reason in (found, told) if reason)
-    suspect = _suspect_now(record, renewed, told, found) if member else Suspect.NO
+    if member:
+        renewed = _marked(record, renewed, told, found)
     healthy_left = any(is_healthy(group, other) and other in living for other in others)
-    after = group.with_replica(msgspec.structs.replace(renewed, suspect=suspect))
+    after = group.with_replica(renewed)
     if broker_id == group.master_broker_id and renewed.incarnation != group.master_incarnation:
         after = msgspec.structs.replace(after, needs_election=REASON_MASTER_RESTARTED)
     events: list[HistoryEvent] = []
-    if member and (renewed.learner or (suspect and healthy_left)):
+    if member and (renewed.learner or (renewed.suspect and healthy_left)):
         left = "became a learner" if renewed.learner else f"suspect: {why or 'as before'}"
         after = without_members(after, {broker_id})
         events.append(altered_event(group, after, broker_id, f"broker {broker_id}: {left}"))

@@ -1,5 +1,8 @@
 """What the controller's state does otherwise than RocketMQ's: its quirks mended, and our rules."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from controller.commands import (
@@ -943,6 +946,15 @@ def test_without_a_master_nobody_alters(script):
     for master in (0, 1):
         refused = script.alter(1, master_broker_id=master)
         assert refused.code is Code.CONTROLLER_INVALID_MASTER
+
+
+def test_a_snapshot_of_an_earlier_version_is_read():
+    """A suspect of set {1,2}, of when nobody wrote down by whose word: no word takes it back."""
+    golden = Path(__file__).with_name("snapshot-v1.json")
+    state = ControllerState.from_snapshot(json.loads(golden.read_text()))
+    record = state.group("broker-a").replica(1)
+    assert (record.suspect, record.suspect_told, record.suspicion) == (True, False, "reboot")
+    state.check_invariants()
 
 
 @pytest.mark.parametrize(
