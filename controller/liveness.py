@@ -164,8 +164,9 @@ class LivenessCore:
         """How long an unclean election must still wait for the last master's lease to end (R7).
 
         Only a leader's answers grant a lease, so the others' need no waiting. What an earlier
-        leader answered was before this gate opened: by then it was deposed, and one that wakes
-        from a stall answers nothing before it has asked a majority (`BrokerWatch`).
+        leader answered was before this gate opened, or in the margin after it, which is longer than
+        the time that a leader goes on answering by a majority's last word; one that wakes from a
+        stall answers nothing before it has asked a majority (`BrokerWatch`).
         """
         lease_ms = self._config.master_lease_ms + self._config.lease_margin_ms
         if self._gate_opened_ms is None:

@@ -46,7 +46,9 @@ class LivenessConfig:
     retry_max_ms: int = 2_000
     outcome_timeout_ms: int = 3_000
     master_lease_ms: int = 600
-    lease_margin_ms: int = 200
+    lease_margin_ms: int = 500
+    """For differences of clocks, and a leader deposed without its knowing, which goes on answering
+    for as long as it counts as in touch (raftElectionMinMs, 300)."""
 
 
 ROUNDS_MAX: Final = 64
