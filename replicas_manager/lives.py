@@ -14,6 +14,8 @@ from pathlib import Path
 
 from epoch.durable_file import replace_file
 
+UNKNOWN = "?"
+"""Instead of the oldest life, if none was written down: an older version wrote in this folder."""
 LIVES_MAX = 64
 """A life that ended before it could register is in the file, too. More of them in a row, while no
 controller answers, are forgotten from the second on."""
@@ -27,16 +29,16 @@ class LivesFile:
 
     def begin(self, incarnation: str) -> tuple[str, ...]:
         """Adds this life, durably, before it can acknowledge anything. The earlier ones, oldest
-        first; empty in a new folder. Raises OSError."""
+        first; empty if it is not known which registered last. Raises OSError."""
         try:
             earlier = tuple(self.path.read_text("ascii", errors="replace").split())
         except FileNotFoundError:
-            earlier = ()
+            earlier = (UNKNOWN,)
         lives = (*earlier, incarnation)
         if len(lives) > LIVES_MAX:
             lives = (lives[0], *lives[1 - LIVES_MAX :])
         self._write(*lives)
-        return earlier
+        return () if earlier[:1] == (UNKNOWN,) else earlier
 
     def registered(self, incarnation: str) -> None:
         """The controllers know this life: no earlier one matters any more. Raises OSError."""

@@ -153,7 +153,12 @@ class ControllerSession:
         while not self._closing:
             if not await self._connected():
                 continue
-            heard = await self._talk()
+            try:
+                heard = await self._talk()
+            except Exception:
+                # What hears of this session failed. It is no reason to be dead to a controller.
+                log.exception("session_failed controller=%s", self.address)
+                heard = False
             if self._drop_reason:
                 log.info("session_dropped controller=%s why=%s", self.address, self._drop_reason)
                 self._drop_reason = ""

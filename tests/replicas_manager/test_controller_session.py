@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_controller import FakeController
+from fake_controller import FakeController, view_message
 
 from baton.controller.v1 import controller_pb2 as pb
 from replicas_manager import session
-from replicas_manager.events import Event, SessionOpened
+from replicas_manager.events import Event, SessionOpened, ViewReceived
 from replicas_manager.session import ControllerChannels, ControllerSession
 
 
@@ -49,5 +49,34 @@ def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
             await channels.close()
         await controller.stop()
         assert known == [controller.address]
+
+    asyncio.run(scenario())
+
+
+def test_a_session_outlives_what_fails_at_its_news() -> None:
+    """A full disk at a role change, say: the broker is not dead to that controller for ever."""
+
+    async def scenario() -> None:
+        controller, seen = FakeController(), asyncio.Event()
+        await controller.start()
+        failures = [OSError("no space left on device")]
+
+        def emit(event: Event) -> None:
+            if isinstance(event, ViewReceived):
+                if failures:
+                    raise failures.pop()
+                seen.set()
+
+        channels = ControllerChannels()
+        hello = pb.Hello(broker_name="broker-a", broker_id=1)
+        keeper = ControllerSession(controller.address, hello, channels, emit)
+        first = await controller.session()
+        await first.push(view_message(1, 1, 1, [1], {1: "life"}))
+        second = await controller.session(2)
+        await second.push(view_message(1, 1, 1, [1], {1: "life"}))
+        await asyncio.wait_for(seen.wait(), 10)
+        await keeper.close("done", 1.0)
+        await channels.close()
+        await controller.stop()
 
     asyncio.run(scenario())

@@ -370,6 +370,18 @@ def test_r17_a_registration_tells_which_lives_wrote_in_the_folder(tmp_path: Path
     play(tmp_path, script)
 
 
+def test_r17_the_first_lives_of_a_folder_say_nothing_before_one_is_registered(
+    tmp_path: Path,
+) -> None:
+    """An older version may have written here, whose life is recorded, but in no file."""
+    lives = LivesFile(tmp_path / "lives")
+    assert [lives.begin(life) for life in ("one", "two")] == [(), ()]
+    for number in range(LIVES_MAX):
+        assert lives.begin(f"life-{number}") == ()
+    lives.registered("three")
+    assert lives.begin("four") == ("three",)
+
+
 def test_r17_many_starts_without_a_registration_do_not_look_like_a_folder_put_back(
     tmp_path: Path,
 ) -> None:
