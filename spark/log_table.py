@@ -36,6 +36,11 @@ def plan_ranges(
     confirmed = facts.confirm_offset or 0
     if not options.unconfirmed:
         confirmed = confirmed_end(facts)
+        if confirmed == 0 and facts.broker is None and _begins_with_record(storage, files[0]):
+            raise StoreError(
+                f"{facts.path} has messages, but confirmOffset 0 and no brokerIdentity: a broker "
+                "without a controller does not keep it; read with unconfirmed=true"
+            )
     wanted = selection.offsets_of(facts)
     ranges: list[LogRange] = []
     for file in _of_time(storage, files, options, selection):
@@ -67,11 +72,11 @@ def plan_ranges(
 
 def _is_followed(storage: Storage, files: Sequence[Segment], file: Segment) -> bool:
     """Whether a later file of the log begins with a record."""
-    return any(
-        is_record(_first_bytes(storage, later), 0, later.start)
-        for later in files
-        if later.start >= file.end
-    )
+    return any(_begins_with_record(storage, later) for later in files if later.start >= file.end)
+
+
+def _begins_with_record(storage: Storage, file: Segment) -> bool:
+    return is_record(_first_bytes(storage, file), 0, file.start)
 
 
 def _first_bytes(storage: Storage, file: Segment) -> bytes:

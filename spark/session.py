@@ -33,7 +33,7 @@ def open_session(
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    elif "SPARK_ENV_LOADED" not in os.environ:
+    elif "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit
         builder = builder.master("local[*]")
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)

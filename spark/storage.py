@@ -4,11 +4,17 @@ import json
 import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Final
 
 from pyarrow import fs
 
 _WILDCARDS: Final = frozenset("*?[")
+
+
+@cache
+def _file_system(root: str) -> fs.FileSystem:
+    return fs.FileSystem.from_uri(root)[0] if root else fs.LocalFileSystem()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +25,7 @@ class Storage:
 
     @property
     def _files(self) -> fs.FileSystem:
-        if not self.root:
-            return fs.LocalFileSystem()
-        return fs.FileSystem.from_uri(self.root)[0]
+        return _file_system(self.root)
 
     def open(self, path: str) -> "OpenFile":
         """A file for reading at any place. Raises OSError."""
@@ -49,10 +53,10 @@ class Storage:
 
         A pattern without a wildcard is returned as it is, whether it exists or not.
         """
-        found = [""]
-        for part in pattern.rstrip("/").split("/"):
+        found = ["/" if pattern.startswith("/") else ""]
+        for part in pattern.strip("/").split("/"):
             if not _WILDCARDS & set(part):
-                found = [f"{path}/{part}" if path or not part else part for path in found]
+                found = [f"{path.rstrip('/')}/{part}" if path else part for path in found]
                 continue
             found = [
                 str(info.path)

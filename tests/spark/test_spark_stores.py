@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
 from protocol.tags import tags_code
+from spark import reading, storage
 from spark.damage import DamagedFile
 from spark.options import ReadOptions
 from spark.reading import Read
@@ -223,6 +225,17 @@ def test_a_store_without_checkpoint_says_what_to_do(log_files):
     assert len(read(path, unconfirmed="true")) == 1
 
 
+def test_a_store_of_a_broker_without_controller_is_not_read_as_empty(log_files):
+    """Java keeps no confirmOffset then: nothing confirmed would mean no rows, in silence."""
+    log_files.add()
+    path = log_files.save(confirm=0, identity="")
+    with pytest.raises(StoreError, match="confirmOffset 0"):
+        read(path)
+    assert len(read(path, unconfirmed="true")) == 1
+    (log_files.root / "brokerIdentity").write_text("C#broker-a#1")
+    assert read(path) == []
+
+
 def test_a_torn_tail_above_confirm_offset_is_the_end_of_the_log(log_files):
     first = log_files.add(number=0)
     end = log_files.end
@@ -358,8 +371,23 @@ def test_patterns_and_lists_of_stores(tmp_path):
     both = json.dumps([str(tmp_path / "b1"), str(tmp_path / "a?")])
     rows = read(tmp_path / "b1", paths=both)
     assert sorted(row["broker"] for row in rows) == ["a1", "a2", "b1"]
+    assert {row["store"] for row in rows} == {str(tmp_path / n) for n in ("a1", "a2", "b1")}
     only = Selection().only("brokers", frozenset({"a2"}))
     assert [row["broker"] for row in read(tmp_path / "*", only)] == ["a2"]
+
+
+def test_stores_of_another_file_system(tmp_path, monkeypatch):
+    """As in object storage: paths are not local ones, patterns are resolved there."""
+    files = LogFiles(tmp_path / "bucket" / "store-1")
+    files.add()
+    files.save()
+    elsewhere = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    monkeypatch.setattr(storage, "_file_system", lambda root: elsewhere)
+    monkeypatch.setattr(
+        reading, "locate", lambda path: (storage.Storage("fake://bucket"), "bucket/store-*")
+    )
+    (row,) = read("fake://bucket/store-*")
+    assert (row["store"], row["queue_offset"]) == ("bucket/store-1", 0)
 
 
 @pytest.mark.parametrize(

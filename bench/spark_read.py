@@ -1,0 +1,307 @@
+"""`python -m bench.spark_read`: how fast the commit log becomes Arrow batches and Parquet files.
+
+Writes a log of 1 KiB messages (`--gib`), then measures, each several times, in MB of log per s:
+
+- a plain loop that decodes one record after another (over the first `--plain-mib`), one core
+- decoding to Arrow batches, one core, CRCs checked, all columns
+- Spark on `--master`: `binaryFile` over the same bytes (cut into files of 128 MiB: Spark holds a
+  file in one piece), with their contents and as the bare count, which opens no file
+- Spark: the table into Parquet, all columns; and only counted
+
+Beside wall time stands processor time of all processes, since the machine may be shared.
+`--memory` adds the peak memory for that log and one four times as long. `--same MASTER` compares a
+digest of all columns between masters (such as local-cluster[2,1,1024]). Files go to `--folder`,
+and are removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from protocol.message_id import host_bytes
+from protocol.record import decode_record, encode_blank, encode_record
+from spark.options import ReadOptions
+from spark.reading import Read
+from spark.selection import Selection
+
+FILE_BYTES = 1 << 30
+PART_BYTES = 128 << 20
+BODY_BYTES = 1024
+MB = 1_000_000
+
+
+@dataclass
+class Cost:
+    """Wall and processor seconds of one run over so many bytes."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def make_log(root: Path, size_bytes: int) -> int:
+    """Write a store of `size_bytes` of log; the number of messages."""
+    (root / "commitlog").mkdir(parents=True)
+    pool = np.random.default_rng(1).bytes(1 << 20)
+    host = host_bytes("127.0.0.1", 10911)
+    count = end = 0
+    for start in range(0, size_bytes, FILE_BYTES):
+        size = min(FILE_BYTES, size_bytes - start)
+        with open(root / "commitlog" / f"{start:020d}", "wb") as file:
+            end = start
+            while True:
+                at = (count * 37) % (len(pool) - BODY_BYTES)
+                properties = b"TAGS\x01TagA\x02KEYS\x01k%d\x02UNIQ_KEY\x01%032X\x02WAIT\x01true\x02"
+                record = encode_record(
+                    topic=b"BenchTopic",
+                    queue_id=count % 8,
+                    queue_offset=count // 8,
+                    physical_offset=end,
+                    flag=0,
+                    sys_flag=0,
+                    born_timestamp=1_700_000_000_000 + count,
+                    born_host=host,
+                    store_timestamp=1_700_000_000_001 + count,
+                    store_host=host,
+                    reconsume_times=0,
+                    prepared_transaction_offset=0,
+                    body=pool[at : at + BODY_BYTES],
+                    properties=properties % (count, count),
+                    append_prop_crc=True,
+                )
+                if end + len(record) + 8 > start + size:
+                    file.write(encode_blank(start + size - end))
+                    file.truncate(size)
+                    break
+                file.write(record)
+                end += len(record)
+                count += 1
+    checkpoint = struct.pack(">qqqqq", 0, 0, 0, end, end).ljust(4096, b"\0")
+    (root / "checkpoint").write_bytes(checkpoint)
+    (root / "brokerIdentity").write_text("Bench#broker-a#1")
+    return count
+
+
+def plain_loop(root: Path, size_bytes: int) -> int:
+    """Bytes decoded by a loop of the broker's decoder, one record after another."""
+    data = (root / "commitlog" / f"{0:020d}").read_bytes()[:size_bytes]
+    at = 0
+    while at + 2048 < len(data):
+        at += decode_record(data, at, check_crc=True).store_size
+    return at
+
+
+def to_arrow(root: Path) -> int:
+    """Rows of all batches, decoded in this process."""
+    read = Read(ReadOptions.from_mapping({"path": str(root)}), Selection())
+    return sum(batch.num_rows for work in read.plan() for batch in read.run(work))
+
+
+def cpu_of_tree() -> float:
+    """Processor seconds of this process and all below it, gone ones included where waited for."""
+    total = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def measure(name: str, size_bytes: int, runs: int, work: Callable[[], object]) -> Cost:
+    """Median costs of some runs, printed."""
+    costs = []
+    for _ in range(runs):
+        cpu, wall = cpu_of_tree(), time.perf_counter()
+        work()
+        costs.append(Cost(time.perf_counter() - wall, cpu_of_tree() - cpu))
+    median = Cost(
+        statistics.median(cost.wall_s for cost in costs),
+        statistics.median(cost.cpu_s for cost in costs),
+    )
+    spread = f"{min(c.wall_s for c in costs):.1f} to {max(c.wall_s for c in costs):.1f} s"
+    print(
+        f"{name:42} {size_bytes / MB / median.wall_s:7.0f} MB/s   "
+        f"{size_bytes / MB / median.cpu_s:7.0f} MB per cpu s   ({runs} runs, {spread})",
+        flush=True,
+    )
+    return median
+
+
+def cut(root: Path, folder: Path) -> Path:
+    """The log's bytes in files of PART_BYTES, for `binaryFile`."""
+    folder.mkdir()
+    for file in sorted((root / "commitlog").iterdir()):
+        with file.open("rb") as source:
+            for number in range(-(-file.stat().st_size // PART_BYTES)):
+                (folder / f"{file.name}-{number}").write_bytes(source.read(PART_BYTES))
+    return folder
+
+
+@contextmanager
+def peak_memory() -> Iterator[dict[str, int]]:
+    """Peak resident bytes of Python workers (together) and of the JVM below this process."""
+    peak = {"python": 0, "java": 0}
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.2):
+            now = {"python": 0, "java": 0}
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    kind = "java" if "java" in process.name() else "python"
+                    now[kind] += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            for kind in peak:
+                peak[kind] = max(peak[kind], now[kind])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watcher.join()
+
+
+def on_spark(root: Path, size_bytes: int, folder: Path, args: argparse.Namespace) -> None:
+    from pyspark.sql import functions as F
+
+    session = _session(args.master)
+    parts = str(cut(root, folder / "parts"))
+    out = str(folder / "parquet")
+    frame = session.read.format("batonmq").load(str(root))
+    small = session.read.format("batonmq").option("columns", "queue_id").load(str(root))
+    binary = session.read.format("binaryFile").load(parts)
+    length = F.sum(F.length("content"))
+    binary.count()  # wakes Spark up
+    scan = measure("binaryFile, contents", size_bytes, args.runs, binary.agg(length).collect)
+    measure("binaryFile, count() alone", size_bytes, args.runs, binary.count)
+    measure("batonmq, count() of one column", size_bytes, args.runs, small.count)
+    measure("batonmq, count() of all columns", size_bytes, args.runs, frame.count)
+    parquet = measure(
+        "batonmq into Parquet",
+        size_bytes,
+        args.runs,
+        lambda: frame.write.mode("overwrite").parquet(out),
+    )
+    written = session.read.parquet(out).count()
+    print(
+        f"Parquet holds {written} messages; it took {parquet.wall_s / scan.wall_s:.2f} times as "
+        f"long as the scan, {parquet.cpu_s / scan.cpu_s:.2f} times its processor time"
+    )
+    session.stop()
+    shutil.rmtree(out)
+    shutil.rmtree(parts)
+
+
+def _session(master: str) -> Any:
+    from spark.session import open_session
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "2g",
+        "spark.log.level": "ERROR",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    return open_session("bench", master=master, settings=settings)
+
+
+def memory(folder: Path, size_bytes: int, root: Path, master: str) -> None:
+    """Peaks for the log and for one four times as long: decoding alone, and into Parquet."""
+    long = folder / "long"
+    make_log(long, 4 * size_bytes)
+    for name, log in (("1x", root), ("4x", long)):
+        argv = [sys.executable, "-m", "bench.spark_read", "--decode-only", str(log)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        print(f"peak memory, decoding alone, {name}: {done.stdout.strip()} MiB", flush=True)
+    for name, log in (("1x", root), ("4x", long)):
+        session = _session(master)
+        with peak_memory() as peak:
+            frame = session.read.format("batonmq").load(str(log))
+            frame.write.mode("overwrite").parquet(str(folder / "parquet"))
+        session.stop()
+        shutil.rmtree(folder / "parquet")
+        print(
+            f"peak memory into Parquet, {name}: Python {peak['python'] >> 20} MiB together, "
+            f"JVM {peak['java'] >> 20} MiB",
+            flush=True,
+        )
+    shutil.rmtree(long)
+
+
+def digest(master: str, root: Path) -> tuple[Any, ...]:
+    """Count, bytes, and a digest of all columns of all rows, whatever their order."""
+    from pyspark.sql import functions as F
+
+    session = _session(master)
+    frame = session.read.format("batonmq").load(str(root))
+    columns = [F.map_entries("properties") if n == "properties" else n for n in frame.columns]
+    began = time.perf_counter()
+    row = frame.agg(
+        F.count("*"), F.sum("size"), F.bit_xor(F.xxhash64(*columns)).alias("digest")
+    ).first()
+    workers = frame.rdd.getNumPartitions()
+    print(f"{master}: {tuple(row)} in {time.perf_counter() - began:.1f} s, {workers} partitions")
+    session.stop()
+    return tuple(row)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.spark_read", description="Reading stores on Spark."
+    )
+    parser.add_argument("--gib", type=float, default=1, help="size of the log")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--plain-mib", type=int, default=64)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--memory", action="store_true", help="also peaks, with a log of 4 times")
+    parser.add_argument("--same", metavar="MASTER", help="compare the rows with another master's")
+    parser.add_argument("--no-spark", action="store_true", help="decoding alone")
+    parser.add_argument("--folder", type=Path, help="where to put files (a temporary folder)")
+    parser.add_argument("--decode-only", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.decode_only:
+        to_arrow(args.decode_only)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+        return 0
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix="batonmq-spark-") as name:
+        folder, size_bytes = Path(name), int(args.gib * (1 << 30))
+        root = folder / "store"
+        print(f"{make_log(root, size_bytes)} messages of {BODY_BYTES} bytes, {size_bytes} in all")
+        plain_bytes = min(args.plain_mib << 20, size_bytes)
+        measure(
+            "plain loop, one core", plain_bytes, args.runs, lambda: plain_loop(root, plain_bytes)
+        )
+        measure("to Arrow, one core", size_bytes, args.runs, lambda: to_arrow(root))
+        if not args.no_spark:
+            on_spark(root, size_bytes, folder, args)
+        if args.memory:
+            memory(folder, size_bytes, root, args.master)
+        if args.same:
+            return int(digest(args.master, root) != digest(args.same, root))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

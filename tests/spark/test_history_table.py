@@ -1,0 +1,169 @@
+"""Histories of controllers as a table, against the events that were written."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from controller.history import EventKind, HistoryEvent
+from controller.history_file import HistoryFile
+from spark import history_table
+from spark.damage import DamagedFile
+from spark.history_table import HistoryRange, plan_history, read_history
+from spark.log_range import Damage
+from spark.options import ReadOptions
+from spark.reading import Read
+from spark.schemas import TABLES
+from spark.selection import Selection
+from spark.storage import Storage
+
+SCHEMA = TABLES["history"]
+TIMES = {
+    "time_ms": "time",
+    "detected_ms": "detected_at",
+    "proposed_ms": "proposed_at",
+    "started_ms": "started_at",
+    "leader_seen_ms": "leader_seen_at",
+}
+
+UNKNOWN_IS_MINUS_ONE = ("max_offset", "confirm_offset", "silent_ms")
+
+
+def event(index, **fields):
+    plain = {"log": "log-a", "raft_index": index, "time_ms": 1000 + index}
+    return HistoryEvent(**{**plain, "kind": EventKind.ELECTED, **fields})
+
+
+EVENTS = [
+    event(1),
+    event(
+        2,
+        part=3,
+        kind=EventKind.SET_ALTERED,
+        broker_name="broker-ä",
+        broker_id=2,
+        incarnation="i",
+        address="127.0.0.1:1",
+        master_epoch=4,
+        sync_state_set_epoch=5,
+        controller_epoch=6,
+        node="n0",
+        node_before="n1",
+        master_before=1,
+        set_before=(1, 2),
+        sync_state_set=(2,),
+        max_offset=0,
+        confirm_offset=2**40,
+        unclean=True,
+        reason="shrink",
+        detected_ms=17,
+        silent_ms=0,
+        proposed_ms=18,
+        started_ms=19,
+        leader_seen_ms=20,
+        json='{"a":"\\n"}',
+    ),
+    event(3, kind=EventKind.FIRST_ACK, sync_state_set=()),
+]
+
+
+def expected(event):
+    """The row of an event: what does not apply is null, times are timestamps in UTC."""
+    row = {}
+    for name in HistoryEvent.__struct_fields__:
+        value = getattr(event, name)
+        if name in TIMES:
+            value = None if value == 0 else datetime.fromtimestamp(value / 1000, UTC)
+            name = TIMES[name]
+        elif value in ("", ()) or (name in UNKNOWN_IS_MINUS_ONE and value == -1):
+            value = None
+        elif isinstance(value, tuple):
+            value = list(value)
+        row[name] = value
+    return row
+
+
+def rows_of(items):
+    rows = [row for item in items if not isinstance(item, Damage) for row in item.to_pylist()]
+    return [{name: row[name] for name in expected(EVENTS[0])} for row in rows]
+
+
+def write(path, events, **limits):
+    file = HistoryFile(path, **limits)
+    for each in events:
+        file.append([each])
+    file.close()
+
+
+def test_every_field_of_an_event_is_a_column():
+    names = {TIMES.get(name, name) for name in HistoryEvent.__struct_fields__}
+    assert set(SCHEMA.names) == names | {"file", "controller", "line_offset"}
+
+
+def test_rows_are_the_events(tmp_path):
+    path = tmp_path / "history-n0.jsonl"
+    write(path, EVENTS)
+    rows = list(read_history(Storage(""), HistoryRange(str(path), 0, path.stat().st_size), SCHEMA))
+    assert rows_of(rows) == [expected(each) for each in EVENTS]
+    first = rows[0].to_pylist()
+    assert {(row["file"], row["controller"]) for row in first} == {(str(path), "n0")}
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert [row["line_offset"] for row in first] == [0, len(lines[0]), len(lines[0] + lines[1])]
+
+
+def test_rotated_files_of_several_controllers(tmp_path):
+    """A folder gives all `history-*.jsonl` in it, full ones too, and nothing else."""
+    events = [event(index, reason="x" * 200) for index in range(1, 30)]
+    write(tmp_path / "history-n0.jsonl", events, size_max=2000, files=100)
+    write(tmp_path / "history-n1.jsonl", events[:5])
+    (tmp_path / "other.jsonl").write_text("no history\n")
+    assert len(list(tmp_path.glob("history-n0.0*.jsonl"))) > 1
+    read = Read(ReadOptions.from_mapping({"path": str(tmp_path), "table": "history"}), Selection())
+    rows = [row for w in read.plan() for b in read.run(w) for row in b.to_pylist()]
+    of_n0 = sorted(row["raft_index"] for row in rows if row["controller"] == "n0")
+    assert of_n0 == list(range(1, 30))
+    assert sum(row["controller"] == "n1" for row in rows) == 5
+    with pytest.raises(FileNotFoundError, match=r"history-<controller>\.jsonl"):
+        (tmp_path / "empty").mkdir()
+        plan_history(Storage(""), [str(tmp_path / "empty")], 1000)
+
+
+@pytest.mark.parametrize("split_bytes", [29, 1000, 100_000])
+@pytest.mark.parametrize("piece_bytes", [50, 1 << 20])
+def test_any_split_yields_every_line_once(tmp_path, monkeypatch, split_bytes, piece_bytes):
+    monkeypatch.setattr(history_table, "_PIECE_BYTES", piece_bytes)
+    events = [event(index, reason="x" * (index % 150)) for index in range(1, 40)]
+    path = tmp_path / "history-n0.jsonl"
+    write(path, events)
+    ranges = plan_history(Storage(""), [str(path)], split_bytes)
+    rows = [rows_of(read_history(Storage(""), each, SCHEMA)) for each in ranges]
+    assert [row for part in rows for row in part] == [expected(each) for each in events]
+
+
+def test_a_bad_line_costs_itself_only_and_a_torn_one_is_not_there(tmp_path):
+    path = tmp_path / "history-n0.jsonl"
+    write(path, EVENTS)
+    lines = path.read_bytes().splitlines(keepends=True)
+    bad = [b"garbage\n", b'{"log":1,"raft_index":"x","time_ms":1,"kind":"elected"}\n', b"{}\n"]
+    path.write_bytes(lines[0] + bad[0] + lines[1] + bad[1] + bad[2] + lines[2] + b'{"log":"lo')
+    wanted = HistoryRange(str(path), 0, path.stat().st_size)
+    items = list(read_history(Storage(""), wanted, SCHEMA))
+    assert rows_of(items) == [expected(each) for each in EVENTS]
+    damages = [item for item in items if isinstance(item, Damage)]
+    assert [item.offset for item in damages] == [
+        len(lines[0]),
+        len(lines[0] + bad[0] + lines[1]),
+        len(lines[0] + bad[0] + lines[1] + bad[1]),
+    ]
+    read = Read(ReadOptions.from_mapping({"path": str(path), "table": "history"}), Selection())
+    with pytest.raises(DamagedFile, match=r"history-n0\.jsonl: no event"):
+        list(read.run(read.plan()[0]))
+
+
+def test_a_kind_and_a_field_of_a_later_version_do_not_hurt(tmp_path):
+    path = tmp_path / "history-n0.jsonl"
+    line = {"log": "l", "raft_index": 1, "time_ms": 5, "kind": "new_kind", "new_field": [1]}
+    path.write_text(json.dumps(line) + "\n")
+    wanted = HistoryRange(str(path), 0, path.stat().st_size)
+    (batch,) = read_history(Storage(""), wanted, SCHEMA)
+    assert batch.to_pylist()[0]["kind"] == "new_kind"

@@ -1,0 +1,164 @@
+"""The data source on Spark itself: schemas, filters, modes, partitions."""
+
+import warnings
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark.options import ReadOptions
+from spark.predicates import selection_of
+from spark.schemas import TABLES, table_schema
+from spark.session import PUSHDOWN, open_session
+from spark.source import FilteringReader, TableReader, WorkPartition
+from tests.spark.log_files import START_MS, LogFiles
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
+]
+GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
+
+
+@pytest.fixture(scope="module")
+def session():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = open_session(
+            "tests",
+            master="local[2]",
+            settings={
+                "spark.ui.enabled": "false",
+                "spark.driver.memory": "1g",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.sql.session.timeZone": "UTC",
+            },
+        )
+        made.sparkContext.setLogLevel("OFF")
+        yield made
+        made.stop()
+
+
+def frame(session, path, **options):
+    return session.read.format("batonmq").options(**options).load(str(path))
+
+
+def test_schemas_are_exactly_what_spark_expects():
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+    for table in TABLES:
+        ours = table_schema(table, (), with_corrupt=True)
+        assert to_arrow_schema(from_arrow_schema(ours), timezone="UTC").equals(ours)
+
+
+def test_a_java_store_as_data_frames(session):
+    messages = frame(session, GOLDEN / "*")
+    assert messages.count() == 44
+    per_epoch = messages.groupBy("broker_id", "epoch").count().collect()
+    assert {tuple(row) for row in per_epoch} == {
+        (broker, epoch, count) for broker in (1, 2) for epoch, count in ((1, 20), (2, 1), (3, 1))
+    }
+    row = messages.filter("tags = 'TagA' and broker_id = 1 and reconsume_times = 0").first()
+    assert row.properties["TAGS"] == "TagA" and row.born_at.year == 2026
+    assert isinstance(row.body, bytes | bytearray)
+    for table, count in (("consumequeue", 44), ("index", 82), ("offsets", 36), ("epochs", 6)):
+        assert frame(session, GOLDEN / "*", table=table).count() == count
+    columns = frame(session, GOLDEN / "b0", columns="topic,body").columns
+    assert columns == ["topic", "body"]
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A store of one file of 3 MiB in several ranges."""
+    files = LogFiles(tmp_path / "large", file_size=3 << 20)
+    for number in range(2500):
+        files.add(number=number, queue_id=number % 4, topic=b"T%d" % (number % 2), body=b"b" * 1000)
+    files.save()
+    return files
+
+
+SPLIT = {"splitBytes": str(1 << 18), "maxRecordBytes": str(1 << 17)}
+
+
+def test_a_file_is_split_and_filters_keep_their_meaning(session, large):
+    every = frame(session, large.root, **SPLIT)
+    assert every.rdd.getNumPartitions() > 8
+    assert every.count() == 2500
+    moment = datetime.fromtimestamp((START_MS + 1001) / 1000, UTC)
+    wanted = every.filter("topic = 'T1' and queue_id in (1, 3)").filter(every.store_at > moment)
+    assert sorted(row.queue_offset for row in wanted.collect()) == list(range(1001, 2500, 2))
+    assert every.filter("queue_offset between 10 and 20 and topic <> 'T0'").count() == 5
+
+
+def test_filters_become_a_selection():
+    from pyspark.sql import datasource as ds
+
+    moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=500)
+    ms = 1_767_225_600_000
+    selection = selection_of(
+        [
+            ds.EqualTo(("topic",), "T"),
+            ds.In(("queue_id",), (1, 2)),
+            ds.IsNotNull(("topic",)),
+            ds.Not(ds.EqualTo(("tags",), "x")),
+            ds.GreaterThan(("store_at",), moment),
+            ds.LessThan(("store_at",), moment),
+            ds.GreaterThan(("queue_offset",), 5),
+            ds.LessThan(("physical_offset",), 9),
+            ds.LessThanOrEqual(("epoch",), 3),
+            ds.EqualTo(("properties", "TAGS"), "x"),
+        ]
+    )
+    assert selection.topics == {"T"} and selection.queue_ids == {1, 2}
+    assert selection.tags is None
+    assert (selection.store_ms.low, selection.store_ms.high) == (ms + 1, ms)
+    assert selection.queue_offset.low == 6
+    assert (selection.physical_offset.high, selection.epoch.high) == (8, 3)
+
+
+def test_pushdown_needs_its_setting_and_can_be_left(session):
+    session.conf.set(PUSHDOWN, "false")
+    try:
+        with pytest.raises(Exception, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
+            frame(session, GOLDEN / "b0").count()
+        assert frame(session, GOLDEN / "b0", pushdown="false").filter("queue_id = 1").count() > 0
+    finally:
+        session.conf.set(PUSHDOWN, "true")
+
+
+def test_what_is_not_asked_for_is_not_decoded(large):
+    """Without Spark: a pushed filter leaves only the rows that may match."""
+    from pyspark.sql import datasource as ds
+
+    options = ReadOptions.from_mapping({"path": str(large.root), "columns": "queue_id"})
+    reader = FilteringReader(options)
+    filters = [ds.EqualTo(("queue_id",), 3)]
+    assert list(reader.pushFilters(filters)) == filters  # Spark checks again
+    batches = [b for part in reader.partitions() for b in reader.read(part)]
+    assert {each.schema for each in batches} == {pa.schema([("queue_id", pa.int32())])}
+    assert sum(each.num_rows for each in batches) == 625
+    assert isinstance(TableReader(options).partitions()[0], WorkPartition)
+
+
+def test_modes_on_spark(session, large, tmp_path):
+    path = large.root / "commitlog" / f"{0:020d}"
+    raw = bytearray(path.read_bytes())
+    raw[1_000_000] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(Exception, match=rf"{path}: .*CRC is wrong at log offset \d+"):
+        frame(session, large.root, **SPLIT).count()
+    report = tmp_path / "report"
+    dropped = frame(session, large.root, mode="DROPMALFORMED", damageReport=str(report), **SPLIT)
+    assert dropped.count() == 2499 and len(list(report.iterdir())) == 1
+    permissive = frame(session, large.root, mode="PERMISSIVE", **SPLIT)
+    (row,) = permissive.filter("corrupt is not null").select("corrupt.*").collect()
+    assert row.file == str(path) and row.offset <= 1_000_000 < row.offset + row.bytes
+    assert permissive.filter("corrupt is null").count() == 2499
+
+
+def test_bad_options_are_named(session):
+    with pytest.raises(Exception, match="it must be one of messages"):
+        frame(session, GOLDEN / "b0", table="nothing")
+    with pytest.raises(Exception, match="give none; the option columns chooses"):
+        session.read.format("batonmq").schema("topic string").load(str(GOLDEN / "b0")).count()
