@@ -8,7 +8,6 @@ read back or parsed. A put either has its place in the log or leaves no trace. O
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -270,7 +269,7 @@ class Appender:
         self._write_pieces()
         self._turn_ms = 0
         if log.wants_preallocation:
-            threading.Thread(target=log.preallocate_next, name="log-alloc", daemon=True).start()
+            log.preallocate_in_thread()
         return log.max_offset
 
     def _write_pieces(self) -> None:

@@ -193,6 +193,10 @@ class CommitLog:
             and not self._allocation_lock.locked()
         )
 
+    def preallocate_in_thread(self) -> None:
+        """`preallocate_next` beside the loop."""
+        threading.Thread(target=self.preallocate_next, name="log-alloc", daemon=True).start()
+
     def preallocate_next(self) -> None:
         """Allocate the next segment, so that the roll does not wait. Runs in any thread.
 

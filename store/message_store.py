@@ -1,8 +1,9 @@
 """The store of one broker: the log, what is derived from it, and the rules for both roles.
 
 A facade over its parts: `Appender` (write path), `Dispatcher` (confirmed becomes visible),
-`StoreQueries` (reads), `Truncation`, `recovery`, `FlushService`, `CheckpointWriter`, `Expirer`. One
-thread, the loop's, calls everything here; other threads only sync, allocate and unlink files.
+`StoreQueries` (reads), `SlaveLog` (a master's bytes, cuts), `LogTrust` (R17, R24), `recovery`,
+`FlushService`, `CheckpointWriter`, `Expirer`. One thread, the loop's, calls everything here; other
+threads only sync, allocate and unlink files.
 
 Invariants: `min_phy_offset <= confirm_offset <= max_phy_offset`; confirm_offset is a record
 boundary, never falls but by a truncation, and everything below it, and nothing above, can be read
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -22,22 +22,20 @@ from epoch.durable_file import remove_file
 from protocol.errors import CorruptLogError
 from store.config import StoreConfig
 from store.dispatch import ArrivalListener
-from store.errors import StoreStateError, TruncationRefused
 from store.flush import DiskJobs, FlushService
 from store.lock_file import StoreLock
-from store.log_scan import fault_at, whole_records_end
 from store.parts import StoreParts, abort_path, load_parts, recover_parts
 from store.queue_table import SystemRecordHandler
+from store.slave_log import SlaveLog
 from store.suspicion import RunMark, Suspicion, kernel_boot_id
-from store.undispatched import is_record_boundary, queue_undispatched
+from store.trust import LogTrust
+from store.undispatched import queue_undispatched
 from store.upkeep import DiskUseOf, disk_use, unlink_segments
 
 log = logging.getLogger(__name__)
 
 # How much of the log a slave dispatches before it lets the loop look at its sockets again.
 _DISPATCH_SLICE_BYTES: Final = 256 * 1024
-# How much a slave may hold confirmed and not yet dispatched: an elected one opens so much later.
-_DISPATCH_LAG_MAX: Final = 1024 * 1024
 _NOT_MASTER: Final = "this replica is not the master"
 _DISK_FULL: Final = "the disk is full"
 
@@ -143,6 +141,13 @@ class MessageStore:
         self.truncation = parts.truncation
         self._dispatcher = parts.dispatcher
         self._appender = parts.appender
+        self._slave_log = SlaveLog(
+            parts,
+            segment_size=self.config.mapped_file_size_commit_log,
+            stop_writes=self.stop_writes,
+            fail=self._fail,
+        )
+        self._trust = LogTrust(parts, self._slave_log, self.stop_writes)
         self._bind_paths(parts)
         parts.appender.on_disk_failure = self._fail
         recover_parts(parts, controller_mode=self.controller_mode, boot_id=boot_id)
@@ -155,6 +160,14 @@ class MessageStore:
         """Hand out the parts' own methods: the facade adds nothing to them but a call."""
         self.put_message = parts.appender.put_message
         self.put_batch = parts.appender.put_batch
+        slave_log, trust = self._slave_log, self._trust
+        self.append_replicated = slave_log.append_replicated
+        self.drop_unverified = slave_log.drop_unverified
+        self.truncate_to = slave_log.truncate_to
+        self.reset_for_empty_start = slave_log.reset_for_empty_start
+        self.fault_at = trust.fault_at
+        self.discard_damaged_tail = trust.discard_damaged_tail
+        self.clear_suspect = trust.clear_suspect
         queries = parts.queries
         self.get_message = queries.get_message
         self.queue_ids = queries.queue_ids
@@ -193,7 +206,7 @@ class MessageStore:
         self._jobs = DiskJobs(post=self._post, on_fatal=on_fatal)
         self._jobs.start()
         if not self.log.segments:
-            _in_thread("log-alloc", self.log.preallocate_next)
+            self.log.preallocate_in_thread()
         self._repeat("flush", self.config.flush_interval_consume_queue / 1000, self.flush_derived)
         self._repeat("clean", self.config.clean_resource_interval / 1000, self.clean_expired)
         self._schedule_slice()
@@ -255,10 +268,7 @@ class MessageStore:
     def trusted_end(self) -> int:
         """End (exclusive) of what this log could lead with: before damage at its end, if there is
         any. What elections compare (R17)."""
-        damage = self.damage
-        if damage is None or not damage.blocks_writes:
-            return self.log.max_offset
-        return max(self.log.min_offset, min(damage.offset, self.log.max_offset))
+        return self._trust.end
 
     @property
     def min_phy_offset(self) -> int:
@@ -283,12 +293,12 @@ class MessageStore:
     def suspect(self) -> str:
         """Why this log may miss what it acknowledged (R17); empty in good times. Survives
         restarts, until `clear_suspect`."""
-        return self._parts.suspect_mark.reason
+        return self._trust.reason
 
     @property
     def damage(self) -> Suspicion | None:
         """What `suspect` tells in words: which bytes, and whether they were discarded."""
-        return self._parts.suspect_mark.report
+        return self._trust.damage
 
     @property
     def is_writable(self) -> bool:
@@ -322,11 +332,11 @@ class MessageStore:
             self._dispatcher.advance(self._dispatcher.target)
             end = self._queue_undispatched()
         except CorruptLogError as error:
-            self._note_damage(error)
+            self._trust.note_damage(error)
             raise
         if end < self.log.max_offset:
             log.warning("incomplete_tail_cut offset=%d max_offset=%d", end, self.log.max_offset)
-            self._cut(end, keep_aside=True)
+            self._slave_log.cut(end, keep_aside=True)
             self._queue_undispatched()
         if self.config.sync_flush:
             self.flush()
@@ -382,12 +392,12 @@ class MessageStore:
             self._fail(error)
             raise
         except CorruptLogError as error:
-            self._note_damage(error)
+            self._trust.note_damage(error)
             raise
         if dispatcher.has_more:
             self._schedule_slice()
         if self.damage is not None:
-            self._end_suspicion(confirmed)
+            self._trust.confirmed(confirmed)
         return confirmed
 
     def _schedule_slice(self) -> None:
@@ -403,113 +413,7 @@ class MessageStore:
             return
         self._schedule_slice()
 
-    # --- slave ---
-
-    def append_replicated(self, offset: int, data: memoryview | bytes) -> int:
-        """Write the master's bytes at `offset`, which must be `max_phy_offset`; the new end.
-
-        Records may be cut anywhere; segments end where the master's do. Each record is checked as
-        soon as its last byte is here. Raises CorruptLogError for one that is not what was written,
-        call `drop_unverified` then; StoreStateError for another offset or a damaged log, OSError if
-        the disk is full.
-        """
-        commit_log = self.log
-        if self._appender.refusal is None or self._appender.has_buffered:
-            self.stop_writes()
-        if offset != commit_log.max_offset:
-            raise StoreStateError(
-                f"bytes for {offset}, but the log ends at {commit_log.max_offset}"
-            )
-        damage = self.damage
-        if damage is not None and damage.blocks_writes:
-            raise StoreStateError(f"discard the damaged tail first: {damage}")
-        end = commit_log.append(data)
-        self._parts.intake.verify()
-        self._keep_up(len(data))
-        if commit_log.wants_preallocation:
-            _in_thread("log-alloc", commit_log.preallocate_next)
-        return end
-
-    def _keep_up(self, received: int) -> None:
-        """Back-pressure: far behind with dispatching, as much is dispatched as is received."""
-        dispatcher = self._dispatcher
-        if dispatcher.target - dispatcher.offset <= _DISPATCH_LAG_MAX:
-            return
-        try:
-            dispatcher.advance(0, received)
-        except (CorruptLogError, OSError) as error:
-            self._fail(error)
-
-    def drop_unverified(self) -> int:
-        """Take back what came behind the last whole, good record; the log's new end."""
-        offset = self._parts.intake.offset
-        if offset < self.log.max_offset:
-            self._cut(offset, keep_aside=False)
-        return self.log.max_offset
-
-    def fault_at(self, offset: int) -> str:
-        """What is wrong with the record at `offset`, a place where a slave's log ends; "" if it is
-        good, or if no record begins there. A fault is remembered: this log is suspect then."""
-        error = fault_at(self.log, offset)
-        if error is None:
-            return ""
-        if self.damage is None:
-            self._parts.suspect_mark.note_damage(error, self.log.max_offset, kind="rot")
-        return str(error)
-
-    def truncate_to(
-        self, offset: int, *, keep_aside: bool = True, unclean_epoch: bool = False
-    ) -> None:
-        """Cut the log at `offset`, a record boundary, with all that points behind it (R22).
-
-        Crash-safe: an interrupted cut is finished by the next `open`. Raises TruncationRefused for
-        a cut below the own confirmed offset, unless towards an `unclean_epoch` (R23), and for an
-        offset within a record; OSError.
-        """
-        self.stop_writes()
-        if offset >= self.log.max_offset:
-            return
-        confirmed = self._confirmed_end()
-        if offset < self.log.min_offset:
-            raise TruncationRefused(offset, confirmed, "the log begins above it")
-        if offset < confirmed and not unclean_epoch:
-            raise TruncationRefused(offset, confirmed, "it would take back confirmed bytes")
-        if not is_record_boundary(self.log, offset, self._dispatcher.offset):
-            raise TruncationRefused(offset, confirmed, "no record ends there")
-        self._cut(offset, keep_aside=keep_aside)
-
-    def _confirmed_end(self) -> int:
-        """The end of all whole records that are confirmed, shown already or not."""
-        dispatcher = self._dispatcher
-        target = min(dispatcher.target, self.log.max_offset)
-        if target <= dispatcher.offset:
-            return dispatcher.offset
-        return whole_records_end(self.log, dispatcher.offset, target)[0]
-
-    def discard_damaged_tail(self) -> int:
-        """Cut a suspect log where it can no longer be trusted (cut bytes kept aside), to fetch the
-        rest again: at its damage, or where it was last synced before an fdatasync failed.
-
-        The new end of the log. `suspect` stays set, with `damage.discarded`, until the log has been
-        confirmed beyond everything it may have held (or `clear_suspect`).
-        """
-        damage = self.damage
-        if damage is None or damage.discarded or damage.kind == "reboot":
-            return self.log.max_offset
-        self.stop_writes()
-        offset = min(max(damage.offset, self.log.min_offset), self.log.max_offset)
-        self._cut(offset, keep_aside=True, end_offset=max(damage.end_offset, self.log.max_offset))
-        self._parts.suspect_mark.set_discarded()
-        log.warning("damaged_tail_discarded offset=%d", self.log.max_offset)
-        return self.log.max_offset
-
-    def clear_suspect(self) -> None:
-        """Trust the log again: it is level with its master, or an operator says so."""
-        if self.damage is not None:
-            log.info(
-                "suspicion_ended confirm_offset=%d reason=%s", self.confirm_offset, self.suspect
-            )
-            self._parts.suspect_mark.clear()
+    # --- trust ---
 
     def repair(self, seen: str) -> str:
         """An operator's word that this log is to be trusted; what was done about it.
@@ -518,64 +422,18 @@ class MessageStore:
         cut there, and the cut bytes are kept aside. Raises StoreStateError if nothing is wrong, or
         something else than was seen.
         """
-        damage = self.damage
-        if damage is None:
-            raise StoreStateError("this log is not suspect: there is nothing to repair")
-        if seen != self.suspect:
-            raise StoreStateError(f"something else than that is wrong with it: {self.suspect}")
-        end = self.log.max_offset
-        if damage.blocks_writes:
-            end = self.discard_damaged_tail()
-        self.clear_suspect()
+        was_cut = self._trust.repair(seen)
         if not self.controller_mode:
             self._open_for_writes()
-        if damage.blocks_writes:
+        end = self.log.max_offset
+        if was_cut:
             return f"cut at {end}, what was behind is kept in {self.config.root / 'truncated'}"
         return f"trusted as it is, up to {end}"
 
-    def _end_suspicion(self, confirmed: int) -> None:
-        damage = self.damage
-        if damage is None or not damage.discarded or damage.until_level:
-            return
-        if confirmed >= damage.end_offset:
-            self.clear_suspect()
-
-    def _note_damage(self, error: CorruptLogError) -> None:
-        self._parts.suspect_mark.note_damage(error, self.log.max_offset)
-
     def _fail(self, error: BaseException) -> None:
         """The process must end, and the next one shall know why (R17, R24)."""
-        if isinstance(error, CorruptLogError):
-            self._note_damage(error)
-        elif isinstance(error, OSError):
-            synced = self._parts.checkpoint.recovery_offset or self.log.min_offset
-            self._parts.suspect_mark.note_disk_failure(error, self.log, synced)
+        self._trust.note_failure(error)
         self._on_fatal(error)
-
-    def _cut(self, offset: int, *, keep_aside: bool, end_offset: int | None = None) -> None:
-        self._parts.checkpoints.void_running()
-        end = self.log.max_offset if end_offset is None else end_offset
-        self.truncation.cut(offset, end, keep_aside=keep_aside)
-        self._dispatcher.restart_at(min(offset, self._dispatcher.offset))
-        self._parts.intake.restart(min(offset, self._parts.intake.offset))
-        self._parts.verified.restart(min(offset, self._parts.verified.trusted_from))
-        self._parts.queues.reset_next_offsets()
-
-    def reset_for_empty_start(self, offset: int) -> None:
-        """Begin anew at `offset`, a segment start of the master, with the old log kept aside (R27).
-
-        Raises ValueError if `offset` is no multiple of the segment size.
-        """
-        if offset % self.config.mapped_file_size_commit_log:
-            raise ValueError(f"a log cannot begin at {offset}, no segment begins there")
-        self.stop_writes()
-        if self.log.max_offset > self.log.min_offset:
-            self._cut(self.log.min_offset, keep_aside=True)
-        self.log.begin_at(offset)
-        self._parts.queues.destroy_all()
-        self._dispatcher.restart_at(offset)
-        self._parts.intake.restart(offset)
-        self._parts.verified.restart(offset)
 
     # --- reading ---
 
@@ -703,7 +561,3 @@ class MessageStore:
             self._repeat(name, period_s, work)
 
         self._timers[name] = self._loop.call_later(period_s, run)
-
-
-def _in_thread(name: str, work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name=name, daemon=True).start()

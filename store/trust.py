@@ -1,0 +1,127 @@
+"""How far this log is to be trusted, and how it becomes trusted again (R17, R24).
+
+`suspicion` is the durable memory of what is wrong; here is what is done about it: what damage that
+is met leaves of the log, what is cut off to be fetched again, and what ends a suspicion.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from protocol.errors import CorruptLogError
+from store.errors import StoreStateError
+from store.log_scan import fault_at
+from store.parts import StoreParts
+from store.slave_log import SlaveLog
+from store.suspicion import Suspicion
+
+log = logging.getLogger(__name__)
+
+
+class LogTrust:
+    """`stop_writes` ends the turn and takes no more puts."""
+
+    def __init__(
+        self, parts: StoreParts, slave_log: SlaveLog, stop_writes: Callable[[], int]
+    ) -> None:
+        self._log = parts.log
+        self._dispatcher = parts.dispatcher
+        self._checkpoint = parts.checkpoint
+        self._mark = parts.suspect_mark
+        self._slave_log = slave_log
+        self._stop_writes = stop_writes
+
+    @property
+    def damage(self) -> Suspicion | None:
+        """What is wrong, and whether it was discarded; None if nothing is."""
+        return self._mark.report
+
+    @property
+    def reason(self) -> str:
+        """`damage` in words; empty in good times."""
+        return self._mark.reason
+
+    @property
+    def end(self) -> int:
+        """End (exclusive) of what this log could lead with: before damage at its end."""
+        damage = self._mark.report
+        if damage is None or not damage.blocks_writes:
+            return self._log.max_offset
+        return max(self._log.min_offset, min(damage.offset, self._log.max_offset))
+
+    def note_damage(self, error: CorruptLogError) -> None:
+        """Damage was met; the next start knows of it."""
+        self._mark.note_damage(error, self._log.max_offset)
+
+    def note_failure(self, error: BaseException) -> None:
+        """The process will end for `error`: what of the log the next one may trust."""
+        if isinstance(error, CorruptLogError):
+            self.note_damage(error)
+        elif isinstance(error, OSError):
+            synced = self._checkpoint.recovery_offset or self._log.min_offset
+            self._mark.note_disk_failure(error, self._log, synced)
+
+    def fault_at(self, offset: int) -> str:
+        """What is wrong with the record at `offset`, a place where a slave's log ends; "" if it is
+        good, or if no record begins there. A fault is remembered: this log is suspect then."""
+        error = fault_at(self._log, offset)
+        if error is None:
+            return ""
+        if self._mark.report is None:
+            self._mark.note_damage(error, self._log.max_offset, kind="rot")
+        return str(error)
+
+    def discard_damaged_tail(self) -> int:
+        """Cut a suspect log where it can no longer be trusted (cut bytes kept aside), to fetch the
+        rest again: at its damage, or where it was last synced before an fdatasync failed.
+
+        The new end of the log. The suspicion stays, with `damage.discarded`, until the log has been
+        confirmed beyond everything it may have held (or `clear_suspect`).
+        """
+        damage, commit_log = self._mark.report, self._log
+        if damage is None or damage.discarded or damage.kind == "reboot":
+            return commit_log.max_offset
+        self._stop_writes()
+        offset = min(max(damage.offset, commit_log.min_offset), commit_log.max_offset)
+        end_offset = max(damage.end_offset, commit_log.max_offset)
+        self._slave_log.cut(offset, keep_aside=True, end_offset=end_offset)
+        self._mark.set_discarded()
+        log.warning("damaged_tail_discarded offset=%d", commit_log.max_offset)
+        return commit_log.max_offset
+
+    def clear_suspect(self) -> None:
+        """Trust the log again: it is level with its master, or an operator says so."""
+        if self._mark.report is not None:
+            log.info(
+                "suspicion_ended confirm_offset=%d reason=%s", self._dispatcher.offset, self.reason
+            )
+            self._mark.clear()
+
+    def confirmed(self, offset: int) -> None:
+        """All below `offset` is confirmed: enough to end the suspicion of a discarded tail?"""
+        damage = self._mark.report
+        if damage is None or not damage.discarded or damage.until_level:
+            return
+        if offset >= damage.end_offset:
+            self.clear_suspect()
+
+    def repair(self, seen: str) -> bool:
+        """An operator's word that this log is to be trusted. Whether it had to be cut for that.
+
+        `seen` is `reason` as the operator saw it. Where damage keeps the log from going on, it is
+        cut there, and the cut bytes are kept aside. Raises StoreStateError if nothing is wrong, or
+        something else than was seen.
+        """
+        damage = self._mark.report
+        if damage is None:
+            raise StoreStateError("this log is not suspect: there is nothing to repair")
+        if seen != self.reason:
+            raise StoreStateError(f"something else than that is wrong with it: {self.reason}")
+        if damage.blocks_writes:
+            self.discard_damaged_tail()
+        self.clear_suspect()
+        return damage.blocks_writes
+
+
+__all__ = ["LogTrust"]
