@@ -73,6 +73,8 @@ def choose_master(
         return Choice(winner=asker)
     if unclean:
         return _unclean_master(group, living, asker, designate)
+    if designate and asker not in living:
+        return Choice(refusal=f"broker {asker} does not live")
     if designate:
         return Choice(
             refusal=f"broker {asker} is no living, complete member of the SyncStateSet "

@@ -44,7 +44,7 @@ from controller.history import (
     EventKind,
     HistoryEvent,
 )
-from controller.registration import apply_broker_id, register
+from controller.registration import apply_broker_id, foreign_cluster, register
 from protocol.codes import ResponseCode
 
 __all__ = [
@@ -227,6 +227,8 @@ def _elect_master(group: BrokerGroup | None, command: ElectMaster, clock_ms: int
             ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
             f"broker set {command.broker_name} is not known",
         )
+    if foreign := foreign_cluster(group, command.cluster_name):
+        return foreign
     if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
         return refused(
             group,
@@ -234,6 +236,13 @@ def _elect_master(group: BrokerGroup | None, command: ElectMaster, clock_ms: int
             f"masterEpoch is {group.master_epoch}, not {command.expected_master_epoch}",
         )
     asker = max(command.broker_id, NO_BROKER)
+    if asker != NO_BROKER and group.replica(asker) is None:
+        known = ", ".join(str(record.broker_id) for record in group.replicas) or "none"
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+            f"broker set {group.broker_name} has no broker {asker}; known are {known}",
+        )
     choice = choose_master(
         group,
         command.live,
@@ -360,6 +369,8 @@ def _clean_broker_data(group: BrokerGroup | None, command: CleanBrokerData) -> C
             return refused(group, code, f"broker {alive[0]} lives")
     if group is None:
         return refused(group, code, f"broker set {command.broker_name} is not known")
+    if foreign := foreign_cluster(group, command.cluster_name):
+        return foreign
     kept = tuple(record for record in group.replicas if record.broker_id not in ids)
     if not ids or not kept:
         return Change(group=None, events=(_cleaned_event(group, group, "the whole group"),))

@@ -44,7 +44,7 @@ def apply_broker_id(group: BrokerGroup | None, command: ApplyBrokerId, clock_ms:
             f"broker set {command.broker_name} is not known, so its first id is 1, "
             f"not {command.broker_id}",
         )
-    if group is not None and (foreign := _foreign_cluster(group, command.cluster_name)):
+    if group is not None and (foreign := foreign_cluster(group, command.cluster_name)):
         return foreign
     record = group.replica(command.broker_id) if group else None
     if record is not None:
@@ -81,7 +81,8 @@ def _nonsense(group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId
     return refused(group, ResponseCode.CONTROLLER_INVALID_REQUEST, wrong) if wrong else None
 
 
-def _foreign_cluster(group: BrokerGroup, cluster_name: str) -> Change | None:
+def foreign_cluster(group: BrokerGroup, cluster_name: str) -> Change | None:
+    """The refusal of a command that names another cluster than the group's; naming none is fine."""
     if not cluster_name or not group.cluster_name or group.cluster_name == cluster_name:
         return None
     return refused(
@@ -130,7 +131,7 @@ def _registered_event(group: BrokerGroup, record: ReplicaRecord, why: str = "") 
 def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) -> Change:
     if refusal := _nonsense(group, command):
         return refusal
-    if group is not None and (foreign := _foreign_cluster(group, command.cluster_name)):
+    if group is not None and (foreign := foreign_cluster(group, command.cluster_name)):
         return foreign
     native = bool(command.incarnation)
     broker_id = command.broker_id

@@ -93,6 +93,8 @@ def plan(
         return Election()
     if command.expected_master_epoch not in (ANY_EPOCH, group.master_epoch):
         return Election()
+    if command.cluster_name not in ("", group.cluster_name):
+        return Election()
     master_id, target = group.master_broker_id, command.broker_id
     life = (master_id, group.master_incarnation)
     living = living_replicas(group, live)

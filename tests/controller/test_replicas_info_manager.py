@@ -113,6 +113,35 @@ def test_elect_master_by_name(script):
     assert (result.view.master_broker_id, result.view.master_epoch) == (1, 3)
 
 
+@pytest.mark.parametrize("unclean", [False, True])
+def test_an_election_of_an_unknown_broker_names_the_known_ones(script, unclean):
+    script.three_in_sync()
+    for dead in ((), (1,)):
+        script.die(*dead)
+        refused = script.elect(9, designate=True, unclean=unclean)
+        assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert refused.remark == "broker set broker-a has no broker 9; known are 1, 2, 3"
+
+
+def test_an_election_of_a_dead_broker_does_not_advise_an_unclean_one(script):
+    script.three_in_sync()
+    script.die(2)
+    assert script.elect(2, designate=True).remark == "broker 2 does not live"
+
+
+def test_a_wrong_cluster_name_is_refused_and_none_is_not(script):
+    script.three_in_sync()
+    for refused in (
+        script.elect(2, designate=True, cluster_name="Other"),
+        script.elect(cluster_name="Other"),
+        script.clean(3, cluster_name="Other", clean_living_broker=True),
+    ):
+        assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
+        assert "broker-a belongs to cluster DefaultCluster, not to Other" in refused.remark
+    assert script.epochs == (1, 2)
+    assert script.elect(2, designate=True, cluster_name="DefaultCluster").ok
+
+
 def test_all_replicas_shutdown_and_restart(script):
     """Set {1}, 1 dead: one "not elected" event, no master, epoch 2; 2 is refused, 1 returns."""
     script.three_in_sync()

@@ -45,6 +45,7 @@ def test_r33_a_living_master_hands_over_to_a_living_member(script: Any) -> None:
         ("nobody is named", "", asking(0, designate=False), NATIVE),
         ("it is the master already", "", asking(1), NATIVE),
         ("no such replica", "", asking(9), NATIVE),
+        ("the group is of another cluster", "", asking(2, cluster_name="Other"), NATIVE),
         ("the master is dead", "die 1", asking(2), NATIVE),
         ("the chosen one is dead", "die 2", asking(2), NATIVE),
         ("not in the set", "shrink 1 3", asking(2), NATIVE),
