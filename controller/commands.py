@@ -202,8 +202,8 @@ class BecomeController(Command, frozen=True, kw_only=True, tag="become_controlle
     """A new Raft leader opens its gate; raises the controller epoch and so fences older commands.
 
     `nonce` is random per attempt; it is the request id of this command as well. For the history:
-    `started_ms` is when the process was started, `leader_seen_ms` when it last knew of another
-    leader (wall clock, 0 if never).
+    `started_ms` is when the process was started, `leader_seen_ms` when it last knew of a
+    leader, itself included (wall clock, 0 if never).
     """
 
     node: str

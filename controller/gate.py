@@ -72,8 +72,9 @@ class LeaderGate:
         await self._opened.wait()
 
     def look_for_leader(self) -> None:
-        """Notes, for the history, whether another node leads now. To be called now and then."""
-        if self._log.leader_hint() not in (None, self._node_id):
+        """Notes, for the history, whether a node leads now: this one behind an open gate, or
+        another one. To be called now and then."""
+        if self.open or self._log.leader_hint() not in (None, self._node_id):
             self._leader_seen_ms = self._wall_ms()
 
     def close(self) -> None:

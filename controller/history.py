@@ -85,8 +85,8 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     election was seen, on the clock of `node`, `reason` how, and `silent_ms` how long the master had
     said nothing by then (-1 unknown); `proposed_ms` is when that node proposed. `started_ms` is
     when the process of a new leading controller was started, `leader_seen_ms` when it last knew of
-    another leader (0: never in its life). Offsets are bytes, -1 where unknown. `json` holds what
-    was added to a report or note, as text of a JSON object.
+    a leader, itself included (0: never in its life). Offsets are bytes, -1 where unknown. `json`
+    holds what was added to a report or note, as text of a JSON object.
     """
 
     log: str

@@ -77,6 +77,38 @@ def test_it_closes_with_the_role_and_opens_with_a_higher_epoch() -> None:
     asyncio.run(run())
 
 
+def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when_another_led() -> None:
+    """It knew of another leader at 100, led until 900, and leads again at 1 000."""
+
+    async def run() -> None:
+        now_ms = 100
+        log = LocalLog("n0", Machine())
+        gate = LeaderGate(
+            log, "n0", wall_ms=lambda: now_ms, timeout_ms=100, on_change=lambda is_open: None
+        )
+        log.leader_hint = lambda: "n1"  # type: ignore[method-assign]
+        gate.look_for_leader()
+        log.leader_hint = lambda: "n0"  # type: ignore[method-assign]
+        now_ms = 500
+        await log.start()
+        await gate.wait_open()
+        now_ms = 900
+        gate.look_for_leader()
+        log.set_leading(False)
+        now_ms = 1_000
+        gate.look_for_leader()
+        log.set_leading(True)
+        await gate.wait_open()
+        seen = [
+            event.leader_seen_ms
+            for event in log.state.history
+            if event.kind == "controller_leader_changed"
+        ]
+        assert seen == [100, 900]
+
+    asyncio.run(run())
+
+
 def test_it_closes_when_another_controller_is_applied_here() -> None:
     """A late command of a node that led before: fenced here until this node says so again."""
 
