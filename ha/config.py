@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ha.follower import SyncPolicy
 from ha.master_core import MasterPolicy
 from ha.slave_core import SlavePolicy
-from ha.sync_state import SyncPolicy
 
 
 class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

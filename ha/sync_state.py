@@ -19,40 +19,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ha.follower import RATE_WINDOW_MS, Follower, SyncPolicy
 from protocol.codes import ResponseCode
 
 _ENDS_MAX = 1 << 16
 _WRITES_MAX = 128
-_RATE_WINDOW_MS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class SyncPolicy:
-    """The numbers behind the decisions; times in ms, sizes in bytes."""
-
-    min_in_sync_replicas: int = 1
-    sync_flush: bool = False
-    slave_silent_ms: int = 600
-    """R14: the age at which an unacked byte, or the last ping of a pinging slave, is too old."""
-    quiet_slave_ms: int = 15_000
-    """The same for a slave that does not answer heartbeats (Java acks every 5 s when idle)."""
-    join_ms: int = 200
-    """R13: how long a joining slave may hold confirmOffset."""
-    join_lag_bytes_max: int = 16 << 20
-    join_near_bytes: int = 64 << 10
-    """So near a slave may join whatever its rate; a farther one must be fast enough."""
-    join_fresh_ms: int = 100
-    """Nobody joins whose newest ack is older: a hung or cut-off slave may be near as well."""
-    join_pause_ms: int = 1_000
-    """After a join in vain, and doubled with each further one up to `join_pause_ms_max`. The same
-    for a member that was slow again within `calm_ms` of its last joining."""
-    join_pause_ms_max: int = 60_000
-    calm_ms: int = 60_000
-    retry_ms: int = 50
-    retry_ms_max: int = 1_000
-    tick_ms: int = 50
-    stall_ms: int = 100
-    """R8: a tick that comes later than this shifts every deadline by which others are judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,40 +55,6 @@ SyncEffect = ConfirmAdvanced | ProposeSet
 _BEHIND = "is behind"
 _SILENT = "is silent"
 _SLOW = (_BEHIND, _SILENT)
-
-
-@dataclass(slots=True)
-class Follower:
-    """A replica as its newest connection shows it. `ack` is -1 until that connection acked."""
-
-    broker_id: int
-    absent_since_ms: int
-    connection_id: int | None = None
-    learner: bool = False
-    whole: bool = True
-    """False: its log begins later than ours, so it lacks old messages (R13)."""
-    ack: int = -1
-    ack_ms: int = 0
-    pongs: int = 0
-    held: int = -1
-    """The last ack of any connection: coming and going without progress is no progress (R14)."""
-    judged_from_ms: int = 0
-    """Bytes that are older than this have been unacked since then only."""
-    rate: float = 0.0
-    """Bytes per second by its acks, over the last `_RATE_WINDOW_MS` in which it acked."""
-    rate_ms: int = 0
-    rate_ack: int = 0
-    joined_ms: int = -1 << 40
-    joins_in_vain: int = 0
-    join_after_ms: int = 0
-    slow: bool = False
-    """Whether the proposal to remove it was for slowness."""
-    times_slow: int = 0
-    barred_until_ms: int = 0
-
-    @property
-    def following(self) -> bool:
-        return self.connection_id is not None and self.ack >= 0
 
 
 class SyncState:
@@ -248,7 +185,7 @@ class SyncState:
         follower.connection_id = None
         follower.ack = -1
         if self.joining.pop(broker_id, None) is not None:
-            self._joined_in_vain(follower, now_ms)
+            follower.joined_in_vain(self.policy, now_ms)
             self._renew_required()
         return self._settle(now_ms)
 
@@ -268,8 +205,8 @@ class SyncState:
         first = follower.ack < 0
         if offset > follower.ack:
             follower.ack = follower.held = offset
-            if first or now_ms - follower.rate_ms >= _RATE_WINDOW_MS:
-                _measure_rate(follower, first, now_ms)
+            if first or now_ms - follower.rate_ms >= RATE_WINDOW_MS:
+                follower.measure_rate(first, now_ms)
         if first or broker_id not in self.recorded:
             return self._settle(now_ms)
         return self._advance()
@@ -305,9 +242,9 @@ class SyncState:
                 self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
                 self.joining.pop(broker_id, None)
             for broker_id in self.recorded - before - {self.broker_id}:
-                self._joined(self._followers[broker_id], now_ms)
+                self._followers[broker_id].joined(now_ms)
             for broker_id in before - self.recorded - {self.broker_id}:
-                self._left(self._followers[broker_id], now_ms)
+                self._followers[broker_id].left(self.policy, now_ms)
             if self.proposal is not None:
                 self._end_proposal()
                 self._retry_ms = self.policy.retry_ms
@@ -360,36 +297,10 @@ class SyncState:
         expired = [i for i, deadline in self.joining.items() if deadline <= now_ms]
         for broker_id in expired:
             del self.joining[broker_id]
-            self._joined_in_vain(self._followers[broker_id], now_ms)
+            self._followers[broker_id].joined_in_vain(self.policy, now_ms)
         if expired:
             self._renew_required()
         return self._settle(now_ms)
-
-    def _joined_in_vain(self, follower: Follower, now_ms: int) -> None:
-        """Each such join held up writes for nothing, whether its time was up or it went away."""
-        follower.joins_in_vain += 1
-        follower.join_after_ms = now_ms + self._pause_ms(follower.joins_in_vain)
-
-    def _joined(self, follower: Follower, now_ms: int) -> None:
-        follower.joined_ms = follower.judged_from_ms = now_ms
-        follower.joins_in_vain = 0
-        follower.slow = False
-
-    def _left(self, follower: Follower, now_ms: int) -> None:
-        """Who is slow again and again holds up every write for as long as R14 takes, each time: it
-        comes back ever later. A first time is forgiven."""
-        if not follower.slow:
-            return
-        follower.slow = False
-        calm = now_ms - follower.joined_ms >= self.policy.calm_ms
-        follower.times_slow = 1 if calm else follower.times_slow + 1
-        if follower.times_slow > 1:
-            follower.barred_until_ms = now_ms + self._pause_ms(follower.times_slow - 1)
-
-    def _pause_ms(self, times: int) -> int:
-        return int(
-            min(self.policy.join_pause_ms << min(times - 1, 16), self.policy.join_pause_ms_max)
-        )
 
     # -- decisions
 
@@ -486,22 +397,9 @@ class SyncState:
             and (self._candidates is None or broker_id in self._candidates)
             and follower.ack >= self.epoch_start_offset
             and now_ms >= follower.barred_until_ms
-            and self._acks_flow(follower, now_ms)
-            and (follower.ack >= self.confirm_offset or self._is_near(follower))
+            and follower.acks_flow(self.policy, self.written, now_ms)
+            and (follower.ack >= self.confirm_offset or follower.is_near(self.policy, self.written))
         )
-
-    def _acks_flow(self, follower: Follower, now_ms: int) -> bool:
-        """A slave that is silent by nature while nothing is written (Java) acked all there is."""
-        if follower.pongs < 2 and follower.ack >= self.written:
-            return True
-        return now_ms - follower.ack_ms <= self.policy.join_fresh_ms
-
-    def _is_near(self, follower: Follower) -> bool:
-        """Whether it will reach confirmOffset in the short time for which that stands still."""
-        policy = self.policy
-        lag = self.written - follower.ack
-        within_reach = max(policy.join_near_bytes, follower.rate * policy.join_ms / 1000)
-        return lag <= min(within_reach, policy.join_lag_bytes_max)
 
     def _start_joining(self, near: list[Follower], now_ms: int) -> None:
         """R13: with the set {master} confirmOffset is the log's end, which no slave ever reaches
@@ -542,9 +440,7 @@ class SyncState:
     def _postpone(self, stall_ms: int) -> None:
         """R8: time in which we did not look is no evidence against anyone."""
         for follower in self._followers.values():
-            follower.absent_since_ms += stall_ms
-            follower.ack_ms += stall_ms
-            follower.judged_from_ms += stall_ms
+            follower.postpone(stall_ms)
         self.joining = {i: deadline + stall_ms for i, deadline in self.joining.items()}
         for written in self._writes:
             written[0] += stall_ms
@@ -565,19 +461,10 @@ class SyncState:
         assert bool(ends) == (self.written > self.confirm_offset)
 
 
-def _measure_rate(follower: Follower, first: bool, now_ms: int) -> None:
-    if not first:
-        seconds = (now_ms - follower.rate_ms) / 1000
-        follower.rate = (follower.ack - follower.rate_ack) / seconds
-    follower.rate_ms, follower.rate_ack = now_ms, follower.ack
-
-
 __all__ = [
     "ConfirmAdvanced",
-    "Follower",
     "Proposal",
     "ProposeSet",
     "SyncEffect",
-    "SyncPolicy",
     "SyncState",
 ]

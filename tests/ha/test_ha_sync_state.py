@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from ha.sync_state import ConfirmAdvanced, ProposeSet, SyncPolicy, SyncState
+from ha.follower import SyncPolicy
+from ha.sync_state import ConfirmAdvanced, ProposeSet, SyncState
 
 NOW = 1_000_000
 
@@ -444,10 +445,10 @@ def test_r14_a_long_calm_forgives():
     follower = sync.follower(2)
     for _ in range(3):
         follower.slow, follower.joined_ms = True, NOW
-        sync._left(follower, NOW + 1_000)
+        follower.left(sync.policy, NOW + 1_000)
     assert follower.barred_until_ms == NOW + 3_000
     follower.slow = True
-    sync._left(follower, NOW + 60_000)
+    follower.left(sync.policy, NOW + 60_000)
     assert follower.times_slow == 1 and follower.barred_until_ms < NOW + 60_000
 
 
