@@ -21,7 +21,7 @@ import grpc
 
 from baton.controller.v1 import controller_pb2 as pb
 from protocol.codes import ResponseCode
-from replicas_manager.session import ControllerChannels
+from replicas_manager.session import ControllerChannels, is_only_the_call_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +122,10 @@ class EventReporter:
         try:
             stub = self._channels.stub(leader)
             reply = await stub.ReportEvent(request, timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            log.debug("report_failed kind=%s why=%s", request.kind, error.details())
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
+                raise
+            log.debug("report_failed kind=%s why=%s", request.kind, error)
             return False
         code = reply.status.code
         if code not in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_NOT_LEADER):

@@ -11,32 +11,24 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar, assert_never
-
-import grpc
+from collections.abc import Callable
+from typing import assert_never
 
 from baton.controller.v1 import controller_pb2 as pb
-from protocol.codes import ResponseCode
 from protocol.role_view import RoleView
 from replicas_manager.actions import BrokerActions, LogFacts, Proposal
+from replicas_manager.calls import ControllerCalls
 from replicas_manager.config import ReplicasManagerConfig
 from replicas_manager.events import (
     ActionFailed,
     AdoptView,
-    AlterFailed,
-    AlterReplied,
     BecomeMaster,
     BecomeSlave,
     CloseSession,
     Effect,
-    ElectFailed,
-    ElectReplied,
     Event,
     FactsChanged,
-    FetchFailed,
     FetchView,
-    LeaderHinted,
     LeaseChanged,
     Notice,
     NoticeReceived,
@@ -46,8 +38,6 @@ from replicas_manager.events import (
     ProposalRefused,
     ProposalRequested,
     ProposalUnknown,
-    RegisterFailed,
-    RegisterReplied,
     ReportEvent,
     RoleAction,
     SaveIdentity,
@@ -70,13 +60,9 @@ from replicas_manager.session import ControllerChannels, ControllerSession
 from replicas_manager.state import ReplicasState, Role
 from replicas_manager.switch import SwitchTask
 from replicas_manager.switch_runner import SwitchActions, SwitchRunner
-from replicas_manager.wire import role_view_of
 
 log = logging.getLogger(__name__)
 
-_Request = TypeVar("_Request", SendRegister, SendElect, SendAlter, FetchView)
-
-CALL_TIMEOUT_S = 1.0
 GOODBYE_TIMEOUT_S = 0.3
 
 
@@ -114,13 +100,11 @@ class ReplicasManager:
         self._clock_ms = clock_ms
         self._identity = IdentityFile(config.identity_path, config.cluster_name, config.broker_name)
         self._role_file = RoleFile(config.role_path)
-        self._check_code = ""
         self._lives = LivesFile(config.role_path.with_name("lives"))
-        self._earlier_lives: tuple[str, ...] = ()
         self._suspect = ""
         self._channels = ControllerChannels()
         self._sessions: dict[str, ControllerSession] = {}
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: ControllerCalls | None = None
         self._registered = asyncio.Event()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -197,9 +181,8 @@ class ReplicasManager:
     async def start(self) -> None:
         """Read the durable facts and begin to register."""
         identity = self._identity.load()
-        self._earlier_lives = self._lives.begin(self.incarnation)
+        earlier_lives = self._lives.begin(self.incarnation)
         highest = max(self._role_file.load(), self._actions.log_facts().epoch, 0)
-        self._check_code = identity.check_code
         self._state = ReplicasState(
             broker_name=self._config.broker_name,
             broker_id=identity.broker_id,
@@ -208,6 +191,16 @@ class ReplicasManager:
             highest_master_epoch=highest,
             timings=self._config.timings,
             learner=self._config.learner,
+        )
+        self._calls = ControllerCalls(
+            self._config,
+            self.incarnation,
+            identity.check_code,
+            earlier_lives,
+            self._channels,
+            self._actions.log_facts,
+            self._state,
+            self._step,
         )
         self._runner = RoleRunner(
             self._actions,
@@ -245,10 +238,8 @@ class ReplicasManager:
         if self._runner is not None:
             await self._runner.close()
         await self._reporter.close()
-        for task in self._calls:
-            task.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls)
+        if self._calls is not None:
+            await self._calls.close()
         await self._channels.close()
 
     # ------------------------------------------------------------------------------------- engine
@@ -273,7 +264,7 @@ class ReplicasManager:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, Tick())
 
     def _perform(self, effect: Effect) -> None:
-        assert self._state is not None and self._runner is not None
+        assert self._state is not None and self._runner is not None and self._calls is not None
         match effect:
             case (
                 BecomeMaster()
@@ -294,14 +285,8 @@ class ReplicasManager:
                 pass  # the runner stores the epoch in a thread before the role change it permits
             case SendHeartbeat():
                 self._heartbeat(effect)
-            case SendRegister():
-                self._call(self._register, effect)
-            case SendElect():
-                self._call(self._elect, effect)
-            case SendAlter():
-                self._call(self._alter, effect)
-            case FetchView():
-                self._call(self._fetch, effect)
+            case SendRegister() | SendElect() | SendAlter() | FetchView():
+                self._calls.ask(effect)
             case SaveIdentity(broker_id):
                 self._identity.save(broker_id)
                 log.info("broker_id_assigned broker_id=%d", broker_id)
@@ -420,138 +405,6 @@ class ReplicasManager:
         if suspect != self._suspect:
             self._suspect = suspect
             self._step(SuspicionChanged(suspect))
-
-    # -------------------------------------------------------------------------------------- calls
-
-    def _call(self, ask: Callable[[_Request], Awaitable[Event]], effect: _Request) -> None:
-        """Ask in a task of its own; what comes of it is the next event."""
-
-        async def answer() -> None:
-            self._step(await ask(effect))
-
-        task = asyncio.get_running_loop().create_task(answer())
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-
-    async def _note_leader(
-        self, target: str, status: pb.Status, call: grpc.aio.UnaryUnaryCall
-    ) -> None:
-        """A node that does not lead says in the trailing metadata who does."""
-        if status.code == ResponseCode.CONTROLLER_NOT_LEADER:
-            trailing = dict(await call.trailing_metadata())
-            self._step(LeaderHinted(target, str(trailing.get("leader-grpc-address", ""))))
-
-    async def _register(self, effect: SendRegister) -> Event:
-        facts = self._actions.log_facts()
-        request = pb.RegisterBrokerRequest(
-            cluster_name=self._config.cluster_name,
-            broker_name=self._config.broker_name,
-            broker_id=effect.broker_id,
-            register_check_code=self._check_code,
-            address=self._config.address,
-            ha_address=self._config.ha_address,
-            incarnation=self.incarnation,
-            log_id=facts.log_id,
-            learner=self._config.learner,
-            epoch=facts.epoch,
-            max_offset=facts.max_offset,
-            confirm_offset=facts.confirm_offset,
-            election_priority=self._config.election_priority,
-            request_id=effect.request_id,
-            suspect=effect.suspect,
-            accepted_epoch=self.highest_master_epoch,
-            earlier_lives=self._earlier_lives,
-        )
-        stub = self._channels.stub(effect.target)
-        try:
-            call = stub.RegisterBroker(request, timeout=CALL_TIMEOUT_S)
-            reply = await call
-            await self._note_leader(effect.target, reply.status, call)
-        except grpc.aio.AioRpcError as error:
-            return RegisterFailed(effect.target, _what(error))
-        return RegisterReplied(
-            effect.target,
-            reply.status.code,
-            reply.status.remark,
-            reply.broker_id,
-            _view(reply),
-        )
-
-    async def _elect(self, effect: SendElect) -> Event:
-        request = pb.ElectMasterRequest(
-            cluster_name=self._config.cluster_name,
-            broker_name=self._config.broker_name,
-            broker_id=self.broker_id,
-            designate=False,
-            expected_master_epoch=effect.expected_master_epoch,
-            request_id=effect.request_id,
-            reason=effect.reason,
-        )
-        stub = self._channels.stub(effect.target)
-        try:
-            call = stub.ElectMaster(request, timeout=CALL_TIMEOUT_S)
-            reply = await call
-            await self._note_leader(effect.target, reply.status, call)
-        except grpc.aio.AioRpcError as error:
-            return ElectFailed(effect.target, _what(error))
-        return ElectReplied(effect.target, reply.status.code, reply.status.remark, _view(reply))
-
-    async def _alter(self, effect: SendAlter) -> Event:
-        request = pb.AlterSyncStateSetRequest(
-            broker_name=self._config.broker_name,
-            master_broker_id=self.broker_id,
-            master_incarnation=self.incarnation,
-            master_epoch=effect.master_epoch,
-            sync_state_set_epoch=effect.sync_state_set_epoch,
-            new_set=[
-                pb.Member(broker_id=broker_id, incarnation=incarnation)
-                for broker_id, incarnation in effect.members
-            ],
-            request_id=effect.request_id,
-            confirm_offset=effect.confirm_offset,
-            reason=effect.reason,
-        )
-        stub = self._channels.stub(effect.target)
-        try:
-            call = stub.AlterSyncStateSet(request, timeout=CALL_TIMEOUT_S)
-            reply = await call
-            await self._note_leader(effect.target, reply.status, call)
-        except grpc.aio.AioRpcError as error:
-            return AlterFailed(effect.request_id, effect.target, _what(error))
-        return AlterReplied(
-            effect.request_id,
-            effect.target,
-            reply.status.code,
-            reply.status.remark,
-            _view(reply),
-        )
-
-    async def _fetch(self, effect: FetchView) -> Event:
-        request = pb.GetReplicaInfoRequest(broker_name=self._config.broker_name)
-        stub = self._channels.stub(effect.target)
-        try:
-            call = stub.GetReplicaInfo(request, timeout=CALL_TIMEOUT_S)
-            reply = await call
-            await self._note_leader(effect.target, reply.status, call)
-        except grpc.aio.AioRpcError as error:
-            return FetchFailed(effect.target, _what(error))
-        view = _view(reply)
-        if view is None:
-            return FetchFailed(effect.target, reply.status.remark)
-        return ViewReceived(effect.target, view, pushed=False)
-
-
-def _what(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
-
-
-def _view(
-    reply: pb.RegisterBrokerReply
-    | pb.ElectMasterReply
-    | pb.AlterSyncStateSetReply
-    | pb.GetReplicaInfoReply,
-) -> RoleView | None:
-    return role_view_of(reply.view) if reply.HasField("view") else None
 
 
 __all__ = ["BrokerActions", "LogFacts", "Proposal", "ReplicasManager", "Role", "boottime_ms"]

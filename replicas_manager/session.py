@@ -54,6 +54,13 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+def is_only_the_call_cancelled() -> bool:
+    """Where asyncio.CancelledError is caught: it is raised alike for the own task, which must end
+    then, and for a gRPC call whose channel was closed, which is just another way to fail."""
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()
+
+
 class ControllerChannels:
     """One channel per controller address, shared by its session and the unary calls."""
 
@@ -196,9 +203,7 @@ class ControllerSession:
         except grpc.aio.AioRpcError as error:
             log.debug("session_broken controller=%s why=%s", self.address, error.details())
         except asyncio.CancelledError:
-            # Raised alike for our own task and for the call that `drop` cancelled.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if not is_only_the_call_cancelled():
                 raise
         finally:
             self._outbox = None

@@ -12,7 +12,7 @@ import grpc
 from baton.controller.v1 import controller_pb2 as pb
 from protocol.codes import ResponseCode
 from protocol.role_view import RoleView
-from replicas_manager.session import ControllerChannels
+from replicas_manager.session import ControllerChannels, is_only_the_call_cancelled
 from replicas_manager.switch import (
     Drained,
     ElectTarget,
@@ -160,8 +160,10 @@ class SwitchRunner:
         stub = self._channels().stub(target)
         try:
             reply = await stub.ElectMaster(request, timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            log.info("switch_election_unanswered target=%s why=%s", target, error.details())
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
+                raise
+            log.info("switch_election_unanswered target=%s why=%s", target, error)
             self.core.elect_unanswered(task.switch_id, self._clock_ms())
         else:
             if reply.HasField("view"):

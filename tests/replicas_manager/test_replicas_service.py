@@ -550,7 +550,7 @@ def test_a_proposal_goes_out_and_its_outcome_comes_back(tmp_path: Path) -> None:
 def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replicas_manager.service.CALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("replicas_manager.calls.CALL_TIMEOUT_S", 0.05)
 
     async def script(scene: Scene) -> None:
         manager = await scene.master()
@@ -569,6 +569,35 @@ def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
         await scene.broker.until("applied", frozenset({1, 2}))
         ids = {request.request_id for request in scene.controller.asked["AlterSyncStateSet"]}
         assert len(ids) == 1
+
+    play(tmp_path, script)
+
+
+def test_r11_a_call_whose_connection_is_given_up_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that is dropped for its silence closes the channel under the calls, too."""
+    monkeypatch.setattr("replicas_manager.calls.CALL_TIMEOUT_S", 60)
+
+    async def script(scene: Scene) -> None:
+        manager = await scene.master()
+        view = view_message(1, 1, 2, [1, 2], {1: "life", 2: "life-2"})
+        hanging = asyncio.Event()
+
+        async def hang(request: pb.AlterSyncStateSetRequest) -> pb.AlterSyncStateSetReply:
+            hanging.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        scene.controller.handlers["AlterSyncStateSet"] = hang
+        manager.propose(Wanted(frozenset({1, 2})))
+        await hanging.wait()
+        scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
+            view=view
+        )
+        await manager._channels.drop(scene.controller.address)
+        await scene.broker.until("applied", frozenset({1, 2}))
+        assert len(scene.controller.asked["AlterSyncStateSet"]) == 2
 
     play(tmp_path, script)
 
