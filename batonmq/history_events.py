@@ -23,6 +23,7 @@ REPORTED: Final = frozenset(
         "first_ack",
         "truncated",
         "lease_lost",
+        "lease_back",
         "diverged",
         "drained",
     }

@@ -37,6 +37,10 @@ class PendingAcks:
     def __len__(self) -> int:
         return len(self._replies) + len(self._waiters)
 
+    def waited_ms(self, now_ms: int) -> int:
+        """How long the oldest reply waits by now, 0 if none does."""
+        return now_ms - (self._replies[0][1] - self.wait_ms) if self._replies else 0
+
     def add(self, end_offset: int, now_ms: int, sink: ReplySink, reply: bytes) -> None:
         """Keeps `reply`, a whole frame with code 0, until all below `end_offset` is confirmed."""
         self._replies.append((end_offset, now_ms + self.wait_ms, sink, reply))

@@ -105,6 +105,7 @@ class Replication:
                 role_left=role_left,
                 hold=self.hold,
                 end_turn=lambda: self.written(store.end_turn()),
+                clock_ms=clock_ms,
             )
             self._manager = ReplicasManager(
                 self._manager_config(), self._actions, on_fatal=on_fatal, switch=self._actions
@@ -186,9 +187,13 @@ class Replication:
             and self._gate.role is Role.MASTER
             and self._acks.master_epoch == self._gate.master_epoch
         ):
-            released = self._acks.confirm(offset)
-            if released and self._actions is not None and self._actions.first_ack_due:
-                self._actions.acked()
+            actions = self._actions
+            if actions is not None and actions.first_ack_due:
+                waited_ms = self._acks.waited_ms(self._clock_ms())
+                if self._acks.confirm(offset):
+                    actions.acked(waited_ms)
+            else:
+                self._acks.confirm(offset)
         self._store.advance_confirm_offset(offset)
 
     # --- HAListener ---

@@ -54,8 +54,11 @@ class RoleActions:
         role_left: Callable[[], None],
         hold: SendHold,
         end_turn: Callable[[], None],
+        clock_ms: Callable[[], int],
     ) -> None:
         self._store = store
+        self._clock_ms = clock_ms
+        self._lease_lost_ms: int | None = None
         self._hold = hold
         self._end_turn = end_turn
         self._ha = ha
@@ -89,6 +92,7 @@ class RoleActions:
         self._topics.set_state_version(view.master_epoch)
         self._offsets.set_state_version(view.master_epoch)
         self.first_ack_due = True
+        self._lease_lost_ms = None
         self._gate.open()
         self._hold.release()
         self._routes_changed()
@@ -132,13 +136,28 @@ class RoleActions:
         self._ha.proposal_unknown()
 
     def lease_changed(self, valid: bool) -> None:
+        """Tells the history, too, how a mastership went on after its lease had lapsed."""
+        if not valid:
+            self._lease_lost_ms = self._clock_ms()
+            self._gate.was_cut_off = False
+        elif self._lease_lost_ms is not None and self._gate.is_master:
+            self.report(
+                "lease_back",
+                awayMs=self._clock_ms() - self._lease_lost_ms,
+                writesRefused=self._gate.was_cut_off,
+            )
+            self._lease_lost_ms = None
         self._gate.standing(lease=valid, required_set_whole=self._ha.required_set_whole)
 
-    def acked(self) -> None:
-        """The first ack of a mastership is the end of a failover's story."""
+    def acked(self, waited_ms: int) -> None:
+        """The first ack of a mastership is the end of a failover's story.
+
+        `waited_ms`: how long ago that write came, so that the story can tell an outage from a time
+        in which nobody wrote.
+        """
         if self.first_ack_due:
             self.first_ack_due = False
-            self.report("first_ack", confirmOffset=self._store.confirm_offset)
+            self.report("first_ack", confirmOffset=self._store.confirm_offset, waitedMs=waited_ms)
 
     # --- planned switch: SwitchActions (R33) ---
 

@@ -66,6 +66,8 @@ class RoleGate:
         self.refusal: Refusal | None = _FENCED
         self._lease = False
         self._whole = False
+        self.was_cut_off = False
+        """Whether writes were refused for want of both since this was last set back."""
         self._stopping: Refusal | None = None
 
     def opening(self, master_epoch: int) -> None:
@@ -116,3 +118,4 @@ class RoleGate:
             self.refusal = self._stopping
         elif self.role is Role.MASTER:
             self.refusal = None if self._lease or self._whole else _CUT_OFF
+            self.was_cut_off = self.was_cut_off or self.refusal is _CUT_OFF

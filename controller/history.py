@@ -45,6 +45,7 @@ class EventKind(StrEnum):
     FIRST_ACK = "first_ack"
     TRUNCATED = "truncated"
     LEASE_LOST = "lease_lost"
+    LEASE_BACK = "lease_back"
     DIVERGED = "diverged"
     DRAINED = "drained"
     PUSHED = "pushed"
@@ -60,6 +61,7 @@ REPORTED_KINDS: Final = frozenset(
         EventKind.FIRST_ACK,
         EventKind.TRUNCATED,
         EventKind.LEASE_LOST,
+        EventKind.LEASE_BACK,
         EventKind.DIVERGED,
         EventKind.DRAINED,
         EventKind.SWITCH_FAILED,
