@@ -107,6 +107,23 @@ def test_r24_a_torn_tail_is_cut_and_zeroed(rig):
     assert rig.put(store, b"next").physical_offset == end
 
 
+@pytest.mark.parametrize("missing", [1, 2, 11, 12, 20, 21])
+def test_r24_a_write_that_ends_within_the_property_crc_is_torn(rig, missing):
+    """Its name is there already, the digits behind it are not. With all digits only the mark that
+    ends them lacks, which a flipped bit may have taken from a whole record: that is damage."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, *BODIES[:5])
+    torn = rig.put(store, bytes(range(256)) * 2)
+    store.end_turn()
+    rig.kill(store)
+    with rig.segment().open("r+b") as file:
+        file.seek(torn.end_offset - missing)
+        file.write(bytes(missing))
+    store = rig.open()
+    assert store.max_phy_offset == end
+    assert bool(store.suspect) == (missing == 1)
+
+
 def test_r24_a_flipped_byte_with_records_behind_it_is_damage(rig):
     """1 a byte flips above the recovery point. 2 the store opens up to it, named, not writable.
 
@@ -261,10 +278,10 @@ def test_r24_whatever_happens_to_the_tail(store_in, sizes, confirmed, checkpoint
             if p.physical_offset > hurt_at
         )
         hurt_end = next((p.end_offset for p in puts if p.physical_offset == hurt_at), end)
-        # The name of the property CRC, 20 to 12 bytes before its end, shows that it was whole.
-        # What is hurt at the log's very end was no record.
+        # With all digits of the property CRC it was whole. What is hurt at the log's very end was
+        # no record.
         is_whole = (hurt_at is not None and hurt_at < end) and (
-            mishap == "flip" or (mishap == "cut" and changed >= hurt_end - 11)
+            mishap == "flip" or (mishap == "cut" and changed >= hurt_end - 1)
         )
         store = rig.open()
         assert bool(store.suspect) == (whole_behind or expected_end < stored_confirm or is_whole)
