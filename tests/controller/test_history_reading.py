@@ -120,4 +120,4 @@ def test_kill_9_while_files_are_divided_loses_doubles_and_tears_nothing(tmp_path
         indexes = [json.loads(line)["raft_index"] for line in lines]
         assert indexes == list(range(1, len(indexes) + 1))
         assert len(indexes) >= said
-        assert len(files) > 5
+        assert len(files) > wanted // 20  # some ten events each
