@@ -19,8 +19,8 @@ from broker.role_actions import RoleActions
 from broker.role_gate import Role, RoleGate
 from broker.send_hold import SendHold
 from broker.slave_sync import SlaveSynchronize
+from ha.peer_proof import PeerIdentity
 from ha.service import AutoSwitchHAService
-from ha.slave_core import PeerIdentity
 from ha.sync_state import Proposal
 from protocol.bodies import (
     EpochCacheEntry,

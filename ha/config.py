@@ -10,7 +10,7 @@ import msgspec
 
 from ha.follower import SyncPolicy
 from ha.master_core import MasterPolicy
-from ha.slave_core import SlavePolicy
+from ha.slave_policy import SlavePolicy
 
 
 class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -10,10 +10,12 @@ Origin: Java AutoSwitchHAClient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from epoch.entry import within_log
+from ha.peer_proof import PeerIdentity, proof_fault
+from ha.redial import Redial
 from ha.slave_effects import (
     AdoptEpochs,
     AppendEpoch,
@@ -30,6 +32,7 @@ from ha.slave_effects import (
     SlaveEffect,
     TruncateTo,
 )
+from ha.slave_policy import SlavePolicy
 from ha.truncation import BeginAnew, CutTo, LocalLog, Refuse, epochs_after, judge_log
 from ha.wire import (
     MasterHandshake,
@@ -39,48 +42,6 @@ from ha.wire import (
     encode_slave_handshake,
 )
 from protocol.role_view import RoleView
-
-
-@dataclass(frozen=True, slots=True)
-class SlavePolicy:
-    """Times in ms."""
-
-    sync_flush: bool = False
-    sync_from_last_file: bool = False
-    async_learner: bool = False
-    proof_needed: bool = False
-    """Whether a peer has to prove to be the master (R21): before a cut always, before a byte is
-    taken on every connection but the first one of a fresh view."""
-    fresh_ms: int = 3_000
-    """How long a view that names another master, or another epoch, is fresh."""
-    retry_ms: int = 20
-    retry_ms_max: int = 1_000
-    diverged_retry_ms: int = 1_000
-    diverged_retry_ms_max: int = 60_000
-    dial_ms: int = 1_000
-    """For the connection. Longer would be TCP's own waiting, which doubles each time."""
-    connect_ms: int = 3_000
-    """For the answer to our handshake and for the proof, each."""
-    keepalive_ms: int = 1_000
-    housekeeping_ms: int = 20_000
-    brisk_ms: int = 2_000
-    """Instead of `housekeeping_ms` for a master with an incarnation, which sends something every
-    haSendHeartbeatInterval; for another one once it has shown that it heartbeats within 1 s."""
-    flood_ms: int = 20
-    flood_lag_bytes: int = 2 << 20
-    """So much may be here, confirmed and not shown while old bytes pour in."""
-    tick_ms: int = 100
-    stall_ms: int = 100
-
-
-@dataclass(frozen=True, slots=True)
-class PeerIdentity:
-    """What a broker says of itself when asked for its epochs (request 1007)."""
-
-    cluster_name: str
-    broker_name: str
-    broker_id: int
-    last_epoch: int
 
 
 class Phase(Enum):
@@ -114,12 +75,7 @@ class SlaveCore:
         self._peer: MasterHandshake | None = None
         self._proved = False
         self._fresh_until_ms = now_ms + policy.fresh_ms
-        self._dial_at_ms = now_ms
-        self._retry_ms = policy.retry_ms
-        self._diverged_ms = policy.diverged_retry_ms
-        self._said = ""
-        self._stuck_offset = -1
-        self._stuck_ms = policy.diverged_retry_ms
+        self._redial = Redial(policy.redial, now_ms)
         self._pending_epoch: tuple[int, int] | None = None
         self._first_frame = True
         self._ack_due = False
@@ -139,8 +95,7 @@ class SlaveCore:
     def follow(self, view: RoleView, now_ms: int) -> list[SlaveEffect]:
         """A newer view. The connection stays if it leads to the same process."""
         old, self.view = self.view, view
-        self._retry_ms = self.policy.retry_ms
-        self._diverged_ms = self.policy.diverged_retry_ms
+        self._redial.progress()
         same = (old.master_broker_id, old.master_ha_address, old.master_incarnation) == (
             view.master_broker_id,
             view.master_ha_address,
@@ -170,14 +125,14 @@ class SlaveCore:
         """The dial failed, or the connection ended from the other side."""
         if self.phase is not Phase.READY:
             self._reset()
-            self._retry_later(now_ms)
+            self._redial.later(now_ms)
         return []
 
     def stop(self) -> list[SlaveEffect]:
         """Ends the slave side (R1: before this replica acts as master)."""
         connected = self.phase is not Phase.READY
         self._reset()
-        self._dial_at_ms = 1 << 62
+        self._redial.never()
         return [Hangup("the slave side ends")] if connected else []
 
     @property
@@ -209,14 +164,14 @@ class SlaveCore:
     def wakeup_ms(self) -> int:
         """When `tick` is due."""
         if self.phase is Phase.READY:
-            return self._dial_at_ms
+            return self._redial.at_ms
         return self._ticked_ms + self.policy.tick_ms
 
     def tick(self, now_ms: int) -> list[SlaveEffect]:
         late_ms = now_ms - self._ticked_ms - self.policy.tick_ms
         self._ticked_ms = now_ms
         if self.phase is Phase.READY:
-            return self._dial(now_ms) if now_ms >= self._dial_at_ms else []
+            return self._dial(now_ms) if now_ms >= self._redial.at_ms else []
         if late_ms > self.policy.stall_ms:
             self.read_ms += late_ms  # R8: what we did not look for has not been missing
         silent_ms = now_ms - self.read_ms
@@ -224,7 +179,7 @@ class SlaveCore:
             was_dialling = self.phase is Phase.CONNECTING
             effects = self._hang_up(f"nothing read for {silent_ms} ms", now_ms)
             if was_dialling:
-                self._dial_at_ms = now_ms
+                self._redial.at(now_ms)
             return effects
         if (
             self.phase is Phase.TRANSFER
@@ -263,25 +218,13 @@ class SlaveCore:
         return [ProveMaster(self.view)]
 
     def peer_proved(self, identity: PeerIdentity, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
-        """The answer to ProveMaster. A Java master calls itself broker 0."""
+        """The answer to ProveMaster."""
         if self.phase is not Phase.PROVING:
             return []
-        view = self.view
         assert self._peer is not None
-        is_master = (
-            identity.cluster_name == view.cluster_name
-            and identity.broker_name == view.broker_name
-            and identity.broker_id in (0, view.master_broker_id)
-            and identity.last_epoch >= view.master_epoch
-            and identity.last_epoch == self._peer.last_epoch
-        )
-        if not is_master:
-            return self._hang_up(
-                f"{view.master_address} is {identity.cluster_name}/{identity.broker_name}/"
-                f"{identity.broker_id} at epoch {identity.last_epoch}, not the master that was "
-                f"named: nothing is cut for it, and nothing taken from it",
-                now_ms,
-            )
+        fault = proof_fault(identity, self.view, self._peer.last_epoch)
+        if fault:
+            return self._hang_up(fault, now_ms)
         self._proved = True
         return self._settle_history(log, now_ms)
 
@@ -345,20 +288,17 @@ class SlaveCore:
     def _begin_anew(self, reason: str, now_ms: int) -> list[SlaveEffect]:
         """R27: the old log goes aside and the next handshake finds an empty one."""
         effects = self._hang_up(reason, now_ms)
-        self._dial_at_ms = now_ms
+        self._redial.at(now_ms)
         self.max_offset = self.confirm_offset = 0
         return [BeginAt(0, reason), AdoptEpochs(()), *effects]
 
     def _diverge(self, reason: str, now_ms: int) -> list[SlaveEffect]:
         """Cannot follow. Said once, tried again ever more rarely, for ever."""
-        effects: list[SlaveEffect] = [Hangup(reason)]
+        return self._give_up(reason, is_new=self._redial.diverged(reason, now_ms))
+
+    def _give_up(self, reason: str, *, is_new: bool) -> list[SlaveEffect]:
         self._reset()
-        self._dial_at_ms = now_ms + self._diverged_ms
-        self._diverged_ms = min(self._diverged_ms * 2, self.policy.diverged_retry_ms_max)
-        if reason != self._said:
-            self._said = reason
-            effects.append(Diverged(reason))
-        return effects
+        return [Hangup(reason), Diverged(reason)] if is_new else [Hangup(reason)]
 
     # -- transfer
 
@@ -385,9 +325,9 @@ class SlaveCore:
                 return self._hang_up(
                     f"a frame at offset {offset}, our log ends at {self.max_offset}", now_ms
                 )
-        self._first_frame = False
-        self._retry_ms = self.policy.retry_ms
-        self._diverged_ms = self.policy.diverged_retry_ms
+        if self._first_frame:
+            self._first_frame = False
+            self._redial.progress()
         self._ack_due = True
         self._frame_confirm = confirm
         if epoch != self.last_epoch:
@@ -454,24 +394,14 @@ class SlaveCore:
     def record_refused(self, offset: int, reason: str, now_ms: int) -> list[SlaveEffect]:
         """The record at `offset` came damaged and was dropped. It may have been the way: we ask
         for it again, and ever more rarely as long as it is that same one."""
-        return self._stuck_at(offset, f"the master sent a damaged record: {reason}", now_ms)
+        why = f"the master sent a damaged record: {reason}"
+        return self._give_up(why, is_new=self._redial.stuck(offset, why, now_ms))
 
     def disk_full(self, log_end: int, reason: str, now_ms: int) -> list[SlaveEffect]:
         """The log, which ends at `log_end`, could not grow. The disk may become empty again: we
         try, ever more rarely as long as not a byte could be appended."""
         why = f"cannot follow the master, the disk is full: {reason}"
-        return self._stuck_at(log_end, why, now_ms)
-
-    def _stuck_at(self, offset: int, reason: str, now_ms: int) -> list[SlaveEffect]:
-        """As `_diverge`, but what the next connection brings before `offset` is no progress."""
-        if offset != self._stuck_offset:
-            self._stuck_offset = offset
-            self._stuck_ms = self.policy.diverged_retry_ms
-            self._said = ""
-        self._diverged_ms = self._stuck_ms
-        effects = self._diverge(reason, now_ms)
-        self._stuck_ms = self._diverged_ms
-        return effects
+        return self._give_up(why, is_new=self._redial.stuck(log_end, why, now_ms))
 
     def turn_ended(self, flushed_offset: int, now_ms: int) -> list[SlaveEffect]:
         """After all that one read brought: one ack for all of it, then what readers may see."""
@@ -525,7 +455,7 @@ class SlaveCore:
 
     def _dial(self, now_ms: int) -> list[SlaveEffect]:
         if not self.view.master_ha_address:
-            self._retry_later(now_ms)
+            self._redial.later(now_ms)
             return []
         self.phase = Phase.CONNECTING
         self.read_ms = self._ticked_ms = now_ms
@@ -533,7 +463,7 @@ class SlaveCore:
 
     def _hang_up(self, reason: str, now_ms: int) -> list[SlaveEffect]:
         self._reset()
-        self._retry_later(now_ms)
+        self._redial.later(now_ms)
         return [Hangup(reason)]
 
     def _reset(self) -> None:
@@ -546,10 +476,6 @@ class SlaveCore:
         self._frame_confirm = -1
         self._beat_ms = None
         self._brisk = 0
-
-    def _retry_later(self, now_ms: int) -> None:
-        self._dial_at_ms = now_ms + self._retry_ms
-        self._retry_ms = min(self._retry_ms * 2, self.policy.retry_ms_max)
 
     def _note_beat(self, now_ms: int) -> None:
         if self._beat_ms is not None:
@@ -575,4 +501,4 @@ class SlaveCore:
             assert self._peer is not None
 
 
-__all__ = ["PeerIdentity", "Phase", "SlaveCore", "SlavePolicy"]
+__all__ = ["Phase", "SlaveCore"]

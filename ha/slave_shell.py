@@ -16,9 +16,10 @@ from typing import cast
 from epoch.entry import EpochEntry
 from ha.clock import ByteRate
 from ha.open_links import OpenLinks
+from ha.peer_proof import PeerIdentity
 from ha.ports import HAListener, LogStore
 from ha.protocol import MasterFrameReader
-from ha.slave_core import PeerIdentity, SlaveCore
+from ha.slave_core import SlaveCore
 from ha.slave_effects import (
     AdoptEpochs,
     AppendEpoch,

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import uvloop
 
 from ha.open_links import OpenLinks
-from ha.slave_core import SlaveCore, SlavePolicy
+from ha.slave_core import SlaveCore
 from ha.slave_effects import Hangup
+from ha.slave_policy import SlavePolicy
 from ha.slave_shell import SlaveShell, local_log
 from protocol.role_view import RoleView
 

@@ -13,7 +13,8 @@ import pytest
 
 from ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
 from ha.protocol import MasterFrameReader, SlaveFrameReader
-from ha.slave_core import Phase, SlaveCore, SlavePolicy
+from ha.slave_core import Phase, SlaveCore
+from ha.slave_policy import SlavePolicy
 from ha.sync_state import SyncState
 from ha.wire import TransferHeader, encode_transfer_header
 from protocol.role_view import RoleView

@@ -17,8 +17,9 @@ import pytest
 from ha.follower import SyncPolicy
 from ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
 from ha.protocol import SlaveFrameReader
-from ha.slave_core import Phase, SlaveCore, SlavePolicy
+from ha.slave_core import Phase, SlaveCore
 from ha.slave_effects import Diverged
+from ha.slave_policy import SlavePolicy
 from ha.sync_state import ConfirmAdvanced, ProposeSet, SyncState
 from protocol.role_view import RoleView
 

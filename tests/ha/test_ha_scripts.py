@@ -32,8 +32,9 @@ from ha.master_core import (
     SendLog,
     SlaveFollowing,
 )
+from ha.peer_proof import PeerIdentity
 from ha.protocol import SlaveFrameReader
-from ha.slave_core import PeerIdentity, Phase, SlaveCore, SlavePolicy
+from ha.slave_core import Phase, SlaveCore
 from ha.slave_effects import (
     AdoptEpochs,
     AppendEpoch,
@@ -47,6 +48,7 @@ from ha.slave_effects import (
     ProveMaster,
     TruncateTo,
 )
+from ha.slave_policy import SlavePolicy
 from ha.sync_state import ConfirmAdvanced, ProposeSet, SyncState
 from ha.wire import (
     SlaveHandshake,

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from ha.config import HAConfig
-from ha.slave_core import PeerIdentity
+from ha.peer_proof import PeerIdentity
 from ha.unanswered import UNANSWERED_MS
 from ha.wire import HAState, SlaveHandshake, encode_ack, encode_slave_handshake
 from protocol.errors import FencedError, UnavailableError
@@ -999,7 +999,7 @@ def test_a_dead_address_is_dialled_again_until_it_answers(run_group, wait_until)
         await group.elect(one, others=False)
         nowhere = replace(group.view, master_ha_address=address, replicas=())
         await two.ha.change_to_slave(nowhere)
-        await wait_until(lambda: two.ha._slave.core._retry_ms > 20)
+        await wait_until(lambda: two.ha._slave.core._redial._retry_ms > 20)
         assert not two.ha.is_following
         await two.ha.change_to_slave(group.view)
         await wait_until(lambda: one.following == [2])

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ha.slave_core import PeerIdentity, Phase, SlaveCore, SlavePolicy
+from ha.peer_proof import PeerIdentity
+from ha.slave_core import Phase, SlaveCore
 from ha.slave_effects import BeginAt, Dial, Diverged, FlushTo, Hangup, ProveMaster, SendToMaster
+from ha.slave_policy import SlavePolicy
 from ha.truncation import CutTo, Refuse, judge_log
 from ha.wire import MasterHandshake, TransferHeader, encode_ack
 from protocol.role_view import RoleView

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 from ha.open_links import OpenLinks
-from ha.slave_core import Phase, SlaveCore, SlavePolicy
+from ha.slave_core import Phase, SlaveCore
+from ha.slave_policy import SlavePolicy
 from ha.slave_shell import SlaveShell
 from ha.truncation import LocalLog
 from ha.wire import SlaveHandshake, encode_slave_handshake
