@@ -341,11 +341,11 @@ class BrokerService:
                 next_persist = now_ms + self.config.broker.flush_consumer_offset_interval
                 self._persist_tables()
 
-    def _persist_what_the_log_shows(self) -> None:
+    def _persist_what_the_log_shows(self) -> list[Callable[[], None]]:
         """Topics and groups: below a checkpoint the log does not show them again (R31)."""
-        self.topic_table.persist()
-        self.group_table.persist()
+        return [*self.topic_table.writes_due(), *self.group_table.writes_due()]
 
     def _persist_tables(self) -> None:
         for table in (self.topic_table, self.group_table, self.offset_table):
-            table.persist()
+            for job in table.writes_due():
+                self.store.run_job(job)

@@ -5,6 +5,7 @@ which Java reads as well. What was there before becomes `.bak`, as in Java. A fi
 same bytes already is not written again. Origin: Java `ConfigManager`.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -121,6 +122,12 @@ class ConfigManager(Generic[B]):
     def mark_dirty(self) -> None:
         """A snapshot did not reach the disk: the next one is due even if nothing changes."""
         self._dirty = True
+
+    def writes_due(self) -> list[Callable[[], None]]:
+        """A snapshot's write, for another thread; none if nothing changed. Taken here, so that no
+        fsync keeps the owner's thread: on a busy disk that is tenths of a second."""
+        snapshot = self.snapshot()
+        return [] if snapshot is None else [functools.partial(self.write, snapshot)]
 
     def persist(self) -> bool:
         """Snapshot and write; False if nothing had changed. After an OSError it is still to do."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from epoch.durable_file import remove_file
@@ -77,9 +77,9 @@ class MessageStore:
         self.shows_unconfirmed = False
         #: Called with (topic, queue id) when the log shows a queue for the first time since `open`.
         self.on_unknown_topic: Callable[[str, int], None] | None = None
-        #: Called before each checkpoint: make durable what the two hooks above have changed, for
-        #: after it their records are not shown again.
-        self.before_checkpoint: Callable[[], None] | None = None
+        #: Called before each checkpoint: the jobs that make durable what the two hooks above have
+        #: changed, for after it their records are not shown again. Run before it, in order.
+        self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
         self._store_host = store_host
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
@@ -477,13 +477,14 @@ class MessageStore:
     def flush_derived(self) -> None:
         """Bring consume queues, index and checkpoint to disk; in a thread after `start`."""
         if self.before_checkpoint is not None:
-            self.before_checkpoint()
+            for job in self.before_checkpoint():
+                self.run_job(job)
         if not self.epochs.is_settled:
-            self._run_job(self.epochs.settle)
+            self.run_job(self.epochs.settle)
         work = self._parts.checkpoints.begin()
         if work is None:
             return
-        self._run_job(work)
+        self.run_job(work)
 
     def clean_expired(self, *, manual: bool = False) -> int:
         """Take expired segments off (`manual`: at any hour), refuse puts on a full disk.
@@ -494,10 +495,12 @@ class MessageStore:
         if decision.disk_full != self._disk_full:
             self._set_disk_full(decision.disk_full)
         if removed:
-            self._run_job(lambda: unlink_segments(removed))
+            self.run_job(lambda: unlink_segments(removed))
         return len(removed)
 
-    def _run_job(self, job: Callable[[], None]) -> None:
+    def run_job(self, job: Callable[[], None]) -> None:
+        """Something that waits for the disk: in the thread for that, in the order of the calls, and
+        done before `close` returns; at once before `start`. If it raises, `on_fatal` is called."""
         if self._jobs is not None:
             self._jobs.submit(job)
         else:

@@ -228,7 +228,7 @@ def test_r31_what_the_log_showed_is_made_durable_before_the_checkpoint_passes_it
 
     def hook(store):
         store.on_unknown_topic = lambda topic, queue_id: in_memory.add(topic)
-        store.before_checkpoint = lambda: on_disk.update(in_memory)
+        store.before_checkpoint = lambda: [lambda: on_disk.update(in_memory)]
 
     rig.before_open = hook
     store = rig.open_master()

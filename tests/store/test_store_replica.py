@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import threading
 
 import pytest
 
@@ -301,6 +302,28 @@ def test_a_failed_write_within_a_put_is_fatal_too(rig, monkeypatch):
     monkeypatch.undo()
     assert len(fatal) == 1 and not store.is_writable
     assert store.max_phy_offset == 0
+
+
+def test_r31_tables_reach_the_disk_off_the_loop_and_before_the_checkpoint(rig):
+    """A role change alters the tables; a fsync on the loop a second later is the next failover's
+    delay when the disk is busy."""
+    store = rig.open_master(flush_interval_consume_queue=1)
+    seen = []
+
+    def write():
+        seen.append((threading.current_thread(), store._parts.checkpoint.recovery_offset))
+
+    async def run():
+        store.start(asyncio.get_running_loop(), pytest.fail)
+        end = rig.put_confirmed(store, b"m")
+        store.before_checkpoint = lambda: [] if seen else [write]
+        await until(lambda: store._parts.checkpoint.recovery_offset == end)
+        store.abandon()
+        ((thread, checkpoint_then),) = seen
+        assert thread is not threading.main_thread()
+        assert checkpoint_then != end
+
+    asyncio.run(run())
 
 
 def test_timers_flush_derived_data_and_the_checkpoint(rig):
