@@ -16,7 +16,7 @@ Pure: the controllers' history events (their JSON form, in any order, repeated o
 | `slave_lost` | a member that left the set, and its return |
 | `replica_joined` | a replica new in the set |
 | `broker_restarted` | a process that came back as another incarnation without leaving the set |
-| `lease_lost` | a master that no leading controller answered |
+| `lease_lost` | a master that no leading controller answered for a while |
 | `controller_change` | another leading controller |
 | `diverged` | a replica that cannot follow until an operator has looked |
 | `cleaned` | replicas that an operator made the controllers forget |
@@ -35,11 +35,11 @@ __all__ = ["Step", "Story", "failovers", "stories"]
 
 
 def stories(events: Iterable[Mapping[str, Any]]) -> list[Story]:
-    """All stories in `events`, in the order in which they began in the log."""
+    """All stories in `events`, in the order in which they began."""
     teller = _Teller()
     for event in happenings(events):
         teller.tell(event)
-    return [story for story in teller.stories if story.steps]
+    return sorted((story for story in teller.stories if story.steps), key=lambda s: s.began_ms)
 
 
 def failovers(events: Iterable[Mapping[str, Any]]) -> list[Story]:
@@ -52,7 +52,8 @@ class _Group:
     """Where the story of one group stands.
 
     `masterless` waits for its master, `switch` for its election, `absent` for the return of the
-    broker by that id; `lives` holds each broker's newest incarnation.
+    broker by that id, `leaseless` for its lease; `lives` holds each broker's newest incarnation.
+    `anew_ms`: from which start of the controllers its first election was told already.
     """
 
     elections: dict[int, Story] = field(default_factory=dict)
@@ -61,13 +62,17 @@ class _Group:
     switch: Story | None = None
     absent: dict[int, Story] = field(default_factory=dict)
     restarted: dict[int, Story] = field(default_factory=dict)
+    leaseless: dict[int, Story] = field(default_factory=dict)
     lives: dict[int, str] = field(default_factory=dict)
+    anew_ms: int = 0
 
 
 class _Teller:
     def __init__(self) -> None:
         self.stories: list[Story] = []
         self._groups: dict[str, _Group] = {}
+        self._led_since_ms = 0
+        self._anew_ms = 0
 
     def tell(self, event: Happening) -> None:
         """Takes the next event in; what it does not know it leaves out."""
@@ -91,6 +96,7 @@ class _Teller:
         if restarted is not None and restarted in self.stories and not event.unclean:
             story.steps += restarted.steps
             self.stories.remove(restarted)
+        self._begun_anew(story, event, group)
         detected_again = bool(story.detected_ms)
         if not detected_again:
             self._detected(story, event, event.master_before)
@@ -112,13 +118,26 @@ class _Teller:
             text += "; UNCLEAN: acknowledged messages that it lacks are lost"
         story.add("proposed", event.proposed_ms or event.time_ms, event.clock, text)
         before = group.latest
-        if before is not None and before.is_election and not before.first_ack_ms:
+        if before is not None and before.is_election and not before.served_until(story.detected_ms):
             before.overtaken = before is not story
             story.lost_since_ms = before.lost_since_ms or before.detected_ms
         group.elections[event.master_epoch] = group.latest = story
         group.masterless = group.switch = None
+        for leaseless in group.leaseless.values():
+            text = f"broker {event.broker_id} is elected in masterEpoch {event.master_epoch}"
+            leaseless.add("replaced", event.proposed_ms or event.time_ms, event.clock, text)
+            leaseless.waiting = False
+        group.leaseless.clear()
         self._members_left(story, group, set(event.set_before) - set(event.sync_state_set))
         self._members_back(story, group, set(event.sync_state_set), event)
+
+    def _begun_anew(self, story: Story, event: Happening, group: _Group) -> None:
+        """The first election after all controllers were started: nobody saw how long it was due."""
+        anew_ms, told_ms, group.anew_ms = self._anew_ms, group.anew_ms, self._anew_ms
+        began_ms = story.detected_ms or event.detected_ms
+        soon = 0 <= began_ms - anew_ms <= _SOON_MS
+        if anew_ms != told_ms and soon and event.master_epoch > 1:
+            story.blind_until_ms = anew_ms
 
     def _detected(self, story: Story, event: Happening, master: int) -> None:
         story.reason, story.how = event.reason, _how(event, master)
@@ -179,14 +198,18 @@ class _Teller:
         self._of_winner(event, group, "opened", "takes writes")
 
     def _first_ack(self, event: Happening, group: _Group) -> None:
-        self._of_winner(event, group, "first ack", "a write is on every member of the set")
+        story = self._of_winner(event, group, "first ack", "a write is on every member of the set")
+        if story is not None and story.first_ack_ms == event.time_ms:
+            story.waited_ms = event.number("waitedMs", -1)
 
-    def _of_winner(self, event: Happening, group: _Group, name: str, text: str) -> None:
+    def _of_winner(self, event: Happening, group: _Group, name: str, text: str) -> Story | None:
         story = group.elections.get(event.master_epoch)
-        if story is not None and event.broker_id in (0, story.winner):
-            who = f"broker {event.broker_id or story.winner}"
-            text = f"{who} {text}" if name == "opened" else f"{who}: {text}"
-            story.add(name, event.time_ms, event.clock, text, event.broker_id)
+        if story is None or event.broker_id not in (0, story.winner):
+            return None
+        who = f"broker {event.broker_id or story.winner}"
+        text = f"{who} {text}" if name == "opened" else f"{who}: {text}"
+        story.add(name, event.time_ms, event.clock, text, event.broker_id)
+        return story
 
     # --- planned switches ---
 
@@ -313,6 +336,23 @@ class _Teller:
         story.brokers |= {event.broker_id} - {0}
         text = f"broker {event.broker_id}, master, had no answer of a leading controller"
         story.add("lease lost", event.time_ms, event.clock, text, event.broker_id)
+        overtaken = group.latest is not None and group.latest.master_epoch > event.master_epoch
+        if story.kind == "lease_lost" and not overtaken:
+            story.waiting = True
+            group.leaseless[event.broker_id] = story
+
+    def _lease_back(self, event: Happening, group: _Group) -> None:
+        story = group.leaseless.pop(event.broker_id, None)
+        if story is None:
+            return
+        story.waiting = False
+        writes = ""
+        if event.detail.get("writesRefused") is False:
+            writes = "; it took writes throughout, since its whole set followed it (R36)"
+        elif event.detail.get("writesRefused") is True:
+            writes = "; it refused writes in between, since not its whole set followed it (R36)"
+        text = f"broker {event.broker_id} is answered again after {event.number('awayMs')} ms"
+        story.add("lease back", event.time_ms, event.clock, text + writes, event.broker_id)
 
     def _cleaned(self, event: Happening, group: _Group) -> None:
         gone = set(event.set_before) - set(event.sync_state_set)
@@ -328,15 +368,26 @@ class _Teller:
     def _leader_changed(self, event: Happening) -> None:
         story = self._begin("controller_change", event)
         story.detected_by, clock = event.node, event.clock
+        leads_ms, led_since_ms = event.proposed_ms or event.time_ms, self._led_since_ms
+        self._led_since_ms = leads_ms
+        again = event.node == event.node_before
         if event.leader_seen_ms:
-            text = f"controller {event.node} last knew of another leader"
-            story.add("leader known", event.leader_seen_ms, clock, text)
+            # An older sight is of a leader before the one that was lost: it says nothing.
+            if event.leader_seen_ms >= led_since_ms:
+                text = f"controller {event.node} last heard of {event.node_before or 'a leader'}"
+                if again:
+                    text = f"controller {event.node}, which led, was last answered by a majority"
+                story.add("leader known", event.leader_seen_ms, clock, text)
         elif event.started_ms and event.node_before:
+            self._anew_ms = event.started_ms
             text = f"process of controller {event.node} was started, and knew of no leader since"
             story.add("started", event.started_ms, clock, text)
         before = f" after {event.node_before}" if event.node_before else ", the first of this log"
-        text = f"controller {event.node} decides{before}, controller epoch {event.controller_epoch}"
-        story.add("leads", event.proposed_ms or event.time_ms, clock, text)
+        how = " again" if again else before
+        text = f"controller {event.node} decides{how}, controller epoch {event.controller_epoch}"
+        if event.node_before and not story.steps:
+            text += "; since when nobody did is not recorded"
+        story.add("leads", leads_ms, clock, text)
 
 
 _TOLD_BY: Final[dict[str, Callable[[_Teller, Happening, _Group], None]]] = {
@@ -355,6 +406,7 @@ _TOLD_BY: Final[dict[str, Callable[[_Teller, Happening, _Group], None]]] = {
     "truncated": _Teller._truncated,
     "diverged": _Teller._diverged,
     "lease_lost": _Teller._lease_lost,
+    "lease_back": _Teller._lease_back,
     "broker_cleaned": _Teller._cleaned,
 }
 
@@ -372,6 +424,8 @@ _HOW: Final = {
 }
 
 
+_SOON_MS: Final = 30_000
+"""A controller that starts judges its brokers by then."""
 _BY_HAND: Final = ("named ", "asked by remoting")
 """How the reason of an election begins that somebody asked for while there was a master."""
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from batonmq.retry import LAST_PAUSE_MS
+
 __all__ = ["CHAIN", "Step", "Story", "ids"]
 
 CHAIN: Final = (
@@ -24,6 +26,8 @@ _CAUSAL: Final = tuple(name for name in CHAIN if name not in _LEADERS)
 of from another controller a little earlier."""
 _AFTER_PUSH: Final = ("role changed", "opened", "first ack")
 _MAY_COME_BEFORE: Final = ("restarted", "leader known", "started")
+_SERVED_MS: Final = 1_000
+"""Open for so long, a master that acknowledged nothing was asked for nothing."""
 _NAME_WIDTH: Final = max(map(len, CHAIN)) + 1
 _TIME_WIDTH: Final = 11
 
@@ -75,6 +79,12 @@ class Story:
     drained_offset: int = -1
     overtaken: bool = False
     """Another election came before this one's master acknowledged anything."""
+    waited_ms: int = -1
+    """How long the first acknowledged write waited for that, -1 if it was not told."""
+    blind_until_ms: int = 0
+    """When the controllers were started that saw it first: before that nobody looked."""
+    waiting: bool = False
+    """Its end is yet to come."""
 
     def add(self, name: str, time_ms: int, clock: str, text: str, broker_id: int = 0) -> None:
         """A step that has a time; of a step of the chain the first one counts."""
@@ -119,7 +129,8 @@ class Story:
     @property
     def complete(self) -> bool:
         """Whether its end is heard of."""
-        if self.is_election and not self.overtaken and not self.first_ack_ms:
+        served = self.overtaken or self.first_ack_ms or self.opened_ms
+        if self.waiting or (self.is_election and not served):
             return False
         return not self.missing and self.kind not in ("master_lost", "election_blocked")
 
@@ -176,16 +187,40 @@ class Story:
     def unavailable_ms(self) -> int | None:
         """From the first sign (or the hold of a planned switch) to the first acknowledgement.
 
-        None while there is none, or where the clocks do not allow to say. What passed before the
+        Where nobody waited for the new master, to its opening instead: idleness is no outage. None
+        while there is neither, or where the clocks do not allow to say. What passed before the
         first sign, as while a hung master was silent, is `silent_ms`.
         """
-        if not self.is_election or not self.first_ack_ms or self.out_of_order():
+        end_ms = self.opened_ms if self._is_idle else self.first_ack_ms
+        if not self.is_election or self.overtaken or not end_ms or self.out_of_order():
             return None
         if self.held_ms >= 0 and (drained_ms := self.time_of("drained")):
-            span_ms = self.first_ack_ms - drained_ms + self.held_ms
+            span_ms = end_ms - drained_ms + self.held_ms
         else:
-            span_ms = self.first_ack_ms - (self.lost_since_ms or self.detected_ms or self.began_ms)
+            span_ms = end_ms - (self.lost_since_ms or self.detected_ms or self.began_ms)
         return span_ms if span_ms >= 0 else None
+
+    @property
+    def first_write_after_ms(self) -> int | None:
+        """How long after the opening the first acknowledged write came; None if that is not told.
+
+        Both are of the new master's clock.
+        """
+        if not self.opened_ms or not self.first_ack_ms or self.waited_ms < 0:
+            return None
+        return max(0, self.first_ack_ms - self.waited_ms - self.opened_ms)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Nobody waited for the new master: a client that does tries again sooner than that."""
+        if not self.first_ack_ms:
+            return bool(self.opened_ms)
+        return (self.first_write_after_ms or 0) > LAST_PAUSE_MS
+
+    def served_until(self, lost_ms: int) -> bool:
+        """Whether this master acknowledged, or was open for long without a write, until then."""
+        opened_ms = self.opened_ms
+        return bool(self.first_ack_ms or (opened_ms and lost_ms - opened_ms > _SERVED_MS))
 
     def cost(self) -> str:
         """What it cost, as one sentence; empty if nothing can be said."""
@@ -193,16 +228,35 @@ class Story:
             return ""
         if self.overtaken:
             return "this master acknowledged nothing: the next election came first"
-        if not self.first_ack_ms:
+        if not self.first_ack_ms and not self.opened_ms:
             return "no write is acknowledged yet, or none was sent"
         span_ms = self.unavailable_ms
         if span_ms is None:
             return "how long no master acknowledged cannot be told from these clocks"
-        told = self.silent_ms > 0 and self.reason.endswith("_silent")
+        until = "until a write was acknowledged"
+        if self._is_idle:
+            until = "until it was open for writes"
+        told = self.silent_ms > 0 and self.reason.partition(": ")[0].endswith("_silent")
         silence = f", and {self.silent_ms} ms of silence before that" if told else ""
         hold = f"; writes were held for {self.held_ms} ms" if self.held_ms >= 0 else ""
         before = ", counted from the loss before" if self.lost_since_ms else ""
-        return f"{span_ms} ms until a write was acknowledged{before}{silence}{hold}"
+        return f"{span_ms} ms {until}{before}{silence}{self._blind()}{hold}{self._idle()}"
+
+    def _blind(self) -> str:
+        if not self.blind_until_ms:
+            return ""
+        ago_ms = max(0, self.detected_ms - self.blind_until_ms)
+        return (
+            f"; the controllers themselves were started {ago_ms} ms before: how long nobody served"
+            " until then is not recorded"
+        )
+
+    def _idle(self) -> str:
+        if not self._is_idle:
+            return ""
+        if not self.first_ack_ms:
+            return "; no write is acknowledged since"
+        return f"; nobody waited: the first write came {self.first_write_after_ms} ms later"
 
     @property
     def ended_ms(self) -> int:
@@ -255,6 +309,7 @@ class Story:
             **{f"{_camel(name)}Timestamp": self.time_of(name) for name in CHAIN},
             "durationsMs": {_camel(name): self.duration_ms(name, wrong) for name in CHAIN},
             "unavailableMs": self.unavailable_ms,
+            "firstWriteAfterMs": self.first_write_after_ms,
             "heldMs": self.held_ms if self.held_ms >= 0 else None,
             "drainedOffset": self.drained_offset if self.drained_offset >= 0 else None,
             "setBefore": list(self.set_before),

@@ -180,7 +180,8 @@ async def elect_master(
     JSON: masterBrokerId, masterAddress, masterEpoch, syncStateSetEpoch, syncStateSet as in
     RocketMQ's reply, brokerName, and alreadyMaster where nothing had to change. Of a planned switch
     also masterBefore, heldMs and gapMs (ms, null where the history does not tell): how long the
-    sends were held, and from then to the new master's first acknowledgement.
+    sends were held, and from then to the new master's first acknowledgement, or if no send waited
+    for that to its opening.
     """
     if unclean and broker_id is None:
         raise click.UsageError("--unclean needs the replica named: give -b N")
@@ -290,6 +291,8 @@ def _told(story: SwitchStory, elected: ElectedMaster) -> str:
     )
     if story.gap_ms is None:
         return f"{line}; none came since"
+    if story.idle:
+        return f"{line}; {story.gap_ms} ms from then to the new master's opening, no send waited"
     return f"{line}; {story.gap_ms} ms from then to the new master's first acknowledgement"
 
 

@@ -68,10 +68,12 @@ async def timeline(
     masterEpoch, brokerIds, masterBefore, masterBrokerId, masterAddress, reason, how, detectedBy,
     silentMs, unclean, complete; beganTimestamp and requested-, drained-, detected-, proposed-,
     committed-, pushed-, roleChanged-, opened- and firstAckTimestamp; durationsMs of the same steps;
-    unavailableMs (without an acknowledging master), heldMs, drainedOffset, setBefore, syncStateSet,
-    truncations, setChanges, steps, clockProblems. Kinds: first_election, failover, planned_switch,
-    operator_election, unclean_election, switch_failed, master_lost, election_blocked, slave_lost,
-    replica_joined, broker_restarted, lease_lost, controller_change, diverged, cleaned.
+    unavailableMs (without an acknowledging master; without an open one if nobody wrote),
+    firstWriteAfterMs (from the opening to the first write acknowledged), heldMs, drainedOffset,
+    setBefore, syncStateSet, truncations, setChanges, steps, clockProblems. Kinds: first_election,
+    failover, planned_switch, operator_election, unclean_election, switch_failed, master_lost,
+    election_blocked, slave_lost, replica_joined, broker_restarted, lease_lost, controller_change,
+    diverged, cleaned.
     """
     if follow:
         if files or as_events:

@@ -21,6 +21,14 @@ def test_the_whole_story() -> None:
     assert told == SwitchStory(1, 2, 8, held_ms=5, drained_offset=900, gap_ms=25)
 
 
+def test_a_switch_that_no_send_waited_for_ends_with_the_opening() -> None:
+    opened = event("opened", 2, 8, 1_012)
+    for waited_ms, time_ms, gap_ms, idle in ((2, 1_990, 17, True), (970, 1_990, 995, False)):
+        first = event("first_ack", 2, 8, time_ms, json=f'{{"waitedMs": {waited_ms}}}')
+        told = switch_story([BEFORE, ELECTED, opened, first, DRAINED], 8)
+        assert told == SwitchStory(1, 2, 8, 5, 900, gap_ms, idle)
+
+
 def test_what_is_not_told_is_none() -> None:
     assert switch_story([BEFORE, DRAINED], 8) is None
     assert switch_story([BEFORE, ELECTED, FIRST_ACK], 8) == SwitchStory(1, 2, 8)

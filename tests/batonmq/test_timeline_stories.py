@@ -321,6 +321,153 @@ def test_a_write_that_nobody_sent_is_no_gap():
     assert only(elected(1, 2, 2)).cost() == "no write is acknowledged yet, or none was sent"
 
 
+# --- idleness is no outage ---------------------------------------------------------------------
+
+
+def test_a_first_write_that_came_long_after_the_opening_is_no_outage():
+    story = only(
+        elected(10, 2, 2, master_before=1),
+        reported(11, "opened", 2, 2, 1_020),
+        reported(12, "first_ack", 2, 2, 62_925, waitedMs=5),
+    )
+    assert (story.unavailable_ms, story.first_write_after_ms) == (12, 61_900)
+    assert story.document()["firstWriteAfterMs"] == 61_900
+    assert story.cost() == (
+        "12 ms until it was open for writes; nobody waited: the first write came 61900 ms later"
+    )
+
+
+def test_a_write_that_waited_for_the_new_master_counts_to_its_acknowledgement():
+    """It came before the opening, or soon after as a client's next try, and waited for its ack."""
+    for waited_ms, after_ms in ((900, 0), (1_500, 0), (810, 70)):
+        story = only(
+            elected(10, 2, 2, master_before=1),
+            reported(11, "opened", 2, 2, 1_020),
+            reported(12, "first_ack", 2, 2, 1_900, waitedMs=waited_ms),
+        )
+        assert (story.unavailable_ms, story.first_write_after_ms) == (892, after_ms)
+        assert story.cost() == "892 ms until a write was acknowledged"
+
+
+def test_an_idle_cluster_is_told_up_to_the_opening():
+    story = only(elected(10, 2, 2, master_before=1), reported(11, "opened", 2, 2, 1_020))
+    assert (story.complete, story.unavailable_ms, story.first_write_after_ms) == (True, 12, None)
+    assert story.cost() == "12 ms until it was open for writes; no write is acknowledged since"
+
+
+def test_a_switch_of_an_idle_cluster_costs_its_hold_and_no_idleness():
+    story = only(
+        event(9, "switch_requested", 1_000, broker_id=2, master_epoch=3, json={"master": 1}),
+        reported(10, "drained", 3, 1, 1_010, drainedOffset=640, heldMs=4),
+        elected(11, 4, 2, master_before=1, reason="planned switch", detected_ms=1_011,
+                proposed_ms=1_011),
+        reported(12, "opened", 4, 2, 1_020),
+        reported(13, "first_ack", 4, 2, 2_052, waitedMs=2),
+    )  # fmt: skip
+    assert (story.kind, story.unavailable_ms) == ("planned_switch", 14)
+    assert "nobody waited: the first write came 1030 ms later" in story.cost()
+
+
+def test_a_master_that_nobody_wrote_to_was_no_outage_for_the_next_one():
+    first, second = told(
+        elected(10, 2, 2, master_before=1),
+        reported(11, "opened", 2, 2, 1_020),
+        elected(12, 3, 3, master_before=2, detected_ms=60_000, proposed_ms=60_001),
+        reported(13, "opened", 3, 3, 60_020),
+        reported(14, "first_ack", 3, 3, 60_030, waitedMs=20),
+    )
+    assert not first.overtaken and first.unavailable_ms == 12
+    assert (second.unavailable_ms, second.lost_since_ms) == (30, 0)
+
+
+def test_the_silence_before_an_election_that_had_to_wait_is_told_too():
+    story = only(
+        event(1, "election_failed", node="n1", master_before=2, broker_id=2, master_epoch=3,
+              set_before=[1, 2, 3], sync_state_set=[1, 2, 3], detected_ms=990, proposed_ms=992,
+              silent_ms=805, reason="session_silent: no member of the SyncStateSet lives"),
+        elected(9, 4, 1, reason="no_master", silent_ms=-1),
+        reported(10, "opened", 4, 1, 3_700),
+        reported(11, "first_ack", 4, 1, 3_774, waitedMs=900),
+    )  # fmt: skip
+    assert story.cost() == (
+        "2784 ms until a write was acknowledged, and 805 ms of silence before that"
+    )
+
+
+def test_an_election_right_after_the_controllers_started_says_that_nobody_looked_before():
+    controller = {"kind": "controller_leader_changed", "log": "l", "broker_name": ""}
+    opened = [reported(3, "opened", 9, 2, 1_050), reported(4, "first_ack", 9, 2, 1_060, waitedMs=9)]
+    started = controller | {"raft_index": 1, "time_ms": 900, "node": "n1", "node_before": "n0",
+                            "started_ms": 300, "proposed_ms": 900}  # fmt: skip
+    _, story = told(started, elected(2, 9, 2, master_before=1, detected_ms=1_000), *opened)
+    assert (
+        "60 ms until a write was acknowledged; the controllers themselves were started 700 ms"
+        in (story.cost())
+    )
+    # Another controller that lived throughout looked all the time.
+    _, story = told(
+        started | {"leader_seen_ms": 880},
+        elected(2, 9, 2, master_before=1, detected_ms=1_000),
+        *opened,
+    )
+    assert story.cost() == "60 ms until a write was acknowledged"
+
+
+# --- leases and controllers --------------------------------------------------------------------
+
+
+def test_a_lost_lease_is_told_until_it_comes_back_and_what_became_of_writes():
+    lost = reported(1, "lease_lost", 3, 2, 2_000)
+    waiting = only(lost)
+    assert not waiting.complete
+    for refused, words in ((False, "took writes throughout"), (True, "refused writes in between")):
+        back = reported(2, "lease_back", 3, 2, 2_750, awayMs=750, writesRefused=refused)
+        story = only(lost, back)
+        assert (story.kind, story.complete) == ("lease_lost", True)
+        assert steps(story) == ["lease lost", "lease back"]
+        assert "+750 ms" in story.lines()[1]
+        assert "answered again after 750 ms" in story.lines()[1] and words in story.lines()[1]
+
+
+def test_a_lost_lease_ends_with_the_election_of_another_master():
+    lost, _ = told(reported(1, "lease_lost", 3, 2, 900), elected(10, 4, 1, master_before=2))
+    assert (steps(lost), lost.complete) == (["lease lost", "replaced"], True)
+    _, late = told(elected(10, 4, 1, master_before=2), reported(11, "lease_lost", 3, 2, 3_000))
+    assert late.complete
+
+
+def controllers_changed(index: int, time_ms: int, node: str, before: str, seen_ms: int = 0):
+    return event(
+        index, "controller_leader_changed", time_ms, broker_name="", node=node, node_before=before,
+        proposed_ms=time_ms, started_ms=5, leader_seen_ms=seen_ms, controller_epoch=index,
+    )  # fmt: skip
+
+
+def test_another_leading_controller_is_told_from_the_loss_of_the_last_one():
+    """n2 heard last of n0 at 1 000 and leads since; what it says of that later is stale."""
+    first, stale, regained = told(
+        controllers_changed(4, 1_600, "n2", "n0", 1_000),
+        controllers_changed(5, 31_000, "n2", "n2", 1_000),
+        controllers_changed(6, 58_300, "n2", "n2", 57_000),
+    )
+    assert [story.began_ms for story in (first, stale, regained)] == [1_000, 31_000, 57_000]
+    assert "controller n2 last heard of n0" in first.lines()[0]
+    assert steps(stale) == ["leads"]
+    assert "since when nobody did is not recorded" in stale.lines()[0]
+    assert "controller n2, which led, was last answered by a majority" in regained.lines()[0]
+    assert "+1300 ms" in regained.lines()[1] and "decides again" in regained.lines()[1]
+
+
+def test_stories_come_in_the_order_in_which_they_began():
+    """The set changed while the controllers were without a leader, and is told before them."""
+    found = told(
+        event(3, "set_altered", 1_500, broker_id=1, master_epoch=1, set_before=[1, 2],
+              sync_state_set=[1], reason="2 is silent"),
+        controllers_changed(4, 1_600, "n2", "n0", 1_000),
+    )  # fmt: skip
+    assert [story.kind for story in found] == ["controller_change", "slave_lost"]
+
+
 def test_lines_are_folded_at_the_width_and_not_in_a_pipe():
     story = real("failover", 2)
     assert all(len(line) <= 60 for line in story.lines(60))
@@ -354,7 +501,7 @@ VALUES = st.one_of(
 NAMES = st.sampled_from(sorted({name for each in REAL for name in each}))
 KINDS = [
     *sorted({each["kind"] for each in REAL}),
-    "truncated", "drained", "switch_requested", "switch_failed", "election_blocked",
+    "truncated", "drained", "lease_back", "switch_requested", "switch_failed", "election_blocked",
     "broker_cleaned", "diverged", "something new",
 ]  # fmt: skip
 INVENTED = st.fixed_dictionaries(
