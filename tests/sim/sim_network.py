@@ -267,6 +267,9 @@ class SimChannels:
     async def drop(self, address: str) -> None:
         pass
 
+    async def replace(self, address: str) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

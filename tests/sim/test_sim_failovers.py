@@ -41,6 +41,12 @@ def test_g1_g3_nothing_acknowledged_is_lost(seed: int, tmp_path: Path) -> None:
     assert world.counts.acked and world.counts.elections
 
 
+@pytest.mark.parametrize("seed", seeds(9078, 9079))
+def test_g1_in_storms_longer_than_a_dial_may_take(seed: int, tmp_path: Path) -> None:
+    """Channels that did not connect for 3 s are replaced."""
+    run_storm(seed, tmp_path, seconds=5.0)
+
+
 @pytest.mark.parametrize("seed", seeds(101, 106))
 def test_g1_with_ha_sync_flush_loss_of_power_loses_nothing(seed: int, tmp_path: Path) -> None:
     """`flushDiskType: SYNC_FLUSH` and `haSyncFlush`: some of the kills take the page cache."""
