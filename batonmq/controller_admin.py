@@ -321,6 +321,8 @@ class ControllerAdmin:
                 named.append(answer.leader_address)
             elif answer.is_leader:
                 named.append(address)
+            else:
+                asked.append((address, "answers, but knows of no leader"))
         return list(dict.fromkeys(named))
 
 

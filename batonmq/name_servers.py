@@ -136,15 +136,17 @@ class NameServers:
     async def invoke_each(
         self, request_of: RemotingCommand, *, deadline_ms: int
     ) -> dict[str, RemotingCommand | Exception]:
-        """Asks every name server, one after the other; address -> reply or what went wrong."""
-        answers: dict[str, RemotingCommand | Exception] = {}
-        for index, address in enumerate(self.addresses):
+        """Asks every name server, all at once; address -> reply or what went wrong."""
+
+        async def one(index: int) -> RemotingCommand | Exception:
             request = RemotingCommand.request(request_of.code, request_of.ext, request_of.body)
             try:
-                answers[address] = await self._ask(index, request, deadline_ms, last=False)
+                return await self._ask(index, request, deadline_ms, last=True)
             except (ConnectError, RequestTimeoutError, ResponseError) as error:
-                answers[address] = error
-        return answers
+                return error
+
+        answers = await asyncio.gather(*map(one, range(len(self.addresses))))
+        return dict(zip(self.addresses, answers, strict=True))
 
     def _in_turn(self) -> list[int]:
         count = len(self.addresses)

@@ -43,6 +43,8 @@ class Findings:
     replicas: BrokerReplicasInfo
     replicas_error: str | None = None
     expected: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    nowhere: str = ""
+    """Why nobody could be asked: there is no cluster here."""
 
     @property
     def leader(self) -> str:
@@ -66,6 +68,8 @@ class Findings:
 
     def problems(self) -> list[str]:
         """One line each; none means healthy."""
+        if self.nowhere:
+            return [self.nowhere]
         found = [f"name server {a}: {why}" for a, why in self.name_servers.items() if why]
         for address, answer in self.controllers.items():
             if isinstance(answer, BatonError):
@@ -173,6 +177,11 @@ def _node(address: str, why: str | None) -> dict[str, Any]:
     if why is None:
         return {"address": address, "alive": True}
     return {"address": address, "alive": False, "error": why}
+
+
+def no_cluster(why: str) -> Findings:
+    """What is found where no cluster runs."""
+    return Findings({}, {}, {}, ClusterInfo(), BrokerReplicasInfo(), nowhere=why)
 
 
 async def look(

@@ -57,6 +57,10 @@ class Session:
         with _usage_errors():
             return target_here(*self._given)
 
+    def look_again(self) -> None:
+        """Forgets where the cluster is: it may have started or ended."""
+        self.__dict__.pop("target", None)
+
     @property
     def name_servers(self) -> tuple[str, ...]:
         """Raises click.UsageError that says what to give."""

@@ -1,8 +1,9 @@
 """Where the cluster is: what the user gave, or else the cluster that `batonmq up` runs here.
 
 Order: options, environment (NAMESRV_ADDR, CONTROLLER_ADDR), then the first `cluster.json` of a
-running cluster in BATONMQ_DATA, in `./batonmq-data`, or named by `~/.batonmq/current`. Name servers
-given by hand are never mixed with the controllers of another cluster.
+running cluster in BATONMQ_DATA, in `./batonmq-data`, or named by `~/.batonmq/current`; before such
+a cluster is whole, the `conf/cluster.json` of it. Name servers given by hand are never mixed with
+the controllers of another cluster.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ def _local_clusters(
     if chosen:
         places = [folder / chosen / "cluster.json"]
     for path in dict.fromkeys(place for place in places if place is not None):
-        local = read_cluster_file(path)
+        # Not whole yet: there is the plan only.
+        local = read_cluster_file(path) or read_cluster_file(path.parent / "conf" / path.name)
         if local is None:
             continue
         if local.running:

@@ -57,6 +57,14 @@ async def candidates(
     return sorted(await asyncio.gather(*asked), key=lambda each: each.broker_id)
 
 
+def check_known(all_of: list[Candidate], broker_name: str, broker_id: int) -> None:
+    """Raises CommandFailed, naming the known ones, if there is no such broker."""
+    known = [each.broker_id for each in all_of]
+    if broker_id not in known:
+        names = ", ".join(map(str, known)) or "none"
+        raise CommandFailed(f"{broker_name} has no broker {broker_id}; known are {names}")
+
+
 def what_may_be_lost(all_of: list[Candidate], broker_id: int) -> str:
     """In one sentence, by what those tell that answer."""
     named = next((each for each in all_of if each.broker_id == broker_id), None)

@@ -2,7 +2,9 @@
 
 Removed at start, written when the cluster is whole (every group has a master, a full set and a
 registered route), written again when a process, a role or a set changes; always by rename, so a
-reader never sees half of it. Ids and addresses are strings, pids numbers.
+reader never sees half of it. Ids and addresses are strings, pids numbers. `conf/cluster.json` is
+there from the first moment: the same document without pids and roles, so that tools can ask what
+keeps the cluster from becoming whole.
 """
 
 from __future__ import annotations

@@ -135,6 +135,16 @@ class Layout:
         return self.data_dir / "cluster.json"
 
     @property
+    def planned_cluster_file(self) -> Path:
+        """Where the cluster will listen, known before any of it runs: `cluster.json` without pids
+        and roles, for those who want to know why it does not become whole."""
+        return self.data_dir / "conf" / "cluster.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.data_dir / "run" / "up.lock"
+
+    @property
     def raft_password_file(self) -> Path:
         return self.data_dir / "conf" / "raft-password"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import socket
@@ -16,6 +17,31 @@ MIN_FREE_BYTES: Final = 1 << 30
 
 class StartError(Exception):
     """One line that says what keeps the cluster from starting."""
+
+
+def lock_folder(layout: Layout) -> int:
+    """Takes the folder for this process until the descriptor given back is closed.
+
+    Raises StartError if another supervisor has it: two would each take the processes of the other
+    for their own.
+    """
+    try:
+        layout.lock_file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(layout.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as exc:
+        raise StartError(f"--data {layout.data_dir}: {os.strerror(exc.errno or 0)}") from exc
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        holder = os.read(descriptor, 20).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise StartError(
+            f"--data {layout.data_dir}: a cluster is run from this folder already"
+            f"{f' (pid {holder})' if holder else ''}: end that first or choose another --data"
+        ) from exc
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
 
 
 def check_ports(layout: Layout) -> None:

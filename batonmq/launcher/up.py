@@ -7,6 +7,7 @@ second, keeps `cluster.json` true, and reports what changes. It lives on when a 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -21,7 +22,7 @@ from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import announce, withdraw
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.layout import BrokerNode, Layout, write_configs
-from batonmq.launcher.ports import StartError, check_folder, check_ports
+from batonmq.launcher.ports import StartError, check_folder, check_ports, lock_folder
 from batonmq.launcher.watch import ClusterView, look
 
 LOOK_STARTING_S = 0.05
@@ -45,18 +46,23 @@ class Cluster:
         self._admin: Admin | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()
+        self._lock: int | None = None
         self.on_view: Callable[[ClusterView], None] = lambda view: None
 
     async def start(self) -> None:
         """Starts every process. Raises StartError for what keeps the cluster from starting."""
         check_folder(self.layout)
+        self._lock = lock_folder(self.layout)
         check_ports(self.layout)
+        self._started_at_ms = int(time.time() * 1000)
         self.layout.cluster_file.unlink(missing_ok=True)
+        nobody = dict.fromkeys(self.children.by_name)
+        planned = cluster_document(self.layout, self._started_at_ms, nobody, {})
         try:
             write_configs(self.layout)
+            write_document(self.layout.planned_cluster_file, planned)
         except OSError as exc:
             raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
-        self._started_at_ms = int(time.time() * 1000)
         self._admin = Admin(self.layout.name_server_addresses)
         await self._admin.start()
         await self.children.start_all()
@@ -89,11 +95,14 @@ class Cluster:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-        if self.announced:
+        if self.announced and self._written is not None:
             withdraw(self.layout.cluster_file)
         await self.children.stop_all([[node.name for node in self.layout.nodes]])
         if self._admin is not None:
             await self._admin.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     @property
     def controller(self) -> ControllerAdmin:

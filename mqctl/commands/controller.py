@@ -187,9 +187,10 @@ async def elect_master(
         raise click.UsageError("--unclean needs the replica named: give -b N")
     async with session.controller() as (admin, controller):
         if unclean and broker_id is not None:
-            from mqctl.unclean import candidates, confirm_unclean
+            from mqctl.unclean import candidates, check_known, confirm_unclean
 
             found = await candidates(admin, controller, broker_name)
+            check_known(found, broker_name, broker_id)
             confirm_unclean(session, broker_name, broker_id, found, yes=yes)
         with Progress(f"electing a master of {broker_name} ...") as progress:
             elected = await controller.elect_master(

@@ -419,6 +419,18 @@ def test_without_a_leader_it_says_so_after_the_timeout() -> None:
     with_controllers(story, timeout_ms=60)
 
 
+def test_without_a_leader_every_controller_is_named_with_what_it_said() -> None:
+    async def story(controllers: list[FakeController], admin: Admin) -> None:
+        await controllers[0].stop()
+        addresses = [controller.address for controller in controllers]
+        with pytest.raises(NoControllerLeaderError) as raised:
+            await admin.controller(addresses).sync_state_data(["broker-a"])
+        assert [address for address, _ in raised.value.asked] == addresses
+        assert f"{addresses[1]}: answers, but knows of no leader" in str(raised.value)
+
+    with_controllers(story, timeout_ms=60)
+
+
 def test_a_leader_elected_meanwhile_is_waited_for() -> None:
     async def story(controllers: list[FakeController], admin: Admin) -> None:
         asking = asyncio.ensure_future(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 
 from batonmq.launcher.layout import LayoutError, config_of, plan, write_configs
-from batonmq.launcher.ports import StartError, check_folder
+from batonmq.launcher.ports import StartError, check_folder, lock_folder
 
 OVERRIDES = {
     "namesrv": {"scanNotActiveBrokerInterval": 1_000},
@@ -78,3 +79,12 @@ def test_raft_password_is_made_on_request_and_never_overwritten(tmp_path: Path) 
     nowhere = CliRunner().invoke(main, ["raftPassword", str(tmp_path / "no" / "secret")])
     assert nowhere.exit_code == 1 and "No such file" in nowhere.output
     assert CliRunner().invoke(main, ["raftPassword"]).exit_code == 2
+
+
+def test_a_folder_is_run_by_one_supervisor_at_a_time(tmp_path: Path) -> None:
+    layout = plan(tmp_path)
+    first = lock_folder(layout)
+    with pytest.raises(StartError, match=rf"run from this folder already \(pid {os.getpid()}\)"):
+        lock_folder(layout)
+    os.close(first)
+    os.close(lock_folder(layout))

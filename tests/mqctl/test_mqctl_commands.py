@@ -230,7 +230,7 @@ def test_controller_metadata_shows_each_nodes_log(mqctl: Run, fake: Any) -> None
     assert (second["selfId"], second["problems"]) == ("n1", ["one thing", "another"])
     rows = [line.split() for line in mqctl("getControllerMetaData").out.splitlines()[-2:]]
     assert rows[0] == [LEADER, "yes", LEADER, "7", "120", "121", "5", "3"]
-    assert rows[1][3:] == ["7", "118", "121", "5", "3", *"one thing; another".split()]
+    assert rows[1][3:] == ["7", "118", "121", "5", "3", *["one", "thing;", "another"]]
     del fake.metadata[follower]
     assert "no answer: refused" in mqctl("getControllerMetaData").out
 
@@ -302,6 +302,14 @@ def test_r7_an_unclean_election_is_confirmed_and_says_what_may_be_lost(
     assert "500 bytes of acknowledged messages are lost" in mqctl(*ask, "-y").err
     assert mqctl("electMaster", "-bn", "broker-a", "--unclean", "-y").code == 2
     assert mqctl("electMaster", "-bn", "nope", "-b", "1", "--unclean", "-y").code == 1
+
+
+def test_an_unclean_election_of_an_unknown_broker_is_refused_by_name_before_anything(
+    mqctl: Run, fake: Any
+) -> None:
+    ran = mqctl("electMaster", "-bn", "broker-a", "-b", "9", "--unclean", "--yes")
+    assert (ran.code, ran.err) == (1, "mqctl: broker-a has no broker 9; known are 1, 2\n")
+    assert not [call for call in fake.calls if call[0] == "elect_master"]
 
 
 def test_r17_a_replica_is_repaired_only_when_it_is_suspect_and_somebody_says_yes(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +171,84 @@ def test_watch_gives_up_within_its_time(mqctl: Run, fake: Any) -> None:
     fake.dead = {SLAVE}
     assert mqctl("health", "--watch", "-i", "0.001", "--within", "0.01").code == 1
     assert mqctl("health", "--within", "1").code == 2
+
+
+def test_a_group_of_which_nobody_could_be_asked_is_not_called_unknown(
+    mqctl: Run, fake: Any
+) -> None:
+    fake.metadata.clear()
+    out = mqctl("health").out
+    assert "not known: no controller leads that could tell" in out
+    assert "unknown to the controllers" not in out
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The data folder that mqctl looks at, and no other place; nothing is in it yet."""
+    for name in ("NAMESRV_ADDR", "CONTROLLER_ADDR"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BATONMQ_DATA", str(tmp_path))
+    return tmp_path
+
+
+def write_cluster(path: Path, pid: int) -> None:
+    path.parent.mkdir(exist_ok=True)
+    brokers = [{"name": "broker-a", "address": address} for address in (MASTER, SLAVE)]
+    document = {
+        "supervisorPid": pid,
+        "nameServers": [{"address": NS}],
+        "controllers": [{"address": LEADER}, {"address": OTHER}],
+        "brokers": brokers,
+    }
+    path.write_text(json.dumps(document))
+
+
+def test_a_cluster_that_has_ended_is_not_healthy_and_no_wrong_usage(
+    mqctl: Run, local: Path
+) -> None:
+    write_cluster(local / "cluster.json", pid=2**22 + 1)  # above any pid
+    ran = mqctl("health", "--json")
+    assert (ran.code, ran.json["healthy"]) == (1, False)
+    assert ran.json["problems"] == [f"the cluster of {local / 'cluster.json'} has ended"]
+    ran = mqctl("health")
+    assert (ran.code, ran.out) == (1, f"the cluster of {local / 'cluster.json'} has ended\n")
+
+
+def test_a_cluster_that_is_not_whole_yet_is_asked_where_it_will_listen(
+    mqctl: Run, fake: Any, local: Path
+) -> None:
+    write_cluster(local / "conf" / "cluster.json", pid=os.getpid())
+    fake.metadata.clear()
+    ran = mqctl("health", "--json")
+    assert ran.code == 1
+    assert [node["address"] for node in ran.json["controllers"]] == [LEADER, OTHER]
+
+
+def test_watch_waits_for_a_cluster_to_appear(
+    mqctl: Run, fake: Any, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Nothing is there. 2. After two looks a cluster is. 3. It is looked at until healthy."""
+    from mqctl import health
+
+    looks = 0
+    real = health.no_cluster
+
+    def counted(why: str) -> Findings:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            write_cluster(local / "cluster.json", pid=os.getpid())
+        return real(why)
+
+    monkeypatch.setattr(health, "no_cluster", counted)
+    ran = mqctl("health", "--watch", "-i", "0.001", "--json")
+    assert (ran.code, looks) == (0, 2)
+    told = [json.loads(line) for line in ran.out.splitlines()]
+    assert [one["problems"] for one in told] == [["no cluster runs here yet"]] * 2 + [[]]
+
+
+def test_watch_gives_up_on_a_cluster_that_does_not_come(mqctl: Run, local: Path) -> None:
+    ran = mqctl("health", "--watch", "-i", "0.001", "--within", "0.01")
+    assert ran.code == 1
+    assert "no cluster runs here yet" in ran.out
+    assert mqctl("health").code == 2, "without --watch: where is it?"

@@ -72,6 +72,20 @@ def test_a_cluster_that_ended_is_passed_over_and_named(tmp_path: Path) -> None:
     assert str(stale) in str(info.value)
 
 
+def test_before_a_cluster_is_whole_its_plan_names_the_addresses(tmp_path: Path) -> None:
+    folder = tmp_path / "batonmq-data"
+    write_cluster(folder / "conf", port=20000)
+    found = find_target(None, None, environ={}, folder=tmp_path)
+    assert found.controllers == ("127.0.0.1:20002",)
+    write_cluster(folder, port=30000)
+    found = find_target(None, None, environ={}, folder=tmp_path)
+    assert found.controllers == ("127.0.0.1:30002",), "whole: cluster.json itself"
+    (folder / "cluster.json").unlink()
+    write_cluster(folder / "conf", pid=dead_pid())
+    found = find_target(None, None, environ={}, folder=tmp_path)
+    assert (found.controllers, found.stale) == ((), (folder / "cluster.json",))
+
+
 def test_name_servers_given_by_hand_never_get_the_controllers_of_another_cluster(
     tmp_path: Path,
 ) -> None:
