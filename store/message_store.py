@@ -2,7 +2,7 @@
 
 A facade over its parts: `Appender` (write path), `Dispatcher` (confirmed becomes visible),
 `StoreQueries` (reads), `SlaveLog` (a master's bytes, cuts), `LogTrust` (R17, R24), `recovery`,
-`FlushService`, `CheckpointWriter`, `Expirer`. One thread, the loop's, calls everything here; other
+`Background`, `CheckpointWriter`, `Expirer`. One thread, the loop's, calls everything here; other
 threads only sync, allocate and unlink files.
 
 Invariants: `min_phy_offset <= confirm_offset <= max_phy_offset`; confirm_offset is a record
@@ -20,9 +20,9 @@ from typing import Final
 
 from epoch.durable_file import remove_file
 from protocol.errors import CorruptLogError
+from store.background import Background
 from store.config import StoreConfig
 from store.dispatch import ArrivalListener
-from store.flush import DiskJobs, FlushService
 from store.lock_file import StoreLock
 from store.parts import StoreParts, abort_path, load_parts, recover_parts
 from store.queue_table import SystemRecordHandler
@@ -86,10 +86,7 @@ class MessageStore:
         self._boot_id = boot_id
         self._arrival_listeners: list[ArrivalListener] = []
         self._flushed_listeners: list[Callable[[int], None]] = []
-        self._flush: FlushService | None = None
-        self._jobs: DiskJobs | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._next_slice: asyncio.Handle | None = None
         self._on_fatal: Callable[[BaseException], None] = _raise
         self._opened_at_ms = 0
@@ -147,6 +144,7 @@ class MessageStore:
             stop_writes=self.stop_writes,
             fail=self._fail,
         )
+        self._background = Background(parts.log, self._fail)
         self._trust = LogTrust(parts, self._slave_log, self.stop_writes)
         self._bind_paths(parts)
         parts.appender.on_disk_failure = self._fail
@@ -168,6 +166,8 @@ class MessageStore:
         self.fault_at = trust.fault_at
         self.discard_damaged_tail = trust.discard_damaged_tail
         self.clear_suspect = trust.clear_suspect
+        self.request_flush = self._background.request_flush
+        self.run_job = self._background.run_job
         queries = parts.queries
         self.get_message = queries.get_message
         self.queue_ids = queries.queue_ids
@@ -194,21 +194,14 @@ class MessageStore:
         """
         self._loop = loop
         self._on_fatal = on_fatal
-        on_fatal = self._fail
-        self._flush = FlushService(
-            self.log,
-            self.config.flush_interval_commit_log,
-            post=self._post,
-            on_flushed=self._report_flushed,
-            on_fatal=on_fatal,
-        )
-        self._flush.start()
-        self._jobs = DiskJobs(post=self._post, on_fatal=on_fatal)
-        self._jobs.start()
+        background = self._background
+        background.start(loop, self.config.flush_interval_commit_log, self._report_flushed)
         if not self.log.segments:
             self.log.preallocate_in_thread()
-        self._repeat("flush", self.config.flush_interval_consume_queue / 1000, self.flush_derived)
-        self._repeat("clean", self.config.clean_resource_interval / 1000, self.clean_expired)
+        background.repeat(
+            "flush", self.config.flush_interval_consume_queue / 1000, self.flush_derived
+        )
+        background.repeat("clean", self.config.clean_resource_interval / 1000, self.clean_expired)
         self._schedule_slice()
 
     def close(self) -> None:
@@ -219,7 +212,7 @@ class MessageStore:
         self._appender.refuse("the store is closed")
         try:
             self._appender.end_turn()
-            self._stop_flush()
+            self._stop_threads()
             self.flush()
             self.flush_derived()
             self._parts.index.flush()
@@ -236,22 +229,18 @@ class MessageStore:
             return
         self._stop_timers()
         self._appender.refuse("the store is abandoned")
-        self._stop_flush()
+        self._stop_threads()
         self._release()
 
     def _stop_timers(self) -> None:
         self._is_open = False
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._background.stop_timers()
         if self._next_slice is not None:
             self._next_slice.cancel()
 
-    def _stop_flush(self) -> None:
-        if self._flush is not None and self._jobs is not None:
-            self._flush.stop()
-            self._jobs.stop()
-        self._flush = self._jobs = self._loop = None
+    def _stop_threads(self) -> None:
+        self._background.stop_threads()
+        self._loop = None
 
     def _release(self) -> None:
         self._parts.close_files()
@@ -450,11 +439,6 @@ class MessageStore:
 
     # --- durability and upkeep ---
 
-    def request_flush(self) -> None:
-        """Group commit: make what is written durable now; `on_flushed` tells the new offset."""
-        if self._flush is not None:
-            self._flush.request()
-
     def on_flushed(self, listener: Callable[[int], None]) -> None:
         """Call `listener(flushed_offset)` in the loop after each fdatasync that covered bytes."""
         self._flushed_listeners.append(listener)
@@ -498,14 +482,6 @@ class MessageStore:
             self.run_job(lambda: unlink_segments(removed))
         return len(removed)
 
-    def run_job(self, job: Callable[[], None]) -> None:
-        """Something that waits for the disk: in the thread for that, in the order of the calls, and
-        done before `close` returns; at once before `start`. If it raises, `on_fatal` is called."""
-        if self._jobs is not None:
-            self._jobs.submit(job)
-        else:
-            job()
-
     def _set_disk_full(self, is_full: bool) -> None:
         log.log(logging.WARNING if is_full else logging.INFO, "disk_full=%s", is_full)
         self._disk_full = is_full
@@ -540,27 +516,3 @@ class MessageStore:
             "remainHowManyDataToFlush": f"{commit_log.max_offset - commit_log.flushed_offset} B",
             "suspect": self.suspect,
         }
-
-    # --- timers ---
-
-    def _post(self, callback: Callable[[], None]) -> None:
-        loop = self._loop
-        if loop is None:
-            return
-        try:
-            loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            log.info("loop_closed_before_flush_report")
-
-    def _repeat(self, name: str, period_s: float, work: Callable[[], object]) -> None:
-        assert self._loop is not None
-
-        def run() -> None:
-            try:
-                work()
-            except OSError as error:
-                self._fail(error)
-                return
-            self._repeat(name, period_s, work)
-
-        self._timers[name] = self._loop.call_later(period_s, run)

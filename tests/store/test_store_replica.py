@@ -316,7 +316,8 @@ def test_r31_tables_reach_the_disk_off_the_loop_and_before_the_checkpoint(rig):
     async def run():
         store.start(asyncio.get_running_loop(), pytest.fail)
         end = rig.put_confirmed(store, b"m")
-        store.before_checkpoint = lambda: [] if seen else [write]
+        due = [write]
+        store.before_checkpoint = lambda: [due.pop()] if due else []
         await until(lambda: store._parts.checkpoint.recovery_offset == end)
         store.abandon()
         ((thread, checkpoint_then),) = seen
