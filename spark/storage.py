@@ -24,17 +24,17 @@ class Storage:
     root: str
 
     @property
-    def _files(self) -> fs.FileSystem:
+    def file_system(self) -> fs.FileSystem:
         return _file_system(self.root)
 
     def open(self, path: str) -> "OpenFile":
         """A file for reading at any place. Raises OSError."""
-        return OpenFile(path, self._files.open_input_file(path))
+        return OpenFile(path, self.file_system.open_input_file(path))
 
     def read_small(self, path: str) -> bytes | None:
         """The whole file, None if it is missing."""
         try:
-            with self._files.open_input_file(path) as file:
+            with self.file_system.open_input_file(path) as file:
                 data: bytes = file.read()
                 return data
         except FileNotFoundError:
@@ -42,11 +42,11 @@ class Storage:
 
     def children(self, folder: str) -> list[fs.FileInfo]:
         """What lies directly in a folder, sorted by path; nothing if the folder is missing."""
-        found = self._files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        found = self.file_system.get_file_info(fs.FileSelector(folder, allow_not_found=True))
         return sorted(found, key=lambda info: str(info.path))
 
     def exists(self, path: str) -> bool:
-        return bool(self._files.get_file_info(path).type != fs.FileType.NotFound)
+        return bool(self.file_system.get_file_info(path).type != fs.FileType.NotFound)
 
     def glob(self, pattern: str) -> list[str]:
         """Paths that match a pattern with `*`, `?`, `[...]` within its parts, sorted.

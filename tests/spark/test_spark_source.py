@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark.options import ReadOptions
+from spark.parquet_files import write_parquet
 from spark.predicates import selection_of
 from spark.schemas import TABLES, table_schema
 from spark.session import PUSHDOWN, open_session
@@ -155,6 +156,31 @@ def test_modes_on_spark(session, large, tmp_path):
     (row,) = permissive.filter("corrupt is not null").select("corrupt.*").collect()
     assert row.file == str(path) and row.offset <= 1_000_000 < row.offset + row.bytes
     assert permissive.filter("corrupt is null").count() == 2499
+
+
+def test_parquet_files_written_by_tasks_hold_the_same_rows(session, large, tmp_path):
+    options = {"path": str(large.root), **SPLIT}
+    files = write_parquet(session, options, str(tmp_path / "out"))
+    assert len(files) > 8 and sum(file.rows for file in files) == 2500
+    written = session.read.parquet(str(tmp_path / "out"))
+    plain = frame(session, large.root)
+    assert dict(written.dtypes) == dict(plain.dtypes)
+    order = "physical_offset"
+    assert written.orderBy(order).collect() == plain.orderBy(order).collect()
+    assert {path.name[:5] for path in (tmp_path / "out").iterdir()} == {"part-", "_SUCC"}
+    with pytest.raises(FileExistsError, match="not empty"):
+        write_parquet(session, options, str(tmp_path / "out"))
+
+
+def test_a_damaged_log_leaves_no_file_that_looks_whole(session, large, tmp_path):
+    path = large.root / "commitlog" / f"{0:020d}"
+    raw = bytearray(path.read_bytes())
+    raw[100] ^= 1
+    path.write_bytes(raw)
+    out = tmp_path / "out"
+    with pytest.raises(Exception, match="CRC is wrong at log offset 0 "):
+        write_parquet(session, {"path": str(large.root), **SPLIT}, str(out))
+    assert not (out / "_SUCCESS").exists() and not (out / "part-000000.parquet").exists()
 
 
 def test_bad_options_are_named(session):
