@@ -91,7 +91,13 @@ class Findings:
             if not isinstance(answer, BatonError) and answer.leader_address
         }
         if not self.leader:
-            return ["the controllers have no leader: a majority of them must run"]
+            answering = sum(not isinstance(a, BatonError) for a in self.controllers.values())
+            if answering * 2 <= len(self.controllers):
+                return ["the controllers have no leader: a majority of them must run"]
+            return [
+                f"the controllers have no leader, though {answering} of {len(self.controllers)} "
+                "answer: an election is under way, or cannot succeed"
+            ]
         if len(named) > 1:
             return [f"the controllers disagree on their leader: {', '.join(sorted(named))}"]
         if self.replicas_error is not None:

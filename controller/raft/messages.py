@@ -79,6 +79,11 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         journal: DurableJournal = self._syncObj._SyncObj__raftLog
         return journal
 
+    @property
+    def waits_for_log(self) -> bool:
+        """Whether this node, joining, votes for nobody until a leader has sent it the log."""
+        return self._log_seen and self._journal.joining
+
     def _onTick(self) -> None:
         super()._onTick()
         journal = self._journal

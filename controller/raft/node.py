@@ -304,6 +304,12 @@ class RaftLog:
                 f" {LOG_ALARM_BYTES >> 20} it is not safe to send it whole: nodes that are far"
                 " behind, or the disk, keep it from being shortened"
             )
+        if node.transport.waits_for_log:
+            found.append(
+                "it began with an empty folder and votes for nobody until a leader has sent it the"
+                " log; if most controllers say so, no leader can come: put the old folder of one"
+                " of them back"
+            )
         if not node.tick_thread_alive():
             found.append("the Raft thread has ended: restart this node")
         return tuple(found)

@@ -117,7 +117,9 @@ def _show(session: Session, findings: Findings, problems: Sequence[str]) -> None
         if isinstance(answer, Exception):
             add("controller", address, reason(address, answer))
         else:
-            add("controller", address, None, "leader" if answer.is_leader else "")
+            unwell = bool(answer.log is not None and answer.log.problems)
+            note = "leader" if answer.is_leader else ""
+            add("controller", address, "see below" if unwell else None, note)
     for address, why in findings.brokers.items():
         add("broker", address, why)
     for name in findings.groups:

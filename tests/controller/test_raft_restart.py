@@ -128,10 +128,13 @@ def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(tmp_path:
             await asked.wait()
         logging.getLogger("controller.raft.messages").removeHandler(told)
         assert not any(cluster.leading.values())
+        (problem,) = [each for each in node.status().problems if "empty folder" in each]
+        assert "votes for nobody until a leader has sent it the log" in problem
         await cluster.start(a)
         leader_id, _ = await cluster.leader()
         assert leader_id == a
         await cluster.agree()
+        assert not any("empty folder" in each for each in node.status().problems)
         assert cluster.machines[c].state.digest() == digest
         assert node._journal is not None and not node._journal.joining
 

@@ -55,7 +55,10 @@ def test_every_node_that_does_not_answer_is_named(whole: Findings) -> None:
 
 def test_no_leader_or_two_is_a_problem(whole: Findings, fake: Any) -> None:
     leaderless = {a: replace(m, is_leader=False) for a, m in fake.metadata.items()}
-    assert "no leader" in replace(whole, controllers=leaderless).problems()[0]
+    (problem,) = replace(whole, controllers=leaderless).problems()
+    assert "no leader, though 2 of 2 answer" in problem
+    dead = {a: ConnectError(a, "refused") for a in leaderless}
+    assert "a majority of them must run" in replace(whole, controllers=dead).problems()[-1]
     torn = {**fake.metadata, OTHER: replace(fake.metadata[OTHER], leader_address=OTHER)}
     assert "disagree" in replace(whole, controllers=torn).problems()[0]
 
@@ -140,6 +143,8 @@ def test_health_fails_when_a_controllers_log_is_unwell(mqctl: Run, fake: Any) ->
     assert "aaaaaaaa" in differ and f"{follower} bbbbbbbb" in differ
     (said,) = told(problems=("the Raft thread has ended",))
     assert said == f"controller {follower}: the Raft thread has ended"
+    (row,) = [line for line in mqctl("health").out.splitlines() if "see below" in line]
+    assert row.split()[:3] == ["controller", follower, "FAILED"]
 
 
 def test_watch_looks_again_until_healthy(
