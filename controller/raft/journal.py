@@ -89,6 +89,7 @@ class DurableJournal:
         self._entries: list[LogEntry] = []
         self._durable: list[LogEntry] = []
         self._dirty_from = 0
+        self._replaced = False
         self._commit_index = 0
         self._joined = self._joined_durable = False
         self.sync_count = 0
@@ -108,8 +109,10 @@ class DurableJournal:
         self._entries.append((command, idx, term))
 
     def clear(self) -> None:
+        # Replaced with the next sync: a file beside a snapshot is never without entries.
         self._entries = []
-        self._rewrite()
+        self._dirty_from = 0
+        self._replaced = True
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
         self._dirty_from = min(self._dirty_from, entryFrom)
@@ -188,6 +191,9 @@ class DurableJournal:
 
     def sync(self) -> None:
         """Makes the entries durable as they are now: one group, one fdatasync, none if equal."""
+        if self._replaced:
+            self._rewrite()
+            return
         first = self._first_difference()
         self._dirty_from = len(self._entries)
         joins = self._joined and not self._joined_durable
@@ -236,6 +242,8 @@ class DurableJournal:
         self._durable = list(self._entries)
         self._joined_durable = self._joined
         self._dirty_from = len(self._entries)
+        self._replaced = False
+        self.sync_count += 1
 
     # Loading.
 
@@ -313,6 +321,8 @@ class DurableJournal:
 
     def _begin_with(self, head: tuple[LogEntry, LogEntry] | None) -> None:
         first = self._entries[0][1] if self._entries else None
+        if head is not None and first is None:
+            raise JournalDamage(self._path, "holds no entry, but there is a snapshot beside it")
         if head is None:
             if first is not None and first > 1:
                 what = f"begins with entry {first}, and no snapshot holds what came before"

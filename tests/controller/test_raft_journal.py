@@ -266,3 +266,21 @@ def broken_disk(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, call, refuse)
+
+
+def test_g7_a_journal_that_lost_its_entries_beside_a_snapshot_is_damage(tmp_path: Path) -> None:
+    """A snapshot's journal begins with the snapshot's last entries, and is replaced as a whole: a
+    file cut down to its first bytes has lost what this node acknowledged."""
+    head = ((b"a", 7, 2), (b"b", 8, 2))
+    journal = DurableJournal(tmp_path, None, fatal)
+    journal.setCurrentTerm(2, "n1")
+    journal.clear()
+    journal.add(*head[0])
+    journal.add(*head[1])
+    journal.add(b"c", 9, 2)
+    journal.sync()
+    journal._destroy()
+    with (tmp_path / "journal").open("r+b") as file:
+        file.truncate(10)
+    with pytest.raises(JournalDamage, match="holds no entry, but there is a snapshot"):
+        DurableJournal(tmp_path, head, fatal)
