@@ -78,7 +78,9 @@ class PullProcessor:
         clock_ms: Callable[[], int],
         *,
         long_polling: bool,
+        damaged: Callable[[str], None],
     ) -> None:
+        """`damaged` hears of a bad record of the log that a reader met."""
         self._store = store
         self._topics = topics
         self._clients = clients
@@ -86,6 +88,7 @@ class PullProcessor:
         self._gate = gate
         self._clock_ms = clock_ms
         self._long_polling = long_polling
+        self._damaged = damaged
         self._hold: PullHold[Pull] = PullHold()
         self._next_sweep_ms = 0
         self.messages_total = 0
@@ -220,6 +223,8 @@ class PullProcessor:
             )
         except CorruptLogError as exc:
             log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
+            if not self._store.suspect and (fault := self._store.fault_at(exc.offset)):
+                self._damaged(fault)  # a replica that has the whole record had better lead (G8)
             pull.channel.write(refusal(pull.opaque, ResponseCode.SYSTEM_ERROR, str(exc)))
             return
         code = self._code(pull, offset, result)

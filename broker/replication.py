@@ -222,7 +222,8 @@ class Replication:
 
     def on_damage(self, reason: str) -> None:
         log.error("log_damaged reason=%s", reason)
-        assert self._manager is not None
+        if self._manager is None:
+            return  # alone: nobody to tell, and nobody else to lead
         self._manager.report_event("diverged", reason=f"its own log is damaged: {reason}")
 
     def on_fatal(self, exc: BaseException) -> None:

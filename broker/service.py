@@ -162,6 +162,7 @@ class BrokerService:
             self.gate,
             boottime_ms,
             long_polling=broker.long_polling_enable,
+            damaged=self.replication.on_damage,
         )
         self.clients = ClientProcessor(clients, self.topics, self.gate, boottime_ms)
         self.throughput = Throughput()

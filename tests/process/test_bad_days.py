@@ -262,6 +262,37 @@ def test_r24_a_missing_middle_file_is_named_and_fetched_again(cluster: ClusterPr
     equal_logs(cluster, slave, end)
 
 
+def test_g8_a_reader_that_meets_a_bad_record_gets_it_from_another_replica(
+    cluster: ClusterProcess,
+) -> None:
+    """1. A byte of an old message flips on a slave's disk, below what its recovery reads. 2. It is
+    elected, and a reader comes there: it is refused, the master is suspect by its own word, and
+    another member leads. 3. There the reader gets the message; the other fetches it again."""
+    spoiled = any_slave(cluster)
+    folder = killed(cluster, spoiled)
+    end = log_end(folder)
+    flip(folder, list(record_ends(read_log(folder).data))[9] + len(BODY) // 2)
+    cluster.restart(spoiled)
+    cluster.wait_in_sync(3)
+    elect(cluster, spoiled)
+    with Probe(spoiled["address"]) as probe:
+        replies = [probe.pull(TOPIC, offset, count=1) for offset in range(20)]
+    refused = [reply for reply in replies if reply.code == 1]
+    assert refused and all(str(folder / "commitlog") in reply.remark for reply in refused)
+    wait_for("another master", lambda: cluster.master()["address"] != spoiled["address"])
+    cluster.wait_in_sync(3)
+    wait_for("the end of suspicion", lambda: not (folder / "suspect").exists())
+    equal_logs(cluster, spoiled, end)
+
+
+def elect(cluster: ClusterProcess, broker: dict[str, Any]) -> None:
+    """An operator's planned switch."""
+    argv = [sys.executable, "-m", "mqctl.main", "electMaster", "-bn", "broker-a"]
+    argv += ["-b", broker["id"], "-a", ";".join(cluster.controllers)]
+    subprocess.run(argv, check=True, capture_output=True, cwd=ROOT, timeout=60)
+    wait_for("the switch", lambda: cluster.master()["address"] == broker["address"])
+
+
 def test_r24_a_damaged_log_is_no_master(tmp_path: Path) -> None:
     """The only replica loses a middle file. It says file and offset and serves nothing: no message
     is acknowledged on top of a hole."""
