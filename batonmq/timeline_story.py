@@ -247,8 +247,8 @@ class Story:
             return ""
         ago_ms = max(0, self.detected_ms - self.blind_until_ms)
         return (
-            f"; the controllers themselves were started {ago_ms} ms before: how long nobody served"
-            " until then is not recorded"
+            f"; the controllers themselves had started {ago_ms} ms before: how long nobody served"
+            " is not recorded"
         )
 
     def _idle(self) -> str:

@@ -1,7 +1,8 @@
 """`batonmq up`: a local cluster in the foreground, and the loop that watches over it.
 
 `Cluster` is what `up` and `demo` share: it starts the processes, looks at the cluster twice a
-second, keeps `cluster.json` true, and reports what changes. It lives on when a process dies.
+second, keeps `cluster.json` true, and reports what changes. It lives on when a process dies, but
+not when those end by themselves without which there is no cluster.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class Cluster:
         self._watcher: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()
         self._lock: int | None = None
+        self._gave_up: set[str] = set()
+        self.hopeless: asyncio.Future[str] | None = None
+        """Done, with the reason, when `gave_up` says so."""
         self.on_view: Callable[[ClusterView], None] = lambda view: None
 
     async def start(self) -> None:
@@ -65,6 +69,7 @@ class Cluster:
             raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
         self._admin = Admin(self.layout.name_server_addresses)
         await self._admin.start()
+        self.hopeless = asyncio.get_running_loop().create_future()
         await self.children.start_all()
         self._watcher = asyncio.create_task(self._watch(), name="watch-cluster")
 
@@ -152,6 +157,14 @@ class Cluster:
             if died and change.how.startswith("exit"):
                 text += "\n" + tail_of_log(self.children.by_name[name])
         self._reporter.report(Event(kind, text, fields, bad=died))
+        failed = change.how.startswith("exit ") and change.how != "exit 0"
+        if died and failed and not self.children.respawn:
+            self._gave_up.add(name)
+        else:
+            self._gave_up.discard(name)
+        why = gave_up(self.layout, self._gave_up, was_whole=self.whole)
+        if why and self.hopeless is not None and not self.hopeless.done():
+            self.hopeless.set_result(why)
         self._write()
         self._look_now.set()
 
@@ -197,6 +210,22 @@ class Cluster:
             self._written = document
 
 
+def gave_up(layout: Layout, ended: set[str], *, was_whole: bool) -> str:
+    """Why there will be no cluster any more, empty while there may be one.
+
+    `ended`: the processes that ended by themselves, as over a wrong setting; what was killed may be
+    started again by hand. Until it was whole once, all brokers or all name servers are enough.
+    """
+    names = {node.name for node in layout.nodes}
+    if names <= ended:
+        return "all processes have ended by themselves"
+    servers = {node.name for node in layout.name_servers}
+    for what, some in (("name servers", servers), ("brokers", names - servers)):
+        if some <= ended and not was_whole:
+            return f"all {what} have ended by themselves before the cluster was whole"
+    return ""
+
+
 def run_up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
     """Runs the cluster until SIGTERM or ctrl-C; the exit code. Raises StartError."""
     return uvloop.run(_up(layout, respawn=respawn, as_json=as_json))
@@ -218,7 +247,11 @@ async def _up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
         if view is not None:
             view.attach(cluster)
         await cluster.start()
+        assert cluster.hopeless is not None
+        cluster.hopeless.add_done_callback(lambda _: stop.set())
         await stop.wait()
+        if cluster.hopeless.done():
+            raise StartError(cluster.hopeless.result())
     finally:
         if view is not None:
             await view.close()

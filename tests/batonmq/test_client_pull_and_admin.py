@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
-from fake_cluster import CLUSTER, FakeCluster, answer, refuse, until
+from fake_cluster import CLUSTER, FakeCluster, answer, refuse, silence, until
 
 from batonmq import (
     Admin,
@@ -295,6 +295,20 @@ def test_broker_facts() -> None:
             cluster.master().before[28].append(answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
             with pytest.raises(UnsupportedByBrokerError, match="code 28"):
                 await admin.broker_runtime_info(address)
+
+    run(story)
+
+
+def test_every_name_server_has_the_whole_time_to_answer() -> None:
+    """The first never answers; the last is asked meanwhile, and not with what was left."""
+
+    async def story(cluster: FakeCluster) -> None:
+        first, *others = cluster.name_server_addresses
+        cluster.name_servers[0].before[106] += [silence] * 10
+        async with Admin(cluster.name_server_addresses, timeout_ms=200) as admin:
+            states = await admin.name_server_states()
+        assert others and states == {first: states[first], **dict.fromkeys(others)}
+        assert states[first] is not None and "within 200 ms" in states[first]
 
     run(story)
 

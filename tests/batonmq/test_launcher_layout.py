@@ -10,6 +10,7 @@ import yaml
 
 from batonmq.launcher.layout import LayoutError, config_of, plan, write_configs
 from batonmq.launcher.ports import StartError, check_folder, lock_folder
+from batonmq.launcher.up import gave_up
 
 OVERRIDES = {
     "namesrv": {"scanNotActiveBrokerInterval": 1_000},
@@ -88,3 +89,14 @@ def test_a_folder_is_run_by_one_supervisor_at_a_time(tmp_path: Path) -> None:
         lock_folder(layout)
     os.close(first)
     os.close(lock_folder(layout))
+
+
+def test_without_all_brokers_or_all_name_servers_a_cluster_never_becomes_whole() -> None:
+    layout = plan(Path("/nowhere"), replicas=2)
+    brokers, servers = {"broker-a-0", "broker-a-1"}, {"namesrv-0", "namesrv-1", "namesrv-2"}
+    assert gave_up(layout, set(), was_whole=False) == ""
+    assert gave_up(layout, {"broker-a-0", "namesrv-1"}, was_whole=False) == ""
+    assert "all brokers" in gave_up(layout, brokers, was_whole=False)
+    assert "all name servers" in gave_up(layout, servers, was_whole=False)
+    assert gave_up(layout, brokers, was_whole=True) == "", "it lives on: they may come back"
+    assert "all processes" in gave_up(layout, brokers | servers, was_whole=True)

@@ -401,7 +401,7 @@ def test_an_election_right_after_the_controllers_started_says_that_nobody_looked
                             "started_ms": 300, "proposed_ms": 900}  # fmt: skip
     _, story = told(started, elected(2, 9, 2, master_before=1, detected_ms=1_000), *opened)
     assert (
-        "60 ms until a write was acknowledged; the controllers themselves were started 700 ms"
+        "60 ms until a write was acknowledged; the controllers themselves had started 700 ms"
         in (story.cost())
     )
     # Another controller that lived throughout looked all the time.
