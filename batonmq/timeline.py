@@ -432,10 +432,13 @@ _BY_HAND: Final = ("named ", "asked by remoting")
 
 def _how(event: Happening, master: int) -> str:
     """How the need was seen, as a sentence; a reason that is not known here is told as it is."""
-    reason = event.reason.partition(": ")[0] if event.kind == "election_failed" else event.reason
+    reason, _, why = event.reason.partition(": ")
     how = _HOW.get(reason)
     if how is None:
+        reason = reason if event.kind == "election_failed" else event.reason
         return reason or "an election was asked for"
+    if reason == "goodbye" and why and event.kind == "elected":
+        how = "{who} said goodbye, as " + why.replace("{", "{{").replace("}", "}}")
     who = f"broker {master}" if master else "the master"
     silent = f", its last word {event.silent_ms} ms before" if event.silent_ms > 0 else ""
     return how.format(who=who) + (silent if "{who}" in how else "")

@@ -154,11 +154,12 @@ class Replication:
         await self._ha.start()
         await self._manager.start()
 
-    async def close(self) -> None:
+    async def close(self, reason: str) -> None:
+        """`reason` is what the controllers are told, and with them the history."""
         self.hold.release()
         self._acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
         if self._manager is not None:
-            await self._manager.close()
+            await self._manager.close(reason)
         if self._ha is not None:
             await self._ha.close()
 

@@ -75,6 +75,7 @@ class BrokerService:
         broker = config.broker
         self.config = config
         self._on_fatal = on_fatal
+        self._stops_for = "planned stop"
         self._loop = asyncio.get_running_loop()
         store_host = host_bytes(broker.broker_ip1, broker.listen_port)
         self.store = MessageStore(
@@ -237,7 +238,7 @@ class BrokerService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        await self.replication.close()
+        await self.replication.close(self._stops_for)
         await self.registrar.close()
         await self.slave_sync.close()
         await self._server.close()
@@ -307,6 +308,7 @@ class BrokerService:
     def _fatal(self, exc: BaseException) -> None:
         log.critical("broker_fatal error=%s", exc)
         self.gate.close(f"this broker cannot trust its disk: {exc}")
+        self._stops_for = f"it cannot trust its disk: {exc}"
         self._on_fatal(exc)
 
     def _store_info(self) -> dict[str, str]:

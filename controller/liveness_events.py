@@ -67,12 +67,13 @@ class SessionHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    """The session ended; with `goodbye` the broker said that it stops."""
+    """The session ended; with `goodbye` the broker said that it stops, and `why` unless planned."""
 
     broker_name: str
     broker_id: int
     session_id: int
     goodbye: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class _Session:
     facts: HeartbeatFacts
     closed_ms: int | None = None
     goodbye: bool = False
+    why: str = ""
+    """What it said in its goodbye, empty for a planned stop."""
     held_back_ms: int = 0
     silent_since_ms: int | None = None
     silent_ms: int = -1
@@ -187,7 +189,7 @@ class Sightings:
         session.closed_ms = now_ms
         if session.silent_since_ms is None:
             session.silent_ms = self._awake_ms(now_ms) - session.heard_awake_ms
-        session.goodbye = event.goodbye
+        session.goodbye, session.why = event.goodbye, event.why
         if not event.goodbye and session.silent_since_ms is None:
             broker = self._broker(event.broker_name, event.broker_id)
             # R8: who was not answered for so long has dialled anew, and may wait in the socket.
@@ -307,6 +309,8 @@ class Sightings:
             if now_ms < session.closed_ms + session.held_back_ms:
                 return _UNKNOWN
             reason = "goodbye" if session.goodbye else "session_closed"
+            if session.why:
+                reason += f": {session.why}"
             return self._judge_closing(session.closed_ms, reason, session.silent_ms, now_ms)
         limit_ms = self._config.session_timeout_ms + self._hold_back_ms(
             broker, session.incarnation, now_ms

@@ -47,6 +47,8 @@ __all__ = ["BrokerWatch"]
 
 log = logging.getLogger(__name__)
 
+PLANNED_GOODBYES: Final = ("goodbye", "planned stop")
+"""What a broker says that just stops; anything else is why it must."""
 FOLLOWER_TICKS: Final = 2
 """A node that decides nothing looks less often."""
 
@@ -155,6 +157,7 @@ class BrokerWatch:
                 session.broker_id,
                 session.session_id,
                 goodbye=goodbye is not None,
+                why=goodbye if goodbye and goodbye not in PLANNED_GOODBYES else "",
             )
         )
 

@@ -122,24 +122,25 @@ def _read_yaml(text: str, file: str, sections: Sections, found: _Found) -> None:
             continue
         if not isinstance(body, yaml.MappingNode):
             raise ConfigError(section, body.value, where, "a mapping of keys is allowed")
-        _read_section(file, section, body, sections[section], found[section])
+        _read_section(file, section, body, sections, found[section])
 
 
 def _read_section(
     file: str,
     section: str,
     body: yaml.MappingNode,
-    kind: type[msgspec.Struct],
+    sections: Sections,
     found: dict[str, _Setting],
 ) -> None:
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    fields = msgspec.structs.fields(sections[section])
+    known = {field.encode_name: field.type for field in fields}
     seen: dict[str, str] = {}
     for key_node, value_node in body.value:
         key, where = str(key_node.value), _where(file, key_node)
         if key not in known:
-            raise ConfigError(
-                f"{section}.{key}", value_node.value, where, _unknown("key", key, known)
-            )
+            homes = [name for name, kind in sections.items() if key in _keys(kind)]
+            what = f"it belongs in section {homes[0]}" if homes else _unknown("key", key, known)
+            raise ConfigError(f"{section}.{key}", value_node.value, where, what)
         value = _yaml_value(value_node, known[key], f"{section}.{key}", where)
         _refuse_duplicate(seen, f"{section}.{key}", value, where)
         found[key] = _Setting(value, where)

@@ -413,6 +413,15 @@ def test_an_election_right_after_the_controllers_started_says_that_nobody_looked
     assert story.cost() == "60 ms until a write was acknowledged"
 
 
+def test_a_broker_that_had_to_stop_is_told_with_its_reason():
+    why = "goodbye: it cannot trust its disk: [Errno 28] No space left on device"
+    assert only(elected(10, 2, 2, master_before=1, reason=why)).how == (
+        "broker 1 said goodbye, as it cannot trust its disk: [Errno 28] No space left on device"
+    )
+    planned = only(elected(10, 2, 2, master_before=1, reason="goodbye"))
+    assert planned.how == "broker 1 said goodbye: a planned stop"
+
+
 # --- leases and controllers --------------------------------------------------------------------
 
 

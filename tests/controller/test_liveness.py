@@ -81,9 +81,9 @@ class Watch:
             )
         )
 
-    def close(self, broker_id, goodbye=False):
+    def close(self, broker_id, goodbye=False, why=""):
         self.beating.discard(broker_id)
-        return self.tell(SessionClosed(NAME, broker_id, self.sessions[broker_id], goodbye))
+        return self.tell(SessionClosed(NAME, broker_id, self.sessions[broker_id], goodbye, why))
 
     def run(self, duration_ms):
         """Ticks every 50 ms, heartbeats of the beating every 100 ms; gives what was decided."""
@@ -153,6 +153,11 @@ def test_r5_a_closed_session_of_the_master_is_an_election_at_once(watch):
 def test_a_goodbye_of_the_master_is_an_election_at_once(watch):
     (effect,) = elections(watch.close(1, goodbye=True))
     assert effect.reason == "goodbye"
+
+
+def test_a_goodbye_with_a_reason_of_its_own_is_told_with_it(watch):
+    (effect,) = elections(watch.close(1, goodbye=True, why="no space"))
+    assert effect.reason == "goodbye: no space"
 
 
 def test_r5_a_silent_master_is_dead_after_the_session_timeout(watch):

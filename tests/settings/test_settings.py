@@ -129,6 +129,7 @@ def test_the_environment_overrides(tmp_path: Path) -> None:
         ("broker:\n  brokrName: x\n", 2, "broker.brokrName", "x", "did you mean brokerName?"),
         ("broker:\n  brokername: x\n", 2, "broker.brokername", "x", "did you mean brokerName?"),
         ("broker:\n  qqq: 1\n", 2, "broker.qqq", "1", "allowed are autoCreateTopicEnable, "),
+        ("broker:\n  deleteWhen: x\n", 2, "broker.deleteWhen", "x", "belongs in section store"),
         ("brocker:\n  x: 1\n", 1, "brocker", None, "did you mean broker?"),
         ("broker:\n  listenPort: x\n", 2, "broker.listenPort", "x", "whole number from 0 to 65535"),
         ("\nbroker:\n  listenPort: 70000\n", 3, "broker.listenPort", 70000, "from 0 to 65535"),
