@@ -64,6 +64,7 @@ class ConsumeQueue:
         "_tail",
         "_tail_position",
         "last_physical_end",
+        "loaded_end",
         "queue_id",
         "topic",
     )
@@ -95,6 +96,8 @@ class ConsumeQueue:
         self._dirty: set[str] = set()
         #: End (exclusive) in the commit log of the last record built here; 0 if none.
         self.last_physical_end = 0
+        #: Units below it were found in the files; the others are this process's own.
+        self.loaded_end = 0
 
     # -- what is there
 
@@ -257,6 +260,18 @@ class ConsumeQueue:
             units += self._tail[: end - tail_position]
         return units
 
+    def place_of(self, index: int) -> tuple[str, int]:
+        """File and byte position in it of one unit."""
+        position = index * UNIT_SIZE
+        return self._path(position - position % self._file_size), position % self._file_size
+
+    def replace_unit(self, index: int, phy_offset: int, size: int, tags_code: int) -> None:
+        """Put a unit that was damaged in its file anew; durable with the next flush."""
+        assert index * UNIT_SIZE < self._tail_position
+        path, position = self.place_of(index)
+        write_all(self._handles.fd(path), _pack(phy_offset, size, tags_code), position)
+        self._dirty.add(path)
+
     def unit_at(self, index: int) -> tuple[int, int, int] | None:
         """(phy_offset, size, tags_code) of one unit, or None outside the queue."""
         units = self.read_units(index, 1)
@@ -355,6 +370,7 @@ class ConsumeQueue:
             self._tail_position = position
             self._zero_from(position, written_end)
         self._minimum = min(self._minimum, position // UNIT_SIZE)
+        self.loaded_end = min(self.loaded_end, position // UNIT_SIZE)
         self._refresh_last_physical_end()
 
     def _zero_from(self, position: int, written_end: int) -> None:
@@ -404,18 +420,19 @@ class ConsumeQueue:
 
     # -- life
 
-    def load(self) -> None:
+    def load(self, safe_offset: int = 0) -> None:
         """Find the files, and the end of what can be trusted in them.
 
         An empty last file is removed. Scans at most the last three files, up to the first unit
-        that no writer made (offset < 0 or size <= 0); what is behind it is cut off. Raises
-        CorruptLogError for a file of another length or a missing one: the caller may `destroy`
-        the queue and build it anew from the log.
+        that no writer made (offset < 0 or size <= 0); what is behind it is cut off, as a crash
+        leaves holes there. Raises CorruptLogError if that would cut units of records below the log
+        offset `safe_offset`, which no crash can have hurt, for a file of another length or a
+        missing one: the caller may `destroy` the queue and build it anew from the log.
         """
         assert not self._tail
         self._starts = self._find_files()
         if not self._starts:
-            self._tail_position = self._minimum = self.last_physical_end = 0
+            self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0
             return
         self._minimum = self._starts[0] // UNIT_SIZE
         files_end = self._starts[-1] + self._file_size
@@ -427,7 +444,28 @@ class ConsumeQueue:
             if position < chunk_end:
                 break
             chunk_units = min(4 * chunk_units, _SCAN_UNITS)
+        if position < files_end and self._has_safe_unit(position, files_end, safe_offset):
+            raise CorruptLogError(
+                *self.place_of(position // UNIT_SIZE),
+                "a unit that no writer made, with synced ones behind it",
+            )
+        self.loaded_end = files_end // UNIT_SIZE
         self._cut_to(position)
+
+    def _has_safe_unit(self, position: int, files_end: int, safe_offset: int) -> bool:
+        """Whether a unit of a record below `safe_offset` stands behind the one at `position`."""
+        position += UNIT_SIZE
+        while position < files_end:
+            file_end = position - position % self._file_size + self._file_size
+            chunk_end = min(position + _SCAN_UNITS * UNIT_SIZE, file_end)
+            units = self._read_file(position, chunk_end)
+            if not any(units):
+                return False  # as far as was ever written
+            for phy_offset, size, _ in UNIT.iter_unpack(units):
+                if 0 <= phy_offset < safe_offset and 0 < size < FILLER_SIZE:
+                    return True
+            position = chunk_end
+        return False
 
     def _scan(self, position: int, chunk_units: int) -> tuple[int, int]:
         """Ends, in bytes, of the good units from `position` on and of the chunk looked at."""
@@ -487,4 +525,4 @@ class ConsumeQueue:
         self._starts.clear()
         self._tail.clear()
         self._dirty.clear()
-        self._tail_position = self._minimum = self.last_physical_end = 0
+        self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0

@@ -28,17 +28,18 @@ class ConsumeQueueStore:
         self._handles = FileHandles(open_files_max)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
 
-    def load(self) -> list[CorruptLogError]:
+    def load(self, safe_offset: int = 0) -> list[CorruptLogError]:
         """Find every queue on disk, each cut behind its last good unit.
 
-        A queue with damaged files is removed whole and its error returned: the caller builds it
+        `safe_offset`: units of records below it were synced before the last start's end. A queue
+        with damaged files is removed whole and its error returned: the caller builds it
         anew by dispatching the log from its beginning.
         """
         damaged: list[CorruptLogError] = []
         for topic, queue_id in self._queues_on_disk():
             queue = self._new_queue(topic, queue_id)
             try:
-                queue.load()
+                queue.load(safe_offset)
             except CorruptLogError as error:
                 log.error(
                     "consume_queue_damaged topic=%s queue_id=%d what=%s", topic, queue_id, error

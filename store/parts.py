@@ -24,7 +24,7 @@ from store.index_service import IndexService
 from store.intake import Intake
 from store.queries import StoreQueries
 from store.queue_table import QueueTable
-from store.reader import VerifiedRecords
+from store.reader_checks import VerifiedRecords
 from store.recovery import Confirmed, java_start_offset, recover_log
 from store.suspicion import RunMark, SuspectMark, Suspicion
 from store.truncation import Truncation
@@ -92,7 +92,7 @@ def load_parts(
     consume_queues = ConsumeQueueStore(
         root / "consumequeue", file_size=config.consume_queue_file_size
     )
-    damaged_queues = consume_queues.load()
+    damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0)
     index = IndexService(
         root / "index",
         slot_num=config.max_hash_slot_num,

@@ -23,7 +23,8 @@ from store.dispatch import Dispatcher
 from store.index_service import IndexService
 from store.queue_table import QueueTable
 from store.read_result import GetMessageResult, GetMessageStatus
-from store.reader import QueueReader, VerifiedRecords, check_record
+from store.reader import QueueReader
+from store.reader_checks import VerifiedRecords, check_record
 
 log = logging.getLogger(__name__)
 

@@ -11,63 +11,23 @@ import os
 from typing import Final
 
 from protocol.errors import CorruptLogError
-from protocol.record import CorruptRecord, RecordHead, scan_record
 from store.commit_log import CommitLog
 from store.config import StoreConfig
 from store.consume_queue import FILLER_SIZE, UNIT, UNIT_SIZE
 from store.queue_table import Queue
 from store.read_result import GetMessageResult, GetMessageStatus
+from store.reader_checks import VerifiedRecords
+from store.unit_check import LoadedUnits
 
 SCAN_UNITS_MIN: Final = 16_000 // UNIT_SIZE  # Java: max(16000 bytes, maxMsgNums units)
-_CELL_SHIFT: Final = 6  # no two records begin within 64 bytes of each other
 
 
-class VerifiedRecords:
-    """Which records of before this process's start have passed their CRC check since."""
+class _BadUnit(Exception):
+    """A unit of a queue, or the record that it rightly points to, is damaged."""
 
-    def __init__(self, log: CommitLog) -> None:
-        self._log = log
-        self.trusted_from = 0  # everything at or above was written or verified by this process
-        self._checked: dict[int, bytearray] = {}  # segment start -> one bit for each 64 bytes
-
-    def ensure(self, offset: int) -> None:
-        """Raises CorruptLogError, with file and offset, if the record at `offset` is damaged."""
-        if offset >= self.trusted_from:
-            return
-        segment = self._log.segment_at(offset)
-        if segment is None:
-            return
-        cell = (offset - segment.start_offset) >> _CELL_SHIFT
-        bits = self._checked.get(segment.start_offset)
-        if bits is None:
-            bits = self._checked[segment.start_offset] = bytearray((segment.size >> 9) + 1)
-        if bits[cell >> 3] & (1 << (cell & 7)):
-            return
-        check_record(self._log, offset)
-        bits[cell >> 3] |= 1 << (cell & 7)
-
-    def forget_below(self, log_min_offset: int) -> None:
-        for start in [start for start in self._checked if start < log_min_offset]:
-            del self._checked[start]
-
-    def restart(self, trusted_from: int) -> None:
-        self.trusted_from = trusted_from
-        self._checked.clear()
-
-
-def check_record(log: CommitLog, offset: int) -> RecordHead:
-    """The head of the CRC-checked record at `offset`. Raises CorruptLogError."""
-    what = "no whole record is there"
-    segment = log.segment_at(offset)
-    if segment is not None:
-        try:
-            head = scan_record(segment.buffer, offset - segment.start_offset, check_crc=True)
-        except CorruptRecord as error:
-            what = error.what
-        else:
-            if head is not None and head.kind == "message" and head.physical_offset == offset:
-                return head
-    raise CorruptLogError(log.file_of(offset), offset, what)
+    def __init__(self, index: int, error: CorruptLogError) -> None:
+        super().__init__(index, error)
+        self.index, self.error = index, error
 
 
 class QueueReader:
@@ -76,6 +36,7 @@ class QueueReader:
     def __init__(self, log: CommitLog, config: StoreConfig, verified: VerifiedRecords) -> None:
         self._log = log
         self._verified = verified
+        self._loaded_units = LoadedUnits(log)
         self._memory_bytes = (
             os.sysconf("SC_PHYS_PAGES")
             * os.sysconf("SC_PAGE_SIZE")
@@ -103,8 +64,24 @@ class QueueReader:
 
         At least one is returned if any matches, at most `max_num` and, from the second on,
         `max_bytes`. `wanted` holds tag hashes; None takes all. Raises CorruptLogError for a
-        damaged first record; a later one just ends the result before it.
+        damaged first record; a later one just ends the result before it. A bad unit of the queue
+        itself is mended from the log.
         """
+        try:
+            return self._read(queue, offset, max_num, max_bytes, wanted)
+        except _BadUnit as bad:
+            if not self._loaded_units.mend(queue, bad.index):
+                raise bad.error from None
+        return self._read(queue, offset, max_num, max_bytes, wanted)
+
+    def _read(
+        self,
+        queue: Queue,
+        offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: frozenset[int] | None,
+    ) -> GetMessageResult:
         consume_queue = queue.consume_queue
         result = GetMessageResult(
             GetMessageStatus.NO_MATCHED_MESSAGE,
@@ -114,7 +91,7 @@ class QueueReader:
         )
         units = consume_queue.read_units(offset, max(SCAN_UNITS_MIN, max_num))
         assert units, "the offset must lie within the queue"
-        self._collect(result, units, max_num, max_bytes, wanted)
+        self._collect(result, queue, units, max_num, max_bytes, wanted)
         if result.message_count:
             result.status = GetMessageStatus.FOUND
         return result
@@ -122,6 +99,7 @@ class QueueReader:
     def _collect(
         self,
         result: GetMessageResult,
+        queue: Queue,
         units: bytes,
         max_num: int,
         max_bytes: int | None,
@@ -130,11 +108,16 @@ class QueueReader:
         log = self._log
         log_min, log_end = log.min_offset, log.max_offset
         trusted_from = self._verified.trusted_from
+        loaded_end = queue.consume_queue.loaded_end
         size_sum = count = 0
         queue_offset = result.next_begin_offset
         run_start = run_end = -1  # adjacent records of one segment go out as one part
         phy_offset = 0
         for phy_offset, size, tags in UNIT.iter_unpack(units):
+            if queue_offset < loaded_end:
+                unit = (phy_offset, size, tags)
+                if not self._is_good_unit(queue, queue_offset, unit, first=not count):
+                    break
             if phy_offset < log_min or size == FILLER_SIZE:
                 result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
                 queue_offset += 1
@@ -166,6 +149,17 @@ class QueueReader:
         result.message_count = count
         result.size = size_sum
         result.suggest_pulling_from_slave = log_end - phy_offset > self._memory_bytes
+
+    def _is_good_unit(
+        self, queue: Queue, index: int, unit: tuple[int, int, int], *, first: bool
+    ) -> bool:
+        try:
+            self._loaded_units.ensure(queue, index, unit)
+        except CorruptLogError as error:
+            if first:
+                raise _BadUnit(index, error) from None
+            return False
+        return True
 
     def _is_good(self, phy_offset: int, *, first: bool) -> bool:
         try:

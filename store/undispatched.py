@@ -12,7 +12,7 @@ from store.commit_log import CommitLog
 from store.dispatch import NO_UNIT, Dispatcher
 from store.log_scan import LogScanner, find_valid_record
 from store.queue_table import QueueTable
-from store.reader import check_record
+from store.reader_checks import check_record
 from store.torn_tail import ends_in_property_crc
 
 

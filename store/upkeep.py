@@ -26,7 +26,7 @@ from store.dispatch import Dispatcher
 from store.expiry import DiskUse, ExpiryDecision, decide_expiry
 from store.index_service import IndexService
 from store.mapped_file import Segment
-from store.reader import VerifiedRecords
+from store.reader_checks import VerifiedRecords
 
 log = logging.getLogger(__name__)
 

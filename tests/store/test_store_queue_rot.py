@@ -1,0 +1,88 @@
+"""Bytes of a consume queue that went bad on the disk: noticed, named, made anew from the log."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from protocol.tags import tags_code
+from store.consume_queue import UNIT_SIZE
+
+COUNT = 37
+FILE_SIZE = 400
+TOPIC = "T"
+
+
+def filled(rig, *, tags=()):
+    """A closed store with COUNT confirmed messages in two queue files."""
+    store = rig.open_master()
+    for number in range(COUNT):
+        rig.put(store, b"m%02d" % number, tag=tags[number % 2] if tags else "")
+    store.end_turn()
+    store.advance_confirm_offset(store.max_phy_offset)
+    store.close()
+
+
+def place(rig, index):
+    """File of a unit, and its position there."""
+    start = index * UNIT_SIZE // FILE_SIZE * FILE_SIZE
+    path = rig.root / "consumequeue" / TOPIC / "0" / f"{start:020d}"
+    return path, index * UNIT_SIZE - start
+
+
+def bodies(rig, store, wanted=None):
+    """All messages of the queue, pulled batch by batch."""
+    found, offset = [], 0
+    while True:
+        result = store.get_message(TOPIC, 0, offset, 32, None, wanted)
+        if result.next_begin_offset <= offset:
+            return found
+        found += re.findall(rb"m\d\d", b"".join(bytes(part) for part in result.parts))
+        offset = result.next_begin_offset
+        if offset >= store.max_offset_in_queue(TOPIC, 0):
+            return found
+
+
+@pytest.mark.parametrize("at", range(UNIT_SIZE))
+@pytest.mark.parametrize("index", [0, 7, COUNT - 2])
+def test_g8_a_flipped_byte_of_a_unit_is_mended_before_anything_is_served(rig, at, index, caplog):
+    filled(rig)
+    path, position = place(rig, index)
+    whole = path.read_bytes()
+    rig.flip(path, position + at)
+    store = rig.open_master()
+    assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
+    store.close()
+    assert path.read_bytes() == whole
+    assert "consume_queue" in caplog.text and str(path.parent) in caplog.text
+
+
+def test_r24_a_last_unit_that_shows_more_than_the_log_has_makes_it_suspect(rig):
+    """It may as well be the log that lost its end: only another replica can tell."""
+    filled(rig)
+    path, position = place(rig, COUNT - 1)
+    rig.flip(path, position + 6)
+    store = rig.open()
+    assert "below what consume queues show" in store.suspect
+
+
+def test_g8_a_tags_code_that_went_bad_hides_no_message(rig):
+    filled(rig, tags=("A", "B"))
+    path, position = place(rig, 6)
+    rig.flip(path, position + UNIT_SIZE - 1)
+    store = rig.open_master()
+    wanted = frozenset({tags_code("A")})
+    assert bodies(rig, store, wanted) == [b"m%02d" % number for number in range(0, COUNT, 2)]
+    store.close()
+
+
+def test_g8_a_unit_that_points_to_another_message_is_not_believed(rig):
+    filled(rig)
+    path, _ = place(rig, 3)
+    data = bytearray(path.read_bytes())
+    data[3 * UNIT_SIZE : 4 * UNIT_SIZE] = data[9 * UNIT_SIZE : 10 * UNIT_SIZE]
+    path.write_bytes(data)
+    store = rig.open_master()
+    assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
+    store.close()
