@@ -360,6 +360,24 @@ class ConsumeQueue:
         self._cut_to(index * UNIT_SIZE)
         return True
 
+    def check_cut(self, phy_offset: int, *, expects_none: bool) -> None:
+        """Whether `truncate_dirty(phy_offset)` would only cut what is to be cut.
+
+        Units grow with the log, so one that points too far, with lower ones behind it, is damage;
+        so is any, if the log is known to be whole (`expects_none`). Raises CorruptLogError.
+        """
+        index = self._first_index_at_or_above(phy_offset)
+        if index >= self.max_offset:
+            return
+        lower = any(
+            offset < phy_offset and size != FILLER_SIZE
+            for _, offset, size, _ in self.iter_units(index)
+        )
+        if lower or expects_none:
+            raise CorruptLogError(
+                *self.place_of(index), f"unit {index} points beyond the log's {phy_offset}"
+            )
+
     def _cut_to(self, position: int) -> None:
         """Make `position` (bytes) the end; what was behind it is removed or zeroed, and synced."""
         written_end = self._tail_position

@@ -106,6 +106,20 @@ class ConsumeQueueStore:
         """max_offset of every queue: where a master goes on counting."""
         return {key: queue.max_offset for key, queue in self._queues.items()}
 
+    def drop_rotten(self, phy_offset: int, *, expects_none: bool) -> bool:
+        """Removes the queues whose units above `phy_offset` can only be damage, to be built anew by
+        dispatching the log from its beginning. Whether there were any."""
+        rotten = []
+        for key, queue in self._queues.items():
+            try:
+                queue.check_cut(phy_offset, expects_none=expects_none)
+            except CorruptLogError as error:
+                log.error("consume_queue_damaged topic=%s queue_id=%d what=%s", *key, error)
+                rotten.append(key)
+        for key in rotten:
+            self._queues.pop(key).destroy()
+        return bool(rotten)
+
     def truncate_dirty(self, phy_offset: int) -> int:
         """Drop units of records at or above `phy_offset`, durably; how many queues had some."""
         return sum(queue.truncate_dirty(phy_offset) for queue in self._queues.values())

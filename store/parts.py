@@ -176,8 +176,10 @@ def recover_parts(parts: StoreParts, *, controller_mode: bool, boot_id: str) -> 
     start = _start_offset(parts)
     # Units are made of confirmed records only, so they may tell of a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
+    rotten = False
     if not parts.was_clean:
         # What was built above this point may be half on disk; it is built again from the log.
+        rotten = consume_queues.drop_rotten(start, expects_none=False)
         consume_queues.truncate_dirty(start)
     confirmed = Confirmed(stored_confirm, visible_end if controller_mode else 0)
     recovered = recover_log(commit_log, start, confirmed, was_clean=parts.was_clean)
@@ -192,6 +194,8 @@ def recover_parts(parts: StoreParts, *, controller_mode: bool, boot_id: str) -> 
         log.warning("consume_queues_ahead_of_log visible_end=%d log_end=%d", visible_end, end)
     if end == commit_log.min_offset:
         consume_queues.destroy_all()
+    is_whole = parts.was_clean and recovered.damage is None
+    rotten = consume_queues.drop_rotten(end, expects_none=is_whole) or rotten
     consume_queues.truncate_dirty(end)
     parts.index.truncate_to(end)
     if controller_mode:
@@ -200,7 +204,7 @@ def recover_parts(parts: StoreParts, *, controller_mode: bool, boot_id: str) -> 
     consume_queues.correct_min_offsets(commit_log.min_offset)
     parts.verified.restart(start)
     parts.intake.restart(end)
-    dispatcher.restart_at(start)
+    dispatcher.restart_at(commit_log.min_offset if rotten else start)
     confirm = max(stored_confirm, visible_end) if controller_mode else end
     dispatcher.advance(min(confirm, end))
     log.info(
