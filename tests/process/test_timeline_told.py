@@ -87,6 +87,8 @@ def test_what_was_done_to_a_cluster_is_told(tmp_path: Path) -> None:
         cluster.wait_in_sync(3)
         teller.send()
         broker_id = ids(cluster)
+        # Else the next story counts from the loss before: this master is not known to have served.
+        wait_for("the first ack", lambda: any(s["firstAckTimestamp"] for s in teller.stories()))
 
         # kill -9 of the master, and its return
         old, since_ms = cluster.master(), wall_ms()
