@@ -195,7 +195,9 @@ class Sightings:
             # R8: who was not answered for so long has dialled anew, and may wait in the socket.
             hold_back_ms = self._hold_back_ms(broker, session.incarnation, now_ms)
             session.held_back_ms = max(hold_back_ms, self._drained_ms - now_ms)
-            broker.verdicts.append((now_ms, session.incarnation))
+            if now_ms >= self._drained_ms:
+                # A closing that this node slept through says nothing about the broker (R6, R8).
+                broker.verdicts.append((now_ms, session.incarnation))
         return True
 
     def remoting_heartbeat(self, event: RemotingHeartbeat, now_ms: int) -> bool:

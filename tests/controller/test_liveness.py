@@ -338,6 +338,18 @@ def test_r8_a_woken_judge_waits_for_those_who_dialled_anew(watch):
     assert watch.alive() == [1, 2, 3]
 
 
+def test_r6_what_a_judge_slept_through_holds_back_no_later_verdict(watch):
+    """1. As above, all are back. 2. Within ten seconds the master is killed: elected at once."""
+    watch.now_ms += 5_000
+    for broker_id in (1, 2, 3):
+        watch.close(broker_id)
+    watch.now_ms += 50
+    for broker_id in (1, 2, 3):
+        watch.hello(broker_id)
+    assert elections(watch.run(2_000)) == []
+    assert elections(watch.close(1)) != []
+
+
 def test_r8_who_does_not_come_back_to_a_woken_judge_is_dead(watch):
     watch.now_ms += 5_000
     watch.close(1)
