@@ -35,6 +35,7 @@ from controller.raft.greeting import Membership
 from controller.raft.journal import DurableJournal, JournalDamage
 from controller.raft.members_file import check_members
 from controller.raft.snapshot import BadSnapshot, FileSnapshots
+from controller.raft.succession import election_window_ms
 from controller.raft.troubles import Troubles
 from controller.state import ControllerState
 from settings.password_file import read_password
@@ -221,9 +222,18 @@ class RaftLog:
             journal._destroy()
             raise
         transport.install()
+        addresses = {peer.raft_address for peer in self._peers} | {self._self_peer.raft_address}
+        window_ms = election_window_ms(
+            self._self_peer.raft_address,
+            addresses,
+            self._timings.election_min_ms,
+            self._timings.election_max_ms,
+        )
         conf = make_conf(
             self._timings,
             f"{host}:{port}",
+            raftMinTimeout=window_ms[0] / 1000,
+            raftMaxTimeout=window_ms[1] / 1000,
             password=password,
             journalFile=journal,
             fullDumpFile=str(self._folder / SNAPSHOT_NAME),

@@ -7,14 +7,27 @@ they stand one after the other, in the order of their addresses. A broken connec
 again and again does it only once in `PAUSE_S`. Any word of a leader puts the time-out back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
-__all__ = ["Succession"]
+__all__ = ["Succession", "election_window_ms"]
 
 STEP_S: Final = 0.1
 """Between one follower and the next: more than an election of one candidate takes."""
 PAUSE_S: Final = 10.0
+
+
+def election_window_ms(
+    own: str, members: Collection[str], min_ms: int, max_ms: int
+) -> tuple[float, float]:
+    """Between which times of silence `own` stands for election, within [min_ms, max_ms].
+
+    Each member has a window of its own, with as much time between two as each is long: members
+    that all draw from the whole range split their votes about once in ten elections.
+    """
+    width_ms = (max_ms - min_ms) / len(members)
+    begin_ms = min_ms + width_ms * sorted(members).index(own)
+    return begin_ms, begin_ms + width_ms / 2
 
 
 class Succession:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from raft_cluster import Cluster, with_cluster
 
-from controller.raft.succession import PAUSE_S, STEP_S, Succession
+from controller.raft.succession import PAUSE_S, STEP_S, Succession, election_window_ms
 
 MEMBERS = ["h:1", "h:2", "h:3"]
 
@@ -15,6 +15,12 @@ def test_heirs_stand_one_after_the_other() -> None:
         heirs = [member for member in MEMBERS if member != leader]
         stands = [Succession().stand_at(5.0, heir, leader, MEMBERS) for heir in heirs]
         assert stands == [5.0, 5.0 + STEP_S]
+
+
+def test_members_stand_for_election_in_windows_of_their_own() -> None:
+    windows = [election_window_ms(each, MEMBERS, 300, 600) for each in MEMBERS]
+    assert windows == [(300, 350), (400, 450), (500, 550)]
+    assert election_window_ms("h:1", ["h:1"], 300, 600) == (300, 450)
 
 
 def test_r6_a_link_that_breaks_again_and_again_moves_the_lead_once_in_a_while() -> None:
