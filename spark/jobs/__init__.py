@@ -1,0 +1,1 @@
+"""The jobs: each module is a command, `python -m spark.jobs.NAME --help`."""

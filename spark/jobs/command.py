@@ -1,0 +1,166 @@
+"""What all jobs share: options of the session, progress, results, exit codes.
+
+A job is a click command of its own options under `@job_options`; its function gets a `Job` first:
+
+    @click.command(cls=JobCommand, epilog=EXIT_CODES)
+    @job_options
+    @click.option("--output", required=True, help="...")
+    def main(job: Job, output: str) -> None:
+        with job.session("topic_stats") as spark, job.progress.step("reading the log"):
+            ...
+        job.result({"messages": 3}, ["3 messages"])
+
+Exit codes: 0 done; 1 done, and what the job looks for was found (lost messages, findings); 2 wrong
+usage or input; 3 it failed on the way.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import click
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark.jobs.progress import Progress
+from spark.session import open_session
+
+DONE: Final = 0
+FOUND: Final = 1
+WRONG: Final = 2
+FAILED: Final = 3
+EXIT_CODES: Final = (
+    "Exit codes: 0 done, 1 done and something was found, 2 wrong usage or input, 3 failed."
+)
+_QUIET_SPARK: Final = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+class Job:
+    """One run of a job: where it runs and how it tells what came of it."""
+
+    def __init__(
+        self,
+        *,
+        master: str | None = None,
+        settings: dict[str, str] | None = None,
+        as_json: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        self.as_json = as_json
+        self.progress = Progress(quiet=quiet)
+        self._master = master
+        self._settings = _QUIET_SPARK | (settings or {})
+
+    @contextmanager
+    def session(self, name: str, **defaults: str) -> Iterator[SparkSession]:
+        """A session that knows the data source, stopped at the end if it was made here.
+
+        `defaults`: Spark settings of this job, with `_` for `.`; what the user set wins.
+        """
+        theirs = SparkSession.getActiveSession()
+        settings = {key.replace("_", "."): value for key, value in defaults.items()}
+        with self.progress.step("starting Spark"):
+            session = open_session(name, master=self._master, settings=settings | self._settings)
+            session.sparkContext.setLogLevel(self._settings.get("spark.log.level", "ERROR"))
+        self.progress.watch(session.sparkContext)
+        try:
+            yield session
+        finally:
+            if theirs is None:
+                session.stop()
+
+    def result(self, document: object, lines: Sequence[str] = ()) -> None:
+        """What came of it, on standard output: `document` as JSON if asked for, else the lines."""
+        if self.as_json:
+            click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+        else:
+            for line in lines:
+                click.echo(line)
+        sys.stdout.flush()
+
+
+class JobCommand(click.Command):
+    """A command whose errors are sentences: bad input ends it with 2, a failed query with 3."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, OSError) as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(WRONG)
+        except PySparkException as error:
+            click.echo(f"error: {what_failed(str(error))}", err=True)
+            ctx.exit(FAILED)
+        except Py4JError as error:
+            click.echo(f"error: Spark: {what_failed(str(error))}", err=True)
+            ctx.exit(FAILED)
+
+
+def job_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that every job has; the function gets a `Job` instead of them."""
+
+    @click.option(
+        "--master", metavar="URL", help="Spark master; default: spark-submit's, or local[*]"
+    )
+    @click.option(
+        "--conf", multiple=True, metavar="KEY=VALUE", help="a Spark setting; may be repeated"
+    )
+    @click.option("--json", "as_json", is_flag=True, help="the result as one JSON document")
+    @click.option("--quiet", "-q", is_flag=True, help="no progress")
+    @functools.wraps(function)
+    def command(
+        *, master: str | None, conf: tuple[str, ...], as_json: bool, quiet: bool, **rest: Any
+    ) -> None:
+        job = Job(master=master, settings=_settings(conf), as_json=as_json, quiet=quiet)
+        function(job, **rest)
+
+    return command
+
+
+def what_failed(text: str) -> str:
+    """The sentence of a Python error inside Spark's report of it; the first line if there is none.
+
+    Spark puts the traceback of the Python process into its own message, and that into a JVM trace.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for at, line in enumerate(lines):
+        if not line.startswith("Traceback (most recent call last)"):
+            continue
+        for said in lines[at + 1 :]:
+            head, colon, _ = said.partition(": ")
+            if colon and head.replace(".", "").replace("_", "").isidentifier():
+                return said
+    return lines[0] if lines else "unknown"
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"--conf {each!r}: it must be KEY=VALUE")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+__all__ = [
+    "DONE",
+    "EXIT_CODES",
+    "FAILED",
+    "FOUND",
+    "WRONG",
+    "Job",
+    "JobCommand",
+    "job_options",
+    "what_failed",
+]

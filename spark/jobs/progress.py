@@ -1,0 +1,90 @@
+"""What a long job says while it works, on standard error.
+
+On a terminal one line that is written again: step, stages, tasks, seconds. Elsewhere one line when
+a step begins, one when it ends, and one every ten seconds of a long one: a log stays short.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import click
+from pyspark import SparkContext
+
+_TERMINAL_S: Final = 0.2
+_LOG_S: Final = 10.0
+
+
+class Progress:
+    """Steps of one job. `quiet`: only warnings are told."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._context: SparkContext | None = None
+
+    def watch(self, context: SparkContext) -> None:
+        """From now on tell the tasks of this context, too."""
+        self._context = context
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        """Tell of `text` while the block runs, and how long it took; steps may not be nested."""
+        if self._quiet:
+            yield
+            return
+        began = time.monotonic()
+        over = threading.Event()
+        if not self._terminal:
+            click.echo(f"{text} ...", err=True)
+        teller = threading.Thread(target=self._tell, args=(text, began, over), daemon=True)
+        teller.start()
+        try:
+            yield
+        except BaseException:
+            self._stop(teller, over)
+            raise
+        self._stop(teller, over)
+        click.echo(f"{text}: {time.monotonic() - began:.1f} s", err=True)
+
+    def say(self, text: str) -> None:
+        """One line, unless quiet."""
+        if not self._quiet:
+            click.echo(text, err=True)
+
+    def warn(self, text: str) -> None:
+        """One line, always."""
+        click.echo(f"warning: {text}", err=True)
+
+    def _stop(self, teller: threading.Thread, over: threading.Event) -> None:
+        over.set()
+        teller.join()
+        if self._terminal:
+            click.echo("\r\033[K", err=True, nl=False)
+
+    def _tell(self, text: str, began: float, over: threading.Event) -> None:
+        while not over.wait(_TERMINAL_S if self._terminal else _LOG_S):
+            line = f"{text}: {time.monotonic() - began:.0f} s{self._tasks()}"
+            if self._terminal:
+                click.echo(f"\r{line}\033[K", err=True, nl=False)
+            else:
+                click.echo(line, err=True)
+
+    def _tasks(self) -> str:
+        if self._context is None:
+            return ""
+        tracker = self._context.statusTracker()
+        parts = [
+            f"stage {stage}: {info.numCompletedTasks} of {info.numTasks} tasks"
+            for stage in sorted(tracker.getActiveStageIds())
+            if (info := tracker.getStageInfo(stage)) is not None
+        ]
+        return ", " + ", ".join(parts) if parts else ""
+
+
+__all__ = ["Progress"]
