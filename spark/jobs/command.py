@@ -35,6 +35,8 @@ DONE: Final = 0
 FOUND: Final = 1
 WRONG: Final = 2
 FAILED: Final = 3
+STOPPED: Final = 130
+"""By ctrl-C, as shells have it."""
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 done and something was found, 2 wrong usage or input, 3 failed."
 )
@@ -95,6 +97,9 @@ class JobCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+            ctx.exit(STOPPED)
         except (ValueError, OSError) as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(WRONG)
@@ -158,6 +163,7 @@ __all__ = [
     "EXIT_CODES",
     "FAILED",
     "FOUND",
+    "STOPPED",
     "WRONG",
     "Job",
     "JobCommand",

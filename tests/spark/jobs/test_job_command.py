@@ -1,0 +1,100 @@
+"""What every job does alike: exit codes, errors as sentences, results on standard output only."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+from pyspark.errors import AnalysisException
+
+from spark.jobs.command import Job, JobCommand, job_options, what_failed
+
+WORKER_TRACE = """
+An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/x/worker.py", line 12, in main
+    process()
+  File "/x/spark/log_range.py", line 7, in read
+spark.damage.DamagedFile: commitlog/0: offset 4096: wrong CRC: 12 bytes
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException
+"""
+
+
+def run(body, *args):
+    @click.command(cls=JobCommand)
+    @job_options
+    @click.option("--number", type=int, default=0)
+    def command(job: Job, number: int) -> None:
+        body(job, number)
+
+    return CliRunner().invoke(command, args)
+
+
+def test_a_result_goes_to_standard_output_for_people_or_for_scripts():
+    def body(job, number):
+        with job.progress.step("counting"):
+            pass
+        job.result({"number": number}, [f"number {number}"])
+
+    plain = run(body, "--number", "3")
+    assert (plain.exit_code, plain.stdout) == (0, "number 3\n")
+    assert "counting ..." in plain.stderr and "counting: 0.0 s" in plain.stderr
+    scripted = run(body, "--json", "--quiet")
+    assert json.loads(scripted.stdout) == {"number": 0}
+    assert scripted.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (ValueError("--bucket '0s': it must be a span of at least 1s"), 2, "--bucket '0s'"),
+        (FileNotFoundError("/nowhere: nothing matches"), 2, "/nowhere: nothing matches"),
+        (AnalysisException("[X] no such table"), 3, "no such table"),
+    ],
+)
+def test_an_error_is_a_sentence_and_its_kind_an_exit_code(error, code, says):
+    def body(job, number):
+        raise error
+
+    result = run(body)
+    assert result.exit_code == code
+    assert result.stderr.startswith("error: ") and says in result.stderr
+    assert "Traceback" not in result.stderr and result.stdout == ""
+
+
+def test_a_setting_without_a_value_is_refused():
+    result = run(lambda job, number: None, "--conf", "spark.executor.memory")
+    assert result.exit_code == 2
+    assert "it must be KEY=VALUE" in result.stderr
+
+
+def test_a_step_that_fails_says_no_time():
+    def body(job, number):
+        with job.progress.step("reading"):
+            raise ValueError("damaged")
+
+    result = run(body)
+    assert "reading ..." in result.stderr and "reading: " not in result.stderr
+
+
+def test_control_c_is_no_finding():
+    def body(job, number):
+        raise KeyboardInterrupt
+
+    result = run(body)
+    assert (result.exit_code, result.stderr) == (130, "stopped\n")
+
+
+def test_a_bug_is_not_taken_for_bad_input():
+    def body(job, number):
+        raise AssertionError("a bug")
+
+    assert isinstance(run(body).exception, AssertionError)
+
+
+def test_the_error_of_a_task_is_found_in_sparks_report():
+    said = what_failed("Job aborted due to stage failure" + WORKER_TRACE)
+    assert said == "spark.damage.DamagedFile: commitlog/0: offset 4096: wrong CRC: 12 bytes"
+    assert what_failed("[PATH_NOT_FOUND] no\n\ndetails") == "[PATH_NOT_FOUND] no"
+    assert what_failed("") == "unknown"
