@@ -46,6 +46,12 @@ FAMILIES: dict[str, dict[str, str]] = {
         "electMaster": "controller",
         "cleanBrokerMetadata": "controller",
     },
+    "Analysis": {
+        "epochHistory": "analysis",
+        "messageAudit": "analysis",
+        "topicStats": "analysis",
+        "streamHistory": "analysis",
+    },
     "Shell": {"completion": "completion"},
 }
 MODULES = {name: module for family in FAMILIES.values() for name, module in family.items()}

@@ -130,14 +130,35 @@ def addresses(text: str | None, option: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, parts)))
 
 
-def _local_clusters(
-    environ: Mapping[str, str], folder: Path, hint: Path | None, stale: list[Path]
-) -> Iterator[LocalCluster]:
+def data_folder(environ: Mapping[str, str], *, folder: Path, hint: Path | None) -> Path | None:
+    """The data folder of the local cluster, running or ended; None if there is none.
+
+    The order of places is that of `find_target`; a folder counts if a cluster was planned in it.
+    """
+    for path in _places(environ, folder, hint):
+        if path.exists() or (path.parent / "conf" / path.name).exists():
+            return path.parent
+    return None
+
+
+def data_folder_here() -> Path | None:
+    """`data_folder` with this process's environment."""
+    return data_folder(os.environ, folder=Path.cwd(), hint=current_cluster_file())
+
+
+def _places(environ: Mapping[str, str], folder: Path, hint: Path | None) -> list[Path]:
+    """Where a cluster.json may be, best first."""
     places = [folder / DEFAULT_DATA_DIR / "cluster.json", hint]
     chosen = environ.get(DATA_VARIABLE)
     if chosen:
         places = [folder / chosen / "cluster.json"]
-    for path in dict.fromkeys(place for place in places if place is not None):
+    return list(dict.fromkeys(place for place in places if place is not None))
+
+
+def _local_clusters(
+    environ: Mapping[str, str], folder: Path, hint: Path | None, stale: list[Path]
+) -> Iterator[LocalCluster]:
+    for path in _places(environ, folder, hint):
         # Not whole yet: there is the plan only.
         local = read_cluster_file(path) or read_cluster_file(path.parent / "conf" / path.name)
         if local is None:
