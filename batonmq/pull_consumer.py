@@ -12,25 +12,14 @@ from batonmq.broker_calls import PullRequest, QueueCalls, read_pull_reply
 from batonmq.client_instance import ClientInstance, ClientMember, ClientOptions
 from batonmq.clock import boot_ms, wall_ms
 from batonmq.consume_types import ConsumeFromWhere, ConsumeType, MessageModel
-from batonmq.errors import (
-    ClientClosedError,
-    ClientError,
-    MessageIllegalError,
-    NoMasterError,
-    NoNameServerError,
-    NoRouteError,
-)
+from batonmq.errors import ClientClosedError, ClientError, MessageIllegalError, NoRouteError
 from batonmq.lifecycle import Startable
+from batonmq.master_pull import SUSPEND_MS, pull_at_master
 from batonmq.pull_result import PullResult, PullStatus
-from batonmq.push_options import HELD_CHECK_MS
-from batonmq.retry import means_not_master, pause_ms
 from batonmq.subscription import ALL, build_subscription
 from protocol.bodies import ConsumerData, SubscriptionData
-from protocol.errors import ConnectError, RequestTimeoutError
 from protocol.message import MessageExt, MessageQueue
 from protocol.topic_name import group_problem
-
-SUSPEND_MS = 15_000
 
 
 class PullConsumer(Startable, ClientMember):
@@ -176,50 +165,11 @@ class PullConsumer(Startable, ClientMember):
         *,
         block: bool,
     ) -> PullResult:
-        failures = 0
-        failed_at: str | None = None
-        while True:
-            left_ms = max(deadline_ms - boot_ms(), 1)
-            suspend_ms = min(SUSPEND_MS, max(left_ms - 200, 1)) if block else 0
-            request = PullRequest(
-                self.group, queue, offset, subscription, max_messages, suspend_ms=suspend_ms
-            )
-            try:
-                failed_at = await self._master(queue, deadline_ms, failed_at)
-                reply = await self._client.invoke_master(
-                    queue.topic,
-                    queue.broker_name,
-                    failed_at,
-                    request.command(),
-                    left_ms,
-                    held_check_ms=HELD_CHECK_MS if block else None,
-                )
-            except (ConnectError, RequestTimeoutError, NoNameServerError, NoMasterError) as error:
-                why = str(error)
-            else:
-                if not means_not_master(reply.code):
-                    return read_pull_reply(reply, request, failed_at)
-                why = f"{failed_at} answers {reply.code} {reply.remark or ''}"
-            failures += 1
-            pause = pause_ms(failures)
-            if boot_ms() + pause >= deadline_ms:
-                raise NoMasterError(queue.broker_name, why)
-            await asyncio.sleep(pause / 1000)
-
-    async def _master(self, queue: MessageQueue, deadline_ms: int, failed_at: str | None) -> str:
-        if failed_at is None:
-            route = await self._client.route(queue.topic, deadline_ms=deadline_ms)
-        else:
-            route = await self._client.refresh_route(
-                queue.topic, deadline_ms=deadline_ms, suspects=(failed_at,)
-            )
-        address = route.master_address(queue.broker_name)
-        if address is None:
-            route = await self._client.refresh_route(queue.topic, deadline_ms=deadline_ms)
-            address = route.master_address(queue.broker_name)
-        if address is None:
-            raise NoMasterError(queue.broker_name)
-        return address
+        request = PullRequest(self.group, queue, offset, subscription, max_messages)
+        reply, address = await pull_at_master(
+            self._client, request, deadline_ms=deadline_ms, block=block
+        )
+        return read_pull_reply(reply, request, address)
 
     async def _subscribed(self, topic: str, expression: str) -> SubscriptionData:
         known = self._subscriptions.get(topic)
