@@ -5,16 +5,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SPARK_STAMP := $(VENV)/.spark-ready
 
-.PHONY: help setup setup-spark demo test lint bench faults soak proto lock clean
+.PHONY: help setup setup-spark demo demo-spark test lint bench faults soak proto lock clean
 
 help:
-	@echo "make demo    a three-replica cluster, its master killed a few times, and the verdict"
-	@echo "make test    all tests (fast ones first; what a machine lacks is named)"
-	@echo "make setup   the virtual environment with .venv/bin/batonmq and .venv/bin/mqctl"
-	@echo "make lint    formatting, lint, types, import layers"
-	@echo "make bench   side by side with Apache RocketMQ 5.3.3 (needs a JDK 17 and Maven)"
-	@echo "make faults  every fault 20 times on real processes, and the table of what it cost"
-	@echo "make soak    the long tests, then an hour of random faults (SOAK_MINUTES=60)"
+	@echo "make demo         a three-replica cluster, its master killed a few times, and the verdict"
+	@echo "make test         all tests (fast ones first; what a machine lacks is named)"
+	@echo "make setup        the virtual environment with .venv/bin/batonmq and .venv/bin/mqctl"
+	@echo "make lint         formatting, lint, types, import layers"
+	@echo "make bench        side by side with Apache RocketMQ 5.3.3 (needs a JDK 17 and Maven)"
+	@echo "make faults       every fault 20 times on real processes, and the table of what it cost"
+	@echo "make soak         the long tests, then an hour of random faults (SOAK_MINUTES=60)"
+	@echo "make demo-spark   a dozen failovers of all kinds, and what Spark tells of them (JDK 17)"
+	@echo "make setup-spark  the packages for Spark (800 MB)"
 
 setup: $(STAMP)
 
@@ -39,6 +41,9 @@ $(SPARK_STAMP): requirements-spark.lock $(STAMP)
 
 demo: $(STAMP)
 	@$(BIN)/batonmq demo
+
+demo-spark: $(SPARK_STAMP)
+	@$(BIN)/python -m faults.aftermath $(DEMO_ARGS)
 
 # Without network for Spark's packages the runner says that it leaves those tests out.
 test: $(STAMP)

@@ -19,6 +19,7 @@ UPDATE_TOPIC: Final = 17
 ROUTE: Final = 105
 HA_STATUS: Final = 907
 OK: Final = 0
+BROKER_NAME: Final = "broker-a"
 _HEAD: Final = struct.Struct(">II")
 
 
@@ -99,7 +100,7 @@ def send_ext(topic: str, queue_id: int, uniq_key: str, now_ms: int) -> dict[str,
         "j": "0",
         "k": "false",
         "m": "false",
-        "n": "broker-a",
+        "n": BROKER_NAME,
     }
 
 

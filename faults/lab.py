@@ -25,12 +25,33 @@ BEFORE_S: Final = 0.2
 SETTLE_S: Final = (0.3, 0.8)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From just before a fault to the first write acked by the whole cluster after it.
+
+    Times of CLOCK_MONOTONIC: `began_s`, `at_s` (the fault was done), `healed_s`, `ended_s`. `hurt`:
+    the processes that were dead or stopped just before it was undone. `first_ack_s`: when a write
+    sent after the fault was first acked, by another broker than the fault struck; None if none was.
+    `gap_s`: the longest time without an ack in all of it.
+    """
+
+    began_s: float
+    at_s: float
+    healed_s: float
+    ended_s: float
+    first_ack_s: float | None
+    gap_s: float
+    before: GroupState
+    after: GroupState
+    hurt: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Trial:
     """One trial of a fault. `seconds` is what its row measures, None if nothing ever was acked.
 
     `gap_s` and `heal_gap_s`: the longest times without an ack from the fault on, and from its end
-    on. `whole_s`: from its end until the cluster was whole.
+    on. `whole_s`: from its end until the cluster was whole. `span`: what was seen of the cluster.
     """
 
     fault: str
@@ -41,6 +62,7 @@ class Trial:
     elections: int
     acked: int
     findings: list[Finding]
+    span: Span
     notes: dict[str, object] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
@@ -158,9 +180,11 @@ class Lab:
         before = self.cluster.wait_whole()
         time.sleep(rng.uniform(*SETTLE_S))
         self.must_ack()
+        began = time.monotonic()
         wound = fault.inject(self, rng)
         try:
             seconds = self._measure(fault, wound, rng)
+            hurt = [one.name for one in self.cluster.processes if not one.runs or one.stopped]
             healed = time.monotonic()
             fault.heal(self, wound)
         finally:
@@ -168,6 +192,7 @@ class Lab:
         after = self.cluster.wait_whole()
         whole = time.monotonic()
         self.must_ack()
+        ended = time.monotonic()
         gap = longest_gap(self.load.since(wound.at_s - BEFORE_S), wound.at_s - BEFORE_S, healed)
         if fault.measure == "gap":
             seconds = gap
@@ -187,8 +212,25 @@ class Lab:
             after.master_epoch - before.master_epoch,
             self._checked - checked,
             findings,
+            Span(
+                began,
+                wound.at_s,
+                healed,
+                ended,
+                self._first_ack(wound),
+                longest_gap(self.load.since(began - BEFORE_S), began - BEFORE_S, ended),
+                before,
+                after,
+                tuple(hurt),
+            ),
             wound.notes,
         )
+
+    def _first_ack(self, wound: Wound) -> float | None:
+        for ack in self.load.since(wound.at_s):
+            if ack.sent_s >= wound.at_s and ack.broker != wound.not_from:
+                return ack.acked_s
+        return None
 
     def _measure(self, fault: Fault, wound: Wound, rng: random.Random) -> float | None:
         seconds = None

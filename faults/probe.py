@@ -4,6 +4,10 @@
 them in turn, at a fixed pace, whoever is master just now: it finds a new master without being told.
 Its output has a line per acknowledged write, see `Ack.line`. It ends when its input ends.
 
+With `--acked FILE` each acknowledged write is a JSON line of that file as well, for those who look
+for it in the stores: topic, broker, queue_id, queue_offset, unique_key, msg_id. It is complete when
+the probe has ended.
+
 A connection on which nothing is answered any more for a second is put aside, as a client would,
 and another is made; the old one is still read, to see what a woken or mended broker says late.
 """
@@ -13,10 +17,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import sys
 import time
 from collections import Counter
-from typing import Final, cast
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, TextIO, cast
 
 import uvloop
 
@@ -75,7 +83,7 @@ class _Line(asyncio.Protocol):
             self._probe.codes[reply.code] += 1
             if sent is not None and reply.code == wire.OK:
                 acked += 1
-                self._probe.tell(Ack(reply.opaque, self.number, self._broker, sent, now))
+                self._probe.tell(Ack(reply.opaque, self.number, self._broker, sent, now), reply)
         if self._probe.full_load:
             for _ in range(2 * acked):  # up to the window
                 self.send()
@@ -97,7 +105,9 @@ class Probe:
         interval_s: float,
         body: int,
         full_load: bool = False,
+        acked: TextIO | None = None,
     ) -> None:
+        self._acked = acked
         self._brokers = brokers
         self.prefix = prefix
         self._senders = senders
@@ -117,7 +127,10 @@ class Probe:
     def next_line(self) -> int:
         return next(self._line_numbers)
 
-    def tell(self, ack: Ack) -> None:
+    def tell(self, ack: Ack, reply: wire.Reply) -> None:
+        if self._acked is not None:
+            line = acked_line(key_of(self.prefix, ack.number), reply.ext)
+            self._acked.write(json.dumps(line) + "\n")
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.append(ack.text())
@@ -172,6 +185,18 @@ class Probe:
             aside.append(line)
 
 
+def acked_line(key: str, ext: Mapping[str, str]) -> dict[str, object]:
+    """What the answer to a send says of where the message is."""
+    return {
+        "topic": TOPIC,
+        "broker": wire.BROKER_NAME,
+        "queue_id": int(ext["queueId"]),
+        "queue_offset": int(ext["queueOffset"]),
+        "unique_key": key,
+        "msg_id": ext["msgId"],
+    }
+
+
 async def _run(probe: Probe) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -197,17 +222,21 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=float, default=2.0)
     parser.add_argument("--body", type=int, default=128)
     parser.add_argument("--full-load", action="store_true", help="as much as is acknowledged")
+    parser.add_argument("--acked", type=Path, help="a file for what was acknowledged, made anew")
     parser.add_argument("brokers", nargs="+")
     arguments = parser.parse_args()
-    probe = Probe(
-        arguments.brokers,
-        prefix=arguments.prefix,
-        senders=arguments.senders,
-        interval_s=arguments.interval_ms / 1000,
-        body=arguments.body,
-        full_load=arguments.full_load,
-    )
-    uvloop.run(_run(probe))
+    with ExitStack() as files:
+        acked = arguments.acked and files.enter_context(arguments.acked.open("w"))
+        probe = Probe(
+            arguments.brokers,
+            prefix=arguments.prefix,
+            senders=arguments.senders,
+            interval_s=arguments.interval_ms / 1000,
+            body=arguments.body,
+            full_load=arguments.full_load,
+            acked=acked,
+        )
+        uvloop.run(_run(probe))
 
 
 if __name__ == "__main__":

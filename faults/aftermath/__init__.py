@@ -1,0 +1,13 @@
+"""A cluster lives through mixed failovers; Spark's jobs tell from what it left what happened.
+
+`python -m faults.aftermath` (`make demo-spark`) does faults of the laboratory to a cluster under
+load and keeps a record of them; a stream takes the history topic down meanwhile. Then the cluster
+is stopped, the jobs read its histories and stores, and what they say is held against the record and
+against the list of acknowledged writes.
+
+It lives here because the laboratory has the faults, the load and the checkers, and stands above
+`spark`. The jobs run as processes of their own, as for an operator; nothing of PySpark is imported.
+
+`deeds` are the faults, `record` what was done, `jobs` the Spark processes, `tables` what they
+wrote, `compare` (pure) whether that agrees, `run` the order of it all.
+"""

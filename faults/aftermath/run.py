@@ -1,0 +1,212 @@
+"""The order of it all: the faults, the jobs over what is left, and the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from batonmq.launcher.events import Event, Reporter
+from faults.aftermath import jobs
+from faults.aftermath.compare import Comparison, compare
+from faults.aftermath.deeds import DOZEN
+from faults.aftermath.record import Deed, deed
+from faults.aftermath.tables import read_tables
+from faults.cluster import GROUP
+from faults.fault import Fault
+from faults.lab import Lab, make_network
+from faults.records import Finding
+
+PACE_MS: Final = 4.0
+REMARKS: Final = frozenset({"elections"})
+"""Of the laboratory's findings those of time: a busy machine may be judged for its slowness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`folder` is made anew and stays; `master` is Spark's."""
+
+    folder: Path
+    seed: int
+    faults: Sequence[type[Fault]] = DOZEN
+    master: str = "local[2]"
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where everything of a run is."""
+
+    folder: Path
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "record.jsonl"
+
+    @property
+    def acked(self) -> Path:
+        return self.folder / "acked.jsonl"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "cluster" / "data"
+
+    @property
+    def histories(self) -> str:
+        return str(self.data / "namesrv-*" / "controller")
+
+    @property
+    def stores(self) -> str:
+        return str(self.data / "broker-*")
+
+    def output(self, job: str) -> Path:
+        return self.folder / job
+
+    def report(self, job: str) -> Path:
+        return self.output(job) / "report.html"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of a run. `findings`: of the laboratory itself, which reads everything back."""
+
+    deeds: list[Deed] = field(default_factory=list)
+    acked: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    comparison: Comparison | None = None
+    audit: jobs.Result | None = None
+
+    @property
+    def is_good(self) -> bool:
+        return (
+            not self.findings
+            and self.comparison is not None
+            and self.comparison.agrees
+            and self.audit is not None
+            and self.audit.code == jobs.DONE
+        )
+
+
+class Aftermath:
+    """One run in a fresh folder."""
+
+    def __init__(self, options: Options, reporter: Reporter) -> None:
+        self._options = options
+        self._reporter = reporter
+        self.paths = Paths(options.folder)
+        self.verdict = Verdict()
+
+    def run(self) -> Verdict:
+        """Raises NotWhole, RuntimeError or OSError for what did not come about."""
+        self.live()
+        self.look_back()
+        return self.verdict
+
+    # --- the cluster ---
+
+    def live(self) -> None:
+        """The cluster from its start to its clean end."""
+        count = len(self._options.faults)
+        self._tell("demo_begins", f"three controllers, three replicas, {count} faults in turn")
+        load = ["--interval-ms", str(PACE_MS), "--acked", str(self.paths.acked)]
+        self.paths.folder.mkdir(parents=True, exist_ok=True)
+        with Lab(self.paths.folder / "cluster", make_network(with_cuts=False), load=load) as lab:
+            group = lab.cluster.wait_whole()
+            self._tell("cluster_ready", f"whole, and a write acked; {_master(lab, group.master)}")
+            with self._streaming(lab.cluster.name_servers):
+                self._do_all(lab)
+            self.verdict.findings += [
+                finding for finding in lab.close_and_compare() if finding.rule not in REMARKS
+            ]
+            self.verdict.acked = len(lab.load.acks)
+        text = f"the cluster has ended; {self.verdict.acked:,} writes were acknowledged"
+        self._tell("cluster_ended", text, acked=self.verdict.acked)
+
+    def _do_all(self, lab: Lab) -> None:
+        rng = random.Random(self._options.seed)
+        wall_s = time.time() - time.monotonic()
+        names = tuple(process.name for process in lab.cluster.brokers)
+        with self.paths.record.open("w") as record:
+            for number, kind in enumerate(self._options.faults, 1):
+                fault = kind()
+                trial = lab.trial(fault, rng)
+                done = deed(number, fault, trial, group=GROUP, names=names, wall_s=wall_s)
+                record.write(done.line())
+                record.flush()
+                self.verdict.deeds.append(done)
+                found = [one for one in trial.findings if one.rule not in REMARKS]
+                self.verdict.findings += found
+                self._tell_deed(done, found)
+
+    def _tell_deed(self, done: Deed, found: Sequence[Finding]) -> None:
+        whom = ", ".join(done.whom)
+        text = f"{done.number:2} {done.title}: {whom}; "
+        if done.elections:
+            text += f"broker {done.master_before} -> {done.master_after}"
+            text += f" (epoch {done.epoch_after})"
+        else:
+            text += f"broker {done.master_after} stays master"
+        text += f", longest gap between acks {done.gap_ms:.0f} ms"
+        for finding in found:
+            text += f"\n          {finding.rule}: {finding.text}"
+        self._tell(
+            "fault",
+            text,
+            bad=bool(found),
+            number=done.number,
+            fault=done.what,
+            whom=list(done.whom),
+            masterEpoch=done.epoch_after,
+            gapMs=done.gap_ms,
+            findings=[[one.rule, one.text] for one in found],
+        )
+
+    # --- the jobs ---
+
+    @contextlib.contextmanager
+    def _streaming(self, name_servers: str) -> Iterator[None]:
+        yield
+
+    def look_back(self) -> None:
+        """All jobs over what the cluster left."""
+        stores, histories = self.paths.stores, self.paths.histories
+        self._job("epoch_history", ["--history", histories, "--stores", stores])
+        tables = read_tables(self.paths.output("epoch_history"))
+        self.verdict.comparison = compare(self.verdict.deeds, tables)
+        acked = self.paths.acked
+        self.verdict.audit = self._job("message_audit", ["--stores", stores, "--acked", acked])
+        self._job("topic_stats", ["--stores", stores])
+
+    def _job(self, name: str, arguments: jobs.Arguments) -> jobs.Result:
+        output = self.paths.output(name)
+        self._tell("job_begins", f"{name} …", job=name)
+        over = threading.Event()
+        says = jobs.followed(self.paths.folder / f"{name}.log", self._said(name), over)
+        try:
+            result = jobs.run_job(
+                name,
+                [*arguments, "--output", output],
+                self.paths.folder,
+                self._options.master,
+            )
+        finally:
+            over.set()
+            says.join()
+        text = f"{name}: {result.seconds:.0f} s, exit code {result.code}"
+        self._tell("job_ended", text, job=name, code=result.code, output=str(output))
+        return result
+
+    def _said(self, name: str) -> jobs.Say:
+        return lambda line: self._tell("job_says", f"  {name}: {line}", job=name, line=line)
+
+    def _tell(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
+        self._reporter.report(Event(kind, text, fields, bad=bad))
+
+
+def _master(lab: Lab, index: int | None) -> str:
+    assert index is not None
+    return f"{lab.cluster.brokers[index].name} is master"

@@ -1,0 +1,109 @@
+"""The closing summary of a run: for people as lines, for scripts as one document. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from faults.aftermath.compare import Comparison, Told
+from faults.aftermath.jobs import Result
+from faults.aftermath.record import Deed
+from faults.aftermath.tables import Failover
+from faults.records import Finding
+
+HEAD: Final = ("", "what was done", "to whom", "gap", "epoch", "told as", "master", "unavailable")
+RIGHT: Final = frozenset({0, 3, 4, 7})
+SHOWN: Final = 20
+
+
+def lines(
+    comparison: Comparison, audit: Result, findings: Sequence[Finding], acked: int
+) -> list[str]:
+    """The table of failovers, then one line for each verdict, bad ones with what is wrong."""
+    shown = [*table(comparison), ""]
+    told = comparison.told
+    elections = sum(len(one.failovers) for one in told)
+    disagree = sum(len(one.wrong) for one in told) + len(comparison.wrong)
+    shown.append(
+        f"{len(told)} faults, {elections} changes of master: the history tells every one as it was"
+        if comparison.agrees
+        else f"{len(told)} faults, {elections} changes of master: {disagree} DISAGREEMENTS"
+    )
+    for one in told:
+        shown += [f"  {one.deed.number}: {text}" for text in one.wrong]
+    shown += [f"  {text}" for text in comparison.wrong]
+    for row in comparison.unasked:
+        shown.append(f"  by itself between two faults: epoch {row.epoch} ({row.kind}, {row.cause})")
+    shown.append(
+        f"{acked:,} acknowledged writes looked for in every store: none is missing"
+        if audit.code == 0
+        else f"{acked:,} acknowledged writes looked for in every store: the audit FOUND something"
+    )
+    shown += [f"  {one.rule}: {one.text}" for one in findings[:SHOWN]]
+    return shown
+
+
+def table(comparison: Comparison) -> list[str]:
+    """What was done beside what the history says of it, as lines of one width each column."""
+    rows = [HEAD, *(row for one in comparison.told for row in _rows(one))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    return [
+        "  ".join(
+            text.rjust(width) if column in RIGHT else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _rows(told: Told) -> Iterable[tuple[str, ...]]:
+    deed = told.deed
+    done = (str(deed.number), deed.title, ", ".join(deed.whom), f"{deed.gap_ms:.0f} ms")
+    if not told.failovers:
+        yield (*done, str(deed.epoch_after), "-", f"{deed.master_after} stays", "-")
+    for number, row in enumerate(told.failovers):
+        yield (*(done if number == 0 else ("",) * len(done)), *_told(row))
+
+
+def _told(row: Failover) -> tuple[str, ...]:
+    cost = "-" if row.unavailable_ms is None else f"{row.unavailable_ms} ms"
+    kind = row.kind.replace("_", " ")
+    why = f"{kind}: {row.cause.replace('_', ' ')}" if row.cause else kind
+    return (str(row.epoch), why, f"{row.master_before} -> {row.master}", cost)
+
+
+def document(
+    comparison: Comparison, audit: Result, findings: Sequence[Finding], acked: int
+) -> dict[str, Any]:
+    """The same for scripts."""
+    return {
+        "agrees": comparison.agrees,
+        "faults": [_document(one) for one in comparison.told],
+        "wrong": comparison.wrong,
+        "unasked": [row.epoch for row in comparison.unasked],
+        "acknowledged": acked,
+        "auditExitCode": audit.code,
+        "findings": [[one.rule, one.text] for one in findings],
+    }
+
+
+def _document(told: Told) -> dict[str, Any]:
+    deed: Deed = told.deed
+    return {
+        "number": deed.number,
+        "fault": deed.what,
+        "whom": list(deed.whom),
+        "gapMs": deed.gap_ms,
+        "failovers": [
+            {
+                "masterEpoch": row.epoch,
+                "kind": row.kind,
+                "cause": row.cause,
+                "masterBefore": row.master_before,
+                "master": row.master,
+                "unavailableMs": row.unavailable_ms,
+            }
+            for row in told.failovers
+        ],
+        "wrong": list(told.wrong),
+    }

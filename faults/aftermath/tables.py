@@ -1,0 +1,113 @@
+"""What the jobs wrote, as far as it is held against the record: a few rows of Parquet each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """A row of the table `failovers`. Times in ms since 1970, None where they are not known."""
+
+    group: str
+    epoch: int
+    kind: str
+    cause: str
+    master_before: int
+    master: int
+    times_ms: dict[str, int]
+    unavailable_ms: int | None
+    truncated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mastership:
+    """A row of the table `masterships`; `ended_ms` None: master to the end."""
+
+    group: str
+    epoch: int
+    broker_id: int
+    began_ms: int
+    ended_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetChange:
+    """A row of the table `set_changes`. `epoch`: the syncStateSetEpoch."""
+
+    group: str
+    at_ms: int
+    epoch: int
+    joined: frozenset[int]
+    left: frozenset[int]
+    after: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Everything in the order of time."""
+
+    failovers: list[Failover]
+    masterships: list[Mastership]
+    set_changes: list[SetChange]
+
+
+_TIMES = ("detected_at", "elected_at", "role_at", "opened_at", "first_ack_at")
+
+
+def read_tables(output: Path) -> Tables:
+    """The tables that `spark.jobs.epoch_history` wrote. Raises OSError if one is not there."""
+    failovers = [
+        Failover(
+            row["group"],
+            row["master_epoch"],
+            row["kind"],
+            row["cause"] or "",
+            row["master_before"] or 0,
+            row["master"] or 0,
+            {name: ms for name in _TIMES if (ms := _ms(row[name])) is not None},
+            row["unavailable_ms"],
+            row["truncated_bytes"] or 0,
+        )
+        for row in _rows(output / "failovers")
+    ]
+    masterships = [
+        Mastership(
+            row["group"],
+            row["master_epoch"],
+            row["broker_id"],
+            _ms(row["began_at"]) or 0,
+            _ms(row["ended_at"]),
+        )
+        for row in _rows(output / "masterships")
+    ]
+    changes = [
+        SetChange(
+            row["group"],
+            _ms(row["at"]) or 0,
+            row["sync_state_set_epoch"] or 0,
+            frozenset(row["joined"] or ()),
+            frozenset(row["left"] or ()),
+            frozenset(row["set_after"] or ()),
+        )
+        for row in _rows(output / "set_changes")
+    ]
+    return Tables(
+        sorted(failovers, key=lambda row: (row.group, row.epoch)),
+        sorted(masterships, key=lambda row: (row.group, row.epoch)),
+        sorted(changes, key=lambda row: (row.group, row.at_ms, row.epoch)),
+    )
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    from pyarrow import parquet
+
+    rows: list[dict[str, Any]] = parquet.read_table(folder, partitioning="hive").to_pylist()
+    return rows
+
+
+def _ms(moment: datetime | None) -> int | None:
+    return None if moment is None else round(moment.timestamp() * 1000)

@@ -1,0 +1,215 @@
+"""The record of a run against the tables of its history: what agrees, and every way not to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+
+from faults.aftermath import deeds as catalogue
+from faults.aftermath import summary
+from faults.aftermath.compare import Comparison, compare, contiguous
+from faults.aftermath.deeds import DOZEN, FAILOVER, FEW, PLANNED, kind_of
+from faults.aftermath.jobs import Result
+from faults.aftermath.record import Deed, deed, read_deeds
+from faults.aftermath.tables import Failover, Mastership, SetChange, Tables
+from faults.calm import PlannedSwitch
+from faults.cluster import GroupState
+from faults.kills import KillMaster
+from faults.lab import Span, Trial
+from faults.probe import acked_line
+from faults.records import Finding
+
+GROUP = "broker-a"
+KILL = Deed(
+    1, "kill-master", "kill -9 master", FAILOVER, ("broker-a-0",), (1,), GROUP,
+    10_000, 10_010, 10_060, 10_500, 13_000, 55.0, 1, 2, 1, 2, 3, 5,
+)  # fmt: skip
+SWITCH = Deed(
+    2, "planned-switch", "a switch", PLANNED, ("broker-a-1",), (2,), GROUP,
+    20_000, 20_010, 20_020, 21_000, 21_500, 20.0, 2, 3, 2, 3, 5, 6,
+)  # fmt: skip
+
+
+def failover(epoch: int, before: int, master: int, at_ms: int, kind: str = FAILOVER) -> Failover:
+    times = {"detected_at": at_ms, "elected_at": at_ms + 2, "first_ack_at": at_ms + 30}
+    return Failover(GROUP, epoch, kind, "session_closed", before, master, times, 30, 0)
+
+
+def change(epoch: int, at_ms: int, left: int = 0, joined: int = 0) -> SetChange:
+    sets = (frozenset({one} - {0}) for one in (joined, left))
+    return SetChange(GROUP, at_ms, epoch, *sets, frozenset({1, 2, 3} - {left}))
+
+
+TABLES = Tables(
+    [failover(1, 0, 1, 1_000), failover(2, 1, 2, 10_012), failover(3, 2, 3, 20_012, PLANNED)],
+    [
+        Mastership(GROUP, 1, 1, 1_002, 10_012),
+        Mastership(GROUP, 2, 2, 10_014, 20_014),
+        Mastership(GROUP, 3, 3, 20_014, None),
+    ],
+    [change(4, 10_014, left=1), change(5, 12_000, joined=1), change(6, 20_014)],
+)
+
+
+def with_failover(number: int, **changes: object) -> Tables:
+    rows = list(TABLES.failovers)
+    rows[number] = replace(rows[number], **changes)  # type: ignore[arg-type]
+    return replace(TABLES, failovers=rows)
+
+
+def judged(tables: Tables, *deeds: Deed) -> Comparison:
+    return compare(deeds or (KILL, SWITCH), tables)
+
+
+def everything_wrong(found: Comparison) -> str:
+    return "\n".join([*(text for one in found.told for text in one.wrong), *found.wrong])
+
+
+def test_what_was_done_is_what_is_told() -> None:
+    found = judged(TABLES)
+    assert found.agrees, everything_wrong(found)
+    assert [[row.epoch for row in one.failovers] for one in found.told] == [[2], [3]]
+    assert found.unasked == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"master": 3}, "broker 3 is master, the controllers said 2"),
+        ({"master_before": 3}, "the old master is broker 3, it was 1"),
+        ({"kind": PLANNED}, "nobody asked for one"),
+        ({"kind": "unclean_election"}, "no failover among unclean_election"),
+        ({"unavailable_ms": 106}, "no gap above 55 ms"),
+        ({"times_ms": {"detected_at": 9_900, "elected_at": 10_012}}, "detected_at is 50 ms"),
+        ({"times_ms": {"elected_at": 13_051}}, "elected_at is 1 ms outside"),
+        ({"times_ms": {}}, "when it was elected is not told"),
+        ({"epoch": 4}, "not in failovers"),
+    ],
+)
+def test_a_row_that_tells_otherwise_is_pointed_out(changes: dict[str, object], said: str) -> None:
+    found = judged(with_failover(1, **changes))
+    assert not found.agrees
+    assert said in everything_wrong(found)
+
+
+def test_an_unknown_cost_is_no_contradiction() -> None:
+    assert judged(with_failover(1, unavailable_ms=None)).agrees
+
+
+def test_a_switch_told_as_a_failover_is_pointed_out() -> None:
+    assert "no planned_switch" in everything_wrong(judged(with_failover(2, kind=FAILOVER)))
+
+
+def test_a_busy_machine_may_elect_once_more_while_a_fault_lasts() -> None:
+    twice = replace(KILL, epoch_after=3, master_after=3, set_epoch_after=6)
+    assert judged(with_failover(2, kind=FAILOVER, times_ms={"elected_at": 10_900}), twice).agrees
+    skipped = with_failover(2, kind=FAILOVER, times_ms={"elected_at": 10_900}, master_before=1)
+    assert "follows broker 1, not 2" in everything_wrong(judged(skipped, twice))
+
+
+def test_an_election_between_two_faults_is_named_and_no_contradiction() -> None:
+    later = replace(SWITCH, epoch_before=3, epoch_after=4, master_before=3, master_after=1,
+                    set_epoch_before=6, set_epoch_after=7)  # fmt: skip
+    tables = Tables(
+        [*with_failover(2, kind=FAILOVER).failovers, failover(4, 3, 1, 20_012, PLANNED)],
+        [
+            *TABLES.masterships[:2],
+            Mastership(GROUP, 3, 3, 20_014, 20_014),
+            Mastership(GROUP, 4, 1, 20_014, None),
+        ],
+        [*TABLES.set_changes, change(7, 20_014)],
+    )
+    found = judged(tables, KILL, later)
+    assert found.agrees, everything_wrong(found)
+    assert [row.epoch for row in found.unasked] == [3]
+
+
+def test_an_election_after_the_last_fault_is_pointed_out() -> None:
+    assert "epoch 3 is in failovers, and was not when" in everything_wrong(judged(TABLES, KILL))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (TABLES.set_changes[1:], "sets [5] are told, the controllers made [4, 5]"),
+        ([*TABLES.set_changes, change(5, 12_001)], "sets [4, 5, 5] are told"),
+        ([change(4, 10_014), *TABLES.set_changes[1:]], "did not leave the set and come back"),
+    ],
+)
+def test_every_step_of_the_set_is_told_once(changes: list[SetChange], said: str) -> None:
+    assert said in everything_wrong(judged(replace(TABLES, set_changes=changes)))
+
+
+def test_masterships_neither_overlap_nor_stay_open() -> None:
+    assert contiguous(TABLES.masterships) == []
+    overlapping = [replace(TABLES.masterships[0], ended_ms=10_015), *TABLES.masterships[1:]]
+    assert "overlap by 1 ms" in contiguous(overlapping)[0]
+    endless = [replace(TABLES.masterships[0], ended_ms=None), *TABLES.masterships[1:]]
+    assert "has no end" in contiguous(endless)[0]
+
+
+def test_the_two_tables_name_the_same_masters() -> None:
+    other = [*TABLES.masterships[:2], replace(TABLES.masterships[2], broker_id=1)]
+    found = judged(replace(TABLES, masterships=other))
+    assert "master is 3 in failovers, 1 in masterships" in everything_wrong(found)
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert read_deeds([KILL.line(), SWITCH.line()]) == [KILL, SWITCH]
+    with pytest.raises(ValueError, match="line 2"):
+        read_deeds([KILL.line(), '{"what": "else"}'])
+
+
+def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
+    before = GroupState(0, 1, 3, frozenset({0, 1, 2}), {0: 1, 1: 3, 2: 2})
+    after = replace(before, master=2, master_epoch=2, set_epoch=5)
+    span = Span(1.0, 1.25, 2.0, 3.5, 1.3, 0.05, before, after, ("namesrv-1", "broker-a-1"))
+    trial = Trial("kill-master", 0.05, 0.04, 0.0, 0.5, 1, 9, [], span)
+    names = tuple(f"broker-a-{index}" for index in range(3))
+    done = deed(7, KillMaster(), trial, group=GROUP, names=names, wall_s=1_000.0)
+    assert (done.began_ms, done.at_ms, done.first_ack_ms) == (1_001_000, 1_001_250, 1_001_300)
+    assert (done.master_before, done.master_after, done.elections) == (1, 2, 1)
+    assert done.whom == ("namesrv-1", "broker-a-1") and done.brokers == (3,)
+    assert done.gap_ms == 50.0
+    unhurt = replace(span, hurt=())
+    planned = deed(8, PlannedSwitch(), replace(trial, span=unhurt), group=GROUP, names=names,
+                   wall_s=0.0)  # fmt: skip
+    assert planned.whom == ("broker-a-0",) and planned.kind == PLANNED
+
+
+def test_the_demo_does_a_dozen_failovers_of_many_kinds() -> None:
+    least = sum((fault.elections or (0, 0))[0] for fault in DOZEN)
+    assert least >= 12
+    assert len(set(DOZEN)) >= 8
+    assert {kind_of(fault()) for fault in DOZEN} == {"", FAILOVER, PLANNED}
+    assert set(FEW) <= set(DOZEN)
+    named = [fault.name for fault in DOZEN]
+    assert not any(one == two for one, two in itertools.pairwise(named))
+    assert catalogue.KillLeader.elections == (0, 0)
+
+
+def test_an_acked_line_says_where_the_message_is() -> None:
+    line = acked_line("KEY", {"msgId": "0A", "queueId": "3", "queueOffset": "17"})
+    assert json.loads(json.dumps(line)) == {
+        "topic": "Faults", "broker": "broker-a", "queue_id": 3, "queue_offset": 17,
+        "unique_key": "KEY", "msg_id": "0A",
+    }  # fmt: skip
+
+
+def test_the_summary_shows_each_fault_with_its_failovers_and_what_is_wrong() -> None:
+    found = judged(TABLES)
+    shown = summary.lines(found, Result(0, {}, 1.0), [], 1_234)
+    text = "\n".join(shown)
+    assert "failover: session closed" in text and "1 -> 2" in text and "30 ms" in text
+    assert "tells every one as it was" in text and "1,234" in text and "none is missing" in text
+    bad = judged(with_failover(1, master=3))
+    findings = [Finding("lost", "a write")]
+    text = "\n".join(summary.lines(bad, Result(1, {}, 1.0), findings, 2))
+    assert "DISAGREEMENTS" in text and "broker 3 is master" in text
+    assert "FOUND" in text and "lost: a write" in text
+    document = summary.document(bad, Result(1, {}, 1.0), findings, 2)
+    assert document["agrees"] is False and document["auditExitCode"] == 1
+    assert document["faults"][0]["wrong"]
