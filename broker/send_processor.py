@@ -5,6 +5,10 @@ A request is checked, made a record in the store's turn buffer, and its finished
 R1, R4). WAIT=false does not lift that (R29). What is asked for and not there (DELAY, TIMER_*,
 TRAN_MSG) is refused with 13, never stored as an ordinary message.
 
+The controllers' history (HISTORY_TOPIC) is taken from them only. It tells of failovers and may not
+change what it tells: its writes wait beside the clients', so that none of them is ever the first
+acknowledged write of a mastership.
+
 Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; check
 order as Java's.
 """
@@ -16,7 +20,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from broker.pending_acks import PendingAcks
-from broker.replies import SendReplies, refusal
+from broker.replies import SendReplies, recode, refusal
 from broker.role_gate import GateClosedError, RoleGate
 from broker.send_hold import SendHold
 from broker.send_properties import SendProperties
@@ -25,7 +29,13 @@ from protocol.batch import split_batch
 from protocol.codes import RequestCode, ResponseCode
 from protocol.errors import BatonError, BrokerRefusal
 from protocol.message_id import host_bytes, split_address
-from protocol.topic_name import RETRY_PREFIX, check_send_allowed, check_topic, dlq_topic
+from protocol.topic_name import (
+    HISTORY_TOPIC,
+    RETRY_PREFIX,
+    check_send_allowed,
+    check_topic,
+    dlq_topic,
+)
 from remoting.connection import Connection
 from remoting.headers import SendFields, SendFrame, decode_send_v1, decode_send_v2
 from remoting.processors import Processors, RawHandler
@@ -158,7 +168,7 @@ class SendProcessor:
                 result.queue_offset,
                 unique_key,
             )
-            self._acks.add(result.end_offset, self._clock_ms(), channel, reply)
+            self._wait(topic, result.end_offset, channel, reply)
         self.stored_total += 1
         self._turn.touched()
 
@@ -197,9 +207,20 @@ class SendProcessor:
                 results[0].queue_offset,
                 b",".join(unique_keys),
             )
-            self._acks.add(results[-1].end_offset, self._clock_ms(), channel, reply)
+            self._wait(topic, results[-1].end_offset, channel, reply)
         self.stored_total += len(results)
         self._turn.touched()
+
+    def _wait(self, topic: str, end_offset: int, channel: Connection, reply: bytes) -> None:
+        """The reply leaves when all below `end_offset` is confirmed, or will not be."""
+        if topic != HISTORY_TOPIC:
+            self._acks.add(end_offset, self._clock_ms(), channel, reply)
+            return
+
+        def outcome(code: int, remark: str) -> None:
+            channel.write(reply if code == ResponseCode.SUCCESS else recode(reply, code, remark))
+
+        self._acks.add_waiter(end_offset, self._clock_ms(), outcome)
 
     def _target(self, ext: SendFields) -> tuple[str, int]:
         """Where the message goes. Raises BrokerRefusal for every reason not to take it."""
@@ -233,10 +254,11 @@ class SendProcessor:
         if topic.startswith(RETRY_PREFIX):
             topic = self._retry_target(ext)
         check_topic(topic)
-        check_send_allowed(topic)
+        check_send_allowed(topic, ext.producer_group)
         config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
         queues = max(config.read_queue_nums, config.write_queue_nums)
-        self._known[topic] = queues
+        if topic != HISTORY_TOPIC:  # there it matters who sends, every time
+            self._known[topic] = queues
         return topic, queues
 
     def _retry_target(self, ext: SendFields) -> str:

@@ -17,7 +17,9 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["ControllerConfig", "Peer", "RaftTimings", "parse_peers"]
+__all__ = ["HISTORY_TOPIC_OFF", "ControllerConfig", "Peer", "RaftTimings", "parse_peers"]
+
+HISTORY_TOPIC_OFF: Final = "none"
 
 PAUSE_ALLOWED_MS: Final = 300
 """How long a broker or a controller may stand still without its lease running out (R34)."""
@@ -26,6 +28,9 @@ CLOCK_DRIFT_PERCENT: Final = 2
 FAILOVER_BUDGET_MS: Final = 1_000
 AFTER_RAFT_ELECTION_MS: Final = 200
 """What is left for gate, election, push and first write after a Raft election (R34)."""
+
+HISTORY_TOPIC_DELAY_MAX_MS: Final = 60_000
+HISTORY_TOPIC_BATCH_MAX: Final = 1_000
 
 _INNER_HOST = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;:]+)")
 _PEER = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;]+):(?P<port>\d{1,5})")
@@ -140,6 +145,15 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     history_files: int = 4
     """How many are kept, the growing one among them; the oldest goes."""
 
+    # The same history in the topic BATON_SYS_HISTORY, sent there by the leading controller. These
+    # may be changed while running (code 1009).
+    history_topic_group: str = ""
+    """The broker group that keeps it. Empty: the first one by name; `none`: it is not sent."""
+    history_topic_delay_ms: int = 1_000
+    """How long after an event, and after an election of that group, it is sent at the earliest."""
+    history_topic_batch: int = 100
+    """Events in one message batch, at most."""
+
     # Elections, as RocketMQ names them. These may be changed while running (code 1009).
     enable_elect_unclean_master: bool = False
     notify_broker_role_changed: bool = True
@@ -218,9 +232,17 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
             ("scanInactiveMasterInterval", self.scan_inactive_master_interval),
             ("historyFileSize", self.history_file_size),
             ("historyFiles", self.history_files),
+            ("historyTopicDelayMs", self.history_topic_delay_ms),
+            ("historyTopicBatch", self.history_topic_batch),
         ):
             if value <= 0:
                 raise ValueError(f"{name}: {value} is not above 0")
+        for name, value, most in (
+            ("historyTopicDelayMs", self.history_topic_delay_ms, HISTORY_TOPIC_DELAY_MAX_MS),
+            ("historyTopicBatch", self.history_topic_batch, HISTORY_TOPIC_BATCH_MAX),
+        ):
+            if value > most:
+                raise ValueError(f"{name}: {value} is above {most}")
         needed_lease = 2 * self.broker_session_heartbeat_ms + PAUSE_ALLOWED_MS
         if needed_lease >= self.master_lease_ms:
             raise ValueError(

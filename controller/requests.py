@@ -8,6 +8,7 @@ that a broker would take for a refusal (SAFETY R11).
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -96,6 +97,7 @@ class ControllerRequests:
     ) -> None:
         self.config = config
         self.history_file: HistoryFile | None = None
+        self.publication_problems: Callable[[], tuple[str, ...]] = tuple
         self._log = replicated_log
         self._gate = gate
         self._liveness = liveness
@@ -130,7 +132,11 @@ class ControllerRequests:
             controller_epoch=self.state.controller_epoch,
             log=status,
             peers=self._peers,
-            problems=(*status.problems, *self._liveness.problems()),
+            problems=(
+                *status.problems,
+                *self._liveness.problems(),
+                *self.publication_problems(),
+            ),
         )
 
     async def submit(self, command: AnyCommand) -> CommandResult:

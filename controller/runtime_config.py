@@ -27,6 +27,9 @@ RUNTIME_KEYS: Final = frozenset(
         "isProcessReadEvent",
         "scanNotActiveBrokerInterval",
         "scanInactiveMasterInterval",
+        "historyTopicGroup",
+        "historyTopicDelayMs",
+        "historyTopicBatch",
     }
 )
 

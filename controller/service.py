@@ -17,6 +17,7 @@ from controller.gate import LeaderGate
 from controller.grpc_door import GrpcDoor
 from controller.history import EventKind
 from controller.history_file import HistoryFile
+from controller.history_publisher import HistoryPublisher
 from controller.liveness import LivenessConfig, LivenessCore
 from controller.log import ReplicatedLog
 from controller.machine import Commit, Machine
@@ -108,6 +109,11 @@ class ControllerService:
         self._notices = _RoleNotices()
         self._lock: StoreLock | None = None
         self._history: HistoryFile | None = None
+        self._history_path = Path(config.store_path) / f"history-{config.controller_self_id}.jsonl"
+        self._publisher = HistoryPublisher(
+            self._history_path, lambda: self.config, lambda: self.state
+        )
+        self.requests.publication_problems = self._publisher.problems
         self._closing = False
         self._runtime.on_change = self._config_changed
         self._log.on_applied(self._applied)
@@ -159,7 +165,12 @@ class ControllerService:
         await self._log.hand_over(HAND_OVER_TIMEOUT_MS)
         await self._watch.close()
         await self._notes.close()
-        for step in (self._grpc_door.close, self._remoting_door.close, self._notices.close):
+        for step in (
+            self._grpc_door.close,
+            self._remoting_door.close,
+            self._notices.close,
+            self._publisher.close,
+        ):
             await _within(CLOSE_STEP_TIMEOUT_S, step)
         await self._log.close()
         history, self._history = self._history, None
@@ -180,7 +191,7 @@ class ControllerService:
         self._runtime.load()
         config = self.config
         self._history = HistoryFile(
-            folder / f"history-{config.controller_self_id}.jsonl",
+            self._history_path,
             size_max=config.history_file_size,
             files=config.history_files,
         )
@@ -190,7 +201,10 @@ class ControllerService:
 
     def _gate_changed(self, is_open: bool) -> None:
         self._watch.gate_changed(is_open)
-        if not is_open:
+        if is_open:
+            self._publisher.lead()
+        else:
+            self._publisher.resign()
             self._desk.gate_closed()
 
     def _applied(self, commit: Commit) -> None:
@@ -198,6 +212,7 @@ class ControllerService:
             return
         self._tell_brokers(commit)
         self._write_history(commit)  # last: a slow disk must not hold up a view
+        self._publisher.look()
 
     def _tell_brokers(self, commit: Commit) -> None:
         applied_ms = wall_ms()
@@ -243,13 +258,15 @@ class ControllerService:
                 effect.event for effect in commit.effects if isinstance(effect, HistoryAppended)
             ]
         try:
-            self._history.append(events)
+            if self._history.append(events):
+                self._publisher.written()
         except OSError as error:
             # The history explains, it decides nothing: a full disk must not stop elections.
             log.error("history_not_written error=%s", error)
 
     def _config_changed(self, config: ControllerConfig) -> None:
         self.requests.config = config
+        self._publisher.look()
         log.info("config_changed node=%s", config.controller_self_id)
 
 

@@ -32,6 +32,10 @@ REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 # Ours: topic and group changes travel in the log as records of this topic (R31). No consume queue.
 METADATA_TOPIC: Final = "rmq_sys_BATON_METADATA"
+# Ours: the failover history, published by the leading controller. One queue, free to read.
+HISTORY_TOPIC: Final = "BATON_SYS_HISTORY"
+HISTORY_PRODUCER: Final = "BATON_SYS_CONTROLLER"
+"""The producer group that may send to HISTORY_TOPIC: no protection, but against mistakes."""
 
 SYSTEM_TOPICS: Final = frozenset(
     {
@@ -44,6 +48,7 @@ SYSTEM_TOPICS: Final = frozenset(
         TRANS_CHECK_MAX_TIME_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
+        HISTORY_TOPIC,
     }
 )
 # What a client may not send to, though the topic exists.
@@ -56,6 +61,7 @@ NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
         METADATA_TOPIC,
+        HISTORY_TOPIC,
     }
 )
 
@@ -123,8 +129,10 @@ def check_topic(topic: str) -> None:
         raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, problem)
 
 
-def check_send_allowed(topic: str) -> None:
-    """Raises BrokerRefusal NO_PERMISSION (16) for a topic that clients must not write."""
+def check_send_allowed(topic: str, producer_group: str = "") -> None:
+    """Raises BrokerRefusal NO_PERMISSION (16) for a topic that this producer must not write."""
+    if topic == HISTORY_TOPIC and producer_group == HISTORY_PRODUCER:
+        return
     if topic in NOT_ALLOWED_SEND_TOPICS:
         raise BrokerRefusal(
             ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."
@@ -136,6 +144,8 @@ __all__ = [
     "BENCHMARK_TOPIC",
     "DLQ_PREFIX",
     "GROUP_LENGTH_MAX",
+    "HISTORY_PRODUCER",
+    "HISTORY_TOPIC",
     "LMQ_PREFIX",
     "METADATA_TOPIC",
     "NOT_ALLOWED_SEND_TOPICS",

@@ -44,7 +44,8 @@ def topic_config(name: str, queue_nums: int, perm: int = _READ_WRITE) -> TopicCo
 def system_topics(
     cluster_name: str, broker_name: str, *, auto_create_topic: bool, default_queue_nums: int
 ) -> list[TopicConfig]:
-    """What a broker owns from the start, as a fresh Java broker makes it."""
+    """What a broker owns from the start, as a fresh Java broker makes it, and the history's topic
+    of ours."""
     topics = [
         topic_config(names.SELF_TEST_TOPIC, 1),
         topic_config(names.BENCHMARK_TOPIC, _BENCHMARK_QUEUES),
@@ -58,6 +59,7 @@ def system_topics(
         topic_config(names.TRANS_HALF_TOPIC, 1),
         topic_config(names.TRANS_OP_HALF_TOPIC, 1),
         topic_config(names.TIMER_TOPIC, 1),
+        topic_config(names.HISTORY_TOPIC, 1),
     ]
     if auto_create_topic:
         topics.append(

@@ -77,6 +77,20 @@ def test_own_id_must_be_among_the_peers() -> None:
         ControllerConfig(controller_peers=PEERS, controller_self_id="n7")
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"history_topic_delay_ms": 0}, "historyTopicDelayMs: 0 is not above 0"),
+        ({"history_topic_delay_ms": 60_001}, "historyTopicDelayMs: 60001 is above 60000"),
+        ({"history_topic_batch": 0}, "historyTopicBatch: 0 is not above 0"),
+        ({"history_topic_batch": 1_001}, "historyTopicBatch: 1001 is above 1000"),
+    ],
+)
+def test_bad_settings_of_the_history_topic_are_said(settings: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ControllerConfig(**settings)  # type: ignore[arg-type]
+
+
 def test_r34_two_heartbeats_and_a_pause_fit_into_the_lease() -> None:
     ControllerConfig(broker_session_heartbeat_ms=149)
     with pytest.raises(ValueError, match="masterLeaseMs: 600 must exceed"):

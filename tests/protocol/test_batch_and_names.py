@@ -12,6 +12,8 @@ from protocol.codes import ResponseCode
 from protocol.errors import BrokerRefusal, FencedError, ResponseError
 from protocol.message import Message, MessageQueue
 from protocol.topic_name import (
+    HISTORY_PRODUCER,
+    HISTORY_TOPIC,
     METADATA_TOPIC,
     check_send_allowed,
     check_topic,
@@ -68,6 +70,9 @@ def test_names_of_topics_and_groups() -> None:
         check_send_allowed("SCHEDULE_TOPIC_XXXX")
     assert caught.value.code == ResponseCode.NO_PERMISSION
     check_send_allowed("TBW102")
+    with pytest.raises(BrokerRefusal):
+        check_send_allowed(HISTORY_TOPIC, "pg")
+    check_send_allowed(HISTORY_TOPIC, HISTORY_PRODUCER)
 
 
 def test_queues_are_ordered_as_java_orders_them() -> None:

@@ -16,6 +16,7 @@ from protocol.bodies import (
     TopicConfigSerializeWrapper,
 )
 from protocol.errors import CorruptLogError
+from protocol.topic_name import HISTORY_TOPIC
 from store.subscription_group import SYSTEM_GROUPS, SubscriptionGroupManager, is_system_group
 from store.topic_config import TopicConfigManager, system_topics, topic_config
 
@@ -57,7 +58,9 @@ def golden(tmp_path: Path) -> Path:
 def test_golden_topics_load_and_are_written_with_the_same_content(golden: Path) -> None:
     java = json.loads((golden / "topics.json").read_text())
     manager = topics_at(golden)
-    assert not manager.persist()  # nothing to add, nothing changed
+    assert manager.persist()  # with the one topic that only our brokers own
+    manager = topics_at(golden)
+    assert not manager.persist()
     topic = manager.get("GoldTopic")
     assert topic == topic_config("GoldTopic", 4)
     assert manager.data_version == DataVersion(
@@ -65,7 +68,9 @@ def test_golden_topics_load_and_are_written_with_the_same_content(golden: Path) 
     )
     manager.mark_dirty()
     assert manager.persist()
-    assert json.loads((golden / "topics.json").read_text()) == java
+    ours = json.loads((golden / "topics.json").read_text())
+    assert ours["topicConfigTable"].pop(HISTORY_TOPIC)["writeQueueNums"] == 1
+    assert ours == java
 
 
 def test_golden_groups_load_and_are_written_with_the_same_content(golden: Path) -> None:
@@ -80,11 +85,12 @@ def test_golden_groups_load_and_are_written_with_the_same_content(golden: Path) 
     assert json.loads((golden / "subscriptionGroup.json").read_text()) == java
 
 
-def test_an_empty_folder_gets_the_topics_of_a_fresh_java_broker(tmp_path: Path) -> None:
+def test_an_empty_folder_gets_the_topics_of_a_fresh_java_broker_and_ours(tmp_path: Path) -> None:
     java = TopicConfigSerializeWrapper.decode((GOLDEN / "b0/config/topics.json").read_bytes())
     manager = topics_at(tmp_path)
     users = {"GoldTopic"} | {name for name in java.topic_config_table if name.startswith("%")}
     expected = {n: c for n, c in java.topic_config_table.items() if n not in users}
+    expected[HISTORY_TOPIC] = topic_config(HISTORY_TOPIC, 1)
     assert manager.table == expected
     assert "TBW102" not in topics_at(tmp_path, auto_create_topic=False)
     assert manager.persist()

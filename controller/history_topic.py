@@ -1,0 +1,214 @@
+"""Which events of the history are to be sent to BATON_SYS_HISTORY next, and when: the pure part.
+
+Invariant: a batch is sent only after the one before it was acknowledged with code 0, in the order
+of the history file. So the newest message of the topic is its high-water mark: every event before
+it is in the topic, too. Whoever begins (a new leader, a new master, after any failure) asks the
+topic for that mark and goes on behind it in its own file; where the mark is not known (an empty
+topic, a log that this file does not hold) it begins at the oldest event that it has. Events may
+come twice, since a refused or unanswered batch may have been stored; none that a file still holds
+is left out.
+
+The history explains, it decides nothing: it is sent some time after the fact and after the
+group's last election, and to nobody while the group has no master.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.codes import ResponseCode
+
+__all__ = [
+    "Batch",
+    "Create",
+    "HistoryTopic",
+    "Learn",
+    "Line",
+    "Mark",
+    "Read",
+    "Send",
+    "Step",
+    "Target",
+    "Wait",
+]
+
+BACKOFF_FIRST_MS: Final = 500
+BACKOFF_MAX_MS: Final = 30_000
+
+Mark = tuple[str, int, int]
+"""(log, raft index, part): the newest event that is in the topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event of a history file; `text` is its line without the end."""
+
+    mark: Mark
+    kind: str
+    broker_name: str
+    text: bytes
+
+
+Batch = Sequence[Line]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The master of the group that keeps the topic."""
+
+    broker_name: str
+    address: str
+    master_epoch: int
+
+
+# What to do next.
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until then, or until something happens (None: only that)."""
+
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Ask for the topic's newest event, then `learned`."""
+
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read the next lines of the file behind `mark` (None: from its beginning), then `read`."""
+
+    target: Target
+    mark: Mark | None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send these as one batch, then `answered`."""
+
+    target: Target
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make the topic, then `created`."""
+
+    target: Target
+
+
+Step = Wait | Learn | Read | Send | Create
+
+
+class HistoryTopic:
+    """The publication by one leading controller, from its gate's opening on.
+
+    Times are monotonic ms. After each step the shell tells what came of it, or `failed`, with the
+    step's own target; what it tells of any but the present one came too late and is passed over.
+    """
+
+    def __init__(self, delay_ms: int, now_ms: int) -> None:
+        self.delay_ms = delay_ms
+        self._target: Target | None = None
+        self._due_ms: int | None = now_ms + delay_ms
+        self._not_before_ms = 0
+        self._backoff_ms = 0
+        self._learned = False
+        self._mark: Mark | None = None
+        self._batch: Batch = ()
+        self._create = self._created = False
+        self._news = True
+        self.behind_since_ms: int | None = now_ms
+        """Since when an event waits to be published, None if none does."""
+        self.trouble = ""
+        """Why the last attempt failed, empty after one that did not."""
+
+    @property
+    def target(self) -> Target | None:
+        return self._target
+
+    # What happens.
+
+    def aimed(self, target: Target | None, now_ms: int) -> bool:
+        """The group has this master now, or none. Whether that is news."""
+        if target == self._target:
+            return False
+        self._target = target
+        self._begin_anew()
+        self._backoff_ms = 0
+        self.trouble = ""
+        # A master that was just elected has more urgent things to do.
+        self._not_before_ms = now_ms + self.delay_ms
+        return True
+
+    def written(self, now_ms: int) -> None:
+        """There are new lines in the file."""
+        self._news = True
+        if self.behind_since_ms is None:
+            self.behind_since_ms = now_ms
+        if self._due_ms is None:
+            self._due_ms = now_ms + self.delay_ms
+
+    def learned(self, target: Target, mark: Mark | None) -> None:
+        if target is self._target:
+            self._learned, self._mark = True, mark
+
+    def read(self, target: Target, batch: Batch) -> None:
+        """`batch` stands behind the mark, in order; empty: there is nothing behind it."""
+        if target is not self._target:
+            return
+        self._batch = batch
+        if not batch and not self._news:
+            self._due_ms = None
+            self.behind_since_ms = None
+
+    def answered(self, target: Target, code: int, remark: str, now_ms: int) -> None:
+        """What the broker said to the batch. Only code 0 means that it is safe."""
+        if target is not self._target:
+            return
+        if code == ResponseCode.SUCCESS:
+            self._mark, self._batch = self._batch[-1].mark, ()
+            self._backoff_ms = 0
+            self.trouble = ""
+        elif code == ResponseCode.TOPIC_NOT_EXIST and not self._created:
+            self._create = True
+        else:
+            self.failed(target, f"code {code}: {remark}", now_ms)
+
+    def created(self, target: Target) -> None:
+        if target is self._target:
+            self._create, self._created = False, True
+
+    def failed(self, target: Target, why: str, now_ms: int) -> None:
+        """No step came to its end: all is asked anew, each time after a longer pause."""
+        if target is not self._target:
+            return
+        self._begin_anew()
+        self.trouble = why
+        self._backoff_ms = min(max(BACKOFF_FIRST_MS, 2 * self._backoff_ms), BACKOFF_MAX_MS)
+        self._not_before_ms = now_ms + self._backoff_ms
+
+    # What to do.
+
+    def step(self, now_ms: int) -> Step:
+        if self._target is None or self._due_ms is None:
+            return Wait()
+        ready_ms = max(self._due_ms, self._not_before_ms)
+        if now_ms < ready_ms:
+            return Wait(ready_ms)
+        if not self._learned:
+            return Learn(self._target)
+        if not self._batch:
+            self._news = False
+            return Read(self._target, self._mark)
+        if self._create:
+            return Create(self._target)
+        return Send(self._target, self._batch)
+
+    def _begin_anew(self) -> None:
+        self._learned, self._mark, self._batch = False, None, ()
+        self._create = self._created = False

@@ -1,0 +1,58 @@
+"""One event of the failover history as a message of BATON_SYS_HISTORY.
+
+The body is the event's line as it stands in a controller's history file, without the line end. An
+event is named by (log, raft index, part); a repeat of it has the same name, and readers drop it.
+
+    KEYS              "<raft index> <log>-<raft index>-<part>": two keys, the second one unique
+    TAGS              the event's kind
+    BATON_LOG         the random name of the controllers' log
+    BATON_RAFT_INDEX  index of the command in that log
+    BATON_PART        which event of that command, from 0
+    BATON_GROUP       the broker group that the event is about; left out if it is about none
+"""
+
+from typing import Final
+
+from protocol.properties import KEY_SEPARATOR, KEYS, TAGS, WAIT
+
+__all__ = [
+    "HISTORY_GROUP",
+    "HISTORY_LOG",
+    "HISTORY_PART",
+    "HISTORY_RAFT_INDEX",
+    "history_name",
+    "history_properties",
+]
+
+HISTORY_LOG: Final = "BATON_LOG"
+HISTORY_RAFT_INDEX: Final = "BATON_RAFT_INDEX"
+HISTORY_PART: Final = "BATON_PART"
+HISTORY_GROUP: Final = "BATON_GROUP"
+
+
+def history_properties(
+    log: str, raft_index: int, part: int, kind: str, broker_name: str
+) -> dict[str, str]:
+    """The properties of the message that carries this event."""
+    unique = f"{log}-{raft_index}-{part}"
+    properties = {
+        KEYS: f"{raft_index}{KEY_SEPARATOR}{unique}",
+        TAGS: kind,
+        WAIT: "true",
+        HISTORY_LOG: log,
+        HISTORY_RAFT_INDEX: str(raft_index),
+        HISTORY_PART: str(part),
+    }
+    if broker_name:
+        properties[HISTORY_GROUP] = broker_name
+    return properties
+
+
+def history_name(properties: dict[str, str]) -> tuple[str, int, int] | None:
+    """(log, raft index, part) of a message's event, None for a message that is no event."""
+    log = properties.get(HISTORY_LOG)
+    try:
+        index, part = int(properties[HISTORY_RAFT_INDEX]), int(properties[HISTORY_PART])
+    except (KeyError, ValueError):
+        return None
+    return (log, index, part) if log else None

@@ -1,0 +1,281 @@
+"""A controller with a log of its own publishes to a scripted broker over real sockets."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_remoting_door import Door
+
+from controller.config import ControllerConfig
+from controller.log import LocalLog
+from controller.machine import Machine
+from controller.service import ControllerService
+from protocol.batch import split_batch
+from protocol.codes import RequestCode, ResponseCode
+from protocol.history_message import history_name
+from protocol.properties import decode_properties
+from protocol.record import encode_record
+from remoting.client import RemotingClient
+from remoting.command import RemotingCommand
+from remoting.connection import Connection
+from remoting.processors import Processors
+from remoting.server import RemotingServer
+
+LIMIT_S = 10
+TOPIC = "BATON_SYS_HISTORY"
+
+
+class Broker:
+    """The master as the controller meets it. `codes`: what the next sends are answered."""
+
+    def __init__(self, port: int, *, topics: tuple[str, ...] = (TOPIC,)) -> None:
+        self.address = f"127.0.0.1:{port}"
+        self.topics = set(topics)
+        self.messages: list[tuple[bytes, bytes]] = []
+        self.codes: list[int] = []
+        self.created: list[dict[str, str]] = []
+        self.silent = False
+        self.asked = 0
+        self.changed = asyncio.Event()
+        processors = Processors()
+        processors.register(RequestCode.GET_MAX_OFFSET, self._max_offset)
+        processors.register(RequestCode.PULL_MESSAGE, self._pull)
+        processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self._create)
+        processors.register(RequestCode.SEND_BATCH_MESSAGE, self._send)
+        self._server = RemotingServer(processors)
+
+    async def listen(self) -> None:
+        await self._server.listen("127.0.0.1", int(self.address.rpartition(":")[2]))
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    @property
+    def kinds(self) -> list[str]:
+        return [json.loads(body)["kind"] for body, _ in self.messages]
+
+    @property
+    def names(self) -> list[Any]:
+        return [history_name(decode_properties(properties)) for _, properties in self.messages]
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not done():
+                await self.changed.wait()
+                self.changed.clear()
+
+    async def _max_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        self.asked += 1
+        if self.silent:
+            self.changed.set()
+            await asyncio.Event().wait()
+        return RemotingCommand.response_to(request, ext={"offset": len(self.messages)})
+
+    async def _pull(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        begin, count = request.require_int("queueOffset"), request.require_int("maxMsgNums")
+        found = self.messages[begin : begin + count]
+        host = socket.inet_aton("127.0.0.1") + (0).to_bytes(4)
+        body = b"".join(
+            encode_record(
+                topic=TOPIC.encode(), queue_id=0, queue_offset=begin + at, physical_offset=0,
+                flag=0,
+                sys_flag=0, born_timestamp=1, born_host=host, store_timestamp=1, store_host=host,
+                reconsume_times=0, prepared_transaction_offset=0, body=text, properties=properties,
+                append_prop_crc=False,
+            )
+            for at, (text, properties) in enumerate(found)
+        )  # fmt: skip
+        ext = {"nextBeginOffset": begin + len(found), "minOffset": 0, "maxOffset": 9}
+        return RemotingCommand.response_to(request, ext=ext, body=body)
+
+    async def _create(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        self.created.append(dict(request.ext))
+        self.topics.add(request.require("topic"))
+        return RemotingCommand.response_to(request)
+
+    async def _send(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        self.changed.set()
+        if request.require("b") not in self.topics:
+            return RemotingCommand.response_to(request, ResponseCode.TOPIC_NOT_EXIST, "no topic")
+        assert (request.require("a"), request.require_int("e")) == ("BATON_SYS_CONTROLLER", 0)
+        code = self.codes.pop(0) if self.codes else 0
+        self.messages += [(each.body, each.properties) for each in split_batch(request.body)]
+        return RemotingCommand.response_to(request, code, "as told" if code else None)
+
+
+Scenario = Callable[[Door, Broker], Awaitable[None]]
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(tmp_path: Path, free_ports: Callable[[int], int]) -> Play:
+    def run(scenario: Scenario, *, topics: tuple[str, ...] = (TOPIC,), **settings: Any) -> None:
+        async def main() -> None:
+            base = free_ports(3)
+            log = LocalLog("n0", Machine())
+            config = ControllerConfig(
+                controller_peers=f"n0-127.0.0.1:{base}",
+                bind_address="127.0.0.1",
+                controller_store_path=str(tmp_path),
+                history_topic_delay_ms=1,
+                **settings,
+            )
+            service = ControllerService(config, replicated_log=log)
+            broker = Broker(base + 10, topics=topics)
+            await broker.listen()
+            await service.start()
+            door = Door(service, log)
+            try:
+                await service.gate.wait_open()
+                await scenario(door, broker)
+            finally:
+                await door.client.close()
+                await service.close()
+                await broker.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+async def serve(door: Door, address: str, broker_id: int = 1) -> None:
+    """A broker of this address comes in and is elected."""
+    await door.join(broker_id, address)
+    elect = {"brokerName": "broker-a", "clusterName": "DefaultCluster", "brokerId": broker_id}
+    assert (await door.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect)).code == 0
+
+
+def file_lines(folder: Path) -> list[bytes]:
+    return (folder / "history-n0.jsonl").read_bytes().splitlines()
+
+
+def test_what_is_written_down_is_published(play: Play, tmp_path: Path) -> None:
+    async def scenario(door: Door, broker: Broker) -> None:
+        await serve(door, broker.address)
+        await broker.until(lambda: "pushed" in broker.kinds)
+        assert [body for body, _ in broker.messages] == file_lines(tmp_path)
+        assert broker.kinds[:3] == ["controller_leader_changed", "broker_registered", "elected"]
+        assert door.service.requests.metadata().problems == ()
+        assert broker.created == []
+
+    play(scenario)
+
+
+def test_a_new_leader_goes_on_behind_the_newest_message(play: Play, tmp_path: Path) -> None:
+    async def scenario(door: Door, broker: Broker) -> None:
+        await serve(door, broker.address)
+        await broker.until(lambda: "pushed" in broker.kinds)
+        before = len(broker.messages)
+        door.log.set_leading(False)
+        door.log.set_leading(True)
+        await broker.until(lambda: broker.kinds.count("controller_leader_changed") == 2)
+        assert len(broker.messages) == before + 1
+        assert [body for body, _ in broker.messages] == file_lines(tmp_path)
+
+    play(scenario)
+
+
+def test_a_java_broker_gets_the_topic_first(play: Play, tmp_path: Path) -> None:
+    async def scenario(door: Door, broker: Broker) -> None:
+        await serve(door, broker.address)
+        await broker.until(lambda: "pushed" in broker.kinds)
+        (created,) = broker.created
+        assert created["topic"] == TOPIC
+        assert (created["readQueueNums"], created["writeQueueNums"]) == ("1", "1")
+        assert [body for body, _ in broker.messages] == file_lines(tmp_path)
+
+    play(scenario, topics=())
+
+
+def test_what_was_not_acknowledged_comes_again_under_the_same_name(
+    play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(door: Door, broker: Broker) -> None:
+        broker.codes = [ResponseCode.FLUSH_SLAVE_TIMEOUT]
+        await serve(door, broker.address)
+        await broker.until(lambda: "pushed" in broker.kinds and not broker.codes)
+        told = dict.fromkeys(broker.names)
+        lines = [json.loads(line) for line in file_lines(tmp_path)]
+        assert list(told) == [(e["log"], e["raft_index"], e.get("part", 0)) for e in lines]
+
+    play(scenario)
+    assert caplog.text.count("history_not_published") == 1
+
+
+def test_a_master_that_hangs_is_left_for_its_successor(
+    play: Play, free_ports: Callable[[int], int]
+) -> None:
+    async def scenario(door: Door, broker: Broker) -> None:
+        broker.silent = True
+        await serve(door, broker.address)
+        await broker.until(lambda: broker.asked > 0)  # and it says nothing
+        other = Broker(free_ports(1))
+        await other.listen()
+        try:
+            join = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
+            await door.join(2, other.address)
+            alter = {"invokeTime": 1, **join, "masterBrokerId": 1, "masterEpoch": 1}
+            body = json.dumps({"syncStateSet": [1, 2], "syncStateSetEpoch": 1}).encode()
+            reply = await door.ask(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, alter, body)
+            assert reply.code == 0, reply.remark
+            reply = await door.ask(
+                RequestCode.CONTROLLER_ELECT_MASTER,
+                {**join, "brokerId": 2, "designateElect": True},
+            )
+            assert reply.code == 0, reply.remark
+            await other.until(lambda: "elected" in other.kinds)
+            assert broker.messages == []
+        finally:
+            await other.close()
+
+    play(scenario)
+
+
+def test_the_group_may_be_chosen_and_publication_switched_off(play: Play) -> None:
+    async def scenario(door: Door, broker: Broker) -> None:
+        await serve(door, broker.address)
+        settings = door.service.config
+        assert settings.history_topic_group == "none"
+        change = b"historyTopicGroup=broker-z"
+        reply = await door.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=change)
+        assert reply.code == 0, reply.remark
+        (problem,) = door.service.requests.metadata().problems
+        assert "broker-z" in problem
+        assert broker.messages == []
+        change = b"historyTopicGroup=broker-a"
+        assert (await door.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=change)).code == 0
+        await broker.until(lambda: "elected" in broker.kinds)
+
+    play(scenario, history_topic_group="none")
+
+
+def test_a_master_nobody_reaches_is_told_of_later(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(door: Door, broker: Broker) -> None:
+        tried = asyncio.Event()
+        invoke = RemotingClient.invoke
+
+        async def watched(self: RemotingClient, address: str, *rest: Any) -> RemotingCommand:
+            try:
+                return await invoke(self, address, *rest)
+            finally:
+                if address == broker.address:
+                    asyncio.get_running_loop().call_soon(tried.set)
+
+        monkeypatch.setattr(RemotingClient, "invoke", watched)
+        await broker.close()
+        await serve(door, broker.address)
+        async with asyncio.timeout(LIMIT_S):
+            await tried.wait()
+        requests = door.service.requests
+        assert requests.metadata().problems == ()
+        monkeypatch.setattr("controller.history_publisher.BEHIND_TOLD_MS", 0)
+        (problem,) = requests.metadata().problems
+        assert f"history behind in {TOPIC}" in problem and broker.address in problem
+
+    play(scenario)

@@ -1,0 +1,147 @@
+"""Reading the history on behind an event, while its files grow and are divided."""
+
+import pytest
+
+from controller.history import EventKind, HistoryEvent
+from controller.history_file import HistoryFile
+from controller.history_reader import HistoryReader
+
+MUCH = 1 << 20
+
+
+def event(index, part=0, log="log-a", **fields):
+    return HistoryEvent(
+        log=log, raft_index=index, part=part, time_ms=index, kind=EventKind.ELECTED, **fields
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "history-n0.jsonl"
+
+
+@pytest.fixture
+def reader(path):
+    path.touch()
+    made = HistoryReader(path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def file(path):
+    """Small files: ten events or so each."""
+    made = HistoryFile(path, size_max=700, files=3)
+    yield made
+    made.close()
+
+
+def indexes(lines):
+    return [line.mark[1] for line in lines]
+
+
+def drained(reader, mark, events_max=3):
+    found = []
+    while lines := reader.behind(mark, events_max, MUCH):
+        assert len(lines) <= events_max
+        found += lines
+        mark = lines[-1].mark
+    return found
+
+
+def test_lines_come_as_they_stand_in_the_file(path, reader):
+    file = HistoryFile(path)
+    file.append([event(1, broker_name="broker-a", reason="née"), event(1, 1), event(4)])
+    file.close()
+    lines = reader.behind(None, 10, MUCH)
+    assert b"\n".join(line.text for line in lines) + b"\n" == path.read_bytes()
+    assert [line.mark for line in lines] == [("log-a", 1, 0), ("log-a", 1, 1), ("log-a", 4, 0)]
+    assert (lines[0].kind, lines[0].broker_name) == ("elected", "broker-a")
+
+
+def test_it_goes_on_where_it_was_and_behind_any_event(path, reader):
+    file = HistoryFile(path)
+    file.append([event(index) for index in range(1, 6)])
+    assert indexes(reader.behind(None, 2, MUCH)) == [1, 2]
+    assert indexes(reader.behind(("log-a", 2, 0), 2, MUCH)) == [3, 4]
+    assert indexes(reader.behind(("log-a", 1, 0), 9, MUCH)) == [2, 3, 4, 5]
+    assert reader.behind(("log-a", 5, 0), 9, MUCH) == []
+    file.append([event(6)])
+    file.close()
+    assert indexes(reader.behind(("log-a", 5, 0), 9, MUCH)) == [6]
+
+
+def test_batches_are_bounded_in_bytes_but_never_empty(path, reader):
+    file = HistoryFile(path)
+    file.append([event(index, reason="r" * 100) for index in range(1, 5)])
+    file.close()
+    size = len(reader.behind(None, 1, MUCH)[0].text)
+    assert indexes(reader.behind(None, 9, 2 * size)) == [1, 2]
+    assert indexes(reader.behind(("log-a", 2, 0), 9, 1)) == [3]
+
+
+def test_events_that_are_missing_here_are_passed_over(path, reader):
+    """This node came in by a snapshot; the topic ends at an event that it never had."""
+    file = HistoryFile(path)
+    file.append([event(5), event(9), event(1, log="log-b")])
+    file.close()
+    assert indexes(reader.behind(("log-a", 7, 3), 9, MUCH)) == [9, 1]
+    assert indexes(reader.behind(("log-a", 2, 0), 9, MUCH)) == [5, 9, 1]
+    assert indexes(reader.behind(("log-c", 7, 0), 9, MUCH)) == [5, 9, 1]
+    assert indexes(reader.behind(("log-b", 1, 0), 9, MUCH)) == []
+
+
+def test_all_files_are_read_through_divisions(path, reader, file):
+    for index in range(1, 26):
+        file.append([event(index)])
+    kept = indexes(drained(reader, None))
+    assert kept[-1] == 25 and kept == list(range(kept[0], 26)) and len(kept) > 15
+    assert len(list(path.parent.iterdir())) == 3
+    assert indexes(drained(reader, ("log-a", kept[2], 0))) == kept[3:]
+
+
+def test_a_file_that_is_divided_while_it_is_read_costs_nothing(path, reader, file):
+    seen, mark = [], None
+    for index in range(1, 60):
+        file.append([event(index)])
+        if index % 4 == 0:
+            lines = reader.behind(mark, 3, MUCH)
+            seen += lines
+            mark = lines[-1].mark
+    assert indexes([*seen, *drained(reader, mark)]) == list(range(1, 60))
+
+
+def test_a_file_dropped_unread_is_a_gap_that_is_told(path, reader, file, caplog):
+    file.append([event(1)])
+    assert indexes(reader.behind(None, 9, MUCH)) == [1]
+    for index in range(2, 60):
+        file.append([event(index)])
+    found = indexes(drained(reader, ("log-a", 1, 0)))
+    assert found[-1] == 59 and found[-15:] == list(range(45, 60))
+    assert "history_read_gap" in caplog.text
+
+
+def test_a_line_that_is_being_written_is_not_there_yet(path, reader):
+    whole = event(1).to_json() + "\n"
+    path.write_text(whole + whole[:20])
+    assert indexes(reader.behind(None, 9, MUCH)) == [1]
+    assert reader.behind(("log-a", 1, 0), 9, MUCH) == []
+    path.write_text(whole + event(2).to_json() + "\n")
+    assert indexes(reader.behind(("log-a", 1, 0), 9, MUCH)) == [2]
+
+
+def test_lines_that_are_no_events_are_passed_over(path, reader):
+    path.write_text(f'nonsense\n{event(1).to_json()}\n{{"log":"log-a"}}\n{event(2).to_json()}\n')
+    assert indexes(reader.behind(None, 9, MUCH)) == [1, 2]
+    assert indexes(reader.behind(("log-a", 1, 0), 9, MUCH)) == [2]
+
+
+def test_the_place_is_found_in_large_files(path, reader):
+    file = HistoryFile(path)
+    file.append([event(index, reason="r" * 150) for index in range(1, 8_000)])
+    file.close()
+    assert path.stat().st_size > 3 * (256 << 10)
+    for index in (1, 1_000, 4_321, 7_000, 7_998):
+        assert indexes(reader.behind(("log-a", index, 0), 2, MUCH)) == [
+            each for each in (index + 1, index + 2) if each < 8_000
+        ]
