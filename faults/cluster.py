@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.layout import BrokerNode, Layout, NameServerNode, plan, write_configs
 from bench import wire
 from bench.probe import HaStatus, parse_ha_status
@@ -132,6 +133,10 @@ class Cluster:
     def start(self) -> None:
         """Writes the configurations, starts everything, waits until it is whole."""
         write_configs(self.layout)
+        # Tools find the folder's cluster by this, as they find that of `batonmq up`.
+        nobody = dict.fromkeys(process.name for process in self.processes)
+        document = cluster_document(self.layout, time.time_ns() // 1_000_000, nobody, {})
+        write_document(self.layout.planned_cluster_file, document)
         for process in self.processes:
             self.launch(process)
         self.wait_whole()

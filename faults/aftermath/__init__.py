@@ -8,6 +8,7 @@ against the list of acknowledged writes.
 It lives here because the laboratory has the faults, the load and the checkers, and stands above
 `spark`. The jobs run as processes of their own, as for an operator; nothing of PySpark is imported.
 
-`deeds` are the faults, `record` what was done, `jobs` the Spark processes, `tables` what they
-wrote, `compare` (pure) whether that agrees, `run` the order of it all.
+`deeds` are the faults, `readers` two groups of consumers, `record` what was done, `jobs` the
+processes of Spark, `tables` what they wrote, `compare` (pure) whether that agrees, `summary` (pure)
+how it is shown, `run` the order of it all.
 """

@@ -59,9 +59,9 @@ def main() -> int:
     reporter.report(Event("folder", text, {"seed": seed, "folder": str(options.folder)}))
     try:
         verdict = run.run()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
         reporter.report(Event("interrupted", "stopped before the verdict", bad=True))
-        return 130
+        return 143 if isinstance(stop, SystemExit) else 130
     except (NotWhole, JobFailed, RuntimeError, OSError) as error:
         text = f"{type(error).__name__}: {error}"
         reporter.report(Event("failed", text, {"error": text}, bad=True))

@@ -15,6 +15,7 @@ from batonmq.launcher.events import Event, Reporter
 from faults.aftermath import jobs
 from faults.aftermath.compare import Comparison, compare
 from faults.aftermath.deeds import DOZEN
+from faults.aftermath.readers import Readers
 from faults.aftermath.record import Deed, deed
 from faults.aftermath.tables import read_tables
 from faults.cluster import GROUP
@@ -22,7 +23,7 @@ from faults.fault import Fault
 from faults.lab import Lab, make_network
 from faults.records import Finding
 
-PACE_MS: Final = 4.0
+LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
 REMARKS: Final = frozenset({"elections"})
 """Of the laboratory's findings those of time: a busy machine may be judged for its slowness."""
 
@@ -112,19 +113,25 @@ class Aftermath:
         """The cluster from its start to its clean end."""
         count = len(self._options.faults)
         self._tell("demo_begins", f"three controllers, three replicas, {count} faults in turn")
-        load = ["--interval-ms", str(PACE_MS), "--acked", str(self.paths.acked)]
+        load = [*LOAD, "--acked", str(self.paths.acked)]
         self.paths.folder.mkdir(parents=True, exist_ok=True)
         with Lab(self.paths.folder / "cluster", make_network(with_cuts=False), load=load) as lab:
             group = lab.cluster.wait_whole()
             self._tell("cluster_ready", f"whole, and a write acked; {_master(lab, group.master)}")
-            with self._streaming(lab.cluster.name_servers):
+            servers, log = lab.cluster.name_servers, self.paths.folder / "readers.log"
+            with self._streaming(servers), Readers(servers, log) as readers:
                 self._do_all(lab)
             self.verdict.findings += [
                 finding for finding in lab.close_and_compare() if finding.rule not in REMARKS
             ]
             self.verdict.acked = len(lab.load.acks)
-        text = f"the cluster has ended; {self.verdict.acked:,} writes were acknowledged"
-        self._tell("cluster_ended", text, acked=self.verdict.acked)
+        consumed = ", ".join(f"{count:,} by {name}" for name, count in readers.consumed.items())
+        text = (
+            f"the cluster has ended; {self.verdict.acked:,} writes acknowledged, read: {consumed}"
+        )
+        self._tell(
+            "cluster_ended", text, acknowledged=self.verdict.acked, consumed=readers.consumed
+        )
 
     def _do_all(self, lab: Lab) -> None:
         rng = random.Random(self._options.seed)

@@ -67,8 +67,8 @@ def _rows(told: Told) -> Iterable[tuple[str, ...]]:
 
 def _told(row: Failover) -> tuple[str, ...]:
     cost = "-" if row.unavailable_ms is None else f"{row.unavailable_ms} ms"
-    kind = row.kind.replace("_", " ")
-    why = f"{kind}: {row.cause.replace('_', ' ')}" if row.cause else kind
+    kind, cause = row.kind.replace("_", " "), row.cause.replace("_", " ")
+    why = f"{kind}: {cause}" if cause not in ("", kind) else kind
     return (str(row.epoch), why, f"{row.master_before} -> {row.master}", cost)
 
 

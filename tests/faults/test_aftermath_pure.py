@@ -99,6 +99,20 @@ def test_an_unknown_cost_is_no_contradiction() -> None:
     assert judged(with_failover(1, unavailable_ms=None)).agrees
 
 
+def test_the_cost_of_two_losses_in_a_row_may_hold_two_gaps() -> None:
+    """The first of two new masters was lost before its first ack was told."""
+    twice = replace(KILL, epoch_after=3, master_after=3, set_epoch_after=6)
+    times = {"elected_at": 10_900}
+
+    def cost(unavailable_ms: int) -> Comparison:
+        rows = list(with_failover(1, unavailable_ms=None).failovers)
+        rows[2] = replace(rows[2], kind=FAILOVER, times_ms=times, unavailable_ms=unavailable_ms)
+        return judged(replace(TABLES, failovers=rows), twice)
+
+    assert cost(160).agrees
+    assert "unavailable for 161 ms" in everything_wrong(cost(161))
+
+
 def test_a_switch_told_as_a_failover_is_pointed_out() -> None:
     assert "no planned_switch" in everything_wrong(judged(with_failover(2, kind=FAILOVER)))
 
