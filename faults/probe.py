@@ -5,8 +5,7 @@ them in turn, at a fixed pace, whoever is master just now: it finds a new master
 Its output has a line per acknowledged write, see `Ack.line`. It ends when its input ends.
 
 With `--acked FILE` each acknowledged write is a JSON line of that file as well, for those who look
-for it in the stores: topic, broker, queue_id, queue_offset, unique_key, msg_id. It is complete when
-the probe has ended.
+for it in the stores; see `acked_line`. The file is complete when the probe has ended.
 
 A connection on which nothing is answered any more for a second is put aside, as a client would,
 and another is made; the old one is still read, to see what a woken or mended broker says late.
@@ -129,7 +128,7 @@ class Probe:
 
     def tell(self, ack: Ack, reply: wire.Reply) -> None:
         if self._acked is not None:
-            line = acked_line(key_of(self.prefix, ack.number), reply.ext)
+            line = acked_line(self.prefix, ack, reply.ext)
             self._acked.write(json.dumps(line) + "\n")
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -185,15 +184,18 @@ class Probe:
             aside.append(line)
 
 
-def acked_line(key: str, ext: Mapping[str, str]) -> dict[str, object]:
-    """What the answer to a send says of where the message is."""
+def acked_line(prefix: str, ack: Ack, ext: Mapping[str, str]) -> dict[str, object]:
+    """What the answer to a send says of where the message is. A producer is one connection, on
+    which numbers grow as they were sent."""
     return {
         "topic": TOPIC,
         "broker": wire.BROKER_NAME,
         "queue_id": int(ext["queueId"]),
         "queue_offset": int(ext["queueOffset"]),
-        "unique_key": key,
+        "unique_key": key_of(prefix, ack.number),
         "msg_id": ext["msgId"],
+        "producer": f"{prefix}-{ack.line}",
+        "number": ack.number,
     }
 
 

@@ -72,7 +72,7 @@ def _of_deed(deed: Deed, tables: Tables) -> Told:
     )
     wrong = [*_elections(deed, rows), *_times(deed, rows), *_costs(deed, rows)]
     changes = [row for row in tables.set_changes if row.group == deed.group]
-    wrong += _set_changes(deed, changes)
+    wrong += _set_changes(deed, changes, sum(not row.changed_set for row in rows))
     return Told(deed, rows, tuple(wrong))
 
 
@@ -128,13 +128,17 @@ def _costs(deed: Deed, rows: Sequence[Failover]) -> Iterable[str]:
         gaps = 0
 
 
-def _set_changes(deed: Deed, changes: Sequence[SetChange]) -> Iterable[str]:
-    """Each step of syncStateSetEpoch is told once; who was struck down left and came back."""
+def _set_changes(deed: Deed, changes: Sequence[SetChange], unchanged: int) -> Iterable[str]:
+    """Each step of syncStateSetEpoch is told once, but for the `unchanged` ones of elections that
+    kept the set as it was; who was struck down left and came back."""
     inside = [row for row in changes if deed.set_epoch_before < row.epoch <= deed.set_epoch_after]
-    wanted = list(range(deed.set_epoch_before + 1, deed.set_epoch_after + 1))
     told = sorted(row.epoch for row in inside)
-    if told != wanted:
-        yield f"sets {told} are told, the controllers made {wanted}"
+    steps = deed.set_epoch_after - deed.set_epoch_before
+    if len(set(told)) != len(told) or len(told) + unchanged != steps:
+        yield (
+            f"set changes {told} are told, the controllers made {steps} after"
+            f" {deed.set_epoch_before}, {unchanged} of them without a change"
+        )
     left = frozenset[int]().union(*(row.left for row in inside))
     joined = frozenset[int]().union(*(row.joined for row in inside))
     if deed.kind != PLANNED:

@@ -10,7 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """A row of the table `failovers`. Times in ms since 1970, None where they are not known."""
+    """A row of the table `failovers`. `times_ms`: the moments that are known, since 1970.
+
+    `changed_set`: whether the SyncStateSet is another one than before the election.
+    """
 
     group: str
     epoch: int
@@ -21,6 +24,7 @@ class Failover:
     times_ms: dict[str, int]
     unavailable_ms: int | None
     truncated_bytes: int
+    changed_set: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ def read_tables(output: Path) -> Tables:
             {name: ms for name in _TIMES if (ms := _ms(row[name])) is not None},
             row["unavailable_ms"],
             row["truncated_bytes"] or 0,
+            sorted(row["set_before"] or ()) != sorted(row["sync_state_set"] or ()),
         )
         for row in _rows(output / "failovers")
     ]

@@ -20,7 +20,7 @@ from faults.cluster import GroupState
 from faults.kills import KillMaster
 from faults.lab import Span, Trial
 from faults.probe import acked_line
-from faults.records import Finding
+from faults.records import Ack, Finding, key_of
 
 GROUP = "broker-a"
 KILL = Deed(
@@ -35,7 +35,8 @@ SWITCH = Deed(
 
 def failover(epoch: int, before: int, master: int, at_ms: int, kind: str = FAILOVER) -> Failover:
     times = {"detected_at": at_ms, "elected_at": at_ms + 2, "first_ack_at": at_ms + 30}
-    return Failover(GROUP, epoch, kind, "session_closed", before, master, times, 30, 0)
+    changed = kind != PLANNED
+    return Failover(GROUP, epoch, kind, "session_closed", before, master, times, 30, 0, changed)
 
 
 def change(epoch: int, at_ms: int, left: int = 0, joined: int = 0) -> SetChange:
@@ -50,7 +51,7 @@ TABLES = Tables(
         Mastership(GROUP, 2, 2, 10_014, 20_014),
         Mastership(GROUP, 3, 3, 20_014, None),
     ],
-    [change(4, 10_014, left=1), change(5, 12_000, joined=1), change(6, 20_014)],
+    [change(4, 10_014, left=1), change(5, 12_000, joined=1)],
 )
 
 
@@ -134,7 +135,7 @@ def test_an_election_between_two_faults_is_named_and_no_contradiction() -> None:
             Mastership(GROUP, 3, 3, 20_014, 20_014),
             Mastership(GROUP, 4, 1, 20_014, None),
         ],
-        [*TABLES.set_changes, change(7, 20_014)],
+        [*TABLES.set_changes, change(6, 15_000)],
     )
     found = judged(tables, KILL, later)
     assert found.agrees, everything_wrong(found)
@@ -148,8 +149,9 @@ def test_an_election_after_the_last_fault_is_pointed_out() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (TABLES.set_changes[1:], "sets [5] are told, the controllers made [4, 5]"),
-        ([*TABLES.set_changes, change(5, 12_001)], "sets [4, 5, 5] are told"),
+        (TABLES.set_changes[1:], "set changes [5] are told, the controllers made 2 after 3"),
+        ([*TABLES.set_changes, change(5, 12_001)], "set changes [4, 5, 5] are told"),
+        ([*TABLES.set_changes, change(6, 20_014)], "1 of them without a change"),
         ([change(4, 10_014), *TABLES.set_changes[1:]], "did not leave the set and come back"),
     ],
 )
@@ -206,10 +208,11 @@ def test_the_demo_does_a_dozen_failovers_of_many_kinds() -> None:
 
 
 def test_an_acked_line_says_where_the_message_is() -> None:
-    line = acked_line("KEY", {"msgId": "0A", "queueId": "3", "queueOffset": "17"})
+    answer = {"msgId": "0A", "queueId": "3", "queueOffset": "17"}
+    line = acked_line("fault", Ack(9, 4, 0, 1.0, 2.0), answer)
     assert json.loads(json.dumps(line)) == {
         "topic": "Faults", "broker": "broker-a", "queue_id": 3, "queue_offset": 17,
-        "unique_key": "KEY", "msg_id": "0A",
+        "unique_key": key_of("fault", 9), "msg_id": "0A", "producer": "fault-4", "number": 9,
     }  # fmt: skip
 
 
