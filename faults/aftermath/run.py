@@ -180,13 +180,23 @@ class Aftermath:
 
     def look_back(self) -> None:
         """All jobs over what the cluster left."""
-        stores, histories = self.paths.stores, self.paths.histories
-        self._job("epoch_history", ["--history", histories, "--stores", stores])
-        tables = read_tables(self.paths.output("epoch_history"))
+        self.tell_history()
+        self.audit()
+        self._job("topic_stats", ["--stores", self.paths.stores])
+
+    def tell_history(self) -> Comparison:
+        """The history as tables, held against the record."""
+        paths = self.paths
+        self._job("epoch_history", ["--history", paths.histories, "--stores", paths.stores])
+        tables = read_tables(paths.output("epoch_history"))
         self.verdict.comparison = compare(self.verdict.deeds, tables)
-        acked = self.paths.acked
-        self.verdict.audit = self._job("message_audit", ["--stores", stores, "--acked", acked])
-        self._job("topic_stats", ["--stores", stores])
+        return self.verdict.comparison
+
+    def audit(self) -> jobs.Result:
+        """The stores against each other and against the list of what was acknowledged."""
+        arguments = ["--stores", self.paths.stores, "--acked", str(self.paths.acked)]
+        self.verdict.audit = self._job("message_audit", arguments)
+        return self.verdict.audit
 
     def _job(self, name: str, arguments: jobs.Arguments) -> jobs.Result:
         output = self.paths.output(name)
