@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from protocol.record import FIXED_SIZE_V1
 from spark.damage import Mode
-from spark.schemas import TABLES
+from spark.schemas import LIVE_TABLE, TABLES
 from spark.storage import split_paths
 
 _MIB: Final = 1 << 20
@@ -45,7 +45,8 @@ class ReadOptions:
             raise ValueError(f"unknown option {', '.join(unknown)}; there are {allowed}")
         table = given.get("table", "messages").lower()
         if table not in TABLES:
-            raise ValueError(f"table={table!r}: it must be one of {', '.join(TABLES)}")
+            allowed = ", ".join((*TABLES, LIVE_TABLE))
+            raise ValueError(f"table={table!r}: it must be one of {allowed}")
         paths = split_paths(given.get("path", "")) + split_paths(given.get("paths", ""))
         if not paths:
             raise ValueError("no path: name one or several stores, as load(path) or option paths")

@@ -28,6 +28,8 @@ CORRUPT_TYPE: Final = pa.struct(
     [("file", _STRING), ("offset", _LONG), ("bytes", _LONG), ("reason", _STRING)]
 )
 PROPERTIES_TYPE: Final = pa.map_(_STRING, _STRING)
+#: The table that is no file but a running cluster's; `spark.live.columns` has its columns.
+LIVE_TABLE: Final = "topic"
 
 TABLES: Final[dict[str, pa.Schema]] = {
     "messages": pa.schema(
@@ -144,7 +146,7 @@ def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> p
     Raises ValueError, which names what is allowed, for an unknown table or column.
     """
     if table not in TABLES:
-        raise ValueError(f"table={table!r}: it must be one of {', '.join(TABLES)}")
+        raise ValueError(f"table={table!r}: it must be one of {', '.join((*TABLES, LIVE_TABLE))}")
     every = TABLES[table]
     if with_corrupt:
         every = every.append(pa.field(CORRUPT, CORRUPT_TYPE))
@@ -161,4 +163,12 @@ def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> p
     return pa.schema([every.field(name) for name in columns])
 
 
-__all__ = ["CORRUPT", "CORRUPT_TYPE", "PROPERTIES_TYPE", "STORE_COLUMNS", "TABLES", "table_schema"]
+__all__ = [
+    "CORRUPT",
+    "CORRUPT_TYPE",
+    "LIVE_TABLE",
+    "PROPERTIES_TYPE",
+    "STORE_COLUMNS",
+    "TABLES",
+    "table_schema",
+]

@@ -2,18 +2,28 @@
 
 Spark makes a `BatonmqSource` on the driver, asks it for its columns and its reader, plans the
 reader's partitions there, and runs `read` on the executors, in a Python process of its own.
+
+Tables of files are read here; `table=topic` and the sink are in `spark.live`, which is imported
+only where it is asked for, since every task imports this module.
 """
 
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark.options import ReadOptions
 from spark.predicates import selection_of
 from spark.reading import Read, Work, schema_of
+from spark.schemas import LIVE_TABLE
 from spark.selection import Selection
 
 
@@ -54,7 +64,7 @@ class FilteringReader(TableReader):
 
 
 class BatonmqSource(DataSource):
-    """Tables of stores and histories."""
+    """Tables of stores and histories, and topics of a running cluster."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -64,17 +74,45 @@ class BatonmqSource(DataSource):
         return "batonmq"
 
     def schema(self) -> StructType:
+        if self._is_live():
+            from spark.live.columns import topic_schema
+            from spark.live.options import TopicOptions
+
+            return from_arrow_schema(topic_schema(TopicOptions.from_mapping(self.options).columns))
         return from_arrow_schema(schema_of(self._options()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._check_schema(schema)
+        if self._is_live():
+            from spark.live.options import TopicOptions
+            from spark.live.topic_source import FilteringTopicReader, TopicReader
+
+            topics = TopicOptions.from_mapping(self.options, streaming=False)
+            return FilteringTopicReader(topics) if topics.pushdown else TopicReader(topics)
         options = self._options()
-        wanted = from_arrow_schema(schema_of(options))
+        return FilteringReader(options) if options.pushdown else TableReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if not self._is_live():
+            raise ValueError(
+                f"table={self._options().table} cannot be streamed: streams read table=topic"
+            )
+        from spark.live.options import TopicOptions
+        from spark.live.topic_source import TopicStreamReader
+
+        self._check_schema(schema)
+        return TopicStreamReader(TopicOptions.from_mapping(self.options, streaming=True))
+
+    def _check_schema(self, schema: StructType) -> None:
+        wanted = self.schema()
         if schema != wanted:
             raise ValueError(
                 f"schema {schema.simpleString()}: give none; the option columns chooses columns of "
                 f"{wanted.simpleString()}"
             )
-        return FilteringReader(options) if options.pushdown else TableReader(options)
+
+    def _is_live(self) -> bool:
+        return str(self.options.get("table", "")).strip().lower() == LIVE_TABLE
 
     def _options(self) -> ReadOptions:
         return ReadOptions.from_mapping(self.options)

@@ -1,0 +1,192 @@
+"""What a read asks of a running cluster: queues, their bounds, offsets by time, epochs.
+
+`LiveCluster` is for one thread that waits for each answer (a Spark task, or the driver's planner).
+Its loop runs only while something is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, Self, TypeVar
+
+import uvloop
+
+from batonmq.broker_calls import PullRequest, QueueCalls
+from batonmq.client_instance import ClientInstance
+from batonmq.clock import boot_ms, wall_ms
+from batonmq.errors import NoMasterError, NoNameServerError, NoRouteError
+from batonmq.master_pull import pull_records
+from batonmq.pull_result import PullStatus
+from batonmq.retry import pause_ms
+from batonmq.route import TopicRoute
+from batonmq.subscription import build_subscription
+from epoch.entry import EpochEntry
+from protocol.bodies import EpochEntryCache
+from protocol.codes import RequestCode, ResponseCode
+from protocol.errors import BatonError
+from protocol.message import MessageQueue
+from remoting.command import RemotingCommand
+from spark.live.offsets import Offsets
+
+T = TypeVar("T")
+
+# How long a master must say that a queue ends below an offset until it is believed: one that was
+# just replaced may still answer, and knows less than its successor.
+LOSS_CONFIRM_MS: Final = 2_000
+
+
+class ClusterError(Exception):
+    """The cluster did not give what was asked in time; the text names what, where and why."""
+
+
+class LiveCluster:
+    """`with LiveCluster(...) as cluster`. Methods raise ClusterError after `patience_ms`."""
+
+    def __init__(self, name_servers: Sequence[str], *, group: str, patience_ms: int) -> None:
+        self.group = group
+        self.patience_ms = patience_ms
+        # Not asyncio.Runner: its care for ctrl-C makes a text of what each run returned.
+        self._loop = uvloop.new_event_loop()
+        self.client = ClientInstance(list(name_servers))
+        self._calls = QueueCalls(self.client)
+        self.run(self.client.start())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        try:
+            self.run(self.client.close())
+        finally:
+            self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for it; what the client raises becomes a ClusterError."""
+        try:
+            return self._loop.run_until_complete(work)
+        except BatonError as error:
+            at = ", ".join(self.client.name_server_addresses)
+            raise ClusterError(
+                f"{error} (asked the cluster of name servers {at}, with patience "
+                f"{self.patience_ms} ms: option operationTimeout)"
+            ) from error
+
+    def deadline_ms(self) -> int:
+        return boot_ms() + self.patience_ms
+
+    # -- queues and their bounds ----------------------------------------------------------------
+
+    def routes(self, topics: Sequence[str], *, known: bool = False) -> list[TopicRoute]:
+        """The routes, fetched now. `known`: the topics were there, so they are waited for."""
+
+        async def all_of_them() -> list[TopicRoute]:
+            return list(await asyncio.gather(*(self._route(topic, known) for topic in topics)))
+
+        return self.run(all_of_them())
+
+    async def _route(self, topic: str, known: bool) -> TopicRoute:
+        deadline_ms = self.deadline_ms()
+        failures = 0
+        while True:
+            try:
+                return await self.client.refresh_route(topic, deadline_ms=deadline_ms)
+            except (NoRouteError, NoNameServerError) as error:
+                failures += 1
+                hopeless = isinstance(error, NoRouteError) and not known
+                if hopeless or boot_ms() + pause_ms(failures) >= deadline_ms:
+                    raise
+            await asyncio.sleep(pause_ms(failures) / 1000)
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
+        """[lowest, end) of what each queue holds and shows, as its master says."""
+        deadline_ms = self.deadline_ms()
+
+        async def one(queue: MessageQueue) -> tuple[int, int]:
+            low, high = await asyncio.gather(
+                self._calls.min_offset(queue, deadline_ms=deadline_ms),
+                self._calls.max_offset(queue, deadline_ms=deadline_ms),
+            )
+            return low, high
+
+        async def all_of_them() -> list[tuple[int, int]]:
+            return list(await asyncio.gather(*map(one, queues)))
+
+        return dict(zip(queues, self.run(all_of_them()), strict=True))
+
+    def offsets_by_time(self, queues: Sequence[MessageQueue], time_ms: int) -> Offsets:
+        """The first offset of each queue stored at or after a wall-clock time."""
+        deadline_ms = self.deadline_ms()
+
+        async def all_of_them() -> list[int]:
+            asked = (
+                self._calls.offset_by_time(queue, time_ms, deadline_ms=deadline_ms)
+                for queue in queues
+            )
+            return list(await asyncio.gather(*asked))
+
+        return dict(zip(queues, self.run(all_of_them()), strict=True))
+
+    def shortfall(self, queue: MessageQueue, offset: int) -> tuple[int, int] | None:
+        """[low, high) that a queue holds if it ends below `offset`, and stays so; else None.
+
+        A new master shows less for a moment than its log holds: that is no shortfall.
+        """
+        return self.run(shortfall(self.client, self.group, queue, offset, self.deadline_ms()))
+
+
+async def shortfall(
+    client: ClientInstance, group: str, queue: MessageQueue, offset: int, deadline_ms: int
+) -> tuple[int, int] | None:
+    """See `LiveCluster.shortfall`. Raises what a pull raises."""
+    subscription = build_subscription(queue.topic, "*", wall_ms())
+    request = PullRequest(group, queue, offset, subscription, max_messages=1)
+    believed_ms = boot_ms() + LOSS_CONFIRM_MS
+    tries = 0
+    while True:
+        answer = await pull_records(client, request, deadline_ms=deadline_ms)
+        if answer.status is not PullStatus.OFFSET_ILLEGAL or offset <= answer.max_offset:
+            return None
+        if boot_ms() >= min(believed_ms, deadline_ms):
+            return answer.min_offset, answer.max_offset
+        tries += 1
+        await asyncio.sleep(pause_ms(tries) / 1000)
+        await client.refresh_route(queue.topic, deadline_ms=deadline_ms)
+
+
+async def epochs_of(
+    client: ClientInstance, topic: str, broker_name: str, log_end: int, deadline_ms: int
+) -> tuple[EpochEntry, ...]:
+    """The epochs of a group's log, which tell the truth below `log_end`; none outside controller
+    mode.
+
+    `log_end` must be the end of bytes that consumers saw, so that no master can lack them. Raises
+    NoMasterError if no master that has them answers in time.
+    """
+    failures = 0
+    while True:
+        reply = await client.invoke_at_master(
+            topic,
+            broker_name,
+            lambda: RemotingCommand.request(RequestCode.GET_BROKER_EPOCH_CACHE),
+            deadline_ms=deadline_ms,
+        )
+        if reply.code != ResponseCode.SUCCESS:
+            return ()
+        cache = EpochEntryCache.decode(reply.body)
+        if cache.max_offset >= log_end:
+            return tuple(
+                EpochEntry(each.epoch, each.start_offset, each.end_offset)
+                for each in cache.epoch_list
+            )
+        failures += 1
+        if boot_ms() + pause_ms(failures) >= deadline_ms:
+            raise NoMasterError(broker_name, f"its log ends at {cache.max_offset}, below {log_end}")
+        await asyncio.sleep(pause_ms(failures) / 1000)
+        await client.refresh_route(topic, deadline_ms=deadline_ms)
+
+
+__all__ = ["LOSS_CONFIRM_MS", "ClusterError", "LiveCluster", "epochs_of", "shortfall"]

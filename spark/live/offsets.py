@@ -1,0 +1,159 @@
+"""Offsets of queues: as a checkpoint keeps them, and as users say where to begin and end. Pure.
+
+The checkpoint's form, version 1: `{"version": 1, "topics": {topic: {broker: {queueId: offset}}}}`.
+An offset is the next one to be read. A queue that is not named begins at 0. Names are in order, so
+that equal offsets are equal texts.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from protocol.message import MessageQueue
+
+VERSION: Final = 1
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST, "-2": EARLIEST, "-1": LATEST}
+_FORM: Final = '{"topic": {"broker": {"queueId": offset}}}'
+
+Offsets = dict[MessageQueue, int]
+Place = int | str
+"""An offset, or one of the words EARLIEST and LATEST."""
+
+
+def to_checkpoint(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
+    """The form in which a checkpoint keeps them."""
+    topics: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(offsets):
+        brokers = topics.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
+    return {"version": VERSION, "topics": topics}
+
+
+def from_checkpoint(raw: Mapping[str, Any], topics: Iterable[str]) -> Offsets:
+    """What `to_checkpoint` made. Raises ValueError for another version, form, or set of topics."""
+    if raw.get("version") != VERSION:
+        raise ValueError(
+            f"the checkpoint's offsets have version {raw.get('version')!r}; this program reads "
+            f"version {VERSION}: begin with a new checkpoint"
+        )
+    found: Offsets = {}
+    try:
+        for topic, brokers in raw["topics"].items():
+            for broker, queues in brokers.items():
+                for queue_id, offset in queues.items():
+                    found[MessageQueue(topic, broker, int(queue_id))] = int(offset)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"the checkpoint's offsets are not of the form {_FORM}: {raw}") from None
+    asked = set(topics)
+    gone = sorted({queue.topic for queue in found} - asked)
+    if gone:
+        raise ValueError(
+            f"the checkpoint has offsets of topic {', '.join(gone)}, which option topic does not "
+            f"name ({', '.join(sorted(asked))}): name it again, or begin with a new checkpoint"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where a read begins or ends: at a time (wall clock ms), or at a place per queue.
+
+    `queues`, `brokers` and `topics` say it ever less exactly, `everywhere` for all the rest; None
+    there: nothing was said.
+    """
+
+    time_ms: int | None = None
+    everywhere: Place | None = None
+    topics: Mapping[str, Place] = field(default_factory=dict)
+    brokers: Mapping[tuple[str, str], Place] = field(default_factory=dict)
+    queues: Mapping[MessageQueue, Place] = field(default_factory=dict)
+
+    def place(self, queue: MessageQueue, default: Place) -> Place:
+        """What is said of one queue, else `default`."""
+        for said in (
+            self.queues.get(queue),
+            self.brokers.get((queue.topic, queue.broker_name)),
+            self.topics.get(queue.topic),
+            self.everywhere,
+        ):
+            if said is not None:
+                return said
+        return default
+
+    def check_known(self, queues: Sequence[MessageQueue], option: str) -> None:
+        """Raises ValueError if something is said of a broker or queue that is not there."""
+        brokers = {(queue.topic, queue.broker_name) for queue in queues}
+        strange = [str(queue) for queue in sorted(set(self.queues) - set(queues))]
+        strange += [f"{topic}@{broker}" for topic, broker in sorted(set(self.brokers) - brokers)]
+        if strange:
+            raise ValueError(
+                f"{option} names {', '.join(strange)}; there are "
+                f"{', '.join(map(str, queues)) or 'no queues'}"
+            )
+
+
+def parse_bound(text: str, option: str, topics: Sequence[str]) -> Bound:
+    """`earliest`, `latest`, or JSON: {topic: place} , {topic: {broker: place}}, or {topic:
+    {broker: {queueId: place}}}; a place is an offset, `earliest` (-2) or `latest` (-1).
+
+    Raises ValueError that names the option.
+    """
+    word = _WORDS.get(text.lower())
+    if word is not None:
+        return Bound(everywhere=word)
+    try:
+        raw = json.loads(text)
+    except ValueError:
+        raw = None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{option}={text!r}: it must be earliest, latest, or JSON {_FORM}")
+    said_topics: dict[str, Place] = {}
+    said_brokers: dict[tuple[str, str], Place] = {}
+    said_queues: dict[MessageQueue, Place] = {}
+    for topic, of_topic in raw.items():
+        if topic not in topics:
+            raise ValueError(
+                f"{option} names topic {topic}, option topic has {', '.join(topics)}: name it there"
+            )
+        if not isinstance(of_topic, dict):
+            said_topics[topic] = _place(of_topic, option, topic)
+            continue
+        for broker, of_broker in of_topic.items():
+            if not isinstance(of_broker, dict):
+                where = f"{topic}, broker {broker}"
+                said_brokers[topic, broker] = _place(of_broker, option, where)
+                continue
+            for queue_id, offset in of_broker.items():
+                where = f"{topic}, broker {broker}, queue {queue_id}"
+                if not queue_id.isdecimal():
+                    raise ValueError(f"{option}, topic {where}: a queueId is a number from 0 on")
+                queue = MessageQueue(topic, broker, int(queue_id))
+                said_queues[queue] = _place(offset, option, where)
+    return Bound(topics=said_topics, brokers=said_brokers, queues=said_queues)
+
+
+def _place(value: object, option: str, where: str) -> Place:
+    word = _WORDS.get(str(value).lower())
+    if word is not None and not isinstance(value, bool):
+        return word
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(
+            f"{option}, topic {where}: {value!r} must be an offset from 0 on, earliest or latest"
+        )
+    return value
+
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "VERSION",
+    "Bound",
+    "Offsets",
+    "Place",
+    "from_checkpoint",
+    "parse_bound",
+    "to_checkpoint",
+]

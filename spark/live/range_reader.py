@@ -1,0 +1,205 @@
+"""Reads a range of one queue: windows of records, and no end before the range's end.
+
+Pulls ahead: where nothing is filtered, the next offsets are asked for before the first are there,
+so a window costs few round trips though a broker answers at most 32 messages at once. Each answer
+says how far it went; what was asked for too far ahead is asked for again.
+
+A failover in the middle costs time only: offsets stay, and what a consumer may see stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from batonmq.broker_calls import PullRequest
+from batonmq.client_instance import ClientInstance
+from batonmq.clock import boot_ms
+from batonmq.errors import NoRouteError
+from batonmq.master_pull import PulledRecords, pull_records
+from batonmq.pull_result import PullStatus
+from batonmq.retry import pause_ms
+from protocol.bodies import SubscriptionData
+from spark.live.cluster import ClusterError, shortfall
+from spark.live.ranges import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
+from spark.record_columns import Records, locate, wrong_crc
+from spark.record_scan import chain
+
+log = logging.getLogger(__name__)
+
+PULL_MESSAGES: Final = 32
+AHEAD: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Records of the queue offsets [begin, end), one behind the other in `data`."""
+
+    data: bytes
+    records: Records
+    begin: int
+    end: int
+
+
+class RangeReader:
+    """`next_window` until None. One at a time: it keeps the place."""
+
+    def __init__(
+        self,
+        client: ClientInstance,
+        wanted: QueueRange,
+        subscription: SubscriptionData,
+        *,
+        group: str,
+        window_bytes: int,
+        patience_ms: int,
+        fail_on_data_loss: bool,
+    ) -> None:
+        """`patience_ms`: how long nothing may come until the read fails."""
+        self._client = client
+        self._wanted = wanted
+        self._subscription = subscription
+        self._filters = bool(subscription.tags_set)
+        self._group = group
+        self._window_bytes = window_bytes
+        self._patience_ms = patience_ms
+        self._fail_on_data_loss = fail_on_data_loss
+        self._position = wanted.begin
+        self._stride = PULL_MESSAGES
+
+    async def next_window(self) -> Window | None:
+        """At least one more answer's worth, at most `window_bytes` and a few answers; None at the
+        range's end.
+
+        Raises DataLossError, ClusterError, and what the client raises (BatonError).
+        """
+        begin = self._position
+        parts: list[bytes] = []
+        size_bytes = failures = 0
+        deadline_ms = boot_ms() + self._patience_ms
+        while self._position < self._wanted.end and size_bytes < self._window_bytes:
+            before = self._position
+            first = await self._pull_ahead(parts, deadline_ms)
+            if self._position > before:
+                failures = 0
+                deadline_ms = boot_ms() + self._patience_ms
+                size_bytes = sum(map(len, parts))
+                continue
+            if parts:
+                break  # what is there goes first: the rest may take its time
+            if first.status is PullStatus.OFFSET_ILLEGAL and await self._pass_loss(
+                first, deadline_ms
+            ):
+                begin = self._position
+                continue
+            failures += 1
+            if boot_ms() + pause_ms(failures) >= deadline_ms:
+                raise self._stalled(first)
+            await asyncio.sleep(pause_ms(failures) / 1000)
+        if begin == self._position:
+            return None
+        return self._window(b"".join(parts), begin, self._position)
+
+    async def _pull_ahead(self, parts: list[bytes], deadline_ms: int) -> PulledRecords:
+        """Several pulls at once; takes the answers that follow on each other. The first answer."""
+        begin, end = self._position, self._wanted.end
+        ahead = 1 if self._filters else AHEAD
+        offsets = range(begin, end, self._stride)[:ahead]
+        asked = [asyncio.ensure_future(self._pull(offset, deadline_ms)) for offset in offsets]
+        try:
+            answers: Sequence[PulledRecords] = await asyncio.gather(*asked)
+        except BaseException:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            raise
+        short = 0
+        for offset, answer in zip(offsets, answers, strict=True):
+            if offset != self._position or answer.status is PullStatus.OFFSET_ILLEGAL:
+                break
+            if answer.status is PullStatus.NO_NEW_MSG:
+                break
+            if answer.records:
+                parts.append(answer.records)
+            self._position = min(max(answer.next_begin_offset, offset), end)
+            if self._position - offset < self._stride and self._position < end:
+                short = self._position - offset
+        if not self._filters:
+            # Large messages fill an answer sooner: then fewer are asked for at a time.
+            self._stride = short or min(PULL_MESSAGES, 2 * self._stride)
+        return answers[0]
+
+    async def _pull(self, offset: int, deadline_ms: int) -> PulledRecords:
+        request = PullRequest(
+            self._group,
+            self._wanted.queue,
+            offset,
+            self._subscription,
+            min(PULL_MESSAGES if self._filters else self._stride, self._wanted.end - offset),
+        )
+        failures = 0
+        while True:
+            try:
+                return await pull_records(self._client, request, deadline_ms=deadline_ms)
+            except NoRouteError:  # a name server that has just started may not know it yet
+                failures += 1
+                if boot_ms() + pause_ms(failures) >= deadline_ms:
+                    raise
+            await asyncio.sleep(pause_ms(failures) / 1000)
+
+    async def _pass_loss(self, answer: PulledRecords, deadline_ms: int) -> bool:
+        """Whether the place moved on behind what is lost. Raises DataLossError."""
+        low, high = answer.min_offset, answer.max_offset
+        why = EXPIRED
+        if self._position >= low:
+            short = await shortfall(
+                self._client, self._group, self._wanted.queue, self._position, deadline_ms
+            )
+            if short is None:
+                return False
+            low, high = short
+            why = ENDS_BELOW
+        missing = QueueRange(self._wanted.queue, self._position, self._wanted.end)
+        self._lose(Loss(missing, low, high, why))
+        self._position = min(low, self._wanted.end) if why == EXPIRED else self._wanted.end
+        return True
+
+    def _lose(self, loss: Loss) -> None:
+        if self._fail_on_data_loss:
+            raise loss.error()
+        log.warning("data_lost %s", loss)
+
+    def _stalled(self, answer: PulledRecords) -> ClusterError:
+        queue = self._wanted.queue
+        return ClusterError(
+            f"topic {queue.topic}, broker {queue.broker_name}, queue {queue.queue_id}: nothing "
+            f"came for offset {self._position} of [{self._wanted.begin}, {self._wanted.end}) in "
+            f"{self._patience_ms} ms (option operationTimeout); its master answers "
+            f"{answer.status.name} and shows [{answer.min_offset}, {answer.max_offset})"
+        )
+
+    def _window(self, data: bytes, begin: int, end: int) -> Window:
+        starts, reached = chain(data, 0, len(data))
+        records, good = locate(data, starts)
+        if reached != len(data) or good < len(starts) or wrong_crc(data, records).any():
+            raise ClusterError(
+                f"{self._wanted.queue}: the answer for offsets [{begin}, {end}) is damaged; the "
+                "task may be tried again"
+            )
+        inside = (records.queue_offset >= begin) & (records.queue_offset < end)
+        if not inside.all():
+            records = records.keep(inside)
+        if not self._filters and len(records) < end - begin:
+            there = np.isin(np.arange(begin, end), records.queue_offset)
+            first = begin + int(np.argmin(there))
+            missing = QueueRange(self._wanted.queue, first, end)
+            self._lose(Loss(missing, first + 1, end, f"{GONE} ({(~there).sum()} of them)"))
+        return Window(data, records, begin, end)
+
+
+__all__ = ["AHEAD", "PULL_MESSAGES", "RangeReader", "Window"]

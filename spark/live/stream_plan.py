@@ -1,0 +1,156 @@
+"""The offsets of a stream: where it begins, how far the next batch goes, what a batch reads.
+
+Spark keeps the offsets in its checkpoint, before it reads what lies between them; a batch that is
+repeated is planned from the same offsets again.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from batonmq.clock import boot_ms
+from batonmq.route import TopicRoute
+from protocol.message import MessageQueue
+from spark.live.cluster import LiveCluster
+from spark.live.offsets import LATEST, Bound, Offsets
+from spark.live.ranges import (
+    ENDS_BELOW,
+    EXPIRED,
+    Loss,
+    QueueRange,
+    fair_end,
+    ranges_between,
+    total,
+)
+from spark.live.topic_read import TopicRead, TopicTask, check_loss, resolve
+
+log = logging.getLogger(__name__)
+
+# How old a route may be until it is asked for again: a topic may have grown.
+ROUTE_MS = 2_000
+
+
+class StreamPlan:
+    """The driver's side of a stream; connects at first use and stays connected."""
+
+    def __init__(self, read: TopicRead) -> None:
+        self._read = read
+        self._options = read.options
+        self._cluster: LiveCluster | None = None
+        self._routes: list[TopicRoute] = []
+        self._routes_ms = -ROUTE_MS
+        self._target: Offsets | None = None
+        self._last_batch_ms = boot_ms()
+        self._told: set[MessageQueue] = set()
+        self.available: Offsets = {}
+        """The ends that were seen last, of all queues."""
+
+    def close(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close()
+
+    def initial(self) -> Offsets:
+        """Where a new stream begins. Raises ValueError, DataLossError, ClusterError."""
+        options = self._options
+        queues = self._queues(known=False)
+        bound = options.starting or Bound()
+        bound.check_known(queues, "startingOffsets")
+        bounds = self._open().bounds(queues)
+        starts = resolve(self._open(), bound, LATEST, bounds)
+        for queue in queues:
+            low, high = bounds[queue]
+            wanted = QueueRange(queue, starts[queue], max(starts[queue], high))
+            starts[queue] = check_loss(self._open(), wanted, (low, high), options).begin
+        return starts
+
+    def aim(self) -> None:
+        """From now on nothing is offered that is not there already."""
+        self._target = {queue: high for queue, (_, high) in self._bounds().items()}
+
+    def next_end(self, start: Offsets, most: int, *, limited: bool) -> Offsets:
+        """How far the batch after `start` goes: `start` itself if there is nothing to read.
+
+        `most`: offsets at most, 0 for all. `limited` false: take what there is, whatever the
+        options say. Raises DataLossError, ClusterError.
+        """
+        ends = self._ends(start)
+        base = {queue: offset if offset <= ends[queue] else 0 for queue, offset in start.items()}
+        ranges = ranges_between(start, ends)
+        now_ms = boot_ms()
+        enough = total(ranges) >= self._options.offsets_per_trigger_min
+        patient = now_ms - self._last_batch_ms < self._options.trigger_delay_max_ms
+        if limited and self._target is None and not enough and patient:
+            return start
+        if limited and most and total(ranges) > most:
+            ends = fair_end(base, ends, most)
+        if ranges:
+            self._last_batch_ms = now_ms
+        # A queue without a message yet is no news.
+        return {queue: end for queue, end in ends.items() if end or queue in start}
+
+    def tasks(self, start: Offsets, end: Offsets) -> list[TopicTask]:
+        """What a batch reads; the same for the same offsets."""
+        ranges = ranges_between(start, end)
+        clusters = {n: at for route in self._route(known=True) for n, at in route.clusters.items()}
+        return self._read.tasks(ranges, clusters)
+
+    # -- the cluster ----------------------------------------------------------------------------
+
+    def _open(self) -> LiveCluster:
+        if self._cluster is None:
+            self._cluster = self._read.connect()
+        return self._cluster
+
+    def _route(self, *, known: bool) -> Sequence[TopicRoute]:
+        if boot_ms() - self._routes_ms >= ROUTE_MS:
+            self._routes = self._open().routes(self._options.topics, known=known)
+            self._routes_ms = boot_ms()
+        return self._routes
+
+    def _queues(self, *, known: bool) -> list[MessageQueue]:
+        return [queue for route in self._route(known=known) for queue in route.subscribe_queues]
+
+    def _bounds(self) -> dict[MessageQueue, tuple[int, int]]:
+        bounds = self._open().bounds(self._queues(known=True))
+        self.available = {queue: high for queue, (_, high) in bounds.items()}
+        return bounds
+
+    def _ends(self, start: Offsets) -> Offsets:
+        """The end of what each queue has to read; below its start if it was made anew."""
+        bounds = self._bounds()
+        brokers = {name for route in self._routes for name in route.brokers}
+        ends: Offsets = {}
+        for queue in sorted(start.keys() | bounds.keys()):
+            begin = start.get(queue, 0)
+            if queue in bounds:
+                ends[queue] = self._end(queue, begin, *bounds[queue])
+                continue
+            ends[queue] = begin
+            if queue.broker_name in brokers and begin:
+                gone = QueueRange(queue, begin, begin)
+                self._tell(Loss(gone, 0, 0, "the topic has this queue no more"))
+        return ends
+
+    def _end(self, queue: MessageQueue, begin: int, low: int, high: int) -> int:
+        if begin < low:
+            self._tell(Loss(QueueRange(queue, begin, high), low, high, EXPIRED))
+        if high < begin:
+            short = self._open().shortfall(queue, begin)
+            if short is None:
+                return begin
+            self._tell(Loss(QueueRange(queue, begin, begin), *short, ENDS_BELOW))
+            high = short[1]
+        if self._target is not None:
+            return min(high, max(begin, self._target.get(queue, begin))) if high >= begin else high
+        return high
+
+    def _tell(self, loss: Loss) -> None:
+        """Raises DataLossError, or logs it once per queue."""
+        if self._options.fail_on_data_loss:
+            raise loss.error()
+        if loss.wanted.queue not in self._told:
+            self._told.add(loss.wanted.queue)
+            log.warning("data_lost %s", loss)
+
+
+__all__ = ["ROUTE_MS", "StreamPlan"]

@@ -1,0 +1,246 @@
+"""One read of topics, without Spark: what there is to read on the driver, and reading on a task.
+
+Times, tags and offsets of filters become offsets and subscriptions; all filters are checked again
+by Spark, so they may let through too much.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from batonmq.clock import wall_ms
+from batonmq.subscription import ALL, build_subscription
+from epoch.entry import EpochEntry
+from protocol.bodies import SubscriptionData
+from protocol.message import MessageQueue
+from spark.live.cluster import LiveCluster, epochs_of
+from spark.live.columns import topic_batch, topic_schema
+from spark.live.offsets import EARLIEST, LATEST, Bound, Offsets, Place
+from spark.live.options import TopicOptions
+from spark.live.range_reader import RangeReader, Window
+from spark.live.ranges import ENDS_BELOW, Loss, QueueRange, loss_of, share_out
+from spark.record_columns import Records
+from spark.selection import HIGH, LOW, Selection
+
+log = logging.getLogger(__name__)
+
+_OPEN: Final = Bound()
+_ALL: Final = Selection()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTask:
+    """What one Spark task reads. `clusters`: broker group -> its cluster, as far as known."""
+
+    ranges: tuple[QueueRange, ...]
+    clusters: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRead:
+    """A read of topics; it travels to the tasks."""
+
+    options: TopicOptions
+    selection: Selection = _ALL
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that come of it. Raises ValueError for unknown ones."""
+        return topic_schema(self.options.columns)
+
+    def connect(self) -> LiveCluster:
+        options = self.options
+        return LiveCluster(
+            options.name_servers, group=options.group, patience_ms=options.operation_timeout_ms
+        )
+
+    # -- planning -------------------------------------------------------------------------------
+
+    def plan(self) -> list[TopicTask]:
+        """The tasks of a batch read, their ranges fixed now.
+
+        Raises ValueError for offsets of queues that are not there, DataLossError, ClusterError.
+        """
+        options = self.options
+        with self.connect() as cluster:
+            routes = cluster.routes(options.topics)
+            queues = [queue for route in routes for queue in route.subscribe_queues]
+            for bound, name in ((options.starting, "starting"), (options.ending, "ending")):
+                (bound or _OPEN).check_known(queues, f"{name}Offsets")
+            queues = [queue for queue in queues if self._wants(queue)]
+            bounds = cluster.bounds(queues)
+            starts = resolve(cluster, options.starting or _OPEN, EARLIEST, bounds)
+            ends = resolve(cluster, options.ending or _OPEN, LATEST, bounds)
+            ranges = [QueueRange(queue, starts[queue], ends[queue]) for queue in queues]
+            ranges = [check_loss(cluster, each, bounds[each.queue], options) for each in ranges]
+            ranges = [each for each in self._filtered(cluster, ranges) if len(each)]
+            clusters = {name: at for route in routes for name, at in route.clusters.items()}
+        return self.tasks(ranges, clusters)
+
+    def tasks(self, ranges: Sequence[QueueRange], clusters: dict[str, str]) -> list[TopicTask]:
+        """The ranges shared out over tasks."""
+        shared = share_out(ranges, self.options.offsets_per_partition_max)
+        return [
+            TopicTask(
+                part,
+                tuple((n, clusters[n]) for n in sorted(_brokers(part)) if n in clusters),
+            )
+            for part in shared
+        ]
+
+    def _wants(self, queue: MessageQueue) -> bool:
+        wanted = self.selection
+        return (
+            (wanted.topics is None or queue.topic in wanted.topics)
+            and (wanted.brokers is None or queue.broker_name in wanted.brokers)
+            and (wanted.queue_ids is None or queue.queue_id in wanted.queue_ids)
+        )
+
+    def _filtered(self, cluster: LiveCluster, ranges: list[QueueRange]) -> list[QueueRange]:
+        """What of them may lie in the wanted offsets and times."""
+        offsets, times = self.selection.queue_offset, self.selection.store_ms
+        if not offsets.is_all:
+            ranges = [each.cut(max(offsets.low, 0), offsets.high + 1) for each in ranges]
+        slack_ms = self.options.time_slack_ms
+        queues = [each.queue for each in ranges if len(each)]
+        if times.low != LOW:
+            begins = cluster.offsets_by_time(queues, max(times.low - slack_ms, 0))
+            ranges = [each.cut(begins.get(each.queue, 0), HIGH) for each in ranges]
+        if times.high != HIGH:
+            ends = cluster.offsets_by_time(queues, max(times.high + slack_ms + 1, 0))
+            ranges = [each.cut(0, ends.get(each.queue, HIGH)) for each in ranges]
+        return ranges
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def run(self, task: TopicTask) -> Iterator[pa.RecordBatch]:
+        """The batches of one task, in the order of each queue.
+
+        Raises DataLossError, or ClusterError if nothing comes for `operation_timeout_ms`.
+        """
+        schema = self.schema
+        clusters = dict(task.clusters)
+        options = self.options
+        with self.connect() as cluster:
+            for wanted in task.ranges:
+                reader = RangeReader(
+                    cluster.client,
+                    wanted,
+                    self._subscription(wanted.queue.topic),
+                    group=options.group,
+                    window_bytes=options.batch_bytes,
+                    patience_ms=options.operation_timeout_ms,
+                    fail_on_data_loss=options.fail_on_data_loss,
+                )
+                epochs = _Epochs(cluster, wanted.queue)
+                while (window := cluster.run(reader.next_window())) is not None:
+                    records = self._rows(window)
+                    if not len(records):
+                        continue
+                    held = epochs.up_to(window) if "epoch" in schema.names else ()
+                    yield topic_batch(
+                        window.data,
+                        records,
+                        schema,
+                        cluster=clusters.get(wanted.queue.broker_name),
+                        broker=wanted.queue.broker_name,
+                        epochs=held,
+                    )
+
+    def _rows(self, window: Window) -> Records:
+        selection = self.selection
+        if self.options.tags:
+            selection = selection.only("tags", frozenset(self.options.tags))
+        return selection.rows(window.data, window.records)
+
+    def _subscription(self, topic: str) -> SubscriptionData:
+        """What the broker sifts by: the tags that both the option and the filters let through."""
+        tags = frozenset(self.options.tags) if self.options.tags else None
+        pushed = self.selection.tags
+        if pushed and all(tag == tag.strip() and _is_plain(tag) for tag in pushed):
+            tags = (tags & pushed or tags) if tags else pushed
+        expression = " || ".join(sorted(tags)) if tags else ALL
+        return build_subscription(topic, expression, wall_ms())
+
+
+class _Epochs:
+    """The epochs of a queue's log, asked again when a window lies behind what they vouch for."""
+
+    def __init__(self, cluster: LiveCluster, queue: MessageQueue) -> None:
+        self._cluster = cluster
+        self._queue = queue
+        self._epochs: tuple[EpochEntry, ...] = ()
+        self._known_end = -1
+
+    def up_to(self, window: Window) -> tuple[EpochEntry, ...]:
+        """Epochs that tell the truth of every record of the window.
+
+        They are asked after the records came: a list from before might name the epoch of bytes
+        that a failover took away and others replaced.
+        """
+        records = window.records
+        end = int((records.physical_offset + records.size).max())
+        if end > self._known_end:
+            cluster, queue = self._cluster, self._queue
+            self._epochs = cluster.run(
+                epochs_of(
+                    cluster.client, queue.topic, queue.broker_name, end, cluster.deadline_ms()
+                )
+            )
+            self._known_end = end
+        return self._epochs
+
+
+def resolve(
+    cluster: LiveCluster,
+    bound: Bound,
+    default: Place,
+    bounds: dict[MessageQueue, tuple[int, int]],
+) -> Offsets:
+    """The offset of each queue that a bound stands for; `default` where it says nothing."""
+    queues = list(bounds)
+    if bound.time_ms is not None:
+        return cluster.offsets_by_time(queues, bound.time_ms)
+    found: Offsets = {}
+    for queue, (low, high) in bounds.items():
+        place = bound.place(queue, default)
+        found[queue] = {EARLIEST: low, LATEST: high}[place] if isinstance(place, str) else place
+    return found
+
+
+def check_loss(
+    cluster: LiveCluster,
+    wanted: QueueRange,
+    bounds: tuple[int, int],
+    options: TopicOptions,
+) -> QueueRange:
+    """The range, or what of it there is. Raises DataLossError if that is less and must not be."""
+    low, high = bounds
+    loss = loss_of(wanted, low, high)
+    if loss is not None and loss.why == ENDS_BELOW:
+        short = cluster.shortfall(wanted.queue, max(wanted.begin, wanted.end))
+        if short is None:  # there, and not shown yet: the task waits for it
+            loss = loss_of(wanted, low, max(wanted.begin, wanted.end))
+        else:
+            low, high = short
+            loss = Loss(wanted, low, high, ENDS_BELOW)
+    if loss is None:
+        return wanted
+    if options.fail_on_data_loss:
+        raise loss.error()
+    log.warning("data_lost %s", loss)
+    return wanted.cut(low, high if loss.why == ENDS_BELOW else wanted.end)
+
+
+def _brokers(ranges: Sequence[QueueRange]) -> set[str]:
+    return {each.queue.broker_name for each in ranges}
+
+
+def _is_plain(tag: str) -> bool:
+    return bool(tag) and "|" not in tag and tag != ALL
+
+
+__all__ = ["TopicRead", "TopicTask", "check_loss", "resolve"]
