@@ -34,6 +34,15 @@ def digest(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest()[:32].encode()
 
 
+def continuation(data: bytes, base: bytes) -> tuple[EpochEntry, ...]:
+    """The entries in a redo file's bytes that continue the list file with the digest `base`."""
+    records = _records(data)
+    if not records:
+        return ()
+    _, named, entries = max(records, key=lambda record: record[0])
+    return entries if named == base else ()
+
+
 class RedoFile:
     """`load` comes first. Durable on return; any OSError leaves the last whole record in force."""
 
@@ -52,16 +61,11 @@ class RedoFile:
         except FileNotFoundError:
             return ()
         self.is_ready = len(data) == SLOTS * SLOT_SIZE
-        records = [
-            record
-            for at in range(0, len(data), SLOT_SIZE)
-            if (record := _decode(data[at : at + SLOT_SIZE])) is not None
-        ]
-        if not records:
-            return ()
-        self._sequence, named, entries = max(records, key=lambda record: record[0])
+        records = _records(data)
+        if records:
+            self._sequence = max(sequence for sequence, _, _ in records)
         self._holds_entries = any(entries for _, _, entries in records)
-        return entries if named == base else ()
+        return continuation(data, base)
 
     def make(self) -> None:
         """Write the empty file, once in a store's life."""
@@ -94,6 +98,15 @@ class RedoFile:
         self._sequence += 1
 
 
+def _records(data: bytes) -> list[tuple[int, bytes, tuple[EpochEntry, ...]]]:
+    """The whole records: (sequence, base, entries)."""
+    return [
+        record
+        for at in range(0, len(data), SLOT_SIZE)
+        if (record := _decode(data[at : at + SLOT_SIZE])) is not None
+    ]
+
+
 def _encode(sequence: int, base: bytes, entries: Sequence[EpochEntry]) -> bytes:
     listed = b",".join(b"%d-%d" % (entry.epoch, entry.start_offset) for entry in entries)
     text = b"%d %b %b" % (sequence, base, listed or _NONE)
@@ -113,4 +126,4 @@ def _decode(slot: bytes) -> tuple[int, bytes, tuple[EpochEntry, ...]] | None:
     return int(sequence), base, tuple(entries)
 
 
-__all__ = ["REDO_SUFFIX", "SLOTS", "SLOT_SIZE", "RedoFile", "digest"]
+__all__ = ["REDO_SUFFIX", "SLOTS", "SLOT_SIZE", "RedoFile", "continuation", "digest"]

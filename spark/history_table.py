@@ -184,15 +184,20 @@ def _batch(
     path: str, table: pa.Table, places: np.ndarray[Any, Any], schema: pa.Schema
 ) -> pa.RecordBatch:
     rows = table.num_rows
-    found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
     made = {
         "file": pa.repeat(pa.scalar(path, pa.string()), rows),
-        "controller": pa.repeat(pa.scalar(found[1] if found else None, pa.string()), rows),
+        "controller": pa.repeat(pa.scalar(controller_of(path), pa.string()), rows),
         "line_offset": pa.array(places, pa.int64()),
         CORRUPT: no_corruption(rows),
     }
     arrays = [made[name] if name in made else _column(table, name) for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def controller_of(path: str) -> str | None:
+    """Whose history a file is, by its name; None for another name."""
+    found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
+    return found[1] if found else None
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:
@@ -215,4 +220,4 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return combined
 
 
-__all__ = ["HistoryRange", "plan_history", "read_history"]
+__all__ = ["HistoryRange", "controller_of", "plan_history", "read_history"]

@@ -21,7 +21,7 @@ from spark.queue_tables import QueueReader, read_queue_piece
 from spark.queues import QueuePiece, gather, plan_pieces
 from spark.schemas import STORE_COLUMNS, table_schema
 from spark.selection import Selection
-from spark.small_tables import epochs_batch, read_offsets
+from spark.small_tables import read_epochs, read_offsets
 from spark.storage import Storage, locate
 from spark.store_facts import StoreError, StoreFacts, read_facts, segments
 
@@ -112,7 +112,10 @@ class Read:
                 f"{path} is no store: none of {', '.join(_STORE_SIGNS)} is there; give the folder "
                 "that storePathRootDir names, or a pattern of such folders"
             )
-        return read_facts(storage, path)
+        facts = read_facts(storage, path)
+        if facts.epochs_fault and self.options.table not in ("epochs", "offsets"):
+            raise StoreError(facts.epochs_fault)
+        return facts
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """The batches of one partition. Raises DamagedFile in mode FAILFAST."""
@@ -137,7 +140,7 @@ class Read:
         for part in work.parts:
             if isinstance(part, StoreFacts):
                 if options.table == "epochs":
-                    yield part, iter([epochs_batch(part, schema)])
+                    yield part, read_epochs(part, schema)
                 else:
                     yield part, read_offsets(storage, part, schema)
                 continue

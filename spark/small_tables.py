@@ -14,13 +14,16 @@ from spark.queues import list_queues
 from spark.schemas import CORRUPT
 from spark.selection import Selection
 from spark.storage import Storage
-from spark.store_facts import StoreFacts
+from spark.store_facts import EPOCH_FILE, StoreFacts
 
 _TOPIC_END = "@"
 
 
-def epochs_batch(facts: StoreFacts, schema: pa.Schema) -> pa.RecordBatch:
+def read_epochs(facts: StoreFacts, schema: pa.Schema) -> Iterator[pa.RecordBatch | Damage]:
     """One row per epoch of a store; the last one is open, its end is null."""
+    if facts.epochs_fault:
+        yield Damage(f"{facts.path}/{EPOCH_FILE}", 0, 0, facts.epochs_fault)
+        return
     entries = facts.epochs
     rows = len(entries)
     columns = {
@@ -34,7 +37,7 @@ def epochs_batch(facts: StoreFacts, schema: pa.Schema) -> pa.RecordBatch:
         "from_backup": pa.array([facts.epochs_from_backup] * rows, pa.bool_()),
         CORRUPT: no_corruption(rows),
     }
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def read_offsets(
@@ -98,4 +101,4 @@ def _offset_table(raw: bytes) -> dict[str, dict[str, int]]:
     return table
 
 
-__all__ = ["epochs_batch", "read_offsets"]
+__all__ = ["read_epochs", "read_offsets"]

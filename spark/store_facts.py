@@ -11,13 +11,15 @@ from typing import Final
 import numpy as np
 from pyarrow import fs
 
-from epoch.entry import EpochEntry
+from epoch.entry import EpochEntry, order_fault, with_ends
 from epoch.file_cache import decode_entries
+from epoch.redo_file import REDO_SUFFIX, continuation, digest
 from spark.record_columns import Bools
 from spark.record_scan import Int64s
 from spark.storage import Storage
 
 NAME_DIGITS: Final = 20
+EPOCH_FILE: Final = "epochFileCheckpoint"
 _CHECKPOINT_SIZE: Final = 4096
 _CONFIRM_OFFSET_AT: Final = 32
 _read_i64 = struct.Struct(">q").unpack_from
@@ -32,7 +34,8 @@ class StoreFacts:
     """One broker's store. Names are None where the store has no brokerIdentity.
 
     `confirm_offset` is the exclusive end of what is confirmed, None if the store does not say.
-    `epochs` ascend; they are empty where there is no epoch file.
+    `epochs` ascend; they are empty where there is no epoch file, and where none of its copies can
+    be read: `epochs_fault` says why then.
     """
 
     path: str
@@ -42,6 +45,7 @@ class StoreFacts:
     epochs: tuple[EpochEntry, ...]
     epochs_from_backup: bool
     confirm_offset: int | None
+    epochs_fault: str = ""
 
     def epoch_of(self, offsets: Int64s) -> tuple[Int64s, Bools]:
         """(epochs, missing): in which epoch the bytes at these log offsets were written."""
@@ -57,12 +61,12 @@ class StoreFacts:
 def read_facts(storage: Storage, path: str) -> StoreFacts:
     """The facts of the store in folder `path`. Raises StoreError."""
     cluster, broker, broker_id = _identity(storage, f"{path}/brokerIdentity")
-    epochs, from_backup = _epochs(storage, f"{path}/epochFileCheckpoint")
+    epochs, from_backup, fault = _epochs(storage, f"{path}/{EPOCH_FILE}")
     checkpoint = storage.read_small(f"{path}/checkpoint")
     confirm_offset = None
     if checkpoint is not None and len(checkpoint) == _CHECKPOINT_SIZE:
         (confirm_offset,) = _read_i64(checkpoint, _CONFIRM_OFFSET_AT)
-    return StoreFacts(path, cluster, broker, broker_id, epochs, from_backup, confirm_offset)
+    return StoreFacts(path, cluster, broker, broker_id, epochs, from_backup, confirm_offset, fault)
 
 
 def _identity(storage: Storage, path: str) -> tuple[str | None, str | None, int | None]:
@@ -75,19 +79,27 @@ def _identity(storage: Storage, path: str) -> tuple[str | None, str | None, int 
     return parts[0], parts[1], int(parts[2])
 
 
-def _epochs(storage: Storage, path: str) -> tuple[tuple[EpochEntry, ...], bool]:
+def _epochs(storage: Storage, path: str) -> tuple[tuple[EpochEntry, ...], bool, str]:
+    """(entries, from backup, fault), as the broker would load them: the list of the file, or of its
+    backup, and what the redo file continues that very list with. Right after a crash the newest
+    epoch stands only there. A redo record of another list, or a torn one, says nothing.
+    """
     reasons: list[str] = []
     for name in (path, f"{path}.bak"):
         raw = storage.read_small(name)
         if raw is None:
             continue
         try:
-            return decode_entries(raw), name != path
+            listed = decode_entries(raw)
         except ValueError as error:
             reasons.append(f"{name}: {error}")
-    if reasons:
-        raise StoreError("; ".join(reasons))
-    return (), False
+            continue
+        redo = storage.read_small(f"{path}{REDO_SUFFIX}") or b""
+        entries = (*listed, *continuation(redo, digest(raw)))
+        if fault := order_fault(entries):
+            return (), name != path, f"{path}{REDO_SUFFIX}: {fault}"
+        return with_ends(entries), name != path, ""
+    return (), False, "; ".join(reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +131,4 @@ def segments(storage: Storage, folder: str) -> list[Segment]:
     return sorted(found, key=lambda segment: segment.start)
 
 
-__all__ = ["Segment", "StoreError", "StoreFacts", "read_facts", "segments"]
+__all__ = ["EPOCH_FILE", "Segment", "StoreError", "StoreFacts", "read_facts", "segments"]

@@ -343,8 +343,10 @@ def test_units_that_cannot_be_and_entries_that_cannot_be(ours):
 def test_epochs_fall_back_to_the_backup_and_say_so(log_files):
     log_files.add()
     path = log_files.save(epochs="garbled")
-    with pytest.raises(StoreError, match="epochFileCheckpoint"):
+    with pytest.raises(DamagedFile, match="epochFileCheckpoint"):
         read(path, table="epochs")
+    with pytest.raises(StoreError, match="epochFileCheckpoint"):
+        read(path)
     (log_files.root / "epochFileCheckpoint.bak").write_text("1\n0\n7-0\n")
     (row,) = read(path, table="epochs")
     assert (row["epoch"], row["from_backup"]) == (7, True)
