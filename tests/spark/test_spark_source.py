@@ -5,13 +5,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from spark.options import ReadOptions
 from spark.parquet_files import write_parquet
 from spark.predicates import selection_of
 from spark.schemas import TABLES, table_schema
-from spark.session import PUSHDOWN, open_session
+from spark.session import PUSHDOWN, open_session, register
 from spark.source import FilteringReader, TableReader, WorkPartition
 from tests.spark.log_files import START_MS, LogFiles
 
@@ -181,6 +182,22 @@ def test_a_damaged_log_leaves_no_file_that_looks_whole(session, large, tmp_path)
     with pytest.raises(Exception, match="CRC is wrong at log offset 0 "):
         write_parquet(session, {"path": str(large.root), **SPLIT}, str(out))
     assert not (out / "_SUCCESS").exists() and not (out / "part-000000.parquet").exists()
+
+
+def test_plain_parquet_of_messages_has_dictionaries_where_values_repeat(session, large, tmp_path):
+    """What makes df.write.parquet dear in the JVM; a session's own setting stays."""
+    frame(session, large.root).write.parquet(str(tmp_path / "out"))
+    (path,) = (tmp_path / "out").glob("part-*.parquet")
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    columns = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+    assert {name for name, c in columns.items() if c.has_dictionary_page} >= {"store", "topic"}
+    assert not any(columns[name].has_dictionary_page for name in ("body", "queue_offset"))
+    assert columns["store_at"].physical_type == "INT64"
+    assert not columns["body"].is_stats_set and columns["store_at"].is_stats_set
+    key = "parquet.enable.dictionary#body"
+    session.conf.set(key, "true")
+    assert register(session).conf.get(key) == "true"
+    session.conf.set(key, "false")
 
 
 def test_bad_options_are_named(session):
