@@ -37,13 +37,17 @@ _CHUNK_ENTRIES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class IndexPiece:
-    """Entries [begin, end) of one index file with that many slots; entries count from 1."""
+    """Entries [begin, end) of one index file with that many slots; entries count from 1.
+
+    `fault`: why the file cannot be read, then without entries; else empty.
+    """
 
     path: str
     slot_num: int
     begin_ms: int
     begin: int
     end: int
+    fault: str = ""
 
 
 def plan_index(
@@ -61,7 +65,9 @@ def plan_index(
             count = int(header["count"])
             room = (file.size - _HEADER.itemsize - slots * _SLOT_SIZE) // _ENTRY.itemsize
             if not 0 <= count <= room:
-                raise StoreError(f"{info.path}: its header counts {count} entries, {room} fit")
+                what = f"its header counts {count} entries, {room} fit"
+                pieces.append(IndexPiece(info.path, slots, 0, 0, file.size, what))
+                continue
         for begin in range(1, count, step):
             end = min(begin + step, count)
             pieces.append(IndexPiece(info.path, slots, int(header["begin_ms"]), begin, end))
@@ -95,6 +101,9 @@ def read_index(
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch | Damage]:
     """One row per entry below the confirmed end; `store_at` is exact to the second only."""
+    if piece.fault:
+        yield Damage(piece.path, 0, piece.end, piece.fault)
+        return
     entries_at = _HEADER.itemsize + piece.slot_num * _SLOT_SIZE
     name = piece.path.rpartition("/")[2]
     with storage.open(piece.path) as file:

@@ -56,6 +56,19 @@ class LogRange:
 
 
 @dataclass(frozen=True, slots=True)
+class LogGap:
+    """Bytes [begin, end) of the log that should be there, and lie in no file; `path` should."""
+
+    path: str
+    begin: int
+    end: int
+
+    def damage(self) -> Damage:
+        what = "no file of the log holds this part"
+        return Damage(self.path, self.begin, self.end - self.begin, what)
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """Whole records of a window of the log; `base` is the log offset of the window's first byte."""
 
@@ -286,4 +299,4 @@ class RangeReader:
         return None
 
 
-__all__ = ["Block", "Damage", "LogRange", "RangeReader"]
+__all__ = ["Block", "Damage", "LogGap", "LogRange", "RangeReader"]

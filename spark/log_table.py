@@ -7,7 +7,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from protocol.record import CorruptRecord, scan_record
-from spark.log_range import Block, Damage, LogRange, RangeReader
+from spark.log_range import Block, Damage, LogGap, LogRange, RangeReader
 from spark.message_columns import message_batch
 from spark.options import ReadOptions
 from spark.record_scan import is_record
@@ -18,7 +18,7 @@ from spark.store_facts import Segment, StoreError, StoreFacts, segments
 
 def confirmed_end(facts: StoreFacts) -> int:
     """The exclusive end of what is confirmed. Raises StoreError if the store does not say."""
-    if facts.confirm_offset is None:
+    if facts.confirm_offset is None or facts.confirm_offset < 0:
         raise StoreError(
             f"{facts.path}/checkpoint is missing or no checkpoint, so what is confirmed is not "
             "known: read with unconfirmed=true to get all there is"
@@ -28,28 +28,42 @@ def confirmed_end(facts: StoreFacts) -> int:
 
 def plan_ranges(
     storage: Storage, facts: StoreFacts, options: ReadOptions, selection: Selection
-) -> list[LogRange]:
-    """The ranges of one store that may hold wanted messages. Raises StoreError, OSError."""
+) -> list[LogRange | LogGap]:
+    """The ranges of one store that may hold wanted messages. Raises StoreError, OSError.
+
+    What lies in no file, between two files or below the confirmed end, is a gap. A log that begins
+    late is whole: its first files have expired.
+    """
     files = segments(storage, f"{facts.path}/commitlog")
-    if not files:
-        return []
-    confirmed = facts.confirm_offset or 0
-    if not options.unconfirmed:
+    confirmed = max(facts.confirm_offset or 0, 0)
+    if files and not options.unconfirmed:
         confirmed = confirmed_end(facts)
-        if confirmed == 0 and facts.broker is None and _begins_with_record(storage, files[0]):
+        is_kept = confirmed or facts.broker is not None
+        if not is_kept and _begins_with_record(storage, files[0], options.record_bytes_max):
             raise StoreError(
                 f"{facts.path} has messages, but confirmOffset 0 and no brokerIdentity: a broker "
                 "without a controller does not keep it; read with unconfirmed=true"
             )
     wanted = selection.offsets_of(facts)
-    ranges: list[LogRange] = []
-    for file in _of_time(storage, files, options, selection):
+    ranges: list[LogRange | LogGap] = []
+    chosen = _of_time(storage, files, options, selection)
+    is_last = chosen[-1:] == files[-1:]
+    for gap in _gaps(facts.path, chosen, confirmed if is_last else 0):
+        begin, end = max(gap.begin, wanted.low), min(gap.end, wanted.high + 1)
+        if not options.unconfirmed:
+            end = min(end, confirmed)
+        if begin < end:
+            ranges.append(LogGap(gap.path, begin, end))
+    for file in chosen:
         limit = file.end if options.unconfirmed else min(file.end, confirmed)
         begin, end = max(file.start, wanted.low), min(limit, wanted.high + 1)
         if begin >= end:
             continue
         loose_from = confirmed if options.unconfirmed else HIGH
-        followed = options.unconfirmed and _is_followed(storage, files, file)
+        later = [each for each in files if each.start >= file.end]
+        followed = options.unconfirmed and any(
+            _begins_with_record(storage, each, options.record_bytes_max) for each in later
+        )
         count = options.ranges_of(end - begin)
         cuts = [begin + (end - begin) * part // count for part in range(count)] + [end]
         for part_begin, part_end in pairwise(cuts):
@@ -67,22 +81,31 @@ def plan_ranges(
                     followed,
                 )
             )
-    return ranges
+    return sorted(ranges, key=lambda each: each.begin)
 
 
-def _is_followed(storage: Storage, files: Sequence[Segment], file: Segment) -> bool:
-    """Whether a later file of the log begins with a record."""
-    return any(_begins_with_record(storage, later) for later in files if later.start >= file.end)
+def _gaps(store: str, files: Sequence[Segment], confirmed: int) -> Iterator[LogGap]:
+    """What is missing between the files, and from the last one up to `confirmed`."""
+    folder = f"{store}/commitlog"
+    if not files and confirmed:
+        yield LogGap(folder, 0, confirmed)
+    usual = max((file.size for file in files), default=0)
+    starts = [file.start for file in files[1:]] + [confirmed]
+    for file, next_start in zip(files, starts, strict=False):
+        if file.end < next_start:
+            path = file.path if file.size < usual else f"{folder}/{file.end:020d}"
+            yield LogGap(path, file.end, next_start)
 
 
-def _begins_with_record(storage: Storage, file: Segment) -> bool:
-    return is_record(_first_bytes(storage, file), 0, file.start)
+def _begins_with_record(storage: Storage, file: Segment, size_max: int) -> bool:
+    return is_record(_first_bytes(storage, file, size_max), 0, file.start)
 
 
-def _first_bytes(storage: Storage, file: Segment) -> bytes:
+def _first_bytes(storage: Storage, file: Segment, size_max: int) -> bytes:
+    """The first record of a file, if it is one and not larger than `size_max`."""
     with storage.open(file.path) as opened:
         size = int.from_bytes(opened.read_at(0, 4), "big")
-        return opened.read_at(0, min(size, file.size))
+        return opened.read_at(0, min(size, file.size, size_max))
 
 
 def _of_time(
@@ -99,9 +122,9 @@ def _of_time(
 
     @cache
     def first_ms(index: int) -> int:
-        data = _first_bytes(storage, files[index])
-        head = scan_record(data)
-        if head is None or head.kind == "blank":
+        data = _first_bytes(storage, files[index], options.record_bytes_max)
+        head = scan_record(data, check_crc=True)
+        if head is None or head.physical_offset != files[index].start:
             raise CorruptRecord("no record")
         return head.store_timestamp
 
@@ -141,7 +164,7 @@ def read_range(
     with storage.open(wanted.path) as file:
         if file.size < wanted.file_end - wanted.file_start:
             what = f"{file.size} bytes where {wanted.file_end - wanted.file_start} were listed"
-            yield Damage(wanted.path, wanted.file_start + file.size, 0, what)
+            yield Damage(wanted.path, wanted.begin, wanted.end - wanted.begin, what)
             return
         reader = RangeReader(
             file,

@@ -10,6 +10,8 @@ from spark.schemas import LIVE_TABLE, TABLES
 from spark.storage import split_paths
 
 _MIB: Final = 1 << 20
+# Arrow counts the bytes of a column of one window with 31 bits.
+_WINDOW_MAX: Final = 1 << 30
 _TRUTHS: Final = {"true": True, "false": False}
 
 
@@ -61,8 +63,8 @@ class ReadOptions:
             _truth(given, "checkcrc", default.check_crc),
             access == "queues",
             _number(given, "splitbytes", default.split_bytes, _MIB // 16),
-            _number(given, "batchbytes", default.batch_bytes, _MIB // 16),
-            _number(given, "maxrecordbytes", default.record_bytes_max, FIXED_SIZE_V1),
+            _number(given, "batchbytes", default.batch_bytes, _MIB // 16, _WINDOW_MAX),
+            _number(given, "maxrecordbytes", default.record_bytes_max, FIXED_SIZE_V1, _WINDOW_MAX),
             _number(given, "timeslackms", default.time_slack_ms, 0),
             given.get("damagereport", ""),
             _number(given, "maxhashslotnum", 0, 0),
@@ -103,10 +105,13 @@ def _truth(given: Mapping[str, str], name: str, default: bool) -> bool:
     return _TRUTHS[value]
 
 
-def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
+def _number(
+    given: Mapping[str, str], name: str, default: int, least: int, most: int | None = None
+) -> int:
     value = given.get(name, str(default))
-    if not value.isdigit() or int(value) < least:
-        raise ValueError(f"{_NAMES[name]}={value!r}: it must be a number from {least} on")
+    if not value.isdecimal() or int(value) < least or (most is not None and int(value) > most):
+        allowed = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{_NAMES[name]}={value!r}: it must be a number {allowed}")
     return int(value)
 
 

@@ -102,7 +102,7 @@ class QueueReader:
     def _of_time(self, piece: QueuePiece) -> QueuePiece:
         """The part of a piece that may hold messages of the wanted time; see `timeSlackMs`."""
         wanted, slack = self._selection.store_ms, self._options.time_slack_ms
-        if wanted.is_all or self._options.mode != "FAILFAST":
+        if wanted.is_all or piece.missing or self._options.mode != "FAILFAST":
             return piece  # where damage is to be found, all of it is looked at
         begin, end = piece.begin, piece.end
         if wanted.low != LOW:

@@ -12,6 +12,7 @@ from spark.store_facts import Segment
 
 UNIT_SIZE: Final = 20
 FILLER_SIZE: Final = 0x7FFFFFFF
+_CHUNK_BYTES: Final = 1 << 20
 _UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
 
@@ -34,7 +35,7 @@ class Units:
 def decode_units(data: bytes, first_index: int) -> tuple[Units, Int64s]:
     """(units, bad): whole units of `data`; `bad` are queue offsets of units that can be none.
 
-    Unwritten units at the end are left out; before others they are bad, like negative numbers.
+    All must be written: zeros are bad, like negative numbers.
     """
     count = len(data) // UNIT_SIZE
     raw = np.frombuffer(data, _UNIT, count)
@@ -45,8 +46,6 @@ def decode_units(data: bytes, first_index: int) -> tuple[Units, Int64s]:
         raw["size"].astype(np.int64),
         raw["tags_code"].astype(np.int64),
     )
-    written = np.flatnonzero((units.size != 0) | (units.offset != 0) | (units.tags_code != 0))
-    units = units.keep(slice(int(written[-1]) + 1 if len(written) else 0))
     wrong = (units.size <= 0) | (units.offset < 0)
     filler = units.size == FILLER_SIZE
     return units.keep(~wrong & ~filler), units.index[wrong]
@@ -62,6 +61,19 @@ def written_units(file: OpenFile) -> int:
         else:
             high = middle
     return low
+
+
+def last_written(file: OpenFile) -> int:
+    """How many units of a queue file there are up to the last written one; looks at all bytes
+    behind that, so that zeros in the middle do not end the queue."""
+    end = file.size // UNIT_SIZE * UNIT_SIZE
+    while end > 0:
+        begin = max(0, end - _CHUNK_BYTES)
+        held = np.flatnonzero(np.frombuffer(file.read_at(begin, end - begin), np.uint8))
+        if len(held):
+            return (begin + int(held[-1])) // UNIT_SIZE + 1
+        end = begin
+    return 0
 
 
 def queue_end(storage: Storage, files: list[Segment]) -> int:
@@ -89,6 +101,7 @@ __all__ = [
     "Queue",
     "Units",
     "decode_units",
+    "last_written",
     "queue_end",
     "written_units",
 ]

@@ -7,7 +7,7 @@ import numpy as np
 from pyarrow import fs
 
 from spark.log_range import Damage
-from spark.queue_units import UNIT_SIZE, Queue, Units, decode_units, written_units
+from spark.queue_units import UNIT_SIZE, Queue, Units, decode_units, last_written
 from spark.record_scan import Int64s
 from spark.selection import Selection
 from spark.storage import Storage
@@ -18,7 +18,11 @@ _CHUNK_UNITS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class QueuePiece:
-    """Units [begin, end) of one queue file; queue offsets."""
+    """Units [begin, end) of one queue file; queue offsets.
+
+    `followed`: a later file exists, so all of them must be written. `missing`: none is there, no
+    file holds them; `path` should.
+    """
 
     topic: str
     queue_id: int
@@ -26,6 +30,8 @@ class QueuePiece:
     file_start: int
     begin: int
     end: int
+    followed: bool = False
+    missing: bool = False
 
 
 def list_queues(storage: Storage, store: str, selection: Selection) -> list[Queue]:
@@ -50,20 +56,29 @@ def _folders(storage: Storage, path: str) -> list[fs.FileInfo]:
 
 
 def plan_pieces(storage: Storage, facts: StoreFacts, selection: Selection) -> list[QueuePiece]:
-    """Every file of every wanted queue, cut to the wanted queue offsets."""
+    """Every file of every wanted queue, and what is missing between two, cut to the wanted queue
+    offsets."""
     wanted = selection.queue_offset
-    pieces: list[QueuePiece] = []
-    for queue in list_queues(storage, facts.path, selection):
-        for file in queue.files:
-            begin = max(file.start // UNIT_SIZE, wanted.low)
-            end = min(file.end // UNIT_SIZE, wanted.high + 1)
-            if begin < end:
-                pieces.append(
-                    QueuePiece(
-                        queue.topic, queue.queue_id, file.path, file.start // UNIT_SIZE, begin, end
-                    )
-                )
-    return pieces
+    return [
+        narrowed(piece, wanted.low, wanted.high + 1)
+        for queue in list_queues(storage, facts.path, selection)
+        for piece in _pieces(queue)
+        if max(piece.begin, wanted.low) < min(piece.end, wanted.high + 1)
+    ]
+
+
+def _pieces(queue: Queue) -> Iterator[QueuePiece]:
+    usual = max((file.size for file in queue.files), default=0)
+    for number, file in enumerate(queue.files):
+        start, end = file.start // UNIT_SIZE, file.end // UNIT_SIZE
+        later = queue.files[number + 1 :]
+        piece = QueuePiece(queue.topic, queue.queue_id, file.path, start, start, end, bool(later))
+        yield piece
+        if later and end < (next_start := later[0].start // UNIT_SIZE):
+            path = file.path
+            if file.size == usual:
+                path = f"{path.rpartition('/')[0]}/{file.end:020d}"
+            yield replace(piece, path=path, begin=end, end=next_start, missing=True)
 
 
 def gather(pieces: list[QueuePiece], size_bytes: int) -> list[tuple[QueuePiece, ...]]:
@@ -83,8 +98,15 @@ def gather(pieces: list[QueuePiece], size_bytes: int) -> list[tuple[QueuePiece, 
 
 def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:
     """The written units of a piece, in chunks, and what cannot be units."""
+    if piece.missing:
+        where, size = piece.begin * UNIT_SIZE, (piece.end - piece.begin) * UNIT_SIZE
+        what = f"no file of queue {piece.topic} {piece.queue_id} from queue offset {piece.begin} on"
+        yield Damage(piece.path, where, size, what)
+        return
     with storage.open(piece.path) as file:
-        end = min(piece.end, piece.file_start + written_units(file))
+        end = piece.end
+        if not piece.followed:
+            end = min(end, piece.file_start + last_written(file))
         for begin in range(piece.begin, end, _CHUNK_UNITS):
             count = min(_CHUNK_UNITS, end - begin)
             data = file.read_at((begin - piece.file_start) * UNIT_SIZE, count * UNIT_SIZE)

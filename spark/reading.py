@@ -13,7 +13,7 @@ import pyarrow as pa
 from spark.damage import DamageCount, Mode, settle
 from spark.history_table import HistoryRange, plan_history, read_history
 from spark.index_table import IndexPiece, plan_index, read_index
-from spark.log_range import Damage, LogRange
+from spark.log_range import Damage, LogGap, LogRange
 from spark.log_table import confirmed_end, plan_ranges, read_range
 from spark.message_columns import store_values
 from spark.options import ReadOptions
@@ -34,7 +34,7 @@ _BYTES_PER_UNIT_BYTE: Final = 50
 _STORE_SIGNS: Final = ("commitlog", "consumequeue", "epochFileCheckpoint", "config", "checkpoint")
 
 Parts = (
-    tuple[LogRange, ...]
+    tuple[LogRange | LogGap, ...]
     | tuple[QueuePiece, ...]
     | tuple[IndexPiece, ...]
     | tuple[HistoryRange, ...]
@@ -149,6 +149,9 @@ class Read:
                 continue
             facts = work.facts
             assert facts is not None
+            if isinstance(part, LogGap):
+                yield facts, iter([part.damage()])
+                continue
             if isinstance(part, LogRange):
                 yield facts, read_range(storage, part, facts, options, selection, schema)
                 continue

@@ -143,6 +143,8 @@ TABLES: Final[dict[str, pa.Schema]] = {
 def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> pa.Schema:
     """The schema of a read: the wanted columns in the wanted order (none named: all).
 
+    With `with_corrupt` also the column `corrupt`, named or not.
+
     Raises ValueError, which names what is allowed, for an unknown table or column.
     """
     if table not in TABLES:
@@ -160,6 +162,8 @@ def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> p
         )
     if len(set(columns)) < len(columns):
         raise ValueError(f"columns={','.join(columns)!r}: a column is named twice")
+    if with_corrupt and CORRUPT not in columns:
+        columns = (*columns, CORRUPT)  # else nothing would tell a damaged stretch from a row
     return pa.schema([every.field(name) for name in columns])
 
 

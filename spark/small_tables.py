@@ -87,6 +87,12 @@ def read_offsets(
     yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
+def _is_offset(queue_id: object, offset: object) -> bool:
+    number = str(queue_id)
+    is_queue = number.isascii() and number.isdecimal() and int(number) < 2**31
+    return is_queue and type(offset) is int and -(2**63) <= offset < 2**63
+
+
 def _offset_table(raw: bytes) -> dict[str, dict[str, int]]:
     """topic@group -> queue id -> offset. Raises FastjsonError, ValueError."""
     body = loads(raw)
@@ -94,9 +100,7 @@ def _offset_table(raw: bytes) -> dict[str, dict[str, int]]:
     if not isinstance(table, dict):
         raise ValueError("no offsetTable")
     for key, offsets in table.items():
-        if not isinstance(offsets, dict) or not all(
-            str(number).isdigit() and isinstance(offset, int) for number, offset in offsets.items()
-        ):
+        if not isinstance(offsets, dict) or not all(map(_is_offset, offsets, offsets.values())):
             raise ValueError(f"no offsets of queues at {key!r}")
     return table
 

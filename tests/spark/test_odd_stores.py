@@ -1,0 +1,359 @@
+"""Stores as found after an accident: nothing is left out in silence, nothing is made up."""
+
+import json
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from spark.damage import DamagedFile
+from spark.options import ReadOptions
+from spark.reading import Read
+from spark.selection import Selection
+from spark.store_facts import StoreError
+from tests.spark.log_files import HOST_V4, HOST_V6, START_MS, LogFiles, plain_row, row_of
+
+UNIT = struct.Struct(">qiq")
+
+
+def read(path, selection=None, **options):
+    """All rows of a table."""
+    work = Read(ReadOptions.from_mapping({"path": str(path), **options}), selection or Selection())
+    return [row for each in work.plan() for batch in work.run(each) for row in batch.to_pylist()]
+
+
+def told(rows):
+    """(numbers of good messages, damaged stretches as (file, offset, bytes))."""
+    good = [row["queue_offset"] for row in rows if row["corrupt"] is None]
+    bad = [row["corrupt"] for row in rows if row["corrupt"] is not None]
+    return good, [(Path(each["file"]).name, each["offset"], each["bytes"]) for each in bad]
+
+
+@pytest.fixture
+def four(log_files):
+    """26 messages of about 1 KiB over four files of 8 KiB; and their offsets."""
+    offsets = [log_files.add(number=number, body=b"b" * 1000) for number in range(26)]
+    path = log_files.save()
+    assert len(list((log_files.root / "commitlog").iterdir())) == 4
+    return path, offsets
+
+
+def file_of(path, start):
+    return Path(path) / "commitlog" / f"{start:020d}"
+
+
+def test_a_missing_middle_file_is_damage(four):
+    path, offsets = four
+    file_of(path, 8192).unlink()
+    with pytest.raises(DamagedFile, match=r"0{16}8192: .*no file.* at log offset 8192 \(8192 b"):
+        read(path)
+    good, bad = told(read(path, mode="PERMISSIVE"))
+    assert bad == [(f"{8192:020d}", 8192, 8192)]
+    assert good == [n for n, at in enumerate(offsets) if not 8192 <= at < 16384]
+    kept = read(path, mode="DROPMALFORMED")
+    assert [row["queue_offset"] for row in kept] == good
+    # What is not asked for is not missed.
+    before = Selection().within("physical_offset", high=8000)
+    assert len(read(path, before)) == sum(at <= 8000 for at in offsets)
+    behind = Selection().within("physical_offset", low=16384)
+    assert len(read(path, behind)) == sum(at >= 16384 for at in offsets)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_log_that_ends_below_what_is_confirmed_is_damage(four, empty):
+    path, _ = four
+    end = struct.unpack_from(">q", (Path(path) / "checkpoint").read_bytes(), 32)[0]
+    last = file_of(path, 24576)
+    if empty:
+        last.write_bytes(b"")
+    else:
+        last.unlink()
+    with pytest.raises(DamagedFile, match=r"no file of the log .* at log offset 24576 "):
+        read(path)
+    _, bad = told(read(path, mode="PERMISSIVE"))
+    assert bad == [(f"{24576:020d}", 24576, end - 24576)]
+
+
+def test_a_log_without_any_file_of_what_is_confirmed_is_damage(four):
+    path, _ = four
+    for file in (Path(path) / "commitlog").iterdir():
+        file.unlink()
+    with pytest.raises(DamagedFile, match="no file of the log"):
+        read(path)
+    (Path(path) / "commitlog").rmdir()
+    with pytest.raises(DamagedFile, match="no file of the log"):
+        read(path)
+
+
+def test_a_log_whose_first_files_expired_is_whole(four):
+    path, offsets = four
+    file_of(path, 0).unlink()
+    file_of(path, 8192).unlink()
+    assert len(read(path)) == sum(at >= 16384 for at in offsets)
+
+
+def test_a_file_cut_between_two_records_is_damage(four):
+    """The rest of its place, blank and all, is missing. The record before leaves no room for a
+    blank, so it is not believed either."""
+    path, offsets = four
+    last, cut = next(pair for pair in pairwise(offsets) if pair[1] > 12000)
+    with file_of(path, 8192).open("r+b") as file:
+        file.truncate(cut - 8192)
+    good, bad = told(read(path, mode="PERMISSIVE"))
+    name = f"{8192:020d}"
+    assert bad == [(name, last, cut - last), (name, cut, 16384 - cut)]
+    assert good == [n for n, at in enumerate(offsets) if not last <= at < 16384]
+
+
+def test_a_file_cut_within_a_record_is_damage_from_that_record_on(four):
+    path, offsets = four
+    at = next(each for each in offsets if each > 12000)
+    with file_of(path, 8192).open("r+b") as file:
+        file.truncate(at - 8192 + 500)
+    good, bad = told(read(path, mode="PERMISSIVE"))
+    assert sum(size for _, _, size in bad) == 16384 - at and bad[0][1] == at
+    assert good == [n for n, each in enumerate(offsets) if not at <= each < 16384]
+
+
+def test_bytes_behind_a_files_end_are_damage(four):
+    path, offsets = four
+    with file_of(path, 8192).open("ab") as file:
+        file.write(b"x" * 300)
+    good, bad = told(read(path, mode="PERMISSIVE"))
+    assert bad and all(name == f"{8192:020d}" for name, _, _ in bad)
+    assert good == list(range(len(offsets)))
+
+
+def test_files_with_exchanged_names_are_damage_each(four):
+    path, offsets = four
+    one, two = file_of(path, 8192), file_of(path, 16384)
+    one.rename(one.with_suffix(".x"))
+    two.rename(one)
+    one.with_suffix(".x").rename(two)
+    good, bad = told(read(path, mode="PERMISSIVE"))
+    assert bad == [(f"{8192:020d}", 8192, 8192), (f"{16384:020d}", 16384, 8192)]
+    assert good == [n for n, at in enumerate(offsets) if not 8192 <= at < 24576]
+
+
+def test_zeros_in_the_middle_and_two_bad_bytes_far_apart(four):
+    path, offsets = four
+    with file_of(path, 0).open("r+b") as file:
+        file.seek(offsets[2] + 10)
+        file.write(bytes(1500))  # into the next one
+    for hit in (8192 + 700, 24576 + 700):
+        with file_of(path, hit - hit % 8192).open("r+b") as file:
+            file.seek(hit % 8192)
+            file.write(b"\xff")
+    good, bad = told(read(path, mode="PERMISSIVE"))
+    assert [offset for _, offset, _ in bad] == [offsets[2], 8192, 24576]
+    lost = {2, 3, offsets.index(8192), offsets.index(24576)}
+    assert good == [n for n in range(len(offsets)) if n not in lost]
+
+
+def test_a_bad_first_record_does_not_lead_a_time_filter_astray(four):
+    """Its time is not believed: files are then chosen by no time at all."""
+    path, offsets = four
+    number = offsets.index(16384) - 3
+    with file_of(path, 16384).open("r+b") as file:
+        file.seek(56)
+        file.write(struct.pack(">q", START_MS - 10**9))
+    late = Selection().within("store_ms", low=START_MS + 1 + number + 1)
+    rows = read(path, late, timeSlackMs="0", mode="DROPMALFORMED")
+    wanted = [n for n in range(number + 1, len(offsets)) if offsets[n] != 16384]
+    assert [row["queue_offset"] for row in rows] == wanted
+
+
+def test_a_range_whose_file_became_too_short_counts_what_it_leaves_out(four):
+    path, _ = four
+    work = Read(ReadOptions.from_mapping({"path": path, "mode": "PERMISSIVE"}), Selection())
+    first = work.plan()[0]
+    with file_of(path, 0).open("r+b") as file:
+        file.truncate(100)
+    (row,) = [row for batch in work.run(first) for row in batch.to_pylist()]
+    assert (row["corrupt"]["offset"], row["corrupt"]["bytes"]) == (0, 8192)
+
+
+def test_a_checkpoint_with_an_impossible_offset_is_none(log_files):
+    log_files.add()
+    path = log_files.save(confirm=-5)
+    with pytest.raises(StoreError, match="no checkpoint"):
+        read(path)
+    assert len(read(path, unconfirmed="true")) == 1
+
+
+def test_stores_with_nothing_in_them(tmp_path):
+    empty = LogFiles(tmp_path / "empty")
+    path = empty.save(confirm=0)
+    assert read(path) == [] and read(path, unconfirmed="true") == []
+    only = tmp_path / "only-a-checkpoint"
+    only.mkdir()
+    (only / "checkpoint").write_bytes((Path(path) / "checkpoint").read_bytes())
+    for table in ("messages", "consumequeue", "index", "offsets", "epochs"):
+        assert read(only, table=table) == []
+
+
+def test_a_store_behind_links(four, tmp_path):
+    path, offsets = four
+    (tmp_path / "link").symlink_to(path)
+    assert len(read(tmp_path / "link")) == len(offsets)
+    real = file_of(path, 8192)
+    real.rename(tmp_path / "elsewhere")
+    real.symlink_to(tmp_path / "elsewhere")
+    assert len(read(path)) == len(offsets)
+    (tmp_path / "elsewhere").unlink()
+    with pytest.raises(DamagedFile, match="no file of the log"):
+        read(path)
+
+
+def test_records_of_every_shape(tmp_path):
+    """Both layouts, both kinds of hosts, nothing and the most of what a part may hold."""
+    files = LogFiles(tmp_path / "store", file_size=1 << 20)
+    shapes = [
+        {"body": b""},
+        {"topic": b"t" * 127},
+        {"topic": b"t" * 255},
+        {"topic": b"t" * 300},
+        {"properties": b"big\x01" + b"v" * 32_000 + b"\x02"},
+        {"properties": b"TAGS\x01x\x02" * 4000},
+        {"born_host": HOST_V6, "store_host": HOST_V6, "sys_flag": 0x30},
+        {"born_host": HOST_V4, "store_host": HOST_V6, "sys_flag": 0x20},
+        {"body": b"\x78\x9c" + b"z" * 100, "sys_flag": 0x1},
+        {"body": b"inner" * 50, "sys_flag": 0x80, "properties": b"INNER_NUM\x012\x02"},
+        {"body": b"b" * 100_000},
+    ]
+    for number, shape in enumerate(shapes):
+        files.add(number=number, **shape)
+    rows = read(files.save(), batchBytes=str(1 << 16), maxRecordBytes="200000", splitBytes="250000")
+    starts = [row["physical_offset"] for row in rows]
+    assert [row["queue_offset"] for row in rows] == list(range(len(shapes)))
+    assert [row_of(row) for row in rows] == [plain_row(bytes(files.data), at) for at in starts]
+
+
+def test_a_window_that_arrow_cannot_address_is_refused():
+    with pytest.raises(ValueError, match=r"batchBytes='2147483648'.* to 1073741824"):
+        ReadOptions.from_mapping({"path": "/s", "batchBytes": str(1 << 31)})
+    with pytest.raises(ValueError, match="maxRecordBytes"):
+        ReadOptions.from_mapping({"path": "/s", "maxRecordBytes": str(1 << 31)})
+
+
+def test_permissive_rows_are_marked_whatever_columns_are_named(four):
+    path, _ = four
+    with file_of(path, 0).open("r+b") as file:
+        file.write(b"\xff")
+    rows = read(path, mode="PERMISSIVE", columns="queue_id")
+    assert list(rows[0]) == ["queue_id", "corrupt"] and rows[0]["corrupt"]["offset"] == 0
+    assert list(read(path, mode="PERMISSIVE", columns="corrupt,topic")[0]) == ["corrupt", "topic"]
+
+
+def test_a_log_that_grows_and_is_cut_above_the_confirmed_end_while_it_is_read(four):
+    """A read is of what was confirmed when it was planned, whatever is done behind that."""
+    path, offsets = four
+    confirmed = offsets[20]
+    checkpoint = struct.pack(">qqqqq", 0, 0, 0, confirmed, confirmed).ljust(4096, b"\0")
+    (Path(path) / "checkpoint").write_bytes(checkpoint)
+    work = Read(ReadOptions.from_mapping({"path": path}), Selection())
+    seen = []
+    for number, each in enumerate(work.plan()):
+        last = file_of(path, 24576)
+        raw = bytearray(last.read_bytes())
+        behind = max(0, confirmed - 24576)
+        raw[behind:] = bytes(len(raw) - behind) if number % 2 else b"\xab" * (len(raw) - behind)
+        last.write_bytes(raw)
+        seen += [row["queue_offset"] for b in work.run(each) for row in b.to_pylist()]
+    assert seen == list(range(20))
+
+
+@pytest.fixture
+def queue(tmp_path):
+    """A store with one queue of 30 units over three files of ten; the last file holds five more."""
+    root = tmp_path / "store"
+    folder = root / "consumequeue" / "T" / "0"
+    folder.mkdir(parents=True)
+    for start in range(3):
+        units = [UNIT.pack(100 * n, 100, 7) for n in range(start * 10, start * 10 + 10)]
+        if start == 2:
+            units[5:] = [bytes(20)] * 5
+        (folder / f"{start * 200:020d}").write_bytes(b"".join(units))
+    (root / "checkpoint").write_bytes(struct.pack(">qqqqq", 0, 0, 0, 9999, 9999).ljust(4096, b"\0"))
+    return root
+
+
+def queue_file(root, start):
+    return root / "consumequeue" / "T" / "0" / f"{start:020d}"
+
+
+@pytest.mark.parametrize("unit", range(10))
+@pytest.mark.parametrize("start", [0, 200])
+def test_zeros_anywhere_in_a_queue_do_not_hide_what_follows(queue, start, unit):
+    raw = bytearray(queue_file(queue, start).read_bytes())
+    raw[unit * 20 : unit * 20 + 20] = bytes(20)
+    queue_file(queue, start).write_bytes(raw)
+    rows = read(queue, table="consumequeue", mode="PERMISSIVE")
+    good, bad = told(rows)
+    at = start // 20 + unit
+    assert good == [n for n in range(25) if n != at]
+    assert bad == [(f"{start:020d}", at * 20, 20)]
+
+
+@pytest.mark.parametrize("unit", range(4))
+def test_zeros_in_the_last_file_of_a_queue(queue, unit):
+    raw = bytearray(queue_file(queue, 400).read_bytes())
+    raw[unit * 20 : unit * 20 + 20] = bytes(20)
+    queue_file(queue, 400).write_bytes(raw)
+    good, bad = told(read(queue, table="consumequeue", mode="PERMISSIVE"))
+    assert good == [n for n in range(25) if n != 20 + unit] and len(bad) == 1
+
+
+def test_a_missing_or_short_file_of_a_queue_is_damage(queue):
+    with queue_file(queue, 200).open("r+b") as file:
+        file.truncate(70)  # three units and a half
+    good, bad = told(read(queue, table="consumequeue", mode="PERMISSIVE"))
+    assert good == [*range(13), *range(20, 25)]
+    assert bad == [(f"{200:020d}", 260, 140)]
+    queue_file(queue, 200).unlink()
+    with pytest.raises(DamagedFile, match=r"no file of queue T 0 .*200 "):
+        read(queue, table="consumequeue")
+    good, bad = told(read(queue, table="consumequeue", mode="PERMISSIVE"))
+    assert good == [*range(10), *range(20, 25)] and bad == [(f"{200:020d}", 200, 200)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"offsetTable":{"T@g":{"99999999999":1}}}',
+        '{"offsetTable":{"T@g":{0:99999999999999999999}}}',
+        '{"offsetTable":{"T@g":{"\\u00b2":1}}}',
+        '{"offsetTable":{"T@g":{0:true}}}',
+        '{"offsetTable":[]}',
+        '{"offsetTable":{"T@g":{0:1}',
+        "\0\0\0\0",
+    ],
+)
+def test_offsets_that_can_be_none_are_damage(queue, text):
+    (queue / "config").mkdir()
+    (queue / "config" / "consumerOffset.json").write_text(text)
+    with pytest.raises(DamagedFile, match=r"consumerOffset\.json"):
+        read(queue, table="offsets")
+    (row,) = read(queue, table="offsets", mode="PERMISSIVE")
+    assert row["corrupt"]["bytes"] == len(text.encode()) and row["group"] is None
+    backup = queue / "config" / "consumerOffset.json.bak"
+    backup.write_text(json.dumps({"offsetTable": {"T@g": {"0": 20}}}))
+    (row,) = read(queue, table="offsets")
+    assert (row["offset"], row["lag"]) == (20, 5)
+
+
+def test_one_bad_index_file_does_not_hide_the_others(tmp_path):
+    files = LogFiles(tmp_path / "store")
+    files.add()
+    path = files.save()
+    (Path(path) / "index").mkdir()
+    good, bad = (Path(path) / "index" / name for name in ("20260101000000000", "20260102000000000"))
+    for file, count in ((good, 3), (bad, 500)):
+        head = struct.pack(">qqqqii", START_MS, START_MS, 0, 0, 1, count)
+        entries = b"".join(struct.pack(">iqii", n, n * 10, 0, 0) for n in range(40))
+        file.write_bytes(head + bytes(40) + entries)
+    with pytest.raises(DamagedFile, match=r"20260102000000000: .*counts 500 entries"):
+        read(path, table="index", maxHashSlotNum="10")
+    rows = read(path, table="index", maxHashSlotNum="10", mode="PERMISSIVE")
+    assert [row["corrupt"] is None for row in rows] == [True, True, False]
