@@ -177,17 +177,20 @@ class Producer(Startable, ClientMember):
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
+        unique_key: str | None = None,
     ) -> SendResult:
         """Sends one message and waits for the acknowledgement.
 
-        The queue is chosen round robin, unless `queue` or `selector` names it. A result whose
+        The queue is chosen round robin, unless `queue` or `selector` names it. `unique_key`: the
+        caller's own id of the message, the same if it is sent again; else it gets a fresh one. A
+        result whose
         `acknowledged` is false was stored but not confirmed by every replica that counts.
         Raises MessageIllegalError, NoRouteError, NoNameServerError, SendFailedError; after a
         SendFailedError without a final reply the message may still be stored.
         """
         ready = outgoing(
             message,
-            self._ids.next,
+            self._ids.next if unique_key is None else lambda: unique_key,
             compress_over_bytes=self.options.compress_over_bytes,
             size_max=self.options.message_size_max,
         )
@@ -199,13 +202,19 @@ class Producer(Startable, ClientMember):
         *,
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
+        unique_keys: Sequence[str] | None = None,
     ) -> SendResult:
         """Sends messages of one topic in one request; they get consecutive queue offsets.
 
         All are stored or none. `msg_id` and `offset_msg_id` of the result are comma lists.
-        Errors as `send`.
+        `unique_keys`: the caller's own ids, one per message. Errors as `send`.
         """
-        ready = outgoing_batch(messages, self._ids.next, size_max=self.options.message_size_max)
+        keys = None if unique_keys is None else iter((*unique_keys, self._ids.next()))
+        ready = outgoing_batch(
+            messages,
+            self._ids.next if keys is None else keys.__next__,
+            size_max=self.options.message_size_max,
+        )
         return await self._send(ready, self._chooser(messages[0], queue, None), timeout_ms)
 
     async def send_oneway(

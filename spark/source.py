@@ -14,6 +14,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     Filter,
     InputPartition,
 )
@@ -102,6 +104,18 @@ class BatonmqSource(DataSource):
 
         self._check_schema(schema)
         return TopicStreamReader(TopicOptions.from_mapping(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark.live.sink import TopicWriter
+        from spark.live.sink_options import SinkOptions
+
+        return TopicWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from spark.live.sink import TopicStreamWriter
+        from spark.live.sink_options import SinkOptions
+
+        return TopicStreamWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
 
     def _check_schema(self, schema: StructType) -> None:
         wanted = self.schema()

@@ -1,0 +1,174 @@
+"""The sink as Spark sees it: each task sends its rows, the driver counts what was acknowledged.
+
+At least once: a task, or a batch of a stream, that is done again sends its rows again, each under
+the unique key that it had: job, batch, partition and place in it.
+"""
+
+import json
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+import pyarrow as pa
+import uvloop
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from spark.live.sink_options import SinkOptions, check_columns
+from spark.live.sink_sender import Ack, SinkError, SinkSender, row_of
+
+log = logging.getLogger(__name__)
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+_encode: Final = msgspec.json.encode
+
+
+@dataclass(frozen=True)
+class Sent(WriterCommitMessage):
+    """How many messages of a partition were acknowledged."""
+
+    job: str
+    partition: int
+    messages: int
+
+
+class TopicWriter(DataSourceArrowWriter):
+    """A batch write. Its keys begin with an id that is new for each write."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        _check(options, schema, overwrite)
+        self._options = options
+        self._job = uuid.uuid4().hex[:12]
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        return _send(self._options, self._job, 0, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _committed(self._options, messages, 0)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _aborted(messages, 0)
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """A stream's writes. Its keys begin with the query's id, which a restart keeps."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        _check(options, schema, overwrite)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        context = TaskContext.get()
+        query_id = context.getLocalProperty(_QUERY_ID) if context is not None else None
+        batch_id = context.getLocalProperty(_BATCH_ID) if context is not None else None
+        if not query_id or not batch_id:
+            raise SinkError("Spark does not tell the task of which query and batch it is")
+        job = uuid.UUID(query_id).hex[:12]
+        return _send(self._options, job, int(batch_id), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        _committed(self._options, messages, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        _aborted(messages, batchId)
+
+
+def _check(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+    if overwrite:
+        raise ValueError(
+            "a topic cannot be overwritten: use mode append (a stream: output mode append)"
+        )
+    check_columns({f.name: f.dataType.simpleString() for f in schema.fields}, options)
+
+
+def _send(options: SinkOptions, job: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> Sent:
+    """Sends one partition. Raises SinkError; what was acknowledged until then is written down."""
+    context = TaskContext.get()
+    partition = context.partitionId() if context is not None else 0
+    prefix = f"{job}-{batch_id}-{partition}-"
+    loop = uvloop.new_event_loop()
+    with AckFile(options.ack_folder, f"acks-{prefix}") as report:
+        sender = SinkSender(options, report.add)
+        number = 0
+        try:
+            loop.run_until_complete(sender.start())
+            for batch in batches:
+                rows = []
+                for values in batch.to_pylist():
+                    rows.append(row_of(number, f"{prefix}{number}", values, options.topic))
+                    number += 1
+                loop.run_until_complete(sender.add(rows))
+            loop.run_until_complete(sender.finish())
+        finally:
+            loop.run_until_complete(sender.close())
+            loop.close()
+        return Sent(job, partition, report.count)
+
+
+class AckFile:
+    """One JSON line per acknowledged message, in a file of this attempt; made with the first."""
+
+    def __init__(self, folder: str, prefix: str) -> None:
+        self.count = 0
+        self._path = Path(folder) / f"{prefix}{uuid.uuid4().hex[:8]}.jsonl" if folder else None
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "AckFile":
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._file is not None and self._path is not None:
+            self._file.close()
+            if not self.count:
+                self._path.unlink()
+
+    def add(self, acks: list[Ack]) -> None:
+        self.count += len(acks)
+        if self._file is not None:
+            self._file.write(b"".join(_encode(ack) + b"\n" for ack in acks))
+            self._file.flush()
+
+
+def _committed(
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], batch_id: int
+) -> None:
+    sent = [message for message in messages if isinstance(message, Sent)]
+    count = sum(each.messages for each in sent)
+    job = sent[0].job if sent else "none"
+    log.info("sink_committed job=%s batch=%d messages=%d", job, batch_id, count)
+    if options.ack_folder and sent:
+        told = {
+            "job": job,
+            "batch": batch_id,
+            "messages": count,
+            "partitions": {str(each.partition): each.messages for each in sent},
+        }
+        path = Path(options.ack_folder) / f"_committed-{job}-{batch_id}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(told) + "\n")
+
+
+def _aborted(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+    sent = [message for message in messages if isinstance(message, Sent)]
+    log.warning(
+        "sink_aborted batch=%d partitions_done=%d messages_acknowledged_there=%d",
+        batch_id,
+        len(sent),
+        sum(each.messages for each in sent),
+    )
+
+
+__all__ = ["AckFile", "Sent", "TopicStreamWriter", "TopicWriter"]

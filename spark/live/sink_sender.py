@@ -1,0 +1,261 @@
+"""Sends rows of one task and writes down what was acknowledged.
+
+Rows of one queue are sent in order, one request after the other; other requests go side by side.
+Only code 0 is an acknowledgement: what was stored and not confirmed is sent again, under the same
+unique key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from batonmq.client_instance import ClientInstance
+from batonmq.clock import boot_ms
+from batonmq.errors import NoNameServerError
+from batonmq.producer import Producer
+from batonmq.retry import pause_ms
+from batonmq.send_result import SendResult
+from protocol import properties as names
+from protocol.errors import BatonError
+from protocol.message import Message, MessageQueue
+from protocol.tags import java_string_hash
+from spark.live.sink_options import SinkOptions
+
+Ack = dict[str, str | int]
+
+
+class SinkError(Exception):
+    """A row cannot be sent, or was not acknowledged in time; the text names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message to be sent. `number` is its place in the partition."""
+
+    number: int
+    unique_key: str
+    message: Message
+    queue_id: int | None = None
+    broker: str | None = None
+    sharding_key: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.message.body) + 256
+
+
+def row_of(number: int, unique_key: str, values: Mapping[str, Any], topic: str) -> Row:
+    """A row out of its columns. `topic` is that of rows which name none. Raises SinkError."""
+    body = values["body"]
+    to_topic = values.get("topic") or topic
+    for what, value in (("body", body), ("topic", to_topic)):
+        if not value:
+            raise SinkError(f"row {number} of its partition has no {what}: it cannot be sent")
+    properties = {name: value for name, value in values.get("properties") or () if value}
+    own = sorted(names.RESERVED & properties.keys() - {names.KEYS, names.TAGS})
+    if own:
+        raise SinkError(
+            f"row {number} of its partition sets {', '.join(own)} in properties: these belong to "
+            "the broker and the client"
+        )
+    for name, column in (
+        (names.KEYS, "keys"), (names.TAGS, "tags"), (names.SHARDING_KEY, "sharding_key")
+    ):  # fmt: skip
+        if values.get(column):
+            properties[name] = values[column]
+    raw = body.encode() if isinstance(body, str) else bytes(body)
+    return Row(
+        number,
+        unique_key,
+        Message(to_topic, raw, properties=properties),
+        values.get("queue_id"),
+        values.get("broker"),
+        values.get("sharding_key"),
+    )
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Rows that go the same way. `queue` None: any of the topic's, in no order."""
+
+    queue: MessageQueue | None
+    waiting: list[Row] = field(default_factory=list)
+    size_bytes: int = 0
+    last: asyncio.Task[None] | None = None
+
+
+class SinkSender:
+    """`start`, `add` as often as needed, `finish`; `close` whatever happened.
+
+    `acknowledged` is called with the acks of each request.
+    """
+
+    def __init__(self, options: SinkOptions, acknowledged: Callable[[list[Ack]], None]) -> None:
+        self._options = options
+        self._acknowledged = acknowledged
+        self._client = ClientInstance(list(options.name_servers))
+        self._producer = Producer(options.group, client=self._client)
+        self._lanes: dict[tuple[str, MessageQueue | None], _Lane] = {}
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}
+        self._room = asyncio.Semaphore(options.in_flight)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._error: BaseException | None = None
+
+    async def start(self) -> None:
+        await self._client.start()
+        await self._producer.start()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._producer.close()
+        await self._client.close()
+
+    async def add(self, rows: Sequence[Row]) -> None:
+        """Takes rows to send; waits while too much is under way. Raises what failed so far."""
+        for row in rows:
+            queue = await self._queue_of(row)
+            lane = self._lanes.setdefault((row.message.topic, queue), _Lane(queue))
+            full = len(lane.waiting) >= self._options.batch_messages
+            if full or (
+                lane.waiting and lane.size_bytes + row.size_bytes > self._options.batch_bytes
+            ):
+                await self._flush(lane)
+            lane.waiting.append(row)
+            lane.size_bytes += row.size_bytes
+
+    async def finish(self) -> None:
+        """Sends the rest and waits for every acknowledgement. Raises what failed."""
+        for lane in self._lanes.values():
+            if lane.waiting:
+                await self._flush(lane)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def _flush(self, lane: _Lane) -> None:
+        await self._room.acquire()
+        if self._error is not None:
+            self._room.release()
+            raise self._error
+        rows, lane.waiting, lane.size_bytes = lane.waiting, [], 0
+        before = lane.last if lane.queue is not None else None
+        task = asyncio.get_running_loop().create_task(self._send_after(before, rows, lane.queue))
+        lane.last = task
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._room.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = self._error or error
+
+    async def _send_after(
+        self, before: asyncio.Task[None] | None, rows: list[Row], queue: MessageQueue | None
+    ) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+            if before.cancelled() or before.exception() is not None:
+                return  # what came before failed: nothing may overtake it
+        self._acknowledged(_acks(rows, await self._send(rows, queue)))
+
+    async def _send(self, rows: list[Row], queue: MessageQueue | None) -> SendResult:
+        options = self._options
+        deadline_ms = boot_ms() + options.send_timeout_ms
+        tries = 0
+        while True:
+            left_ms = deadline_ms - boot_ms()
+            try:
+                result = await self._request(rows, queue, max(left_ms, 1))
+                if result.acknowledged:
+                    return result
+                why = f"stored, but {result.status.name}"
+            except NoNameServerError as error:
+                why = str(error)
+            except BatonError as error:
+                raise SinkError(f"{_told(rows)}: {error}") from error
+            tries += 1
+            if boot_ms() + pause_ms(tries) >= deadline_ms:
+                raise SinkError(
+                    f"{_told(rows)}: not acknowledged in {options.send_timeout_ms} ms (option "
+                    f"sendTimeout): {why}"
+                )
+            await asyncio.sleep(pause_ms(tries) / 1000)
+
+    async def _request(
+        self, rows: list[Row], queue: MessageQueue | None, timeout_ms: int
+    ) -> SendResult:
+        if len(rows) == 1:
+            (row,) = rows
+            return await self._producer.send(
+                row.message, queue=queue, timeout_ms=timeout_ms, unique_key=row.unique_key
+            )
+        return await self._producer.send_batch(
+            [row.message for row in rows],
+            queue=queue,
+            timeout_ms=timeout_ms,
+            unique_keys=[row.unique_key for row in rows],
+        )
+
+    async def _queue_of(self, row: Row) -> MessageQueue | None:
+        """The queue that a row asks for, None for any. Raises SinkError if there is none such."""
+        if row.queue_id is None and row.sharding_key is None:
+            return None
+        topic = row.message.topic
+        queues = self._queues.get(topic)
+        if queues is None:
+            deadline_ms = boot_ms() + self._options.send_timeout_ms
+            try:
+                route = await self._client.route(topic, deadline_ms=deadline_ms)
+            except BatonError as error:
+                raise SinkError(f"{_told([row])}: {error}") from error
+            queues = self._queues[topic] = route.subscribe_queues
+        if row.sharding_key is not None:
+            return queues[java_string_hash(row.sharding_key) % len(queues)] if queues else None
+        found = [
+            queue
+            for queue in queues
+            if queue.queue_id == row.queue_id and row.broker in (None, queue.broker_name)
+        ]
+        if len(found) == 1:
+            return found[0]
+        what = (
+            "no such queue" if not found else "several brokers have it: name one in column broker"
+        )
+        raise SinkError(
+            f"{_told([row])}: queue_id {row.queue_id}: {what}; there are "
+            f"{', '.join(map(str, queues)) or 'none'}"
+        )
+
+
+def _acks(rows: list[Row], result: SendResult) -> list[Ack]:
+    ids = result.offset_msg_id.split(",")
+    queue = result.queue
+    return [
+        {
+            "topic": queue.topic,
+            "broker": queue.broker_name,
+            "queue_id": queue.queue_id,
+            "queue_offset": result.queue_offset + place,
+            "unique_key": row.unique_key,
+            "msg_id": ids[place] if place < len(ids) else "",
+        }
+        for place, row in enumerate(rows)
+    ]
+
+
+def _told(rows: list[Row]) -> str:
+    first, last = rows[0], rows[-1]
+    which = f"row {first.number}" if first is last else f"rows {first.number} to {last.number}"
+    return f"{which} of their partition (topic {first.message.topic}, from {first.unique_key})"
+
+
+__all__ = ["Ack", "Row", "SinkError", "SinkSender", "row_of"]

@@ -1,0 +1,225 @@
+"""Options, offsets and ranges of topics: the pure core, without Spark or a cluster."""
+
+import json
+import zlib
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+
+from protocol.message import MessageQueue
+from protocol.sysflag import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB
+from spark.live.columns import TOPIC, _inflated, topic_schema
+from spark.live.offsets import EARLIEST, LATEST, from_checkpoint, parse_bound, to_checkpoint
+from spark.live.options import TopicOptions
+from spark.live.ranges import (
+    ENDS_BELOW,
+    EXPIRED,
+    SMALL,
+    QueueRange,
+    fair_end,
+    loss_of,
+    ranges_between,
+    share_out,
+    total,
+)
+from spark.live.sink_options import SinkOptions, check_columns
+from spark.live.sink_sender import SinkError, row_of
+from spark.schemas import TABLES
+
+GIVEN = {"table": "topic", "nameServers": "a:1;b:2", "topic": "T"}
+
+
+def queue(queue_id, topic="T", broker="b"):
+    return MessageQueue(topic, broker, queue_id)
+
+
+def options(streaming=None, **more):
+    return TopicOptions.from_mapping({**GIVEN, **more}, streaming=streaming)
+
+
+def test_options_are_read_in_every_documented_form():
+    read = options(
+        topic='["T", "U"]',
+        startingTimestamp="2026-11-21T10:00:00.0001",
+        endingTimestamp="1795000000000",
+        operationTimeout="2m",
+        tags="x || y",
+        maxOffsetsPerPartition="500",
+    )
+    assert read.topics == ("T", "U")
+    assert read.starting.time_ms == 1795255200001  # a part of a millisecond rounds up
+    assert read.ending.time_ms == 1795000000000
+    assert read.operation_timeout_ms == 120_000
+    assert read.tags == ("x", "y")
+    assert read.offsets_per_partition_max == 500
+    assert options().name_servers == ("a:1", "b:2")
+    assert options(nameServers='["h:1", "i:2"]').name_servers == ("h:1", "i:2")
+    assert options(FAILondataLOSS="false").fail_on_data_loss is False
+    assert options(startingTimestamp="2026-11-21T11:00:00+01:00").starting.time_ms == 1795255200000
+
+
+@pytest.mark.parametrize(
+    ("streaming", "more", "told"),
+    [
+        (None, {"startingOffset": "latest"}, "unknown option startingoffset .*startingOffsets"),
+        (None, {"nameServers": ""}, "no nameServers"),
+        (None, {"nameServers": "host"}, "'host' is not host:port"),
+        (None, {"topic": " "}, "no topic"),
+        (None, {"topic": "a b"}, "topic='a b'"),
+        (True, {"endingOffsets": "latest"}, "endingOffsets is an option of batch reads only"),
+        (False, {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is an option of streams only"),
+        (None, {"startingOffsets": "latest", "startingTimestamp": "5"}, "cannot stand together"),
+        (None, {"startingOffsets": "newest"}, "must be earliest, latest, or JSON"),
+        (None, {"startingOffsets": '{"X": 5}'}, "names topic X, option topic has T"),
+        (None, {"startingOffsets": '{"T": {"b": {"q": 5}}}'}, "queueId is a number"),
+        (None, {"startingOffsets": '{"T": {"b": {"1": -7}}}'}, "T, broker b, queue 1: -7 must be"),
+        (None, {"startingOffsets": '{"T": true}'}, "True must be"),
+        (None, {"startingTimestamp": "yesterday"}, "ms since 1970 or a time such as"),
+        (None, {"operationTimeout": "soon"}, "a time such as 500ms, 30s or 2m"),
+        (None, {"maxOffsetsPerTrigger": "0.5"}, "must be a number from 1 on"),
+        (None, {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "9 is above max"),
+        (None, {"failOnDataLoss": "maybe"}, "must be true or false"),
+        (None, {"tags": "a b"}, "name tags as a"),
+        (None, {"consumerGroup": "a b"}, "consumerGroup='a b'"),
+    ],
+)
+def test_wrong_options_are_refused_with_what_is_allowed(streaming, more, told):
+    with pytest.raises(ValueError, match=told):
+        options(streaming, **more)
+
+
+def test_columns_are_those_of_messages_under_the_same_types():
+    assert set(TABLES["messages"].names) - set(TOPIC.names) == {"store", "broker_id"}
+    assert all(
+        TOPIC.field(name).type == TABLES["messages"].field(name).type for name in TOPIC.names
+    )
+    assert topic_schema(("body", "topic")).names == ["body", "topic"]
+    with pytest.raises(ValueError, match="table topic has no store"):
+        topic_schema(("store",))
+
+
+def test_bodies_are_plain_where_they_can_be():
+    packed = zlib.compress(b"plain")
+    flags = [0, COMPRESSED | COMPRESSION_ZLIB, COMPRESSED, COMPRESSED | COMPRESSION_LZ4, COMPRESSED]
+    bodies = pa.array([packed, packed, packed, packed, b"garbage"], pa.binary())
+    found = _inflated(bodies, [1, 2, 3, 4], flags).to_pylist()
+    assert found == [packed, b"plain", b"plain", packed, b"garbage"]
+
+
+def test_checkpoints_keep_offsets_and_refuse_what_they_do_not_know():
+    offsets = {queue(10): 5, queue(9): 7, queue(0, "U"): 0}
+    raw = to_checkpoint(offsets)
+    text = json.dumps(raw)
+    assert text == (
+        '{"version": 1, "topics": {"T": {"b": {"9": 7, "10": 5}}, "U": {"b": {"0": 0}}}}'
+    )
+    assert from_checkpoint(json.loads(text), ["T", "U"]) == offsets
+    assert json.dumps(to_checkpoint(dict(reversed(offsets.items())))) == text
+    with pytest.raises(ValueError, match="version 2; this program reads version 1"):
+        from_checkpoint({**raw, "version": 2}, ["T", "U"])
+    with pytest.raises(ValueError, match="topic U, which option topic does not name"):
+        from_checkpoint(raw, ["T"])
+    with pytest.raises(ValueError, match="not of the form"):
+        from_checkpoint({"version": 1, "topics": {"T": {"b": 5}}}, ["T"])
+
+
+def test_a_bound_says_it_for_queues_brokers_topics_or_all():
+    text = '{"T": {"b": {"0": 5, "1": "latest", "2": -2}, "c": -1}, "U": "earliest"}'
+    bound = parse_bound(text, "startingOffsets", ["T", "U", "V"])
+    assert [bound.place(queue(i), 77) for i in range(4)] == [5, LATEST, EARLIEST, 77]
+    assert bound.place(queue(0, broker="c"), 77) == LATEST
+    assert bound.place(queue(3, "U"), 77) == EARLIEST
+    there = [queue(0), queue(1), queue(2), queue(0, broker="c")]
+    bound.check_known(there, "startingOffsets")
+    with pytest.raises(
+        ValueError, match="startingOffsets names T@b:2; there are T@b:0, T@b:1, T@c"
+    ):
+        bound.check_known([q for q in there if q != queue(2)], "startingOffsets")
+
+
+def test_what_a_queue_lacks_of_a_range_is_told():
+    assert loss_of(QueueRange(queue(0), 5, 9), 5, 9) is None
+    assert loss_of(QueueRange(queue(0), 0, 0), 5, 9) is None
+    assert loss_of(QueueRange(queue(0), 4, 9), 5, 9).why == EXPIRED
+    assert loss_of(QueueRange(queue(0), 5, 10), 5, 9).why == ENDS_BELOW
+    short = loss_of(QueueRange(queue(3), 12, 12), 5, 9)
+    assert short.why == ENDS_BELOW
+    told = str(short.error())
+    for part in ("topic T", "broker b", "queue 3", "[12, 12)", "[5, 9)", "failOnDataLoss=false"):
+        assert part in told
+
+
+def test_ranges_between_offsets_with_new_and_remade_queues():
+    start = {queue(0): 5, queue(1): 8, queue(2): 9}
+    end = {queue(0): 7, queue(1): 8, queue(2): 3, queue(3): 2}
+    assert ranges_between(start, end) == [
+        QueueRange(queue(0), 5, 7),
+        QueueRange(queue(2), 0, 3),  # made anew
+        QueueRange(queue(3), 0, 2),
+    ]
+
+
+def test_tasks_hold_every_offset_once():
+    ranges = [
+        QueueRange(queue(i), 10, 10 + size) for i, size in enumerate([3, 5000, 1999, 7, 12001])
+    ]
+    for most in (0, 1, 2, 4000, 10**9):
+        tasks = share_out(ranges, most)
+        assert tasks == share_out(ranges, most)
+        for wanted in ranges:
+            parts = [part for task in tasks for part in task if part.queue == wanted.queue]
+            assert (parts[0].begin, parts[-1].end) == (wanted.begin, wanted.end)
+            assert all(a.end == b.begin for a, b in pairwise(parts))
+        if most:
+            assert max(map(total, tasks)) <= most
+        assert all(len(task) == 1 or total(task) <= SMALL for task in tasks)
+    assert share_out([], 5) == []
+
+
+def test_a_limit_is_spread_fairly_and_used_up():
+    start = {queue(0): 100, queue(1): 0, queue(2): 0}
+    ends = {queue(0): 103, queue(1): 1000, queue(2): 1000, queue(3): 50}
+    near = fair_end(start, ends, 100)
+    assert near == {queue(0): 103, queue(1): 32, queue(2): 33, queue(3): 32}
+    assert sum(near.values()) - 100 == 100
+    assert fair_end(start, ends, 10**6) == ends
+    tiny = fair_end(start, ends, 1)
+    assert sum(tiny.values()) - 100 == 1
+
+
+def test_what_can_be_written_is_checked():
+    sink = SinkOptions.from_mapping({"nameServers": "a:1", "topic": "T", "sendTimeout": "5s"})
+    assert sink.send_timeout_ms == 5000
+    check_columns({"body": "string", "keys": "string", "properties": "map<string,string>"}, sink)
+    nowhere = SinkOptions.from_mapping({"nameServers": "a:1"})
+    for columns, given, told in (
+        ({"value": "string"}, sink, "no column body among value"),
+        ({"body": "string"}, nowhere, "no topic"),
+        ({"body": "string", "colour": "string"}, sink, "column colour cannot be sent"),
+        ({"body": "int"}, sink, "column body is int; it must be binary or string"),
+        ({"body": "binary", "queue_id": "int", "sharding_key": "string"}, sink, "both choose"),
+        ({"body": "binary", "broker": "string"}, sink, "needs column queue_id"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            check_columns(columns, given)
+    for wrong, told in (
+        ({"ackReports": "x"}, "unknown option ackreports for writing; there are ackReport"),
+        ({"topic": "T,U"}, "name one"),
+        ({"table": "messages"}, "only topics are written"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            SinkOptions.from_mapping({"nameServers": "a:1", **wrong})
+
+
+def test_a_row_becomes_a_message_or_a_sentence():
+    values = {"body": "é", "keys": "k", "tags": None, "properties": [("a", "1"), ("b", None)]}
+    row = row_of(3, "job-0-0-3", {**values, "sharding_key": "s"}, "T")
+    assert (row.message.topic, row.message.body) == ("T", "é".encode())
+    assert row.message.properties == {"a": "1", "KEYS": "k", "__SHARDINGKEY": "s"}
+    with pytest.raises(SinkError, match="row 4 of its partition has no body"):
+        row_of(4, "x", {"body": b""}, "T")
+    with pytest.raises(SinkError, match="row 5 of its partition has no topic"):
+        row_of(5, "x", {"body": b"b", "topic": None}, "")
+    with pytest.raises(SinkError, match="sets UNIQ_KEY in properties"):
+        row_of(6, "x", {"body": b"b", "properties": [("UNIQ_KEY", "mine")]}, "T")
