@@ -1,0 +1,1 @@
+"""The audit of messages: replicas against each other, and against what producers were told."""

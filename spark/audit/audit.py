@@ -1,0 +1,249 @@
+"""Runs an audit: plans ranges, scans them as Spark tasks, asks what crosses them, and sums up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+
+from spark.audit.acked import AckedCheck, AckedCounts, read_acked
+from spark.audit.epoch_lists import compare_epochs
+from spark.audit.findings import COUNT, FINDING, FINDING_NAMES, SEVERITIES, Finding
+from spark.audit.relations import (
+    duplicates,
+    finding_schema,
+    queue_breaks,
+    queues_behind,
+    scan_findings,
+)
+from spark.audit.replicas import Group, find_groups, log_files, outside
+from spark.audit.scan import RangeTask, ScanOptions, plan_tasks
+from spark.audit.scan_source import scan_frame
+from spark.storage import Storage, locate
+
+Step = Callable[[str], AbstractContextManager[None]]
+_PARTITIONS_MAX: Final = 64
+_GROUPS_OF_FINDINGS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRequest:
+    """What to audit, and how. `group`: all stores are replicas of it. Sizes are bytes."""
+
+    stores: tuple[str, ...]
+    acked: tuple[str, ...] = ()
+    group: str | None = None
+    unconfirmed: bool = False
+    check_crc: bool = True
+    duplicates: bool = True
+    queues: bool = True
+    range_bytes: int = 64 << 20
+    chunk_bytes: int = 8 << 20
+    record_bytes_max: int = 32 << 20
+
+    @property
+    def scan(self) -> ScanOptions:
+        return ScanOptions(
+            check_crc=self.check_crc,
+            unconfirmed=self.unconfirmed,
+            messages=self.duplicates or bool(self.acked),
+            queues=self.queues,
+            range_bytes=self.range_bytes,
+            chunk_bytes=self.chunk_bytes,
+            record_bytes_max=self.record_bytes_max,
+        )
+
+
+@dataclass(slots=True)
+class GroupCounts:
+    """One group: messages in its confirmed log, those that two or more replicas hold alike, and the
+    bytes of the log that were looked at.
+    """
+
+    messages: int = 0
+    agreed: int = 0
+    log_bytes: int = 0
+
+
+@dataclass(slots=True)
+class AuditResult:
+    """What came of an audit. `findings`: the table of findings, kept by Spark until `close`.
+
+    `kinds`: rows of group, severity, kind, replicas, count, first and last offset and epoch.
+    """
+
+    groups: list[Group]
+    counts: dict[str, GroupCounts]
+    findings: DataFrame
+    kinds: list[dict[str, Any]]
+    acked: AckedCounts | None
+    warnings: list[str] = field(default_factory=list)
+
+    def count(self, *kinds: str, severity: str | None = None) -> int:
+        """How many findings there are of these kinds (none named: of all)."""
+        return sum(
+            row["count"]
+            for row in self.kinds
+            if (not kinds or row["kind"] in kinds)
+            and (severity is None or row["severity"] == severity)
+        )
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is nothing but information."""
+        return not any(self.count(severity=severity) for severity in SEVERITIES[:2])
+
+    def first(self, limit: int) -> list[dict[str, Any]]:
+        """The first findings, the gravest first."""
+        if not limit:
+            return []
+        grave = F.array_position(F.array(*map(F.lit, SEVERITIES)), F.col("severity"))
+        rows = self.findings.orderBy(grave, "group", "physical_offset", "kind").limit(limit)
+        return [row.asDict() for row in rows.collect()]
+
+
+def _no_step(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def run_audit(session: SparkSession, request: AuditRequest, step: Step = _no_step) -> AuditResult:
+    """Audit all groups of the stores. `step` is told what begins.
+
+    Raises ValueError, StoreError, OSError for what cannot be audited as asked; what a task raises
+    comes as Spark's error.
+    """
+    with step("reading what the stores say of themselves"):
+        groups = find_groups(
+            request.stores,
+            group=request.group,
+            unconfirmed=request.unconfirmed,
+            with_tails=bool(request.acked),
+        )
+        told: list[Finding] = []
+        tasks: list[RangeTask] = []
+        for number, group in enumerate(groups):
+            files = log_files(group)
+            told += outside(group, files) + compare_epochs(group)
+            tasks += plan_tasks(number, group, files, request.range_bytes)
+    entries = None
+    if request.acked:
+        with step("reading the acknowledged list"):
+            entries = read_acked(session, request.acked)
+    rows = scan_frame(session, tasks, groups, request.scan).persist(StorageLevel.DISK_ONLY)
+    by_name = {group.name: group for group in groups}
+    with step("comparing the replicas"):
+        found, counts = _counted(rows, groups)
+    parts = [scan_findings(rows, found), queues_behind(rows)]
+    warnings = [
+        f"{group.name} has one store here: there is nothing to compare it with"
+        for group in groups
+        if len(group.replicas) == 1
+    ]
+    acked = None
+    with step("looking across ranges"):
+        if request.queues:
+            breaks, is_all = queue_breaks(rows, by_name)
+            told += breaks
+            if not is_all:
+                warnings.append(f"more than {len(breaks)} gaps between ranges; these are told")
+        if request.duplicates:
+            parts.append(duplicates(rows))
+        if entries is not None:
+            check = AckedCheck(session, entries, rows, groups)
+            acked = check.counts()
+            parts.append(check.findings())
+        parts.append(
+            session.createDataFrame([finding.row() for finding in told], finding_schema()).select(
+                *FINDING_NAMES
+            )
+        )
+        findings = reduce(DataFrame.union, parts).coalesce(_PARTITIONS_MAX)
+        findings = findings.persist(StorageLevel.DISK_ONLY)
+        kinds = _kinds(findings)
+    return AuditResult(groups, counts, findings, kinds, acked, warnings)
+
+
+def _counted(
+    rows: DataFrame, groups: Sequence[Group]
+) -> tuple[dict[str, int], dict[str, GroupCounts]]:
+    """(findings of each kind, counts of each group); this runs the scan."""
+    summed = (
+        rows.where(F.col("part").isin(FINDING, COUNT))
+        .groupBy("part", "group", "kind")
+        .agg(
+            F.count("*").alias("rows"),
+            F.sum("amount").alias("messages"),
+            F.sum("agreed").alias("agreed"),
+            F.sum(F.when(F.col("part") == COUNT, F.col("size"))).alias("log_bytes"),
+        )
+        .collect()
+    )
+    counts = {group.name: GroupCounts() for group in groups}
+    kinds: dict[str, int] = {}
+    for row in summed:
+        if row.part == FINDING:
+            kinds[row.kind] = kinds.get(row.kind, 0) + row.rows
+        else:
+            counts[row.group] = GroupCounts(row.messages, row.agreed, row.log_bytes)
+    return kinds, counts
+
+
+def _kinds(findings: DataFrame) -> list[dict[str, Any]]:
+    grouped = findings.groupBy("group", "severity", "kind", "replicas").agg(
+        F.count("*").alias("count"),
+        F.min("physical_offset").alias("first_offset"),
+        F.max("physical_offset").alias("last_offset"),
+        F.min("epoch").alias("first_epoch"),
+        F.max("epoch").alias("last_epoch"),
+    )
+    rows = [row.asDict() for row in grouped.limit(_GROUPS_OF_FINDINGS).collect()]
+    order = {severity: rank for rank, severity in enumerate(SEVERITIES)}
+    return sorted(
+        rows, key=lambda row: (order[row["severity"]], row["group"], row["kind"], row["replicas"])
+    )
+
+
+def check_output(folder: str, *, overwrite: bool) -> None:
+    """Raises FileExistsError if the folder holds something and may not be overwritten."""
+    storage, place = locate(folder)
+    if storage.children(place) and not overwrite:
+        raise FileExistsError(f"--output {folder}: it is not empty; --overwrite replaces it")
+
+
+def write_result(result: AuditResult, folder: str, summary: dict[str, Any]) -> None:
+    """`findings` as Parquet and `summary.json`, which comes last and only whole. Raises OSError."""
+    storage, place = locate(folder)
+    system = storage.file_system
+    system.create_dir(place)
+    if storage.exists(f"{place}/summary.json"):
+        system.delete_file(f"{place}/summary.json")
+    target = f"{folder}/findings" if "://" in folder else f"file://{place}/findings"
+    ordered = result.findings.orderBy("group", "physical_offset")
+    ordered.write.mode("overwrite").parquet(target)
+    _write_whole(storage, f"{place}/summary.json", summary)
+
+
+def _write_whole(storage: Storage, path: str, document: dict[str, Any]) -> None:
+    system = storage.file_system
+    growing = f"{path}.growing"
+    with system.open_output_stream(growing) as stream:
+        text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
+        stream.write(f"{text}\n".encode())
+    system.move(growing, path)
+
+
+__all__ = [
+    "AuditRequest",
+    "AuditResult",
+    "GroupCounts",
+    "check_output",
+    "run_audit",
+    "write_result",
+]

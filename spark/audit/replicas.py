@@ -1,0 +1,290 @@
+"""Which stores are replicas of one broker group, and for which part of the log each one answers.
+
+A replica answers for the bytes from its first file to its confirmOffset. What lies above may be
+taken back by the next failover: it is read where it was asked for, and never called lost.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from protocol.record import FIXED_SIZE_V1
+from spark.audit.findings import CRITICAL, INFO, Finding
+from spark.log_range import Block, LogRange, RangeReader
+from spark.queue_units import Queue
+from spark.queues import list_queues
+from spark.selection import HIGH, Selection
+from spark.storage import Storage, locate
+from spark.store_facts import Segment, StoreError, StoreFacts, read_facts, segments
+
+_WINDOW_BYTES = 8 << 20
+_SIGNS = ("commitlog", "checkpoint", "epochFileCheckpoint", "brokerIdentity")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One store. Log offsets: it keeps [first, ...), vouches for [first, confirm), and is read
+    below `end`. `knows_confirm` False: the store tells no confirmOffset, its log's end stands for
+    it.
+    """
+
+    name: str
+    storage: Storage
+    facts: StoreFacts
+    files: tuple[Segment, ...]
+    first: int
+    confirm: int
+    end: int
+    knows_confirm: bool
+    queues: tuple[Queue, ...] = ()
+
+    @property
+    def tags_are_hashes(self) -> bool:
+        """Whether units hold hashes of tags: with `consumequeue_ext` they hold places in it."""
+        return not self.storage.exists(f"{self.facts.path}/consumequeue_ext")
+
+    def epoch_at(self, offset: int) -> int | None:
+        """The epoch in which the byte at a log offset was written, by this replica's list."""
+        epochs, missing = self.facts.epoch_of(np.array([offset], np.int64))
+        return None if missing[0] else int(epochs[0])
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Of replicas that disagree evenly, the greatest is believed: last epoch, confirmOffset."""
+        epochs = self.facts.epochs
+        return (epochs[-1].epoch if epochs else -1, self.confirm)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The replicas of one broker group, in the order of their ids."""
+
+    name: str
+    replicas: tuple[Replica, ...]
+
+    @property
+    def low(self) -> int:
+        """From here on all replicas keep the log."""
+        return max(replica.first for replica in self.replicas)
+
+    @property
+    def high(self) -> int:
+        """Up to here all replicas call it confirmed."""
+        return min(replica.confirm for replica in self.replicas)
+
+    @property
+    def first(self) -> int:
+        """From here on at least one replica keeps the log."""
+        return min(replica.first for replica in self.replicas)
+
+    def names(self, which: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self.replicas[index].name for index in which)
+
+    def epoch_at(self, offset: int) -> tuple[int | None, str]:
+        """(epoch, text) of a log offset; if the lists disagree None, and what each one says."""
+        said = {replica.name: replica.epoch_at(offset) for replica in self.replicas}
+        values = set(said.values()) - {None}
+        if len(values) == 1:
+            return values.pop(), ""
+        if not values:
+            return None, ""
+        listed = ", ".join(f"{epoch} by {name}" for name, epoch in said.items())
+        return None, f"; its epoch is {listed}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One file of a group's log, [start, end), and where each replica has it (None: not)."""
+
+    start: int
+    end: int
+    paths: tuple[str | None, ...]
+
+
+def find_groups(
+    patterns: Sequence[str], *, group: str | None, unconfirmed: bool, with_tails: bool
+) -> list[Group]:
+    """The stores of the patterns as groups, by name.
+
+    `group`: all stores are replicas of this one, whatever their brokerIdentity says, if they have
+    one. `unconfirmed`: stores that tell no confirmOffset are taken to their log's end.
+    `with_tails`: logs are read to their ends. Raises ValueError, StoreError, OSError.
+    """
+    found: dict[tuple[str, str], list[tuple[StoreFacts, Storage]]] = {}
+    for storage, path in _stores(patterns):
+        facts = read_facts(storage, path)
+        key = (facts.cluster or "", facts.broker or "")
+        if group is not None:
+            key = ("", group)
+        elif facts.broker is None:
+            raise ValueError(
+                f"{path} has no brokerIdentity, so its group is not known: name it with --group; "
+                "then all stores of this call are its replicas"
+            )
+        found.setdefault(key, []).append((facts, storage))
+    brokers = [broker for _, broker in found]
+    groups = []
+    for (cluster, broker), stores in sorted(found.items()):
+        name = broker if brokers.count(broker) == 1 else f"{cluster}#{broker}"
+        if len(stores) > 62:
+            raise ValueError(f"{name}: {len(stores)} replicas; at most 62 can be compared")
+        stores.sort(key=lambda each: (each[0].broker_id is None, each[0].broker_id or 0))
+        names = _names(broker, [facts for facts, _ in stores])
+        replicas = [
+            _replica(label, storage, facts, unconfirmed=unconfirmed, with_tails=with_tails)
+            for label, (facts, storage) in zip(names, stores, strict=True)
+        ]
+        groups.append(Group(name, tuple(replicas)))
+    return groups
+
+
+def _stores(patterns: Sequence[str]) -> Iterable[tuple[Storage, str]]:
+    seen: set[tuple[Storage, str]] = set()
+    for pattern in patterns:
+        storage, inner = locate(pattern)
+        paths = storage.glob(inner)
+        if not paths:
+            raise FileNotFoundError(f"{pattern}: nothing matches")
+        for path in paths:
+            if not any(storage.exists(f"{path}/{sign}") for sign in _SIGNS):
+                raise StoreError(
+                    f"{path} is no store: none of {', '.join(_SIGNS)} is there; give the folder "
+                    "that storePathRootDir names, or a pattern of such folders"
+                )
+            if (storage, path) not in seen:
+                seen.add((storage, path))
+                yield storage, path
+
+
+def _names(broker: str, stores: Sequence[StoreFacts]) -> list[str]:
+    """broker#id of each; with its folder where that is not one of its own."""
+    plain = [
+        f"{broker}#{number if facts.broker_id is None else facts.broker_id}"
+        for number, facts in enumerate(stores, 1)
+    ]
+    return [
+        name if plain.count(name) == 1 else f"{name} ({facts.path})"
+        for name, facts in zip(plain, stores, strict=True)
+    ]
+
+
+def _replica(
+    name: str, storage: Storage, facts: StoreFacts, *, unconfirmed: bool, with_tails: bool
+) -> Replica:
+    files = tuple(segments(storage, f"{facts.path}/commitlog"))
+    knows = facts.confirm_offset is not None
+    if facts.confirm_offset == 0 and facts.broker is None:
+        knows = False  # a broker without a controller does not keep it
+    if not knows and files and not unconfirmed:
+        raise StoreError(
+            f"{facts.path} does not tell a confirmOffset: its checkpoint is missing, or it was "
+            "written without a controller; --unconfirmed takes its log to the end"
+        )
+    confirm = facts.confirm_offset or 0
+    end = confirm
+    if unconfirmed or with_tails or not knows:
+        end = max(confirm, log_end(storage, files, confirm))
+    if not knows:
+        confirm = end
+    first = files[0].start if files else confirm
+    queues = tuple(list_queues(storage, facts.path, Selection()))
+    return Replica(name, storage, facts, files, first, confirm, end, knows, queues)
+
+
+def log_end(storage: Storage, files: Sequence[Segment], confirm: int) -> int:
+    """Behind the last whole record of a log, or what was one; files are walked from the last."""
+    for file in reversed(files):
+        with storage.open(file.path) as opened:
+            if not any(opened.read_at(0, FIXED_SIZE_V1)):
+                continue
+            begin = file.start
+            wanted = LogRange(
+                file.path, file.start, file.end, begin, file.end, file.end, True, confirm
+            )
+            reader = RangeReader(
+                opened,
+                wanted,
+                check_crc=True,
+                window_bytes=_WINDOW_BYTES,
+                record_bytes_max=32 << 20,
+            )
+            end = begin
+            for item in reader.blocks():
+                if isinstance(item, Block):
+                    end = item.base + int(item.records.start[-1] + item.records.size[-1])
+                elif item.offset < confirm:
+                    end = min(item.offset + item.size, confirm)
+            return end
+    return files[0].start if files else 0
+
+
+def log_files(group: Group) -> list[LogFile]:
+    """The files of a group's log by their starts. Raises ValueError if they do not fit together."""
+    count = len(group.replicas)
+    paths: dict[int, list[str | None]] = {}
+    ends: dict[int, int] = {}
+    for index, replica in enumerate(group.replicas):
+        for file in replica.files:
+            paths.setdefault(file.start, [None] * count)[index] = file.path
+            ends[file.start] = max(ends.get(file.start, 0), file.end)
+    starts = sorted(paths)
+    for start, following in pairwise(starts):
+        if ends[start] > following:
+            one, other = _some(paths[start]), _some(paths[following])
+            raise ValueError(
+                f"{one} reaches to {ends[start]}, behind the start of {other}: logs of a group "
+                "have files of one size (mappedFileSizeCommitLog)"
+            )
+    return [LogFile(start, ends[start], tuple(paths[start])) for start in starts]
+
+
+def _some(paths: Sequence[str | None]) -> str:
+    return next(path for path in paths if path is not None)
+
+
+def outside(group: Group, files: Sequence[LogFile]) -> list[Finding]:
+    """What not all replicas can answer for, as findings: kept longer, lag; files nobody has."""
+    found = []
+    many = len(group.replicas) > 1
+    for replica in group.replicas:
+        if many and replica.first > group.first:
+            found.append(
+                Finding(
+                    group.name, INFO, "expired",
+                    f"{replica.name} keeps the log from {replica.first} on, another one from "
+                    f"{group.first}",
+                    (replica.name,), physical_offset=group.first, size=replica.first - group.first,
+                )
+            )  # fmt: skip
+        longest = max(each.confirm for each in group.replicas)
+        if replica.confirm < longest:
+            found.append(
+                Finding(
+                    group.name, INFO, "lagging",
+                    f"{replica.name} is confirmed up to {replica.confirm}, another one up to "
+                    f"{longest}",
+                    (replica.name,), physical_offset=replica.confirm,
+                    size=longest - replica.confirm, epoch=group.epoch_at(replica.confirm)[0],
+                )
+            )  # fmt: skip
+    edges = [(file.start, file.end) for file in files]
+    at = group.first
+    for start, end in [*edges, (HIGH, HIGH)]:
+        stop = min(start, max(replica.confirm for replica in group.replicas))
+        if at < stop:
+            holders = [r for r in group.replicas if r.first <= at and r.confirm > at]
+            found.append(
+                Finding(
+                    group.name, CRITICAL, "missing",
+                    f"no replica has a file that holds the log from {at} to {stop}",
+                    tuple(r.name for r in holders), physical_offset=at, size=stop - at,
+                    epoch=group.epoch_at(at)[0],
+                )
+            )  # fmt: skip
+        at = max(at, end)
+    return found
+
+
+__all__ = ["Group", "LogFile", "Replica", "find_groups", "log_end", "log_files", "outside"]

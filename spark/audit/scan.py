@@ -1,0 +1,186 @@
+"""A task of the audit: one range of a group's log, in all replicas, as rows.
+
+Only what a later step needs leaves the task: findings, one row per queue, counts, and, if keys or
+an acknowledged list are to be looked at, one narrow row per message, without its body.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.properties import TAGS
+from protocol.tags import tags_code
+from spark.arrow_parts import binaries, integers_or_null, texts
+from spark.audit.compare import Comparison, Held
+from spark.audit.findings import (
+    COUNT,
+    MESSAGE,
+    Finding,
+    finding_rows,
+    scan_batch,
+    scan_columns,
+)
+from spark.audit.keys import unique_keys
+from spark.audit.queue_check import check_queues
+from spark.audit.replicas import Group, LogFile
+from spark.audit.sequence import Collector, check_sequence
+from spark.audit.sides import Stretch, open_sides
+from spark.property_columns import split_properties
+from spark.record_scan import Int64s
+
+_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOptions:
+    """What tasks do. `messages`: tell of each message; sizes are bytes."""
+
+    check_crc: bool = True
+    unconfirmed: bool = False
+    messages: bool = True
+    queues: bool = True
+    range_bytes: int = 64 << 20
+    chunk_bytes: int = 8 << 20
+    record_bytes_max: int = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask:
+    """Records that begin in [begin, end) of one file; `group` is a number."""
+
+    group: int
+    file: LogFile
+    begin: int
+    end: int
+
+
+def plan_tasks(
+    number: int, group: Group, files: Sequence[LogFile], range_bytes: int
+) -> list[RangeTask]:
+    """The ranges of a group's log that at least one replica is to be read in."""
+    tasks = []
+    for file in files:
+        end = min(file.end, max(replica.end for replica in group.replicas))
+        if file.start >= end:
+            continue
+        count = -(-(end - file.start) // range_bytes)
+        cuts = [file.start + (end - file.start) * part // count for part in range(count)] + [end]
+        tasks += [RangeTask(number, file, begin, stop) for begin, stop in pairwise(cuts)]
+    return tasks
+
+
+def run_task(task: RangeTask, group: Group, options: ScanOptions) -> Iterator[pa.RecordBatch]:
+    """The rows of one range; see `findings.SCAN_SCHEMA`. Raises OSError."""
+    comparison = Comparison(
+        group,
+        check_crc=options.check_crc,
+        unconfirmed=options.unconfirmed,
+        record_bytes_max=options.record_bytes_max,
+    )
+    collector = Collector()
+    top = max(replica.end if options.unconfirmed else replica.confirm for replica in group.replicas)
+    messages = agreed = compared = 0
+    damaged: list[Finding] = []
+    with ExitStack() as stack:
+        sides = list(open_sides(group, task.file, stack))
+        for begin in range(task.begin, task.end, options.chunk_bytes):
+            stretch = Stretch(task.file, begin, min(begin + options.chunk_bytes, task.end))
+            result = comparison.of(sides, stretch)
+            yield from _batches(finding_rows(result.findings))
+            compared += result.compared_bytes
+            damaged += [f for f in result.findings if f.kind == "damaged"]
+            for held in result.held:
+                counts = held.is_true & (held.ends <= top)
+                messages += int(np.count_nonzero(counts))
+                alike = counts & (held.lack == 0) & (held.have & (held.have - 1) != 0)
+                agreed += int(np.count_nonzero(alike))
+                yield from _tell(held, group, options, collector, top)
+    rows: list[dict[str, Any]] = []
+    if options.queues:
+        numbered = collector.numbered()
+        said = list(check_sequence(group, numbered))
+        for side in sides:
+            said += check_queues(group, group.replicas[side.index], numbered, task.begin, task.end)
+        rows += [row for row in said if isinstance(row, dict)]
+        rows += finding_rows(row for row in said if isinstance(row, Finding))
+    rows.append(
+        {
+            "part": COUNT,
+            "group": group.name,
+            "amount": messages,
+            "agreed": agreed,
+            "size": compared,
+        }
+    )
+    yield from _batches(rows)
+
+
+def _tell(
+    held: Held, group: Group, options: ScanOptions, collector: Collector, top: int
+) -> Iterator[pa.RecordBatch]:
+    """Note the messages of a block for their queues, and make rows of them if they are wanted."""
+    records = held.records
+    if not len(records) or not (options.queues or options.messages):
+        return
+    topics = texts(binaries(held.window, records.topic_at, records.topic_length))
+    pairs = split_properties(held.window, records.properties_at, records.properties_length)
+    if options.queues:
+        wanted = held.is_true & (held.ends <= top)
+        collector.add(held.base, records, topics, _hashes(pairs.column(TAGS)), wanted)
+    if not options.messages:
+        return
+    starts = records.start + held.base
+    epochs, missing = _epochs(group, starts)
+    own, of_batch = unique_keys(pairs)
+    rows = len(records)
+    yield scan_columns(
+        MESSAGE,
+        {
+            "group": pa.repeat(pa.scalar(group.name), rows),
+            "topic": topics,
+            "queue_id": pa.array(records.queue_id),
+            "queue_offset": pa.array(records.queue_offset),
+            "physical_offset": pa.array(starts),
+            "size": pa.array(records.size),
+            "epoch": integers_or_null(epochs, missing, pa.int64()),
+            "unique_key": own,
+            "batch_key": of_batch,
+            "have": pa.array(held.have),
+            "lack": pa.array(held.lack),
+            "body_crc": pa.array(records.body_crc),
+        },
+        rows,
+    )
+
+
+def _hashes(tags: pa.Array) -> Int64s:
+    """The hash of each tag, 0 where there is none."""
+    named = tags.dictionary_encode()
+    codes = np.array([0, *(tags_code(tag) for tag in named.dictionary.to_pylist())], np.int64)
+    which = named.indices.fill_null(-1).to_numpy(zero_copy_only=False) + 1
+    return codes[which]
+
+
+def _epochs(group: Group, starts: Int64s) -> tuple[Int64s, Any]:
+    """The epochs of log offsets by all replicas; missing where their lists disagree."""
+    epochs, missing = group.replicas[0].facts.epoch_of(starts)
+    epochs, missing = epochs.copy(), missing.copy()
+    for replica in group.replicas[1:]:
+        theirs, unknown = replica.facts.epoch_of(starts)
+        doubtful = ~unknown & ~missing & (theirs != epochs)
+        epochs = np.where(missing, theirs, epochs)
+        missing = (missing & unknown) | doubtful
+    return epochs, missing
+
+
+def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    for at in range(0, len(rows), _ROWS):
+        yield scan_batch(rows[at : at + _ROWS])
+
+
+__all__ = ["RangeTask", "ScanOptions", "plan_tasks", "run_task"]

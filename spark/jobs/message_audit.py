@@ -1,0 +1,110 @@
+"""`message_audit`: was anything lost, which replica deviates, where, and since which epoch?
+
+Compares the stores of a group's replicas with each other and with what producers were told. The
+work is in `spark.audit`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from spark.audit.audit import AuditRequest, check_output, run_audit, write_result
+from spark.audit.verdict import lines_of, summary_of
+from spark.jobs.command import DONE, FOUND, Job, JobCommand, job_options
+from spark.storage import split_paths
+from spark.store_facts import StoreError
+
+_MIB = 1 << 20
+_EPILOG = (
+    "Exit codes: 0 clean (information only), 1 something critical or a warning was found, "
+    "2 wrong usage or input, 3 failed."
+)
+
+
+@click.command(cls=JobCommand, epilog=_EPILOG)
+@job_options
+@click.option(
+    "--stores",
+    multiple=True,
+    required=True,
+    metavar="PATTERN",
+    help="store folders, with * ? [...]; by commas, or repeated",
+)
+@click.option(
+    "--acked",
+    multiple=True,
+    metavar="FILE_OR_FOLDER",
+    help="what producers were told: JSON lines, Parquet or CSV; may be repeated",
+)
+@click.option(
+    "--group", metavar="NAME", help="take all stores for replicas of this group, whatever they say"
+)
+@click.option("--unconfirmed", is_flag=True, help="compare what lies above confirmOffset, too")
+@click.option(
+    "--crc/--no-crc", default=True, help="check each record's CRC, where replicas agree, too"
+)
+@click.option("--duplicates/--no-duplicates", default=True, help="look for repeated unique keys")
+@click.option(
+    "--queues/--no-queues", default=True, help="check consume queues, and queue offsets in the log"
+)
+@click.option("--output", metavar="DIR", help="findings as Parquet, and summary.json")
+@click.option("--overwrite", is_flag=True, help="replace what --output holds")
+@click.option(
+    "--limit", type=click.IntRange(0, 10_000), default=20, show_default=True,
+    help="findings that are printed; --output has all of them",
+)  # fmt: skip
+@click.option(
+    "--range-mib", type=click.IntRange(1), default=64, show_default=True,
+    help="how much of the log one task takes",
+)  # fmt: skip
+@click.option(
+    "--max-record-bytes", type=click.IntRange(91), default=32 * _MIB, show_default=True,
+    help="a larger record is taken for damage",
+)  # fmt: skip
+def main(
+    job: Job,
+    *,
+    stores: tuple[str, ...],
+    acked: tuple[str, ...],
+    group: str | None,
+    unconfirmed: bool,
+    crc: bool,
+    duplicates: bool,
+    queues: bool,
+    output: str | None,
+    overwrite: bool,
+    limit: int,
+    range_mib: int,
+    max_record_bytes: int,
+) -> None:
+    """Compare replicas' stores with each other, and with what producers were told."""
+    request = AuditRequest(
+        stores=tuple(path for text in stores for path in split_paths(text)),
+        acked=tuple(path for text in acked for path in split_paths(text)),
+        group=group,
+        unconfirmed=unconfirmed,
+        check_crc=crc,
+        duplicates=duplicates,
+        queues=queues,
+        range_bytes=range_mib * _MIB,
+        record_bytes_max=max_record_bytes,
+    )
+    if output is not None:
+        check_output(output, overwrite=overwrite)
+    with job.session("message_audit") as session:
+        try:
+            result = run_audit(session, request, job.progress.step)
+        except StoreError as error:
+            raise ValueError(str(error)) from error
+        summary = summary_of(result, request.stores, limit)
+        if output is not None:
+            with job.progress.step(f"writing {output}"):
+                write_result(result, output, summary)
+    job.result(summary, lines_of(summary))
+    sys.exit(DONE if result.is_clean else FOUND)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m spark.jobs.message_audit")

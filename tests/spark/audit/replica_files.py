@@ -1,0 +1,152 @@
+"""Stores of replicas made for an audit, surgery on them, and the scan without Spark."""
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+from protocol.tags import tags_code
+from spark.audit.epoch_lists import compare_epochs
+from spark.audit.replicas import find_groups, log_files, outside
+from spark.audit.scan import ScanOptions, plan_tasks, run_task
+from store.config import StoreConfig
+from store.message_store import MessageStore
+from tests.spark.log_files import HOST_V4, START_MS, LogFiles, message
+
+FILE_SIZE = 8192
+EPOCHS = "2\n0\n3-0\n3000-4\n"
+
+
+def epochs_text(*entries):
+    """An epoch file as brokers write it."""
+    lines = [str(len(entries)), "0", *(f"{epoch}-{start}" for epoch, start in entries)]
+    return "\n".join(lines) + "\n"
+
+
+def key(number):
+    return f"KEY{number:029d}"
+
+
+def fields(number):
+    """Message `number`: it goes to one of two queues and has a key of its own."""
+    return {
+        "number": number,
+        "queue_id": number % 2,
+        "queue_offset": number // 2,
+        "body": b"body %d " % number * 10,
+        "properties": b"UNIQ_KEY\x01%b\x02TAGS\x01tag\x02" % key(number).encode(),
+    }
+
+
+class Replicas:
+    """Equal stores of one group, `count` of them; `offsets`: where each message begins."""
+
+    def __init__(self, root, *, count=3, messages=60, broker="broker-a", confirm=None):
+        files = LogFiles(Path(root) / f"{broker}-1", file_size=FILE_SIZE)
+        self.offsets = [files.add(**fields(number)) for number in range(messages)]
+        self.end = files.end
+        self.broker = broker
+        text = epochs_text((3, 0), (4, self.offsets[messages // 2]))
+        files.save(confirm=confirm, identity=f"C#{broker}#1", epochs=text)
+        self.roots = [files.root]
+        for number in range(2, count + 1):
+            self.roots.append(Path(root) / f"{broker}-{number}")
+            shutil.copytree(files.root, self.roots[-1])
+            (self.roots[-1] / "brokerIdentity").write_text(f"C#{broker}#{number}")
+
+    @property
+    def paths(self):
+        return [str(root) for root in self.roots]
+
+    def name(self, number):
+        """How the audit calls replica `number`, from 1."""
+        return f"{self.broker}#{number}"
+
+    def size(self, number):
+        return len(message(self.offsets[number], **fields(number)))
+
+    def write(self, replica, offset, data):
+        """Put bytes at a log offset of replica `replica`, from 1."""
+        patch(self.roots[replica - 1], offset, data)
+
+    def flip(self, replica, offset):
+        path = self.roots[replica - 1] / "commitlog" / f"{offset - offset % FILE_SIZE:020d}"
+        data = bytearray(path.read_bytes())
+        data[offset % FILE_SIZE] ^= 1
+        path.write_bytes(data)
+
+    def confirm(self, replica, offset):
+        set_confirm(self.roots[replica - 1], offset)
+
+
+def patch(root, offset, data, file_size=FILE_SIZE):
+    path = root / "commitlog" / f"{offset - offset % file_size:020d}"
+    with path.open("r+b") as file:
+        file.seek(offset % file_size)
+        file.write(data)
+
+
+def set_confirm(root, offset):
+    data = bytearray((root / "checkpoint").read_bytes())
+    data[24:40] = struct.pack(">qq", offset, offset)
+    (root / "checkpoint").write_bytes(data)
+
+
+def scan(paths, *, group=None, unconfirmed=False, with_tails=False, **options):
+    """All rows of all groups: what tasks tell, and what is found while they are planned."""
+    rows = []
+    groups = find_groups(
+        [str(path) for path in paths], group=group, unconfirmed=unconfirmed, with_tails=with_tails
+    )
+    chosen = ScanOptions(unconfirmed=unconfirmed, **options)
+    for number, each in enumerate(groups):
+        files = log_files(each)
+        for finding in outside(each, files) + compare_epochs(each):
+            rows.append({"part": "finding", **finding.row()})
+        for task in plan_tasks(number, each, files, chosen.range_bytes):
+            for batch in run_task(task, each, chosen):
+                batch.validate(full=True)
+                rows += batch.to_pylist()
+    return rows
+
+
+def findings(paths, **options):
+    return [row for row in scan(paths, **options) if row["part"] == "finding"]
+
+
+def counts(paths, **options):
+    """(messages, those that several replicas hold alike)."""
+    rows = [row for row in scan(paths, **options) if row["part"] == "count"]
+    return sum(row["amount"] for row in rows), sum(row["agreed"] for row in rows)
+
+
+def real_store(root, *, messages=60, identity="C#broker-q#1"):
+    """A store of ours with consume queues, closed; where each message lies."""
+    store = MessageStore(
+        StoreConfig(
+            store_path_root_dir=str(root),
+            mapped_file_size_commit_log=FILE_SIZE,
+            mapped_file_size_consume_queue=400,
+            max_hash_slot_num=100,
+            max_index_num=400,
+        ),
+        store_host=HOST_V4,
+        controller_mode=True,
+        clock_ms=lambda: START_MS,
+    )
+    store.open()
+    store.prepare_master()
+    for number in range(messages):
+        store.put_message(
+            "T", number % 2, b"body %d " % number * 10, fields(number)["properties"],
+            tags_code("tag"), None, key(number).encode(), born_timestamp=START_MS,
+            born_host=HOST_V4,
+        )  # fmt: skip
+        store.advance_confirm_offset(store.end_turn())
+    store.close()
+    (root / "brokerIdentity").write_text(identity)
+
+
+def write_acked(path, entries):
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return str(path)

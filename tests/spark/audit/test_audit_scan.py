@@ -1,0 +1,303 @@
+"""Replicas against each other, range by range, without Spark: where they differ, and how."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from protocol.record import encode_blank
+from spark.store_facts import StoreError
+from tests.spark.audit.replica_files import (
+    FILE_SIZE,
+    Replicas,
+    counts,
+    epochs_text,
+    fields,
+    findings,
+    key,
+    scan,
+)
+from tests.spark.log_files import LogFiles, message
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
+# Small enough that a file has several ranges and a range several stretches.
+SMALL = [{}, {"range_bytes": 1500, "chunk_bytes": 700}]
+
+
+@pytest.fixture
+def replicas(tmp_path):
+    return Replicas(tmp_path)
+
+
+def brief(found):
+    """What most tests look at."""
+    return [
+        (f["severity"], f["kind"], f["replicas"], f["physical_offset"], f["unique_key"])
+        for f in found
+    ]
+
+
+@pytest.mark.parametrize("options", SMALL)
+@pytest.mark.parametrize("crc", [True, False])
+def test_equal_replicas_are_clean(replicas, options, crc):
+    assert len(list((replicas.roots[0] / "commitlog").iterdir())) > 1
+    rows = scan(replicas.paths, check_crc=crc, queues=False, **options)
+    assert [row for row in rows if row["part"] == "finding"] == []
+    told = [row for row in rows if row["part"] == "message"]
+    assert [row["unique_key"] for row in told] == [key(number) for number in range(60)]
+    assert [row["physical_offset"] for row in told] == replicas.offsets
+    assert {(row["have"], row["lack"]) for row in told} == {(7, 0)}
+    assert {row["epoch"] for row in told[:30]} == {3} and told[30]["epoch"] == 4
+    assert counts(replicas.paths, queues=False, **options) == (60, 60)
+
+
+@pytest.mark.parametrize("options", SMALL)
+@pytest.mark.parametrize(
+    ("number", "at", "field", "name"),
+    [
+        (7, 90, "body", "body"),
+        (31, 15, "header", "queue id"),
+        (40, -30, "properties", "properties"),
+        (0, 2, "header", "size"),
+        (59, 5, "header", "magic"),
+    ],
+)
+def test_a_flipped_byte_is_named_with_its_message(replicas, options, number, at, field, name):
+    offset = replicas.offsets[number]
+    replicas.flip(2, offset + at % replicas.size(number))
+    (found,) = findings(replicas.paths, queues=False, **options)
+    assert brief([found]) == [("critical", "divergent", ["broker-a#2"], offset, key(number))]
+    assert found["field"] == field and f"1 byte differs in {name}," in found["detail"]
+    assert f"the first at {offset + at % replicas.size(number)}" in found["detail"]
+    assert found["epoch"] == 3 + (number >= 30)
+    assert found["file"].startswith(str(replicas.roots[1]))
+    assert (found["topic"], found["queue_id"]) == ("T", number % 2)
+    assert found["queue_offset"] == number // 2
+    assert counts(replicas.paths, queues=False, **options) == (60, 59)
+
+
+@pytest.mark.parametrize("options", SMALL)
+def test_of_two_replicas_the_whole_record_is_believed(tmp_path, options):
+    two = Replicas(tmp_path, count=2)
+    two.flip(1, two.offsets[20] + 95)
+    (found,) = findings(two.paths, queues=False, **options)
+    assert brief([found]) == [("critical", "divergent", ["broker-a#1"], two.offsets[20], key(20))]
+    assert "property CRC is wrong" in found["detail"]
+
+
+@pytest.mark.parametrize("options", SMALL)
+def test_another_body_with_a_good_crc_is_outvoted(replicas, options):
+    other = message(replicas.offsets[9], **{**fields(9), "body": b"BODY 9 " * 10})
+    replicas.write(3, replicas.offsets[9], other)
+    (found,) = findings(replicas.paths, queues=False, **options)
+    assert brief([found]) == [
+        ("critical", "divergent", ["broker-a#3"], replicas.offsets[9], key(9))
+    ]
+    assert "body CRC" in found["detail"] and "both are whole" in found["detail"]
+    rows = [row for row in scan(replicas.paths, queues=False) if row["part"] == "message"]
+    held = [(row["have"], row["lack"]) for row in rows if row["unique_key"] == key(9)]
+    assert sorted(held) == [(3, 4), (4, 3)]
+
+
+@pytest.mark.parametrize("options", SMALL)
+def test_a_message_that_was_cut_out_is_missing(replicas, options):
+    replicas.write(2, replicas.offsets[12], bytes(replicas.size(12)))
+    (found,) = findings(replicas.paths, queues=False, **options)
+    assert brief([found]) == [
+        ("critical", "missing", ["broker-a#2"], replicas.offsets[12], key(12))
+    ]
+    assert found["detail"] == "zeros where it should be"
+
+
+@pytest.mark.parametrize("options", SMALL)
+def test_a_file_that_ends_early_misses_what_it_confirms(replicas, options):
+    start = replicas.offsets[-1] - replicas.offsets[-1] % FILE_SIZE
+    path = replicas.roots[2] / "commitlog" / f"{start:020d}"
+    path.write_bytes(path.read_bytes()[: replicas.offsets[57] - start])
+    found = findings(replicas.paths, queues=False, **options)
+    assert brief(found) == [
+        ("critical", "missing", ["broker-a#3"], replicas.offsets[n], key(n)) for n in (57, 58, 59)
+    ]
+
+
+def test_a_file_that_is_gone_misses_all_its_messages(replicas):
+    path = replicas.roots[0] / "commitlog" / f"{FILE_SIZE:020d}"
+    path.unlink()
+    found = findings(replicas.paths, queues=False)
+    inside = [n for n, at in enumerate(replicas.offsets) if FILE_SIZE <= at < 2 * FILE_SIZE]
+    assert len(inside) > 10
+    assert brief(found) == [
+        ("critical", "missing", ["broker-a#1"], replicas.offsets[n], key(n)) for n in inside
+    ]
+    assert {f["detail"] for f in found} == {f"{path} is missing"}
+    for root in replicas.roots[1:]:
+        (root / "commitlog" / f"{FILE_SIZE:020d}").unlink()
+    (found,) = findings(replicas.paths, queues=False)
+    assert found["kind"] == "missing" and found["size"] == replicas.end - FILE_SIZE
+    assert found["detail"].startswith("no replica has a file that holds the log from 8192 to")
+
+
+@pytest.mark.parametrize("options", SMALL)
+def test_swapped_messages_are_missing_here_and_extra_there(replicas, options):
+    """What joins the two to `reordered` is asked of Spark; both name the same identity."""
+    first, second = replicas.offsets[20], replicas.offsets[22]
+    replicas.write(2, first, message(first, **{**fields(22), "queue_offset": 10}))
+    replicas.write(2, second, message(second, **{**fields(20), "queue_offset": 11}))
+    found = findings(replicas.paths, queues=False, **options)
+    assert brief(found) == [
+        ("critical", "missing", ["broker-a#2"], first, key(20)),
+        ("critical", "extra", ["broker-a#2"], first, key(22)),
+        ("critical", "missing", ["broker-a#2"], second, key(22)),
+        ("critical", "extra", ["broker-a#2"], second, key(20)),
+    ]
+    rows = [r for r in scan(replicas.paths, queues=False) if r["part"] == "finding"]
+    assert rows[0]["identity"] == rows[3]["identity"] != rows[1]["identity"]
+
+
+@pytest.mark.parametrize("options", SMALL)
+def test_a_tail_counts_only_below_confirm_offset(tmp_path, options):
+    three = Replicas(tmp_path)
+    cut = three.offsets[55]
+    for number in (1, 2, 3):
+        three.confirm(number, cut)
+    three.write(3, cut, bytes(three.end - cut))
+    three.flip(2, three.offsets[58] + 95)
+    assert findings(three.paths, queues=False, **options) == []
+    assert counts(three.paths, queues=False, **options) == (55, 55)
+    found = findings(three.paths, queues=False, unconfirmed=True, **options)
+    assert brief(found) == [("info", "divergent", ["broker-a#2"], three.offsets[58], key(58))]
+    assert found[0]["detail"].startswith(f"above its confirmOffset {cut}: ")
+    three.confirm(2, three.end)
+    three.confirm(3, three.end)
+    found = findings(three.paths, queues=False, **options)
+    lag = [f for f in found if f["kind"] == "lagging"]
+    assert [(f["replicas"], f["physical_offset"], f["size"]) for f in lag] == [
+        (["broker-a#1"], cut, three.end - cut)
+    ]
+    lost = [(f["kind"], f["replicas"][0], f["unique_key"]) for f in found if f not in lag]
+    assert sorted(lost, key=str) == sorted(
+        # Number 58 is bad in the second, and the first does not answer for it any more.
+        [
+            *(("missing", "broker-a#3", key(n)) for n in (55, 56, 57, 59)),
+            ("damaged", "broker-a#2", None),
+        ],
+        key=str,
+    )
+
+
+@pytest.mark.parametrize("options", SMALL)
+def test_a_replica_that_lags_or_has_expired_more_is_told_and_clean(replicas, options):
+    (replicas.roots[1] / "commitlog" / f"{0:020d}").unlink()
+    replicas.confirm(3, replicas.offsets[50])
+    found = findings(replicas.paths, queues=False, **options)
+    assert {(f["severity"], f["kind"], f["replicas"][0]) for f in found} == {
+        ("info", "expired", "broker-a#2"),
+        ("info", "lagging", "broker-a#3"),
+    }
+    assert counts(replicas.paths, queues=False, **options) == (60, 60)
+    # What two of three keep is compared all the same.
+    replicas.flip(1, replicas.offsets[3] + 95)
+    grave = [
+        f for f in findings(replicas.paths, queues=False, **options) if f["kind"] == "divergent"
+    ]
+    assert brief(grave) == [("critical", "divergent", ["broker-a#1"], replicas.offsets[3], key(3))]
+
+
+@pytest.mark.parametrize("options", SMALL)
+def test_damage_in_all_replicas_is_named_with_the_gap_it_leaves(replicas, options):
+    for number in (1, 2, 3):
+        replicas.flip(number, replicas.offsets[40] + 95)
+    found = findings(replicas.paths, **options)
+    damaged = [f for f in found if f["kind"] == "damaged"]
+    (bad,) = damaged
+    assert (bad["physical_offset"], bad["size"]) == (replicas.offsets[40], replicas.size(40))
+    assert bad["replicas"] == ["broker-a#1", "broker-a#2", "broker-a#3"]
+    assert bad["severity"] == "critical" and bad["epoch"] == 4
+    assert "property CRC is wrong" in bad["detail"]
+    if not options:  # otherwise the gap lies between two ranges
+        (gap,) = [f for f in found if f["kind"] == "gap"]
+        assert (gap["queue_id"], gap["queue_offset"]) == (0, 20)
+        assert gap["physical_offset"] == replicas.offsets[42]
+
+
+def test_bytes_behind_a_blanks_head_may_differ(replicas):
+    last = max(at for at in replicas.offsets if at < FILE_SIZE)
+    blank = last + replicas.size(replicas.offsets.index(last))
+    room = FILE_SIZE - blank
+    assert room > 8
+    replicas.write(2, blank, encode_blank(room) + b"x" * (room - 8))
+    assert findings(replicas.paths, queues=False) == []
+    replicas.write(2, blank, encode_blank(room - 1))
+    (found,) = findings(replicas.paths, queues=False)
+    assert found["kind"] == "damaged" and found["physical_offset"] == blank
+
+
+def test_gaps_and_steps_back_of_queue_offsets(tmp_path):
+    files = LogFiles(tmp_path / "store", file_size=FILE_SIZE)
+    for number in (0, 1, 2, 5, 4, 0, 1):
+        files.add(number=number)
+    path = files.save()
+    found = findings([path])
+    assert [(f["severity"], f["kind"], f["queue_offset"]) for f in found] == [
+        ("critical", "gap", 3),
+        ("critical", "reordered", 4),
+        ("warning", "reordered", 0),
+    ]
+    assert found[0]["detail"] == "2 queue offsets from 3 on have no message in the log"
+
+
+def test_lists_of_epochs_are_compared_where_both_have_bytes(replicas):
+    half = replicas.offsets[30]
+    (replicas.roots[1] / "epochFileCheckpoint").write_text(
+        epochs_text((3, 0), (4, half), (6, replicas.end))
+    )
+    assert findings(replicas.paths, queues=False) == []
+    early = replicas.offsets[20]
+    (replicas.roots[2] / "epochFileCheckpoint").write_text(epochs_text((3, 0), (5, early)))
+    found = findings(replicas.paths, queues=False)
+    assert {f["kind"] for f in found} == {"epochs_differ"} and len(found) == 4
+    first = found[0]
+    assert (first["physical_offset"], first["size"]) == (early, half - early)
+    assert first["replicas"] == ["broker-a#1", "broker-a#3"]
+    replicas.flip(1, replicas.offsets[25] + 95)
+    grave = [f for f in findings(replicas.paths, queues=False) if f["kind"] == "divergent"]
+    assert grave[0]["epoch"] is None
+    assert "its epoch is 3 by broker-a#1, 3 by broker-a#2, 5 by broker-a#3" in grave[0]["detail"]
+
+
+def test_java_replicas_are_clean_and_their_wounds_are_found(tmp_path):
+    rows = scan([GOLDEN / "*"])
+    assert [row for row in rows if row["part"] in ("finding", "behind")] == []
+    assert counts([GOLDEN / "*"]) == (22, 22)
+    # Messages of a batch have keys of their own beside that of the batch.
+    batch = [row for row in rows if row["part"] == "message" and row["batch_key"]]
+    assert len(batch) == 3 == len({row["unique_key"] for row in batch})
+    shutil.copytree(GOLDEN, tmp_path / "java")
+    log = tmp_path / "java" / "b1" / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[6269 + 20] ^= 1  # the queue offset, which Java's body CRC does not cover
+    log.write_bytes(data)
+    (found,) = findings([tmp_path / "java" / "*"], queues=False)
+    assert found["kind"] == "divergent" and found["field"] == "header"
+    assert (found["physical_offset"], found["epoch"]) == (6269, 2)
+    assert "queue offset" in found["detail"]
+
+
+def test_stores_that_cannot_be_compared_are_refused(tmp_path, replicas):
+    with pytest.raises(FileNotFoundError, match="nothing matches"):
+        scan([tmp_path / "none-*"])
+    with pytest.raises(StoreError, match="is no store"):
+        scan([tmp_path])
+    (replicas.roots[0] / "brokerIdentity").unlink()
+    with pytest.raises(ValueError, match="name it with --group"):
+        scan(replicas.paths)
+    assert findings(replicas.paths, group="G", queues=False) == []
+    (replicas.roots[1] / "checkpoint").unlink()
+    with pytest.raises(StoreError, match="--unconfirmed takes its log to the end"):
+        scan(replicas.paths, group="G")
+    assert counts(replicas.paths, group="G", unconfirmed=True, queues=False) == (60, 60)
+    other = LogFiles(tmp_path / "other", file_size=2 * FILE_SIZE)
+    for number in range(60):
+        other.add(**fields(number))
+    with pytest.raises(ValueError, match="files of one size"):
+        scan([*replicas.paths, other.save()], group="G", unconfirmed=True)
