@@ -1,0 +1,121 @@
+"""`python -m spark.jobs.stream_history`: the published failover history into Parquet, as it comes.
+
+Reads the topic BATON_SYS_HISTORY of a running cluster and writes the table `history`, partitioned
+by broker group and day; see `docs/spark.md`. Runs until it is stopped.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+
+from spark.history_stream.output import StreamOutput
+from spark.history_stream.stream import HistoryStream, StreamPlan
+from spark.jobs.command import EXIT_CODES, Job, JobCommand, job_options
+
+_TRIGGER: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
+_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes",
+                 "h": "hours"}  # fmt: skip
+
+
+@click.command(cls=JobCommand, epilog=EXIT_CODES)
+@job_options
+@click.option("--name-servers", required=True, metavar="HOST:PORT[;...]", help="of the cluster")
+@click.option(
+    "--output", required=True, metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
+    help="folder of the Parquet table; an empty one, or one that this job wrote: it goes on there",
+)  # fmt: skip
+@click.option(
+    "--checkpoint", metavar="DIR",
+    help="where Spark keeps its place in the topic; default: OUTPUT/_stream/checkpoint",
+)  # fmt: skip
+@click.option("--available-now", "--once", is_flag=True, help="read what is there now, then end")
+@click.option(
+    "--trigger", default="30s", show_default=True, metavar="TIME",
+    help="how often new events become files (10s, 500ms, 5m): each time one file for each "
+    "broker group and day that has new ones",
+)  # fmt: skip
+@click.option(
+    "--max-events", default=100_000, show_default=True, type=click.IntRange(1),
+    help="messages in one batch, at most",
+)  # fmt: skip
+def main(
+    job: Job,
+    name_servers: str,
+    output: Path,
+    checkpoint: str | None,
+    available_now: bool,
+    trigger: str,
+    max_events: int,
+) -> None:
+    """Stream the history topic of a running cluster to Parquet.
+
+    Each event comes once, whatever is killed on the way. Ends after the present batch on ctrl-C or
+    SIGTERM, and may go on later with the same OUTPUT.
+    """
+    every = None if available_now else _interval(trigger)
+    table = StreamOutput(output)
+    table.open()
+    try:
+        stream = HistoryStream(table, job.progress.say)
+        with (
+            _stopping() as stopping,
+            job.session("stream_history", spark_sql_shuffle_partitions="4") as session,
+        ):
+            _listen(stopping)  # Spark has set a handler of its own meanwhile
+            job.progress.say(f"reading BATON_SYS_HISTORY into {output}")
+            place = checkpoint or str(table.checkpoint)
+            stream.run(session, StreamPlan(name_servers, place, max_events, every), stopping)
+    finally:
+        table.close()
+    counts = stream.counts
+    job.result(
+        asdict(counts) | {"output": str(output), "total": table.rows},
+        [
+            f"{counts.events} events and {counts.repeats} repeats in {counts.batches} batches; "
+            f"{output} holds {table.rows} events"
+        ],
+    )
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """Set by ctrl-C and SIGTERM, so that a batch is not cut off half-way."""
+    stopping = threading.Event()
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    _listen(stopping)
+    try:
+        yield stopping
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _listen(stopping: threading.Event) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _interval(text: str) -> str:
+    """As Spark spells it. Raises ValueError."""
+    match = _TRIGGER.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"--trigger {text!r}: it must be a time as 10s, 500ms or 5m")
+    return f"{match[1]} {_UNITS[match[2] or 's']}"
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m spark.jobs.stream_history")

@@ -1,0 +1,139 @@
+"""The stream against what the controllers wrote down, with kill -9 on both sides of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from cluster_process import ROOT, ClusterProcess, wait_for
+from history_watch import Killer, in_files, published
+
+SPARK_S = 180
+
+
+class Job:
+    """`stream_history` as a process group of its own: Python, the JVM, and Python workers."""
+
+    def __init__(self, cluster: ClusterProcess, output: Path, log: Path) -> None:
+        self.output, self.log = output, log
+        self.started: list[subprocess.Popen[str]] = []
+        self.argv = [
+            *(sys.executable, "-m", "spark.jobs.stream_history", "--master", "local[2]"),
+            *("--name-servers", cluster.name_servers, "--output", str(output), "--json"),
+            *("--trigger", "200ms", "--max-events", "30"),
+        ]
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        with self.log.open("a") as log:
+            process = subprocess.Popen(
+                [*self.argv, *more], stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
+                start_new_session=True,
+            )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def until(self, process: subprocess.Popen[str], what: str, done: Callable[[], Any]) -> Any:
+        def look() -> Any:
+            found = done()
+            assert found or process.poll() is None, f"it ended:\n{self.log.read_text()[-3000:]}"
+            return found
+
+        return wait_for(what, look, SPARK_S)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table as a reader without Spark finds it."""
+        if not any(self.output.glob("group=*")):
+            return []
+        return ds.dataset(self.output, format="parquet", partitioning="hive").to_table().to_pylist()
+
+    @property
+    def staged(self) -> bool:
+        """Whether a batch is being written: its folder is there, and it is not committed."""
+        return any((self.output / "_stream" / "staging").glob("*/*"))
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def ms(moment: Any) -> int:
+    return 0 if moment is None else round(moment.timestamp() * 1000)
+
+
+@pytest.fixture
+def job_of(tmp_path: Path) -> Iterator[Callable[[ClusterProcess], Job]]:
+    """Makes the job of a cluster; whatever of it still runs ends with the test."""
+    made: list[Job] = []
+
+    def make(cluster: ClusterProcess) -> Job:
+        made.append(Job(cluster, tmp_path / "out", tmp_path / "job.log"))
+        return made[-1]
+
+    yield make
+    for job in made:
+        for process in job.started:
+            if process.poll() is None:
+                kill(process)
+
+
+@pytest.mark.process
+def test_each_event_comes_once_through_kills_and_failovers(
+    tmp_path: Path, job_of: Callable[[ClusterProcess], Job]
+) -> None:
+    with ClusterProcess(tmp_path / "cluster") as cluster:
+        job, killer = job_of(cluster), Killer(cluster)
+        cluster.wait_in_sync(3)
+
+        # killed in the middle of a batch, while the cluster fails over
+        process = job.start()
+        job.until(process, "the first rows", job.rows)
+        old = killer.master()
+        killer.kill(old)
+        killer.other_master(old)
+        killer.revive(old)
+        cluster.wait_in_sync(3)
+        job.until(process, "a batch under way", lambda: job.staged)
+        kill(process)
+        assert job.rows()
+
+        # again, with another leading controller, which repeats what it is not sure of
+        process = job.start()
+        first = killer.leader()
+        killer.kill(first)
+        killer.other_leader(first)
+        killer.revive(first)
+        job.until(process, "a batch under way", lambda: job.staged)
+        kill(process)
+
+        # what is left
+        published(cluster)
+        process = job.start("--available-now")
+        told, _ = process.communicate(timeout=SPARK_S)
+        assert process.returncode == 0, job.log.read_text()[-3000:]
+        events = {name: json.loads(line) for name, line in in_files(cluster).items()}
+
+    rows = job.rows()
+    assert json.loads(told)["total"] == len(rows) == len(events)
+    assert json.loads(told)["events"] > 0
+    for row in rows:
+        event = events.pop((row["log"], row["raft_index"], row["part"]))
+        assert row["kind"] == event["kind"]
+        assert row["group"] == row["broker_name"] == event.get("broker_name")
+        assert row["sync_state_set"] == event.get("sync_state_set")
+        assert row["max_offset"] == event.get("max_offset")
+        assert row["unclean"] is event.get("unclean", False)
+        assert (ms(row["time"]), ms(row["proposed_at"])) == (
+            event["time_ms"],
+            event.get("proposed_ms", 0),
+        )
+        assert str(row["day"]) == time.strftime("%Y-%m-%d", time.gmtime(event["time_ms"] / 1000))
+        assert row["store_at"] >= row["time"] and row["queue_offset"] >= 0
+    assert events == {}

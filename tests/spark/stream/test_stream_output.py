@@ -1,0 +1,131 @@
+"""The output folder after crashes at each step of a commit."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spark.history_stream.output import StreamOutput
+from spark.history_stream.seen import Seen
+
+SEEN = [{"broker": "broker-a", "queue_id": 0, "log": "a", "seen": [[65536, 131072]]}]
+
+
+def opened(folder):
+    output = StreamOutput(folder)
+    output.open()
+    return output
+
+
+def stage(output, *names):
+    staging = output.begin()
+    for name in names:
+        path = staging / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    (staging / "_SUCCESS").touch()
+
+
+def table(folder):
+    """What a reader finds."""
+    return sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and not any(part[0] in "_." for part in path.relative_to(folder).parts)
+    )
+
+
+FILES = ("group=broker-a/day=2026-11-21/x.parquet", "group=broker-b/day=2026-11-22/y.parquet")
+FIRST = [
+    "group=broker-a/day=2026-11-21/part-00000001-0.parquet",
+    "group=broker-b/day=2026-11-22/part-00000001-1.parquet",
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "out"
+
+
+def test_a_commit_makes_the_staged_files_the_table(folder):
+    output = opened(folder)
+    stage(output, *FILES)
+    assert table(folder) == []
+    assert output.commit(Seen.from_json(SEEN), 7) == 2
+    assert table(folder) == FIRST
+    stage(output, FILES[0])
+    output.commit(Seen.from_json(SEEN), 2)
+    output.close()
+    assert len(table(folder)) == 3
+    output = opened(folder)
+    assert (output.commits, output.rows, output.seen.to_json()) == (2, 9, SEEN)
+    output.close()
+
+
+def test_a_crash_before_the_commit_leaves_nothing(folder):
+    output = opened(folder)
+    stage(output, *FILES)
+    output.close()
+    output = opened(folder)
+    assert (table(folder), output.commits, output.seen.to_json()) == ([], 0, [])
+    stage(output, FILES[0])
+    output.commit(Seen.from_json(SEEN), 1)
+    output.close()
+    assert table(folder) == FIRST[:1]
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_crash_behind_the_commit_is_made_good_by_the_next_run(folder, monkeypatch, moved):
+    output = opened(folder)
+    stage(output, *FILES)
+    replace, left = os.replace, [moved]
+
+    def killed(source, place):
+        if Path(place).name != "commit.json":
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        replace(source, place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            output.commit(Seen.from_json(SEEN), 7)
+    output.close()
+    assert len(table(folder)) == moved
+    output = opened(folder)
+    output.close()
+    assert table(folder) == FIRST
+    assert (output.commits, output.rows) == (1, 7)
+
+
+def test_files_that_were_removed_later_are_not_missed(folder):
+    """Old days may be deleted by whoever owns the table."""
+    output = opened(folder)
+    stage(output, *FILES)
+    output.commit(Seen.from_json(SEEN), 7)
+    output.close()
+    (folder / FIRST[0]).unlink()
+    opened(folder).close()
+    assert table(folder) == FIRST[1:]
+
+
+def test_a_folder_of_other_things_and_one_in_use_are_refused(folder):
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    with pytest.raises(ValueError, match="not empty and not of stream_history"):
+        StreamOutput(folder).open()
+    (folder / "notes.txt").unlink()
+    output = opened(folder)
+    with pytest.raises(ValueError, match="another job writes there"):
+        StreamOutput(folder).open()
+    output.close()
+    opened(folder).close()
+
+
+@pytest.mark.parametrize("content", ["nonsense", '{"version": 9}'])
+def test_a_note_that_cannot_be_read_stops_the_start(folder, content):
+    opened(folder).close()
+    (folder / "_stream" / "commit.json").write_text(content)
+    with pytest.raises(ValueError, match=r"commit\.json"):
+        StreamOutput(folder).open()
