@@ -72,13 +72,18 @@ def is_given(option: str, arguments: Sequence[str]) -> bool:
 
 
 def with_local_files(
-    job: str, arguments: Sequence[str], options: Sequence[str], folder: Path | None, now_s: float
+    job: str,
+    arguments: Sequence[str],
+    options: Sequence[str],
+    folder: Path | None,
+    now_s: float,
+    instead: Sequence[str] = (),
 ) -> list[str]:
-    """`arguments`, and the local cluster's files where none of `options` is among them.
+    """`arguments`, and the local cluster's files where none of `options` and `instead` is there.
 
     Raises click.UsageError that says what to give if there is no such cluster, or nothing in it.
     """
-    if any(is_given(option, arguments) for option in options):
+    if any(is_given(option, arguments) for option in (*options, *instead)):
         return list(arguments)
     wanted = " and ".join(f"{option} PATHS" for option in options)
     if folder is None:

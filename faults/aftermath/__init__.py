@@ -9,6 +9,6 @@ It lives here because the laboratory has the faults, the load and the checkers, 
 `spark`. The jobs run as processes of their own, as for an operator; nothing of PySpark is imported.
 
 `deeds` are the faults, `readers` two groups of consumers, `record` what was done, `jobs` the
-processes of Spark, `tables` what they wrote, `compare` (pure) whether that agrees, `summary` (pure)
-how it is shown, `run` the order of it all.
+processes of Spark, `tables` what they wrote, `compare` (pure) whether that agrees, `verdict` and
+`summary` (pure) what came of it and how it is shown, `run` the order of it all.
 """

@@ -18,7 +18,8 @@ from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from faults.aftermath import summary
 from faults.aftermath.deeds import DOZEN, FEW
 from faults.aftermath.jobs import JobFailed
-from faults.aftermath.run import Aftermath, Options, Verdict
+from faults.aftermath.run import Aftermath, Options
+from faults.aftermath.verdict import Verdict
 from faults.cluster import NotWhole
 from mqctl.spark_jobs import lacking
 
@@ -71,12 +72,10 @@ def main() -> int:
 
 
 def _tell(run: Aftermath, verdict: Verdict, reporter: Reporter) -> None:
-    assert verdict.comparison is not None and verdict.audit is not None
-    told = (verdict.comparison, verdict.audit, verdict.findings, verdict.acked)
     reports = [run.paths.report(job).as_uri() for job in REPORTS]
-    fields = {**summary.document(*told), "reports": reports, "good": verdict.is_good}
-    text = "\n".join([*summary.lines(*told), *reports])
-    reporter.report(Event("verdict", f"verdict\n{text}", fields, bad=not verdict.is_good))
+    text = "\n".join(["verdict", *summary.lines(verdict), *reports])
+    fields = {**summary.document(verdict), "reports": reports}
+    reporter.report(Event("verdict", text, fields, bad=not verdict.is_good))
 
 
 if __name__ == "__main__":

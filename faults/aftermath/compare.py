@@ -6,14 +6,15 @@ tables are what a job made of files. All clocks are those of one machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from faults.aftermath.deeds import FAILOVER, PLANNED
 from faults.aftermath.record import Deed
-from faults.aftermath.tables import Failover, Mastership, SetChange, Tables
+from faults.aftermath.tables import Failover, Mastership, Name, SetChange, Tables
 
 TOLERANCE_MS: Final = 50
 """Two processes look at one clock at different moments, and each rounds."""
@@ -62,6 +63,25 @@ def compare(deeds: Sequence[Deed], tables: Tables) -> Comparison:
     wrong += contiguous([row for row in tables.masterships if row.group in group])
     wrong += _same_masters(rows, [row for row in tables.masterships if row.group in group])
     return Comparison(told, between, wrong)
+
+
+def stream_wrong(streamed: Sequence[Name], kept: Collection[Name]) -> list[str]:
+    """What is wrong with a stream of the history, against the events that the controllers kept.
+
+    The stream was stopped before the controllers were: it may lack the newest events, none before.
+    """
+    wrong = [
+        f"the stream holds {name} {count} times"
+        for name, count in Counter(streamed).items()
+        if count > 1
+    ]
+    wrong += [f"the stream holds {name}, no history does" for name in set(streamed) - set(kept)]
+    newest: dict[str, int] = {}
+    for log, index, _ in streamed:
+        newest[log] = max(index, newest.get(log, 0))
+    lacking = {name for name in kept if name[1] <= newest.get(name[0], 0)} - set(streamed)
+    wrong += [f"the stream lacks {name}" for name in sorted(lacking)]
+    return wrong
 
 
 def _of_deed(deed: Deed, tables: Tables) -> Told:

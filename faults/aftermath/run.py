@@ -7,35 +7,41 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from batonmq.launcher.events import Event, Reporter
 from faults.aftermath import jobs
-from faults.aftermath.compare import Comparison, compare
+from faults.aftermath.compare import Comparison, compare, stream_wrong
 from faults.aftermath.deeds import DOZEN
 from faults.aftermath.readers import Readers
 from faults.aftermath.record import Deed, deed
-from faults.aftermath.tables import read_tables
+from faults.aftermath.tables import read_streamed, read_tables
+from faults.aftermath.verdict import Verdict
 from faults.cluster import GROUP
 from faults.fault import Fault
 from faults.lab import Lab, make_network
 from faults.records import Finding
 
 LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
+STREAM: Final = "stream_history"
+STREAM_MASTER: Final = "local[1]"
+STREAM_OFTEN: Final = ("--trigger", "2s")
+STREAM_S: Final = 120.0
 REMARKS: Final = frozenset({"elections"})
 """Of the laboratory's findings those of time: a busy machine may be judged for its slowness."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`folder` is made anew and stays; `master` is Spark's."""
+    """`folder` is made anew and stays; `master` is Spark's; `stream`: with `stream_history`."""
 
     folder: Path
     seed: int
     faults: Sequence[type[Fault]] = DOZEN
     master: str = "local[2]"
+    stream: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +77,6 @@ class Paths:
         return self.output(job) / "report.html"
 
 
-@dataclass(slots=True)
-class Verdict:
-    """What came of a run. `findings`: of the laboratory itself, which reads everything back."""
-
-    deeds: list[Deed] = field(default_factory=list)
-    acked: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    comparison: Comparison | None = None
-    audit: jobs.Result | None = None
-
-    @property
-    def is_good(self) -> bool:
-        return (
-            not self.findings
-            and self.comparison is not None
-            and self.comparison.agrees
-            and self.audit is not None
-            and self.audit.code == jobs.DONE
-        )
-
-
 class Aftermath:
     """One run in a fresh folder."""
 
@@ -118,8 +103,8 @@ class Aftermath:
         with Lab(self.paths.folder / "cluster", make_network(with_cuts=False), load=load) as lab:
             group = lab.cluster.wait_whole()
             self._tell("cluster_ready", f"whole, and a write acked; {_master(lab, group.master)}")
-            servers, log = lab.cluster.name_servers, self.paths.folder / "readers.log"
-            with self._streaming(servers), Readers(servers, log) as readers:
+            log = self.paths.folder / "readers.log"
+            with self._streaming(lab), Readers(lab.cluster.name_servers, log) as readers:
                 self._do_all(lab)
             self.verdict.findings += [
                 finding for finding in lab.close_and_compare() if finding.rule not in REMARKS
@@ -175,8 +160,38 @@ class Aftermath:
     # --- the jobs ---
 
     @contextlib.contextmanager
-    def _streaming(self, name_servers: str) -> Iterator[None]:
-        yield
+    def _streaming(self, lab: Lab) -> Iterator[None]:
+        """The history topic goes down to Parquet while the block runs, to the last election."""
+        if not self._options.stream:
+            yield
+            return
+        output = self.paths.output(STREAM)
+        servers = lab.cluster.name_servers
+        arguments = ["--name-servers", servers, "--output", str(output), *STREAM_OFTEN]
+        with jobs.running_job(STREAM, arguments, self.paths.folder, STREAM_MASTER) as process:
+
+            def elected(epoch: int) -> bool:
+                if process.poll() is not None:
+                    raise jobs.JobFailed(f"{STREAM} has ended, see its log in {self.paths.folder}")
+                return any(found >= epoch for _, found in read_streamed(output))
+
+            self._tell("job_begins", f"{STREAM} … (until the end of the cluster)", job=STREAM)
+            lab.cluster.wait_for("the first events streamed", lambda: elected(1), STREAM_S)
+            yield
+            last = self.verdict.deeds[-1].epoch_after
+            lab.cluster.wait_for("the last election streamed", lambda: elected(last), STREAM_S)
+        streamed = [name for name, _ in read_streamed(output)]
+        self.verdict.streamed = len(streamed)
+        self.verdict.stream_wrong = stream_wrong(streamed, lab.cluster.history().keys())
+        text = f"{STREAM}: {len(streamed)} events, each once"
+        self._tell(
+            "job_ended",
+            "\n".join([text, *self.verdict.stream_wrong]),
+            bad=bool(self.verdict.stream_wrong),
+            job=STREAM,
+            events=len(streamed),
+            output=str(output),
+        )
 
     def look_back(self) -> None:
         """All jobs over what the cluster left."""

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 from faults.aftermath.compare import Comparison, Told
-from faults.aftermath.jobs import Result
 from faults.aftermath.record import Deed
 from faults.aftermath.tables import Failover
-from faults.records import Finding
+from faults.aftermath.verdict import Verdict
 
 HEAD: Final = ("", "what was done", "to whom", "gap", "epoch", "told as", "master", "unavailable")
 RIGHT: Final = frozenset({0, 3, 4, 7})
 SHOWN: Final = 20
 
 
-def lines(
-    comparison: Comparison, audit: Result, findings: Sequence[Finding], acked: int
-) -> list[str]:
+def lines(verdict: Verdict) -> list[str]:
     """The table of failovers, then one line for each verdict, bad ones with what is wrong."""
-    shown = [*table(comparison), ""]
+    comparison, audit = verdict.both()
     told = comparison.told
     elections = sum(len(one.failovers) for one in told)
     disagree = sum(len(one.wrong) for one in told) + len(comparison.wrong)
-    shown.append(
+    shown = [
+        *table(comparison),
+        "",
         f"{len(told)} faults, {elections} changes of master: the history tells every one as it was"
         if comparison.agrees
-        else f"{len(told)} faults, {elections} changes of master: {disagree} DISAGREEMENTS"
-    )
+        else f"{len(told)} faults, {elections} changes of master: {disagree} DISAGREEMENTS",
+    ]
     for one in told:
         shown += [f"  {one.deed.number}: {text}" for text in one.wrong]
     shown += [f"  {text}" for text in comparison.wrong]
     for row in comparison.unasked:
         shown.append(f"  by itself between two faults: epoch {row.epoch} ({row.kind}, {row.cause})")
     shown.append(
-        f"{acked:,} acknowledged writes looked for in every store: none is missing"
+        f"{verdict.acked:,} acknowledged writes looked for in every store: none is missing"
         if audit.code == 0
-        else f"{acked:,} acknowledged writes looked for in every store: the audit FOUND something"
+        else f"{verdict.acked:,} acknowledged writes looked for: the audit FOUND something"
     )
-    shown += [f"  {one.rule}: {one.text}" for one in findings[:SHOWN]]
+    if verdict.streamed:
+        once = "each once" if not verdict.stream_wrong else "NOT as the controllers kept them"
+        shown.append(f"{verdict.streamed} events streamed from the history topic, {once}")
+    shown += [f"  {text}" for text in verdict.stream_wrong[:SHOWN]]
+    shown += [f"  {one.rule}: {one.text}" for one in verdict.findings[:SHOWN]]
     return shown
 
 
@@ -72,18 +75,20 @@ def _told(row: Failover) -> tuple[str, ...]:
     return (str(row.epoch), why, f"{row.master_before} -> {row.master}", cost)
 
 
-def document(
-    comparison: Comparison, audit: Result, findings: Sequence[Finding], acked: int
-) -> dict[str, Any]:
+def document(verdict: Verdict) -> dict[str, Any]:
     """The same for scripts."""
+    comparison, audit = verdict.both()
     return {
+        "good": verdict.is_good,
         "agrees": comparison.agrees,
         "faults": [_document(one) for one in comparison.told],
         "wrong": comparison.wrong,
         "unasked": [row.epoch for row in comparison.unasked],
-        "acknowledged": acked,
+        "acknowledged": verdict.acked,
         "auditExitCode": audit.code,
-        "findings": [[one.rule, one.text] for one in findings],
+        "streamed": verdict.streamed,
+        "streamWrong": verdict.stream_wrong,
+        "findings": [[one.rule, one.text] for one in verdict.findings],
     }
 
 

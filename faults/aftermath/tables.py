@@ -59,6 +59,23 @@ class Tables:
     set_changes: list[SetChange]
 
 
+Name = tuple[str, int, int]
+"""(log, raft index, part): names an event of the history."""
+
+
+def read_streamed(output: Path) -> list[tuple[Name, int]]:
+    """(name, masterEpoch of an election, else 0) of every row that `stream_history` wrote so far.
+
+    Nothing yet is an empty list.
+    """
+    rows: list[tuple[Name, int]] = []
+    for file in sorted(output.glob("group=*/day=*/*.parquet")):
+        for row in _rows(file, "log", "raft_index", "part", "kind", "master_epoch"):
+            epoch = row["master_epoch"] if row["kind"] == "elected" else 0
+            rows.append(((row["log"], row["raft_index"], row["part"] or 0), epoch))
+    return rows
+
+
 _TIMES = ("detected_at", "elected_at", "role_at", "opened_at", "first_ack_at")
 
 
@@ -107,10 +124,13 @@ def read_tables(output: Path) -> Tables:
     )
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
+def _rows(path: Path, *columns: str) -> list[dict[str, Any]]:
+    """The rows of a table, or of one file of it."""
     from pyarrow import parquet
 
-    rows: list[dict[str, Any]] = parquet.read_table(folder, partitioning="hive").to_pylist()
+    partitioning = None if path.is_file() else "hive"
+    table = parquet.read_table(path, columns=columns or None, partitioning=partitioning)
+    rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 

@@ -39,7 +39,7 @@ def _job(name: str) -> Callable[[Callable[[Arguments], None]], click.Command]:
 @_job("epochHistory")
 def epoch_history(arguments: Arguments) -> None:
     """Masterships, failovers, unavailability: tables and report."""
-    _on_files("epoch_history", arguments, ("--history", "--stores"))
+    _on_files("epoch_history", arguments, ("--history", "--stores"), ("--history-parquet",))
 
 
 @_job("messageAudit")
@@ -75,10 +75,13 @@ def with_our_name(arguments: Sequence[str]) -> list[str]:
     return wanted
 
 
-def _on_files(job: str, arguments: Arguments, options: Sequence[str]) -> None:
+def _on_files(
+    job: str, arguments: Arguments, options: Sequence[str], instead: Sequence[str] = ()
+) -> None:
     wanted = list(arguments)
     if not _asks_for_help(arguments):
-        wanted = with_local_files(job, arguments, options, data_folder_here(), time.time())
+        folder = data_folder_here()
+        wanted = with_local_files(job, arguments, options, folder, time.time(), instead)
     become(job, wanted)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from faults.aftermath import deeds as catalogue
 from faults.aftermath import summary
-from faults.aftermath.compare import Comparison, compare, contiguous
+from faults.aftermath.compare import Comparison, compare, contiguous, stream_wrong
 from faults.aftermath.deeds import DOZEN, FAILOVER, FEW, PLANNED, kind_of
 from faults.aftermath.jobs import Result
 from faults.aftermath.record import Deed, deed, read_deeds
 from faults.aftermath.tables import Failover, Mastership, SetChange, Tables
+from faults.aftermath.verdict import Verdict
 from faults.calm import PlannedSwitch
 from faults.cluster import GroupState
 from faults.kills import KillMaster
@@ -173,6 +175,15 @@ def test_the_two_tables_name_the_same_masters() -> None:
     assert "master is 3 in failovers, 1 in masterships" in everything_wrong(found)
 
 
+def test_a_stream_has_each_event_once_and_lacks_only_the_newest() -> None:
+    kept = [("log", 1, 0), ("log", 1, 1), ("log", 2, 0), ("log", 3, 0), ("other", 1, 0)]
+    assert stream_wrong(kept[:3], kept) == []
+    assert stream_wrong([], kept) == []
+    assert "('log', 1, 0) 2 times" in stream_wrong([*kept[:3], kept[0]], kept)[0]
+    assert stream_wrong([kept[0], kept[2]], kept) == ["the stream lacks ('log', 1, 1)"]
+    assert "no history does" in stream_wrong([("log", 9, 0), *kept], kept)[0]
+
+
 def test_a_record_is_read_as_it_was_written() -> None:
     assert read_deeds([KILL.line(), SWITCH.line()]) == [KILL, SWITCH]
     with pytest.raises(ValueError, match="line 2"):
@@ -217,16 +228,38 @@ def test_an_acked_line_says_where_the_message_is() -> None:
 
 
 def test_the_summary_shows_each_fault_with_its_failovers_and_what_is_wrong() -> None:
-    found = judged(TABLES)
-    shown = summary.lines(found, Result(0, {}, 1.0), [], 1_234)
-    text = "\n".join(shown)
+    good = Verdict([KILL, SWITCH], 1_234, [], judged(TABLES), Result(0, {}, 1.0), 17)
+    text = "\n".join(summary.lines(good))
     assert "failover: session closed" in text and "1 -> 2" in text and "30 ms" in text
     assert "tells every one as it was" in text and "1,234" in text and "none is missing" in text
-    bad = judged(with_failover(1, master=3))
-    findings = [Finding("lost", "a write")]
-    text = "\n".join(summary.lines(bad, Result(1, {}, 1.0), findings, 2))
+    assert "17 events streamed" in text and "each once" in text
+    assert good.is_good and summary.document(good)["good"] is True
+    bad = replace(
+        good,
+        comparison=judged(with_failover(1, master=3)),
+        audit=Result(1, {}, 1.0),
+        findings=[Finding("lost", "a write")],
+        stream_wrong=["the stream lacks one"],
+    )
+    text = "\n".join(summary.lines(bad))
     assert "DISAGREEMENTS" in text and "broker 3 is master" in text
-    assert "FOUND" in text and "lost: a write" in text
-    document = summary.document(bad, Result(1, {}, 1.0), findings, 2)
+    assert "FOUND" in text and "lost: a write" in text and "the stream lacks one" in text
+    document = summary.document(bad)
     assert document["agrees"] is False and document["auditExitCode"] == 1
     assert document["faults"][0]["wrong"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"comparison": None},
+        {"comparison": judged(with_failover(1, master=3))},
+        {"audit": None},
+        {"audit": Result(1, {}, 1.0)},
+        {"findings": [Finding("lost", "a write")]},
+        {"stream_wrong": ["the stream lacks one"]},
+    ],
+)
+def test_a_run_is_good_only_if_everything_is(changes: dict[str, Any]) -> None:
+    good = Verdict([KILL], 1, [], judged(TABLES), Result(0, {}, 1.0))
+    assert good.is_good and not replace(good, **changes).is_good

@@ -192,7 +192,7 @@ def test_the_cluster_started_last_is_found_after_its_end(machine: Machine) -> No
 
 def test_one_path_given_takes_nothing_else(machine: Machine) -> None:
     data_of_a_cluster(machine.folder / "batonmq-data")
-    for given in (["--history=h"], ["--stores", "s"]):
+    for given in (["--history=h"], ["--stores", "s"], ["--history-parquet", "p"]):
         assert machine.handed_over("epochHistory", *given)[2:] == given
 
 
