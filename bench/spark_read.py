@@ -9,9 +9,11 @@ Writes a log of 1 KiB messages (`--gib`), then measures, each several times, in 
 - Spark: the table into Parquet, all columns; and only counted
 
 Beside wall time stands processor time of all processes, since the machine may be shared.
-`--memory` adds the peak memory for that log and one four times as long. `--same MASTER` compares a
-digest of all columns between masters (such as local-cluster[2,1,1024]). Files go to `--folder`,
-and are removed.
+`--whole HEAP` also scans the log as the single file it is, which needs a driver of that much memory
+(such as 12g). `--memory` adds the peak memory for that log and one four times as long. `--same
+MASTER` compares a digest of all columns between masters. `--cluster` runs the same read on Sparks
+of several processes (local-cluster with one and two workers, and `--standalone`: a master and
+workers on loopback) that get this package as the wheel. Files go to `--folder`, and are removed.
 """
 
 from __future__ import annotations
@@ -188,7 +190,7 @@ def on_spark(root: Path, size_bytes: int, folder: Path, args: argparse.Namespace
 
     from spark.parquet_files import write_parquet
 
-    session = _session(args.master)
+    session = _session(args.master, args.whole or "2g")
     parts = str(cut(root, folder / "parts"))
     out = str(folder / "parquet")
     frame = session.read.format("batonmq").load(str(root))
@@ -201,6 +203,14 @@ def on_spark(root: Path, size_bytes: int, folder: Path, args: argparse.Namespace
         "binaryFile, contents", size_bytes, args.runs, lambda: binary.agg(length).collect()
     )
     measure("binaryFile, count() alone", size_bytes, args.runs, binary.count)
+    if args.whole:
+        whole = session.read.format("binaryFile").load(str(root / "commitlog"))
+        measure(
+            "binaryFile, contents, the whole file",
+            size_bytes,
+            args.runs,
+            lambda: whole.agg(length).collect(),
+        )
     measure("batonmq, count() of one column", size_bytes, args.runs, small.count)
     measure("batonmq, count() of all columns", size_bytes, args.runs, frame.count)
     parquet = measure(
@@ -228,12 +238,12 @@ def on_spark(root: Path, size_bytes: int, folder: Path, args: argparse.Namespace
     shutil.rmtree(parts)
 
 
-def _session(master: str) -> Any:
+def _session(master: str, heap: str = "2g") -> Any:
     from spark.session import open_session
 
     settings = {
         "spark.ui.enabled": "false",
-        "spark.driver.memory": "2g",
+        "spark.driver.memory": heap,
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.showConsoleProgress": "false",
@@ -291,6 +301,9 @@ def main() -> int:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--memory", action="store_true", help="also peaks, with a log of 4 times")
     parser.add_argument("--same", metavar="MASTER", help="compare the rows with another master's")
+    parser.add_argument("--whole", metavar="HEAP", help="also scan the one file as it is")
+    parser.add_argument("--cluster", action="store_true", help="also several processes, the wheel")
+    parser.add_argument("--standalone", action="store_true", help="also a master and two workers")
     parser.add_argument("--no-spark", action="store_true", help="decoding alone")
     parser.add_argument("--folder", type=Path, help="where to put files (a temporary folder)")
     parser.add_argument("--decode-only", type=Path, help=argparse.SUPPRESS)
@@ -312,6 +325,11 @@ def main() -> int:
             on_spark(root, size_bytes, folder, args)
         if args.memory:
             memory(folder, size_bytes, root, args.master)
+        if args.cluster or args.standalone:
+            from bench.spark_cluster import compare
+
+            if not compare(folder, root, size_bytes, with_standalone=args.standalone):
+                return 1
         if args.same:
             return int(digest(args.master, root) != digest(args.same, root))
     return 0
