@@ -1,0 +1,136 @@
+"""How long changes of master took: their distribution, and which part of them took the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spark.report.axes import (
+    ROW_PX,
+    count_axis,
+    duration_axis,
+    layout,
+    log_axis,
+    named,
+    row_axis,
+)
+from spark.report.page import Figure
+from spark.report.palette import GREY, PARTS, kind_colour, kind_label
+from spark.report.quantities import counted, duration_text, plot_text
+
+
+def distribution_figure(
+    bins: Sequence[tuple[str, int, int]],
+    per_decade: int,
+    lines: Mapping[str, float | None],
+    *,
+    what: str = "changes of master",
+    title: str = "nobody could write for",
+) -> Figure:
+    """Bars over a logarithmic axis. `bins`: (kind, bin, number); bin n begins at 10^(n/per_decade).
+
+    `lines`: name -> ms of what is to be pointed out, as the median.
+    """
+    data: list[dict[str, Any]] = []
+    for kind in dict.fromkeys(kind for kind, _, _ in bins):
+        mine = [(at, number) for name, at, number in bins if name == kind]
+        data.append(
+            {
+                "type": "bar", **named(kind_label(kind), kind_colour(kind)),
+                "x": [(at + 0.5) / per_decade for at, _ in mine],
+                "y": [number for _, number in mine],
+                "width": [0.94 / per_decade for _ in mine],
+                "hovertext": [
+                    f"<b>{plot_text(kind_label(kind))}</b><br>{_bin(at, per_decade)}<br>"
+                    f"{counted(number, '').strip()} {plot_text(what)}"
+                    for at, number in mine
+                ],
+                "hoverinfo": "text",
+                "marker": {"color": kind_colour(kind), "line": {"width": 0}},
+            }
+        )  # fmt: skip
+    places = [at for _, at, _ in bins]
+    most = max(sum(n for _, at, n in bins if at == place) for place in set(places))
+    low = math.floor(min(places) / per_decade * 2) / 2
+    high = math.ceil((max(places) + 1) / per_decade * 2) / 2
+    shapes, notes = [], []
+    known = sorted((value, name) for name, value in lines.items() if value is not None)
+    for at, (value, name) in enumerate(known):
+        x = math.log10(max(1.0, value))
+        shapes.append(
+            {
+                "type": "line", "name": "ink", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1,
+                "line": {"width": 1.5, "dash": "dot"},
+            }
+        )  # fmt: skip
+        # Neighbours point away from each other, so that close lines do not hide their names.
+        left = at < len(known) - 1 or x > low + 0.8 * (high - low)
+        notes.append(
+            {
+                "x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False,
+                "text": f"{plot_text(name)} {duration_text(value)}", "font": {"size": 12},
+                "xanchor": "right" if left else "left", "xshift": 2 if left else -2,
+            }
+        )  # fmt: skip
+    return Figure(
+        data,
+        layout(
+            320, barmode="stack", bargap=0.05, shapes=shapes, annotations=notes,
+            xaxis=log_axis(title, low, max(high, low + 1), showline=True),
+            yaxis=count_axis(what, most),
+        ),
+    )  # fmt: skip
+
+
+def parts_figure(rows: Sequence[tuple[str, str, Mapping[str, int | None], int | None]]) -> Figure:
+    """Stacked bars: (label, hover, part -> ms, whole ms); what no part tells of is drawn grey."""
+    labels = [label for label, *_ in rows]
+    data: list[dict[str, Any]] = []
+    rests = [
+        max(0, (whole or 0) - sum(v or 0 for key, v in parts.items() if key != "detect_ms"))
+        for _, _, parts, whole in rows
+    ]
+    series = [
+        (name, colour, [parts.get(key) or 0 for _, _, parts, _ in rows])
+        for key, name, colour in PARTS
+    ]
+    series.append(("not told apart", GREY, rests))
+    for name, colour, values in series:
+        if not any(values):
+            continue
+        shown = [(row, value) for row, value in enumerate(values) if value]
+        data.append(
+            {
+                "type": "bar", "orientation": "h", **named(name, colour), "width": 0.6,
+                "x": [value for _, value in shown],
+                "y": [row for row, _ in shown],
+                "hovertext": [
+                    f"<b>{plot_text(rows[row][0])}</b><br>{name}: {duration_text(value)}"
+                    f"<br>{plot_text(rows[row][1])}"
+                    for row, value in shown
+                ],
+                "hoverinfo": "text",
+                "marker": {"color": colour, "line": {"width": 0}},
+            }
+        )  # fmt: skip
+    longest = max(
+        (sum(parts.get(key) or 0 for key, _, _ in PARTS) + rest)
+        for (_, _, parts, _), rest in zip(rows, rests, strict=True)
+    )
+    return Figure(
+        data,
+        layout(
+            62 + max(1, len(rows)) * ROW_PX, barmode="stack",
+            xaxis=duration_axis("", max(1, longest), showline=True),
+            yaxis=row_axis(labels),
+        ),
+    )  # fmt: skip
+
+
+def _bin(at: int, per_decade: int) -> str:
+    low, high = 10 ** (at / per_decade), 10 ** ((at + 1) / per_decade)
+    return f"{duration_text(low)} to {duration_text(high)}"
+
+
+__all__ = ["distribution_figure", "parts_figure"]

@@ -1,0 +1,192 @@
+"""Parquet folders as `epoch_history` leaves them, written by hand: no session is needed."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+TIME = pa.timestamp("us", tz="UTC")
+IDS = pa.list_(pa.int64())
+LONG, TEXT, TRUTH = pa.int64(), pa.string(), pa.bool_()
+
+TABLES = {
+    "masterships": {
+        "master_epoch": LONG, "broker_id": LONG, "address": TEXT, "began_at": TIME,
+        "opened_at": TIME, "first_ack_at": TIME, "ended_at": TIME, "ended_by": TEXT,
+        "duration_ms": LONG, "seen_by": pa.list_(TEXT),
+    },
+    "failovers": {
+        "master_epoch": LONG, "kind": TEXT, "cause": TEXT, "how": TEXT, "detected_by": TEXT,
+        "master_before": LONG, "master": LONG, "address": TEXT, "set_before": IDS,
+        "sync_state_set": IDS, "detected_at": TIME, "elected_at": TIME, "role_at": TIME,
+        "opened_at": TIME, "first_ack_at": TIME, "silent_ms": LONG, "detect_ms": LONG,
+        "elect_ms": LONG, "role_ms": LONG, "open_ms": LONG, "first_ack_ms": LONG,
+        "unavailable_ms": LONG, "held_ms": LONG, "idle": TRUTH, "unclean": TRUTH,
+        "complete": TRUTH, "truncated_bytes": LONG, "clock_problem": TEXT,
+    },
+    "unavailability": {
+        "outages": LONG, "unavailable_ms": LONG, "longest_ms": LONG, "open": TRUTH,
+    },
+    "set_changes": {
+        "at": TIME, "master_epoch": LONG, "sync_state_set_epoch": LONG, "set_before": IDS,
+        "set_after": IDS, "joined": IDS, "left": IDS, "size_after": LONG, "reason": TEXT,
+    },
+    "truncations": {
+        "at": TIME, "broker_id": LONG, "master_epoch": LONG, "from_offset": LONG,
+        "to_offset": LONG, "bytes": LONG,
+    },
+    "findings": {
+        "severity": TEXT, "kind": TEXT, "text": TEXT, "subject": TEXT, "evidence": TEXT,
+        "at": TIME,
+    },
+    "controllers": {
+        "at": TIME, "leader": TEXT, "leader_before": TEXT, "controller_epoch": LONG,
+    },
+}  # fmt: skip
+
+
+def at(text):
+    """A time in UTC."""
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+class EpochFolder:
+    """Rows by table, group and day, and the folder that they are written to."""
+
+    def __init__(self, root):
+        self.root = Path(root)
+        self.rows = {}
+
+    def add(self, table, group, when, **row):
+        """One row of the day of `when`; what is not named is null."""
+        assert set(row) <= set(TABLES[table]), row
+        key = (table, group, f"{when:%Y-%m-%d}")
+        self.rows.setdefault(key, []).append({name: row.get(name) for name in TABLES[table]})
+
+    def mastership(self, group, epoch, broker_id, began, ended=None, ended_by=None):
+        self.add(
+            "masterships", group, began, master_epoch=epoch, broker_id=broker_id, began_at=began,
+            opened_at=began + timedelta(milliseconds=40), ended_at=ended, ended_by=ended_by,
+            address=f"10.0.0.{broker_id}:10911", seen_by=["n0", "n1"],
+        )  # fmt: skip
+
+    def failover(self, group, epoch, when, ms, *, before=1, master=2, kind="failover", **more):
+        """One at `when` with four equal parts; `ms` None: how long is not known."""
+        part = None if ms is None else ms // 4
+        end = when + timedelta(milliseconds=ms or 0)
+        known = {
+            "cause": "session_closed", "idle": False, "unclean": False, "complete": ms is not None,
+            "silent_ms": 12, "detect_ms": 12, "elect_ms": part, "role_ms": part, "open_ms": part,
+            "first_ack_ms": part, "detected_at": when, "truncated_bytes": 0,
+            "elected_at": when + timedelta(milliseconds=part or 0),
+            "opened_at": end - timedelta(milliseconds=part or 0) if ms else None,
+            "first_ack_at": end if ms else None,
+        }  # fmt: skip
+        self.add(
+            "failovers", group, when, master_epoch=epoch, kind=kind, master_before=before,
+            master=master, unavailable_ms=ms, **(known | more),
+        )  # fmt: skip
+
+    def day(self, group, when, outages=0, ms=0, longest=0, is_open=False):
+        self.add(
+            "unavailability", group, when, outages=outages, unavailable_ms=ms,
+            longest_ms=longest or ms, open=is_open,
+        )  # fmt: skip
+
+    def set_change(self, group, when, before, after, reason=""):
+        self.add(
+            "set_changes", group, when, at=when, set_before=before, set_after=after,
+            joined=[each for each in after if each not in before],
+            left=[each for each in before if each not in after], size_after=len(after),
+            reason=reason,
+        )  # fmt: skip
+
+    def save(self):
+        """Write all tables; the folder as text."""
+        for number, ((table, group, day), rows) in enumerate(self.rows.items()):
+            # Spark writes an empty partition value and special characters like this.
+            name = quote(group, safe=" -_.,()") if group else "__HIVE_DEFAULT_PARTITION__"
+            folder = self.root / table / f"group={name}" / f"day={day}"
+            folder.mkdir(parents=True, exist_ok=True)
+            schema = pa.schema(list(TABLES[table].items()))
+            pq.write_table(pa.Table.from_pylist(rows, schema), folder / f"part-{number}.parquet")
+        self.root.mkdir(parents=True, exist_ok=True)
+        return str(self.root)
+
+
+def incident_hour(root, *, group="broker-a"):
+    """One group, one hour: first election, a kill, a planned switch, a hang, a rejoin that cut."""
+    made = EpochFolder(root)
+    ten = at("2026-11-21 10:00:00")
+
+    def after(seconds):
+        return ten + timedelta(seconds=seconds)
+
+    made.mastership(group, 1, 1, ten, after(600), "failover")
+    made.mastership(group, 2, 2, after(600.3), after(1500), "planned_switch")
+    made.mastership(group, 3, 3, after(1500.02), after(2700), "failover")
+    made.mastership(group, 4, 1, after(2701.2))
+    made.failover(group, 1, ten, None, kind="first_election", before=None, master=1, complete=True)
+    made.failover(group, 2, after(600), 480, truncated_bytes=4096)
+    made.failover(
+        group,
+        3,
+        after(1500),
+        24,
+        kind="planned_switch",
+        before=2,
+        master=3,
+        cause="planned_switch",
+        held_ms=20,
+    )
+    made.failover(
+        group,
+        4,
+        after(2700),
+        2_400,
+        before=3,
+        master=1,
+        cause="session_silent",
+        silent_ms=900,
+        detect_ms=900,
+    )
+    made.day(group, ten, 3, 2_904, 2_400)
+    made.set_change(group, after(1), [1], [1, 2, 3], "caught up")
+    made.set_change(group, after(600.3), [1, 2, 3], [2, 3], "election")
+    made.set_change(group, after(640), [2, 3], [1, 2, 3], "caught up")
+    made.set_change(group, after(2701.2), [1, 2, 3], [1], "election")
+    made.set_change(group, after(3600), [1], [1, 3], "caught up")
+    made.add(
+        "truncations",
+        group,
+        after(639),
+        at=after(639),
+        broker_id=1,
+        master_epoch=2,
+        from_offset=1_052_672,
+        to_offset=1_048_576,
+        bytes=4_096,
+    )
+    made.add(
+        "findings",
+        group,
+        after(639),
+        severity="warning",
+        kind="epoch_missing",
+        text="Broker 2 holds no epoch 3 in its file.",
+        subject="broker 2",
+        evidence='{"epochs": [3]}',
+        at=after(639),
+    )
+    made.add(
+        "controllers",
+        "",
+        after(30),
+        at=after(30),
+        leader="n1",
+        leader_before="n0",
+        controller_epoch=2,
+    )
+    return made  # fmt: skip

@@ -1,0 +1,254 @@
+"""The page on epochs as a person opens it: drawn, complete, and without a single request."""
+
+import json
+import re
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from spark.report.epoch_report import write_epoch_report
+from spark.report.epoch_tables import FAILOVERS_LISTED
+from spark.session import open_session
+from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
+from tests.spark.report.epoch_folders import EpochFolder, at, incident_hour
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
+]
+SUMMARY = {"inputs": ["/data/n*/history"], "generated_at": "2026-11-21 12:00:00", "version": "9.9"}
+EVIL = "<script>alert(1)</script>"
+BARS = "#masterships .plot .bars .point path"
+
+
+@pytest.fixture(scope="module")
+def session():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = open_session(
+            "tests",
+            master="local[2]",
+            settings={
+                "spark.ui.enabled": "false",
+                "spark.driver.memory": "1g",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.sql.session.timeZone": "UTC",
+            },
+        )
+        made.sparkContext.setLogLevel("OFF")
+        yield made
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    need_a_browser()
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def incident(session, tmp_path_factory):
+    folder = incident_hour(tmp_path_factory.mktemp("incident") / "out").save()
+    return write_epoch_report(session, folder, SUMMARY)
+
+
+@pytest.fixture(scope="module")
+def nothing(session, tmp_path_factory):
+    return write_epoch_report(session, str(tmp_path_factory.mktemp("nothing")), SUMMARY)
+
+
+@pytest.fixture(scope="module")
+def bad_year(session, tmp_path_factory):
+    """Three groups: one evil name, one with much, one that is still without a master."""
+    made = EpochFolder(tmp_path_factory.mktemp("year") / "out")
+    start = at("2026-01-05 00:00:00")
+    for epoch in range(1, 1201):
+        began = start + timedelta(hours=7 * (epoch - 1))
+        made.mastership("busy", epoch, 1 + epoch % 3, began, began + timedelta(hours=7), "failover")
+        made.failover("busy", epoch + 1, began + timedelta(hours=7), 100 + epoch)
+        made.set_change("busy", began, [1, 2, 3], [1, 2], "election")
+    # One file per group and day is slow to make; the day of a row is not what is drawn here.
+    made.rows = {
+        (table, group, "2026-01-05"): [
+            row for (t, g, _), rows in made.rows.items() if (t, g) == (table, group) for row in rows
+        ]
+        for table, group, _ in made.rows
+    }
+    made.mastership(EVIL, 1, 1, start, start + timedelta(days=1), "unclean_election")
+    made.mastership(EVIL, 2, 2, start + timedelta(days=1, minutes=1))
+    made.failover(
+        EVIL,
+        2,
+        start + timedelta(days=1),
+        60_000,
+        kind="unclean_election",
+        unclean=True,
+        cause=EVIL,
+    )
+    made.failover(EVIL, 3, start + timedelta(days=9), None, clock_problem="the clocks differ")
+    made.set_change(EVIL, start, [1], [1, 2], f"{EVIL} caught up")
+    made.mastership("lost", 1, 1, start, start + timedelta(days=300), "master_lost")
+    made.day("lost", start + timedelta(days=300), 1, 80_000_000, is_open=True)
+    made.day(EVIL, start + timedelta(days=1), 1, 60_000)
+    for number in range(2, 40):
+        made.day(EVIL, start + timedelta(days=number))
+    made.add(
+        "findings",
+        EVIL,
+        start,
+        severity="critical",
+        kind="two_masters",
+        text=EVIL,
+        subject=EVIL,
+        evidence=json.dumps({"from": EVIL}),
+    )
+    return write_epoch_report(session, made.save(), SUMMARY)  # fmt: skip
+
+
+def figures(path):
+    """The pictures of a page as the data that they are drawn from."""
+    html = Path(path).read_text()
+    found = re.findall(
+        r'<figure class="picture" id="([^"]+)">.*?<script type="application/json">(.*?)</script>',
+        html,
+        re.S,
+    )
+    return {key: json.loads(data) for key, data in found}
+
+
+def test_every_picture_is_what_plotly_knows(incident, bad_year):
+    from plotly import graph_objects
+
+    for path in (incident, bad_year):
+        for figure in figures(path).values():
+            graph_objects.Figure(figure)  # raises for what it does not know
+
+
+def test_an_incident_is_drawn_with_all_its_marks(browser, incident):
+    browser.open(incident)
+    assert browser.pictures() == [
+        "masterships", "distribution", "typical", "worst", "calendar", "set-sizes",
+    ]  # fmt: skip
+    bars = browser.boxes(BARS)
+    assert len(bars) == 4 + 3  # masterships, and the outages between them
+    assert all(height > 0 for _, height in bars)
+    assert all(width > 100 for width, _ in bars[:4])  # an outage may be narrower than a pixel,
+    marks = browser.boxes("#masterships .plot .scatterlayer .point")
+    assert len(marks) == 4 and all(width > 4 for width, _ in marks)  # its mark never is
+    for picture, number in (("distribution", 3), ("typical", 10), ("worst", 15)):
+        boxes = browser.boxes(f"#{picture} .plot .bars .point path")
+        assert len(boxes) == number, picture
+        assert all(width > 0 and height > 0 for width, height in boxes)
+    assert browser.boxes("#calendar .plot .heatmaplayer image")
+    lines = browser.boxes("#set-sizes .plot .scatterlayer .js-line")
+    assert len(lines) == 1 and lines[0][0] > 500
+    assert_stands_alone(browser)
+
+
+def test_an_incident_says_its_numbers(browser, incident):
+    browser.open(incident)
+    text = browser.text()
+    for said in (
+        "1 broker group", "All times are UTC", "The master changed 3 times in broker-a",
+        "Nobody could write for 2.90 s altogether",
+        "The worst took 2.40 s: broker-a, 2026-11-21 10:45:00.600, session silent",
+        "No unclean election and no critical finding", "1 warning", "4 KiB", "epoch 3 in its file",
+        '{"epochs": [3]}', "1,052,672", "n1", "/data/n*/history", "BatonMQ 9.9",
+    ):  # fmt: skip
+        assert said in text, said
+    rows = browser.run(
+        "return [...document.querySelectorAll('#failovers tbody tr')].map((r) => r.innerText)"
+    )
+    assert len(rows) == 3
+    assert "2.40 s" in rows[0] and "900 ms" in rows[0] and "600 ms" in rows[0]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_it_without_scrolling_sideways(browser, incident, dark):
+    browser.open(incident, width=400, dark=dark)
+    assert browser.run("return document.documentElement.scrollWidth") <= 400
+    ink, paper = browser.run(
+        "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]"
+    )
+    brightness = [sum(map(int, re.findall(r"\d+", each)[:3])) for each in (ink, paper)]
+    assert (brightness[0] > brightness[1]) is dark
+    tick = browser.run(
+        "return getComputedStyle(document.querySelector('#masterships .xtick text')).fill"
+    )
+    assert tick == ink
+    assert_stands_alone(browser)
+
+
+def test_no_event_at_all_is_a_page_too(browser, nothing):
+    text = Path(nothing).read_text()
+    assert "No event of any broker group" in text and "<figure" not in text
+    assert "Nothing was cut." in text and "None in this time." in text
+
+
+def test_names_from_data_are_only_ever_text(browser, bad_year):
+    html = Path(bad_year).read_text()
+    assert EVIL not in html
+    browser.open(bad_year)
+    assert browser.text().count(EVIL) >= 5  # verdict, tables
+    ticks = browser.run(
+        "return [...document.querySelectorAll('#masterships .ytick text')]"
+        ".map((t) => t.textContent)"
+    )
+    assert ticks == ["<script>alert(1)</script"[:23] + "…", "busy", "lost"]
+    assert browser.run("return document.querySelectorAll('main script:not([type])').length") == 0
+    assert_stands_alone(browser)
+
+
+def test_what_is_grave_stands_first(browser, bad_year):
+    browser.open(bad_year)
+    verdicts = browser.run(
+        "return [...document.querySelectorAll('.verdict li')]"
+        ".map((v) => [v.className, v.innerText])"
+    )
+    assert verdicts[0][0] == "bad" and verdicts[0][1].startswith("lost has no master since")
+    assert "1 unclean election" in verdicts[1][1] and "1 critical finding" in verdicts[2][1]
+    assert not any(tone == "good" for tone, _ in verdicts)
+
+
+def test_much_is_thinned_and_said_so(browser, bad_year):
+    drawn = figures(bad_year)["masterships"]["data"]
+    named = [trace for trace in drawn if trace["name"].startswith("broker ")]
+    bars = sum(len(trace["x"]) for trace in named)
+    assert bars == 400 + 3  # the bins of busy, and each of the others
+    marks = sum(len(trace["x"]) for trace in drawn if trace["type"] == "scatter")
+    assert marks == 400 + 2
+    html = Path(bad_year).read_text()
+    assert "Thinned: of busy (more than 400 masterships each)" in html
+    assert f"The {FAILOVERS_LISTED} dearest of 1,202 changes of master" in html
+    browser.open(bad_year)
+    assert len(browser.boxes(BARS)) >= bars
+
+
+def test_a_bin_leaves_no_hole_in_the_time_line(bad_year):
+    drawn = figures(bad_year)["masterships"]["data"]
+    busy = [
+        (base, length)
+        for trace in drawn
+        if trace["name"].startswith("broker ")
+        for base, length, row in zip(trace["base"], trace["x"], trace["y"], strict=True)
+        if row == 1
+    ]
+    ends = [at(base) + timedelta(milliseconds=length) for base, length in sorted(busy)]
+    starts = [at(base) for base, _ in sorted(busy)]
+    assert all(
+        abs(b - e) <= timedelta(milliseconds=1) for e, b in zip(ends, starts[1:], strict=False)
+    )
+
+
+def test_days_without_data_differ_from_days_without_outage(bad_year):
+    layers = {trace["name"]: trace for trace in figures(bad_year)["calendar"]["data"]}
+    count = {
+        name: sum(value is not None for line in trace["z"] for value in line)
+        for name, trace in layers.items()
+    }
+    assert count["no outage"] == 38 and count["outage, by its length"] == 2
+    assert count["nothing recorded"] == 7 * len(layers["no outage"]["x"]) - 40
