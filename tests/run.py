@@ -30,12 +30,16 @@ NO_TESTS_COLLECTED = 5
 
 @dataclass(frozen=True)
 class Ring:
-    """Tests that need the same things. `prepare` raises Unprepared if they cannot run."""
+    """Tests that need the same things. `prepare` raises Unprepared if they cannot run.
+
+    `missing_for_some`: what only some of them need; those are skipped, the others run.
+    """
 
     name: str
     title: str
     marks: str
     missing: Callable[[], list[str]] = list
+    missing_for_some: Callable[[], list[str]] = list
     prepare: Callable[[], None] = lambda: None
 
 
@@ -69,6 +73,12 @@ def _missing_for_spark() -> list[str]:
     return java + ([f"{', '.join(lacking)} (`make setup-spark`)"] if lacking else [])
 
 
+def _missing_for_reports() -> list[str]:
+    programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    selenium = importlib.util.find_spec("selenium") is None
+    return programs + (["selenium (`make setup-spark`)"] if selenium else [])
+
+
 def _prepare_docker() -> None:
     print("    the image of this work tree is built …", flush=True)
     try:
@@ -84,14 +94,20 @@ RINGS = (
         "not process and not java and not spark and not docker",
     ),
     Ring("process", "real clusters: kill -9, hangs, bad days", "process"),
-    Ring("java", "the stock Java client and mqadmin", "java", missing_tools, _prepare_java),
-    Ring("spark", "stores and histories as Spark data frames", "spark", _missing_for_spark),
+    Ring("java", "the stock Java client and mqadmin", "java", missing_tools, prepare=_prepare_java),
+    Ring(
+        "spark",
+        "stores and histories as Spark data frames",
+        "spark",
+        _missing_for_spark,
+        _missing_for_reports,
+    ),
     Ring(
         "docker",
         "the compose project: kills, pauses, cut networks",
         "docker",
         engine.missing_tools,
-        _prepare_docker,
+        prepare=_prepare_docker,
     ),
 )
 
@@ -104,6 +120,9 @@ def run_ring(ring: Ring, number: str, *, strict: bool, soak: bool) -> Outcome:
         why = f"this machine lacks {' and '.join(lacks)}"
         print(f"    {'missing' if strict else 'left out'}: {why}", flush=True)
         return Outcome(ring, "failed" if strict else "left out", 0.0, why)
+    if lacks := ring.missing_for_some():
+        print(f"    this machine lacks {' and '.join(lacks)}: what needs it is ", end="")
+        print("a failure" if strict else "skipped by name", flush=True)
     began = time.monotonic()
     try:
         ring.prepare()
