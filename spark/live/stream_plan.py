@@ -5,7 +5,9 @@ repeated is planned from the same offsets again.
 """
 
 import logging
+import time
 from collections.abc import Sequence
+from typing import Final
 
 from batonmq.clock import boot_ms
 from batonmq.route import TopicRoute
@@ -26,7 +28,9 @@ from spark.live.topic_read import TopicRead, TopicTask, check_loss, resolve
 log = logging.getLogger(__name__)
 
 # How old a route may be until it is asked for again: a topic may have grown.
-ROUTE_MS = 2_000
+ROUTE_MS: Final = 2_000
+# Spark asks again 10 ms after there was nothing; the masters are asked this often at most.
+IDLE_MS: Final = 100
 
 
 class StreamPlan:
@@ -40,6 +44,7 @@ class StreamPlan:
         self._routes_ms = -ROUTE_MS
         self._target: Offsets | None = None
         self._last_batch_ms = boot_ms()
+        self._idle_until_ms = 0
         self._told: set[MessageQueue] = set()
         self.available: Offsets = {}
         """The ends that were seen last, of all queues."""
@@ -60,7 +65,8 @@ class StreamPlan:
         for queue in queues:
             low, high = bounds[queue]
             wanted = QueueRange(queue, starts[queue], max(starts[queue], high))
-            starts[queue] = check_loss(self._open(), wanted, (low, high), options).begin
+            there = check_loss(self._open(), wanted, (low, high), options)
+            starts[queue] = min(there.begin, there.end)
         return starts
 
     def aim(self) -> None:
@@ -73,10 +79,12 @@ class StreamPlan:
         `most`: offsets at most, 0 for all. `limited` false: take what there is, whatever the
         options say. Raises DataLossError, ClusterError.
         """
+        time.sleep(max(0, self._idle_until_ms - boot_ms()) / 1000)
         ends = self._ends(start)
         base = {queue: offset if offset <= ends[queue] else 0 for queue, offset in start.items()}
         ranges = ranges_between(start, ends)
         now_ms = boot_ms()
+        self._idle_until_ms = now_ms + IDLE_MS
         enough = total(ranges) >= self._options.offsets_per_trigger_min
         patient = now_ms - self._last_batch_ms < self._options.trigger_delay_max_ms
         if limited and self._target is None and not enough and patient:
@@ -85,6 +93,7 @@ class StreamPlan:
             ends = fair_end(base, ends, most)
         if ranges:
             self._last_batch_ms = now_ms
+            self._idle_until_ms = 0
         # A queue without a message yet is no news.
         return {queue: end for queue, end in ends.items() if end or queue in start}
 
@@ -153,4 +162,4 @@ class StreamPlan:
             log.warning("data_lost %s", loss)
 
 
-__all__ = ["ROUTE_MS", "StreamPlan"]
+__all__ = ["IDLE_MS", "ROUTE_MS", "StreamPlan"]

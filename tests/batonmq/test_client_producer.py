@@ -119,6 +119,25 @@ def test_batch_is_one_request_with_consecutive_offsets() -> None:
     tell(story)
 
 
+def test_a_caller_may_name_its_messages() -> None:
+    """The same keys again: a repeat is recognised by them."""
+
+    async def story(cluster: FakeCluster, producer: Producer) -> None:
+        queue = MessageQueue(TOPIC, "broker-a", 0)
+        for _ in range(2):
+            one = await producer.send(Message(TOPIC, b"1"), queue=queue, unique_key="job-0")
+            two = await producer.send_batch(
+                [Message(TOPIC, b"2"), Message(TOPIC, b"3")],
+                queue=queue,
+                unique_keys=["job-1", "job-2"],
+            )
+            assert (one.msg_id, two.msg_id) == ("job-0", "job-1,job-2")
+        records = [decode_record(r) for r in cluster.groups["broker-a"].queues[TOPIC, 0]]
+        assert [r.uniq_key for r in records] == ["job-0", "job-1", "job-2"] * 2
+
+    tell(story)
+
+
 def test_oneway_asks_for_no_answer() -> None:
     async def story(cluster: FakeCluster, producer: Producer) -> None:
         broker = cluster.master()

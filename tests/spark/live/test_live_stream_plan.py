@@ -1,0 +1,129 @@
+"""How far each batch of a stream goes, against a cluster that only says its bounds."""
+
+import json
+
+import pytest
+
+from batonmq.route import TopicRoute
+from protocol.message import MessageQueue
+from spark.live import stream_plan
+from spark.live.options import TopicOptions
+from spark.live.ranges import DataLossError
+from spark.live.stream_plan import StreamPlan
+
+QUEUES = tuple(MessageQueue("T", "b", i) for i in range(3))
+
+
+class Cluster:
+    """`held`: queue -> [low, high) that it shows; `logged`: where its log ends, if further."""
+
+    def __init__(self, held):
+        self.held = held
+        self.logged = {}
+
+    def routes(self, topics, *, known=False):
+        return [TopicRoute("T", (), tuple(self.held), {"b": {0: "h:1"}}, {"b": "c"})]
+
+    def bounds(self, queues):
+        return {queue: self.held[queue] for queue in queues}
+
+    def shortfall(self, queue, offset):
+        low, high = self.held[queue]
+        return None if offset <= self.logged.get(queue, high) else (low, high)
+
+    def close(self):
+        self.held = {}
+
+
+class Read:
+    """What a plan needs of a TopicRead."""
+
+    def __init__(self, cluster, **more):
+        given = {"nameServers": "h:1", "topic": "T", **more}
+        self.options = TopicOptions.from_mapping(given, streaming=True)
+        self._cluster = cluster
+
+    def connect(self):
+        return self._cluster
+
+    def tasks(self, ranges, clusters):
+        return [(each.queue.queue_id, each.begin, each.end) for each in ranges]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(stream_plan, "IDLE_MS", 0)
+    monkeypatch.setattr(stream_plan, "ROUTE_MS", 0)
+
+
+def ends(offsets):
+    return {queue.queue_id: offset for queue, offset in offsets.items()}
+
+
+def test_a_stream_begins_where_it_is_told():
+    cluster = Cluster({QUEUES[0]: (5, 9), QUEUES[1]: (0, 0)})
+    assert ends(StreamPlan(Read(cluster)).initial()) == {0: 9, 1: 0}
+    early = StreamPlan(Read(cluster, startingOffsets="earliest"))
+    assert ends(early.initial()) == {0: 5, 1: 0}
+    for offset, told in ((4, r"available are \[5, 9\): the messages before"), (10, "ends below")):
+        given = {"startingOffsets": json.dumps({"T": {"b": {"0": offset}}})}
+        with pytest.raises(DataLossError, match=told):
+            StreamPlan(Read(cluster, **given)).initial()
+        loose = StreamPlan(Read(cluster, failOnDataLoss="false", **given))
+        assert ends(loose.initial())[0] == (5 if offset == 4 else 9)
+
+
+def test_batches_go_to_the_end_within_the_limit_and_take_new_queues_from_0():
+    cluster = Cluster({QUEUES[0]: (0, 10), QUEUES[1]: (0, 0)})
+    plan = StreamPlan(Read(cluster, startingOffsets="earliest"))
+    start = plan.initial()
+    end = plan.next_end(start, 4, limited=True)
+    assert ends(end) == {0: 4, 1: 0}
+    assert plan.tasks(start, end) == [(0, 0, 4)]
+    assert ends(plan.next_end(end, 4, limited=False)) == {0: 10, 1: 0}, "a limit that is not asked"
+    cluster.held[QUEUES[2]] = (0, 0)
+    assert plan.next_end(end, 0, limited=True).keys() == set(QUEUES[:2]), "an empty one is no news"
+    cluster.held[QUEUES[2]] = (0, 3)
+    grown = plan.next_end(end, 0, limited=True)
+    assert plan.tasks(end, grown) == [(0, 4, 10), (2, 0, 3)]
+    assert plan.next_end(grown, 0, limited=True) == grown
+    assert ends(plan.available) == {0: 10, 1: 0, 2: 3}
+
+
+def test_too_little_waits_unless_it_has_waited_long_or_the_stream_ends_now():
+    cluster = Cluster({QUEUES[0]: (0, 3)})
+    given = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "5"}
+    plan = StreamPlan(Read(cluster, **given))
+    start = plan.initial()
+    assert plan.next_end(start, 0, limited=True) == start
+    assert ends(plan.next_end(start, 0, limited=False)) == {0: 3}
+    plan.aim()
+    assert ends(plan.next_end(start, 0, limited=True)) == {0: 3}
+    cluster.held[QUEUES[0]] = (0, 99)
+    assert ends(plan.next_end(start, 0, limited=True)) == {0: 3}, "what came after the aim"
+    late = StreamPlan(Read(cluster, maxTriggerDelay="1ms", **given))
+    late._last_batch_ms -= 2
+    cluster.held[QUEUES[0]] = (0, 4)
+    assert ends(late.next_end(start, 0, limited=True)) == {0: 4}
+
+
+def test_a_new_master_that_shows_less_is_waited_for_and_a_remade_topic_is_not():
+    cluster = Cluster({QUEUES[0]: (0, 10)})
+    plan = StreamPlan(Read(cluster))
+    start = plan.initial()
+    cluster.held[QUEUES[0]], cluster.logged = (0, 7), {QUEUES[0]: 10}
+    assert plan.next_end(start, 0, limited=True) == start
+    cluster.logged = {}
+    with pytest.raises(DataLossError, match=r"\[10, 10\), available are \[0, 7\): the queue ends"):
+        plan.next_end(start, 0, limited=True)
+    loose = StreamPlan(Read(cluster, failOnDataLoss="false"))
+    end = loose.next_end(start, 5, limited=True)
+    assert ends(end) == {0: 5}
+    assert loose.tasks(start, end) == [(0, 0, 5)]
+    assert loose.tasks(end, loose.next_end(end, 5, limited=True)) == [(0, 5, 7)]
+    cluster.held = {QUEUES[1]: (0, 0)}
+    with pytest.raises(DataLossError, match="the topic has this queue no more"):
+        plan.next_end(start, 0, limited=True)
+    cluster.held = {QUEUES[0]: (12, 20)}
+    with pytest.raises(DataLossError, match=r"asked for offsets \[10, 20\), available are \[12,"):
+        plan.next_end(start, 0, limited=True)
