@@ -16,8 +16,9 @@ from faults.aftermath.deeds import FAILOVER, PLANNED
 from faults.aftermath.record import Deed
 from faults.aftermath.tables import Failover, Mastership, Name, SetChange, Tables
 
-TOLERANCE_MS: Final = 50
-"""Two processes look at one clock at different moments, and each rounds."""
+TOLERANCE_MS: Final = 100
+"""All look at one clock, each when it gets its turn on a busy machine: the load hears an ack later
+than it was decided."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
 STREAM: Final = "stream_history"
 STREAM_MASTER: Final = "local[1]"
 STREAM_OFTEN: Final = ("--trigger", "2s")
-STREAM_S: Final = 120.0
+STREAM_S: Final = 300.0
 REMARKS: Final = frozenset({"elections"})
 """Of the laboratory's findings those of time: a busy machine may be judged for its slowness."""
 
