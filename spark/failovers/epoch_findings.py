@@ -1,0 +1,209 @@
+"""Findings of epoch files: of replicas against each other, and of all against the histories.
+
+An epoch's start is one offset for all replicas that have the epoch. A replica that was down lacks
+the newest epochs, and one whose old bytes expired the oldest: neither is wrong. A Java broker drops
+an epoch without bytes, so only one with bytes may not be missing in between.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+
+def of_files(files: DataFrame) -> list[DataFrame]:
+    """Findings of the files alone; `files` is table `epochs` with damaged files."""
+    good = files.where("corrupt IS NULL AND broker IS NOT NULL")
+    return [
+        _unreadable(files),
+        _from_backup(good),
+        _starts_differ(good),
+        _gaps(good),
+        _behind(good),
+    ]
+
+
+def against_histories(files: DataFrame, stories: DataFrame) -> list[DataFrame]:
+    """Findings of files and histories together."""
+    good = files.where("corrupt IS NULL AND broker IS NOT NULL")
+    return [_untold(good, stories), _not_in_files(good, stories), _starts(good, stories)]
+
+
+_NO_TIME = "CAST(NULL AS BIGINT) AS at_ms"
+
+
+def _unreadable(files: DataFrame) -> DataFrame:
+    return files.sparkSession.sql(
+        f"""
+        SELECT coalesce(broker, '') AS group, {_NO_TIME}, 'warning' AS severity,
+          'epoch_file_unreadable' AS kind,
+          concat('The epoch list of ', store, ' cannot be read: ', corrupt.reason, '.') AS text,
+          store AS subject,
+          to_json(named_struct('file', corrupt.file, 'reason', corrupt.reason)) AS evidence
+        FROM {{files}} WHERE corrupt IS NOT NULL
+        """,
+        files=files,
+    )
+
+
+def _from_backup(good: DataFrame) -> DataFrame:
+    return good.sparkSession.sql(
+        f"""
+        SELECT broker AS group, {_NO_TIME}, 'info' AS severity, 'epoch_file_from_backup' AS kind,
+          concat('The epoch list of ', store, ' could only be read from its backup.') AS text,
+          store AS subject, to_json(named_struct('store', store)) AS evidence
+        FROM (SELECT DISTINCT broker, store FROM {{files}} WHERE from_backup)
+        """,
+        files=good,
+    )
+
+
+def _starts_differ(good: DataFrame) -> DataFrame:
+    return good.sparkSession.sql(
+        f"""
+        SELECT broker AS group, {_NO_TIME}, 'critical' AS severity, 'epoch_starts_differ' AS kind,
+          concat('Epoch ', epoch, ' begins at ', low.start_offset, ' in ', low.store, ' and at ',
+            high.start_offset, ' in ', high.store, '.') AS text,
+          concat('epoch ', epoch) AS subject,
+          to_json(named_struct('masterEpoch', epoch, 'stores', array(low, high), 'replicas', many))
+            AS evidence
+        FROM (
+          SELECT broker, epoch, min(struct(start_offset, store)) AS low,
+            max(struct(start_offset, store)) AS high, count(*) AS many
+          FROM {{files}} GROUP BY broker, epoch)
+        WHERE low.start_offset <> high.start_offset
+        """,
+        files=good,
+    )
+
+
+def _gaps(good: DataFrame) -> DataFrame:
+    return good.sparkSession.sql(
+        f"""
+        WITH held AS (
+          SELECT broker, epoch, max(end_offset) AS end_offset, min(start_offset) AS start_offset,
+            collect_set(store) AS stores
+          FROM {{files}} WHERE end_offset > start_offset GROUP BY broker, epoch
+        ), spans AS (
+          SELECT broker, store, min(epoch) AS low, max(epoch) AS high
+          FROM {{files}} GROUP BY broker, store
+        ), listed AS (SELECT DISTINCT broker, store, epoch FROM {{files}})
+        SELECT s.broker AS group, {_NO_TIME}, 'warning' AS severity, 'epoch_gap' AS kind,
+          concat(s.store, ' lacks ', count(*), ' epochs with bytes that other replicas have, the ',
+            'first is ', min(h.epoch), '.') AS text,
+          s.store AS subject,
+          to_json(named_struct('store', s.store, 'epochs', count(*), 'first', min(h.epoch), 'last',
+            max(h.epoch))) AS evidence
+        FROM held h JOIN spans s ON s.broker = h.broker AND h.epoch > s.low AND h.epoch < s.high
+        LEFT ANTI JOIN listed l ON l.broker = s.broker AND l.store = s.store AND l.epoch = h.epoch
+        GROUP BY s.broker, s.store
+        """,
+        files=good,
+    )
+
+
+def _behind(good: DataFrame) -> DataFrame:
+    return good.sparkSession.sql(
+        f"""
+        WITH tops AS (
+          SELECT broker, store, max(epoch) AS top FROM {{files}} GROUP BY broker, store
+        ), newest AS (SELECT broker, max(top) AS newest FROM tops GROUP BY broker)
+        SELECT t.broker AS group, {_NO_TIME}, 'info' AS severity, 'replica_behind' AS kind,
+          concat(t.store, ' knows epochs up to ', t.top, ', the newest is ', n.newest, '.') AS text,
+          t.store AS subject,
+          to_json(named_struct('store', t.store, 'epoch', t.top, 'newest', n.newest)) AS evidence
+        FROM tops t JOIN newest n ON n.broker = t.broker WHERE t.top < n.newest
+        """,
+        files=good,
+    )
+
+
+def _untold(good: DataFrame, stories: DataFrame) -> DataFrame:
+    return good.sparkSession.sql(
+        f"""
+        WITH told AS (
+          SELECT DISTINCT group, e.master_epoch AS epoch FROM {{stories}} WHERE e IS NOT NULL
+        ), first AS (SELECT group, min(epoch) AS low FROM told GROUP BY group),
+        untold AS (
+          SELECT f.broker, f.epoch, t.low,
+            CASE WHEN t.low IS NULL THEN 'group_untold' WHEN f.epoch < t.low
+              THEN 'epochs_older_than_history' ELSE 'epoch_untold' END AS kind
+          FROM (SELECT DISTINCT broker, epoch FROM {{files}}) f
+          LEFT ANTI JOIN told ON told.group = f.broker AND told.epoch = f.epoch
+          LEFT JOIN first t ON t.group = f.broker
+        )
+        SELECT broker AS group, {_NO_TIME},
+          CASE WHEN kind = 'epoch_untold' THEN 'warning' ELSE 'info' END AS severity, kind,
+          concat('Epoch files have ', count(*), ' epochs from ', min(epoch), ' to ', max(epoch),
+            CASE kind WHEN 'group_untold' THEN ' of a group that no history tells of.'
+              WHEN 'epochs_older_than_history' THEN ' from before the histories begin.'
+              ELSE ' that no history tells.' END) AS text,
+          broker AS subject,
+          to_json(named_struct('epochs', count(*), 'first', min(epoch), 'last', max(epoch)))
+            AS evidence
+        FROM untold GROUP BY broker, kind
+        """,
+        files=good,
+        stories=stories,
+    )
+
+
+def _not_in_files(good: DataFrame, stories: DataFrame) -> DataFrame:
+    """A master served in an epoch, and no replica knows it, though some know older ones."""
+    return good.sparkSession.sql(
+        """
+        WITH spans AS (
+          SELECT broker, min(epoch) AS low, max(epoch) AS high FROM {files} GROUP BY broker
+        ), served AS (
+          SELECT s.group, s.e.master_epoch AS epoch, s.elected_ms, p.high
+          FROM {stories} s JOIN spans p ON p.broker = s.group
+          WHERE s.first_ack_ms IS NOT NULL AND s.e.master_epoch > p.low
+        )
+        SELECT group, min(elected_ms) AS at_ms,
+          CASE WHEN newer THEN 'info' ELSE 'warning' END AS severity,
+          CASE WHEN newer THEN 'files_older_than_history' ELSE 'epoch_not_in_files' END AS kind,
+          concat(count(*), ' epochs from ', min(epoch), ' to ', max(epoch),
+            ' had a master that acknowledged, and no epoch file has them',
+            CASE WHEN newer THEN ': the files are older.' ELSE '.' END) AS text,
+          group AS subject,
+          to_json(named_struct('epochs', count(*), 'first', min(epoch), 'last', max(epoch)))
+            AS evidence
+        FROM (
+          SELECT *, epoch > high AS newer FROM served
+          LEFT ANTI JOIN (SELECT DISTINCT broker, epoch FROM {files}) f
+            ON f.broker = served.group AND f.epoch = served.epoch
+        ) GROUP BY group, newer
+        """,
+        files=good,
+        stories=stories,
+    )
+
+
+def _starts(good: DataFrame, stories: DataFrame) -> DataFrame:
+    """Where a file begins an epoch, against what was confirmed and where its master opened."""
+    return good.sparkSession.sql(
+        """
+        WITH starts AS (
+          SELECT broker, epoch, min(struct(start_offset, store)) AS low FROM {files}
+          GROUP BY broker, epoch
+        ), both AS (
+          SELECT s.group, s.elected_ms AS at_ms, s.e.master_epoch AS epoch, f.low,
+            s.e.confirm_offset AS confirmed, s.opened.max_offset AS opened_at,
+            NOT s.e.unclean AND f.low.start_offset < s.e.confirm_offset AS below
+          FROM {stories} s JOIN starts f ON f.broker = s.group AND f.epoch = s.e.master_epoch
+        )
+        SELECT group, at_ms, CASE WHEN below THEN 'critical' ELSE 'warning' END AS severity,
+          CASE WHEN below THEN 'start_below_confirmed' ELSE 'start_not_as_told' END AS kind,
+          concat('Epoch ', epoch, ' begins at ', low.start_offset, ' in ', low.store,
+            CASE WHEN below THEN concat(', where ', confirmed, ' was confirmed before.')
+            ELSE concat('; its master told that it opened at ', opened_at, '.') END) AS text,
+          concat('epoch ', epoch) AS subject,
+          to_json(named_struct('masterEpoch', epoch, 'store', low.store, 'start', low.start_offset,
+            'confirmed', confirmed, 'openedAt', opened_at)) AS evidence
+        FROM both WHERE below OR low.start_offset <> opened_at
+        """,
+        files=good,
+        stories=stories,
+    )
+
+
+__all__ = ["against_histories", "of_files"]

@@ -1,0 +1,336 @@
+"""What somebody should look at: disagreements, broken rules, losses; and, as info, what limits it.
+
+Each finding is a row (group, at_ms, severity, kind, text, subject, evidence). Where many events
+show the same thing, one row counts them. `docs/spark.md` says what each kind means. Here are those
+that histories show by themselves; `spark.failovers.epoch_findings` compares them with epoch files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+CRITICAL: Final = "critical"
+WARNING: Final = "warning"
+INFO: Final = "info"
+SEVERITIES: Final = (CRITICAL, WARNING, INFO)
+COLUMNS: Final = ("group", "at_ms", "severity", "kind", "text", "subject", "evidence")
+ALONE_MS: Final = 60_000
+"""A set of one for so long is worth a look."""
+CLOCK_MS: Final = 1_000
+"""Clocks of hosts that keep time differ by less."""
+
+
+def of_histories(
+    events: DataFrame, stories: DataFrame, reigns: DataFrame, controllers: Sequence[str]
+) -> list[DataFrame]:
+    """Findings of the histories alone; `events` with the rows of damaged files."""
+    told = events.where("kind IS NOT NULL")
+    ranges = ranges_of(told, controllers)
+    return [
+        _disagree(told),
+        *_ranges(told, ranges),
+        _damaged(events),
+        _diverged(told),
+        _second_masters(told, reigns),
+        _elections(stories),
+        _open_outages(stories),
+        _clocks(stories),
+        _alone(told),
+        _begins(stories),
+    ]
+
+
+def _disagree(told: DataFrame) -> DataFrame:
+    return told.sparkSession.sql(
+        """
+        SELECT group, first.at_ms AS at_ms, 'critical' AS severity, 'events_disagree' AS kind,
+          concat('Controllers ', one, ' and ', other, ' tell ', many, ' events differently, the ',
+            'first at index ', first.raft_index, ' part ', first.part, ' of log ', first.log, '.')
+            AS text,
+          concat(one, ', ', other) AS subject,
+          to_json(named_struct('controllers', array(one, other), 'events', many, 'log', first.log,
+            'raftIndex', first.raft_index, 'part', first.part, 'eventKind', first.kind)) AS evidence
+        FROM (
+          SELECT group, one, other, count(*) AS many,
+            min(struct(seq, log, raft_index, part, kind, time_ms AS at_ms)) AS first
+          FROM {rows} WHERE disagree GROUP BY group, one, other)
+        """,
+        rows=told,
+    )
+
+
+def ranges_of(told: DataFrame, controllers: Sequence[str]) -> DataFrame:
+    """(log, number, name, low, high): from where to where each controller tells a log.
+
+    Collected: one row per log, and of logs there are few.
+    """
+    has = [F.col("told").bitwiseAND(F.lit(1 << n)) != 0 for n in range(len(controllers))]
+    place = F.struct("raft_index", "part")
+    ends = [F.min(F.when(mine, place)).alias(f"low{n}") for n, mine in enumerate(has)]
+    ends += [F.max(F.when(mine, place)).alias(f"high{n}") for n, mine in enumerate(has)]
+    rows = told.groupBy("log").agg(F.count("*").alias("events"), *ends).collect() if ends else []
+    made = [
+        (row["log"], n, name, tuple(row[f"low{n}"]), tuple(row[f"high{n}"]))
+        for row in rows
+        for n, name in enumerate(controllers)
+        if row[f"low{n}"] is not None
+    ]
+    place_type = "STRUCT<raft_index: BIGINT, part: INT>"
+    return told.sparkSession.createDataFrame(
+        made, f"log STRING, number INT, name STRING, low {place_type}, high {place_type}"
+    )
+
+
+def _ranges(told: DataFrame, ranges: DataFrame) -> list[DataFrame]:
+    session = told.sparkSession
+    lacking = session.sql(
+        """
+        SELECT group, first.at_ms AS at_ms, 'warning' AS severity, 'missing_events' AS kind,
+          concat('The history of controller ', name, ' lacks ', many, ' events that others tell, ',
+            'from index ', first.raft_index, ' on, though it begins before and ends after them.')
+            AS text,
+          name AS subject,
+          to_json(named_struct('controller', name, 'log', log, 'events', many, 'firstRaftIndex',
+            first.raft_index, 'lastRaftIndex', last.raft_index)) AS evidence
+        FROM (
+          SELECT v.group, v.log, r.name, count(*) AS many,
+            min(struct(v.raft_index, v.part, v.time_ms AS at_ms)) AS first,
+            max(struct(v.raft_index, v.part)) AS last
+          FROM {told} v JOIN {ranges} r ON r.log = v.log
+          WHERE v.told & shiftleft(1L, r.number) = 0
+            AND struct(v.raft_index, v.part) > r.low AND struct(v.raft_index, v.part) < r.high
+          GROUP BY v.group, v.log, r.name)
+        """,
+        told=told,
+        ranges=F.broadcast(ranges),
+    )
+    ends = session.sql(
+        """
+        WITH whole AS (SELECT log, min(low) AS low, max(high) AS high FROM {ranges} GROUP BY log)
+        SELECT '' AS group, CAST(NULL AS BIGINT) AS at_ms, 'info' AS severity, kind, concat(
+          'The history of controller ', name, CASE WHEN kind = 'history_begins_late'
+            THEN ' begins' ELSE ' ends' END, ' at index ', its, ' of log ', log,
+            ', that of others at ', theirs, '.') AS text, name AS subject,
+          to_json(named_struct('controller', name, 'log', log, 'raftIndex', its, 'others', theirs))
+            AS evidence
+        FROM (
+          SELECT r.name, r.log, 'history_begins_late' AS kind, r.low.raft_index AS its,
+            w.low.raft_index AS theirs
+          FROM {ranges} r JOIN whole w ON w.log = r.log WHERE r.low > w.low
+          UNION ALL
+          SELECT r.name, r.log, 'history_ends_early', r.high.raft_index, w.high.raft_index
+          FROM {ranges} r JOIN whole w ON w.log = r.log WHERE r.high < w.high)
+        """,
+        ranges=ranges,
+    )
+    return [lacking, ends]
+
+
+def _damaged(events: DataFrame) -> DataFrame:
+    return events.sparkSession.sql(
+        """
+        SELECT '' AS group, CAST(NULL AS BIGINT) AS at_ms, 'warning' AS severity,
+          'damaged_lines' AS kind,
+          concat(copies, ' lines of ', damaged_file, ' are no events.') AS text,
+          damaged_file AS subject,
+          to_json(named_struct('file', damaged_file, 'lines', copies, 'reason', reason)) AS evidence
+        FROM {rows} WHERE damaged_file IS NOT NULL
+        """,
+        rows=events,
+    )
+
+
+def _diverged(told: DataFrame) -> DataFrame:
+    return told.sparkSession.sql(
+        """
+        SELECT group, time_ms AS at_ms, 'warning' AS severity, 'diverged' AS kind,
+          concat('Broker ', broker_id, ' cannot follow until an operator has looked: ',
+            coalesce(detail.reason, reason, 'no reason was given'), '.') AS text,
+          concat('broker ', broker_id) AS subject,
+          to_json(named_struct('brokerId', broker_id, 'masterEpoch', master_epoch, 'log', log,
+            'raftIndex', raft_index)) AS evidence
+        FROM {rows} WHERE kind = 'diverged'
+        """,
+        rows=told,
+    )
+
+
+def _second_masters(told: DataFrame, reigns: DataFrame) -> DataFrame:
+    """Another winner of the same epoch, or a master's report of one that did not win it."""
+    return told.sparkSession.sql(
+        """
+        WITH seen AS (
+          SELECT group, master_epoch, winner AS broker_id, CAST(NULL AS BIGINT) AS at_ms,
+            true AS won
+          FROM {reigns}
+          UNION ALL
+          SELECT group, master_epoch, broker_id, time_ms, false FROM {told}
+          WHERE broker_id > 0 AND (kind IN ('opened', 'first_ack')
+            OR (kind = 'role_changed' AND upper(detail.role) = 'MASTER'))
+        )
+        SELECT group, at_ms, 'critical' AS severity, 'two_masters_in_epoch' AS kind,
+          concat('Epoch ', master_epoch, ' has more than one master: brokers ',
+            array_join(brokers, ', '), CASE WHEN elections > 1 THEN
+              concat(' (', elections, ' elections)') ELSE '' END, '.') AS text,
+          concat('epoch ', master_epoch) AS subject,
+          to_json(named_struct('masterEpoch', master_epoch, 'brokerIds', brokers, 'elections',
+            elections)) AS evidence
+        FROM (
+          SELECT group, master_epoch, min(at_ms) AS at_ms, count_if(won) AS elections,
+            array_sort(array_distinct(array(min(broker_id), max(broker_id)))) AS brokers
+          FROM seen GROUP BY group, master_epoch
+        ) WHERE elections > 1 OR (elections > 0 AND size(brokers) > 1)
+        """,
+        told=told,
+        reigns=reigns,
+    )
+
+
+def _elections(stories: DataFrame) -> DataFrame:
+    """Unclean ones, epochs that do not grow, and masters that began below what was confirmed."""
+    return stories.sparkSession.sql(
+        """
+        WITH before AS (
+          SELECT group, seg, e, elected_ms, opened, kind,
+            max(e.master_epoch) OVER g AS top,
+            lag(greatest(opened.confirm_offset, first_ack.confirm_offset)) OVER (
+              PARTITION BY group ORDER BY seg) AS confirmed_before
+          FROM {rows} WHERE e IS NOT NULL
+          WINDOW g AS (PARTITION BY group ORDER BY seg
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+        ), judged AS (
+          SELECT *, greatest(e.confirm_offset, confirmed_before) AS floor FROM before
+        ), found AS (
+          SELECT *, explode(array_compact(array(
+            CASE WHEN e.unclean THEN 'unclean_election' END,
+            CASE WHEN e.master_epoch < top THEN 'epoch_went_back' END,
+            CASE WHEN NOT e.unclean AND opened.max_offset < floor
+              THEN 'start_below_confirmed' END))) AS finding
+          FROM judged
+        )
+        SELECT group, elected_ms AS at_ms, 'critical' AS severity, finding AS kind,
+          concat('Broker ', e.broker_id, ' became master of epoch ', e.master_epoch, CASE finding
+            WHEN 'unclean_election' THEN
+              ' uncleanly: acknowledged messages that it lacks are lost.'
+            WHEN 'epoch_went_back' THEN concat(' after epoch ', top, '.')
+            ELSE concat(' with a log up to ', opened.max_offset, ', where ', floor,
+              ' was confirmed before.') END) AS text,
+          concat('epoch ', e.master_epoch) AS subject,
+          to_json(named_struct('masterEpoch', e.master_epoch, 'brokerId', e.broker_id,
+            'setBefore', e.set_before, 'epochBefore', top, 'logEnd', opened.max_offset,
+            'confirmed', floor, 'raftIndex', e.seq.raft_index)) AS evidence
+        FROM found
+        """,
+        rows=stories,
+    )
+
+
+def _open_outages(stories: DataFrame) -> DataFrame:
+    """A group without a master at the end of the history; after a planned stop that is no news."""
+    return stories.sparkSession.sql(
+        """
+        SELECT group, coalesce(detected_ms, elected_ms, m.told_ms) AS at_ms,
+          CASE WHEN cause = 'goodbye' THEN 'info' ELSE 'warning' END AS severity,
+          'outage_open' AS kind,
+          CASE WHEN kind IS NULL THEN concat('There is no master since ', coalesce(how, 'then'),
+              '; the history ends so.')
+            ELSE concat('Broker ', e.broker_id, ', elected in epoch ', e.master_epoch,
+              ', has not opened; the history ends so.') END AS text,
+          concat('broker ', coalesce(e.broker_id, lost_master, 0)) AS subject,
+          to_json(named_struct('masterEpoch', coalesce(e.master_epoch, m.master_epoch),
+            'reason', reason)) AS evidence
+        FROM {rows}
+        WHERE (kind IS NULL AND m IS NOT NULL)
+          OR (kind IS NOT NULL AND next_seq IS NULL AND next_failed IS NULL AND NOT overtaken
+            AND opened_ms IS NULL AND first_ack_ms IS NULL)
+        """,
+        rows=stories,
+    )
+
+
+def _clocks(stories: DataFrame) -> DataFrame:
+    return stories.sparkSession.sql(
+        f"""
+        SELECT group, elected_ms AS at_ms,
+          CASE WHEN CAST(regexp_extract(clock_problem, '([0-9]+) ms', 1) AS BIGINT) >= {CLOCK_MS}
+            THEN 'warning' ELSE 'info' END AS severity,
+          'clock_problem' AS kind,
+          concat('How long the election of epoch ', e.master_epoch, ' took cannot be told: ',
+            clock_problem, '.') AS text,
+          concat('epoch ', e.master_epoch) AS subject,
+          to_json(named_struct('masterEpoch', e.master_epoch, 'problem', clock_problem)) AS evidence
+        FROM {{rows}} WHERE kind IS NOT NULL AND clock_problem IS NOT NULL
+        """,
+        rows=stories,
+    )
+
+
+def _alone(told: DataFrame) -> DataFrame:
+    return told.sparkSession.sql(
+        f"""
+        WITH sizes AS (
+          SELECT group, seq, time_ms, master_epoch, sync_state_set,
+            lead(time_ms) OVER (PARTITION BY group ORDER BY log_no, raft_index, part) AS until_ms
+          FROM {{rows}}
+          WHERE group <> '' AND kind IN ('elected', 'set_altered') AND time_ms IS NOT NULL
+        ), ends AS (
+          SELECT group AS name, max(time_ms) AS last_ms,
+            max(greatest(size(sync_state_set), size(set_before))) AS largest
+          FROM {{rows}} WHERE group <> '' GROUP BY group
+        ), alone AS (
+          SELECT s.*, coalesce(until_ms, last_ms) - time_ms AS alone_ms
+          FROM sizes s JOIN ends e ON e.name = s.group
+          WHERE size(s.sync_state_set) = 1 AND e.largest > 1
+        )
+        SELECT group, time_ms AS at_ms, 'warning' AS severity, 'set_of_one' AS kind,
+          concat('Broker ', sync_state_set[0], ' was alone in the set for ',
+            CAST(alone_ms / 1000 AS BIGINT), ' s: what it acknowledged was a single copy.') AS text,
+          concat('broker ', sync_state_set[0]) AS subject,
+          to_json(named_struct('brokerId', sync_state_set[0], 'masterEpoch', master_epoch,
+            'aloneMs', alone_ms)) AS evidence
+        FROM alone WHERE alone_ms >= {ALONE_MS}
+        """,
+        rows=told,
+    )
+
+
+def _begins(stories: DataFrame) -> DataFrame:
+    return stories.sparkSession.sql(
+        """
+        SELECT group, first.elected_ms AS at_ms, 'info' AS severity,
+          'epochs_before_history' AS kind,
+          concat('The histories begin with epoch ', first.epoch, '; what was before is not there.')
+            AS text,
+          concat('epoch ', first.epoch) AS subject,
+          to_json(named_struct('firstEpoch', first.epoch)) AS evidence
+        FROM (
+          SELECT group, min(struct(e.seq AS seq, e.master_epoch AS epoch, elected_ms)) AS first
+          FROM {rows} WHERE e IS NOT NULL GROUP BY group)
+        WHERE first.epoch > 1 AND first.seq IS NOT NULL
+        """,
+        rows=stories,
+    )
+
+
+def together(parts: Sequence[DataFrame]) -> DataFrame:
+    """All findings as the table has them; one without a time is of the day of none: null."""
+    found = parts[0].select(*COLUMNS)
+    for part in parts[1:]:
+        found = found.unionByName(part.select(*COLUMNS))
+    return found.selectExpr(
+        "severity",
+        "kind",
+        "text",
+        "subject",
+        "evidence",
+        "timestamp_millis(at_ms) AS at",
+        "`group`",
+        "to_date(timestamp_millis(at_ms)) AS day",
+    )
+
+
+__all__ = ["CRITICAL", "INFO", "SEVERITIES", "WARNING", "of_histories", "ranges_of", "together"]

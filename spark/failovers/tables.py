@@ -1,0 +1,233 @@
+"""The tables that operators read, made of stories and events; `docs/spark.md` lists the columns.
+
+Every table has `group` and `day` (UTC date of the row's first time) as its last columns: they
+become the folders. Times are timestamps, durations ms, null is unknown, not applicable or open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+_DAY_MS = 86_400_000
+
+
+def _at(column: str, name: str) -> str:
+    return f"timestamp_millis({column}) AS {name}"
+
+
+def _after(later: str, earlier: str, name: str) -> str:
+    """SQL: ms between two steps; null where clocks do not allow to say."""
+    return f"CASE WHEN {later} >= {earlier} THEN {later} - {earlier} END AS {name}"
+
+
+def _day(column: str) -> str:
+    return f"to_date(timestamp_millis({column})) AS day"
+
+
+def failovers(stories: DataFrame) -> DataFrame:
+    """One row per change of master."""
+    held = "CASE WHEN held_ms >= 0 THEN held_ms END AS held_ms"
+    return stories.where("kind IS NOT NULL").selectExpr(
+        "e.master_epoch AS master_epoch",
+        "kind",
+        "cause",
+        "how",
+        "node AS detected_by",
+        "nullif(master_before, 0) AS master_before",
+        "e.broker_id AS master",
+        "e.address AS address",
+        "coalesce(set_before, array()) AS set_before",
+        "coalesce(e.sync_state_set, array()) AS sync_state_set",
+        _at("detected_ms", "detected_at"),
+        _at("elected_ms", "elected_at"),
+        _at("role_ms", "role_at"),
+        _at("opened_ms", "opened_at"),
+        _at("first_ack_ms", "first_ack_at"),
+        "silent_ms",
+        "CASE WHEN kind = 'planned_switch' THEN CASE WHEN detected_ms >= start_ms "
+        "THEN detected_ms - start_ms END ELSE silent_ms END AS detect_ms",
+        _after("elected_ms", "detected_ms", "elect_ms"),
+        _after("role_ms", "elected_ms", "role_ms"),
+        _after("opened_ms", "role_ms", "open_ms"),
+        _after("first_ack_ms", "opened_ms", "first_ack_ms"),
+        "unavailable_ms",
+        held,
+        "idle",
+        "e.unclean AS unclean",
+        "overtaken",
+        "complete",
+        "truncated_bytes",
+        "clock_problem",
+        "`group`",
+        _day("coalesce(began_ms, elected_ms)"),
+    )
+
+
+def masterships(stories: DataFrame, controllers: Sequence[str]) -> DataFrame:
+    """One row per reign: it ends when the next master is elected, or is missed for good."""
+    return stories.sparkSession.sql(
+        """
+        WITH ends AS (
+          SELECT *, lead(kind) OVER (PARTITION BY group ORDER BY seg) AS next_kind FROM {rows}
+        ), ended AS (
+          SELECT *, coalesce(next_failed.told_ms, next_elected_ms) AS ended_ms,
+            CASE WHEN next_failed IS NOT NULL THEN 'master_lost' ELSE next_kind END AS ended_by
+          FROM ends
+        )
+        SELECT e.master_epoch AS master_epoch, e.broker_id AS broker_id, e.address AS address,
+          timestamp_millis(elected_ms) AS began_at, timestamp_millis(opened_ms) AS opened_at,
+          timestamp_millis(first_ack_ms) AS first_ack_at, timestamp_millis(ended_ms) AS ended_at,
+          ended_by, CASE WHEN ended_ms >= elected_ms THEN ended_ms - elected_ms END AS duration_ms,
+          e.told AS told, group, to_date(timestamp_millis(elected_ms)) AS day
+        FROM ended WHERE kind IS NOT NULL
+        """,
+        rows=stories,
+    ).transform(lambda rows: _seen_by(rows, controllers))
+
+
+def _seen_by(rows: DataFrame, controllers: Sequence[str]) -> DataFrame:
+    names = [
+        F.when(F.col("told").bitwiseAND(F.lit(1 << number)) != 0, F.lit(name))
+        for number, name in enumerate(controllers)
+    ]
+    seen = F.array_compact(F.array(*names)) if names else F.array().cast("array<string>")
+    columns = [
+        seen.alias("seen_by") if name == "told" else F.col(f"`{name}`") for name in rows.columns
+    ]
+    return rows.select(*columns)
+
+
+def outages(stories: DataFrame, bounds: DataFrame) -> DataFrame:
+    """(group, start_ms, end_ms, open): when nobody could write. A first election is none.
+
+    An outage is open if nobody acknowledged or opened until the last event of the group; a master
+    that was overtaken leaves its outage to its successor.
+    """
+    return stories.sparkSession.sql(
+        """
+        SELECT s.group, s.start_ms, s.start_ms + s.unavailable_ms AS end_ms, false AS open
+        FROM {rows} s
+        WHERE s.unavailable_ms IS NOT NULL AND s.kind <> 'first_election'
+        UNION ALL
+        SELECT s.group, coalesce(s.lost_since_ms, s.detected_ms, s.elected_ms, s.m.told_ms),
+          b.last_ms, true
+        FROM {rows} s JOIN {bounds} b ON b.group = s.group
+        WHERE b.last_ms >= coalesce(s.lost_since_ms, s.detected_ms, s.elected_ms, s.m.told_ms)
+          AND (s.failed IS NOT NULL AND s.kind IS NULL
+            OR s.kind <> 'first_election' AND NOT s.overtaken AND s.first_ack_ms IS NULL
+              AND s.opened_ms IS NULL)
+        """,
+        rows=stories,
+        bounds=bounds,
+    )
+
+
+def unavailability(outage_rows: DataFrame, bounds: DataFrame) -> DataFrame:
+    """One row per group and day; an outage over midnight is split, and counts where it begins."""
+    return outage_rows.sparkSession.sql(
+        f"""
+        WITH days AS (
+          SELECT group, explode(sequence(
+            to_date(timestamp_millis(first_ms)), to_date(timestamp_millis(last_ms)))) AS day
+          FROM {{bounds}}
+        ), parts AS (
+          SELECT group, start_ms, end_ms, open, explode(sequence(
+            to_date(timestamp_millis(start_ms)), to_date(timestamp_millis(end_ms)))) AS day
+          FROM {{outages}}
+        ), cut AS (
+          SELECT group, day, open AND day = to_date(timestamp_millis(end_ms)) AS open,
+            day = to_date(timestamp_millis(start_ms)) AS begins,
+            least(end_ms, unix_millis(CAST(day AS TIMESTAMP)) + {_DAY_MS})
+              - greatest(start_ms, unix_millis(CAST(day AS TIMESTAMP))) AS part_ms
+          FROM parts
+        ), sums AS (
+          SELECT group, day, count_if(begins) AS outages, sum(part_ms) AS unavailable_ms,
+            max(part_ms) AS longest_ms, bool_or(open) AS open
+          FROM cut GROUP BY group, day
+        )
+        SELECT coalesce(s.outages, 0L) AS outages, coalesce(s.unavailable_ms, 0L) AS unavailable_ms,
+          coalesce(s.longest_ms, 0L) AS longest_ms, coalesce(s.open, false) AS open,
+          coalesce(d.group, s.group) AS group, coalesce(d.day, s.day) AS day
+        FROM days d FULL JOIN sums s ON s.group = d.group AND s.day = d.day
+        """,
+        bounds=bounds,
+        outages=outage_rows,
+    )
+
+
+def bounds(events: DataFrame) -> DataFrame:
+    """(group, first_ms, last_ms, events) of each group."""
+    return (
+        events.where("`group` <> '' AND time_ms IS NOT NULL")
+        .groupBy("group")
+        .agg(
+            F.min("time_ms").alias("first_ms"),
+            F.max("time_ms").alias("last_ms"),
+            F.count("*").alias("events"),
+        )
+    )
+
+
+def set_changes(events: DataFrame) -> DataFrame:
+    """Every change of a SyncStateSet, by elections too."""
+    before, after = "coalesce(set_before, array())", "coalesce(sync_state_set, array())"
+    return events.where(
+        f"`group` <> '' AND kind IN ('elected', 'set_altered', 'broker_cleaned') "
+        f"AND time_ms IS NOT NULL AND {before} <> {after}"
+    ).selectExpr(
+        _at("time_ms", "at"),
+        "master_epoch",
+        "sync_state_set_epoch",
+        f"{before} AS set_before",
+        f"{after} AS set_after",
+        f"array_except({after}, {before}) AS joined",
+        f"array_except({before}, {after}) AS left",
+        f"CAST(size({after}) AS BIGINT) AS size_after",
+        "reason",
+        "kind",
+        "`group`",
+        _day("time_ms"),
+    )
+
+
+def truncations(events: DataFrame) -> DataFrame:
+    """Every cut of a replica's log."""
+    return events.where("`group` <> '' AND kind = 'truncated' AND time_ms IS NOT NULL").selectExpr(
+        _at("time_ms", "at"),
+        "broker_id",
+        "master_epoch",
+        "detail.fromOffset AS from_offset",
+        "detail.toOffset AS to_offset",
+        "coalesce(detail.fromOffset, 0L) - coalesce(detail.toOffset, 0L) AS bytes",
+        "`group`",
+        _day("time_ms"),
+    )
+
+
+def controllers(events: DataFrame) -> DataFrame:
+    """Every change of the leading controller; `group` is empty."""
+    return events.where(
+        "kind = 'controller_leader_changed' AND coalesce(proposed_ms, time_ms) IS NOT NULL"
+    ).selectExpr(
+        _at("coalesce(proposed_ms, time_ms)", "at"),
+        "node AS leader",
+        "node_before AS leader_before",
+        "controller_epoch",
+        "'' AS `group`",
+        _day("coalesce(proposed_ms, time_ms)"),
+    )
+
+
+__all__ = [
+    "bounds",
+    "controllers",
+    "failovers",
+    "masterships",
+    "outages",
+    "set_changes",
+    "truncations",
+    "unavailability",
+]

@@ -1,0 +1,83 @@
+"""`python -m spark.jobs.epoch_history`: who was master when, what each change cost, what is wrong.
+
+Reads the histories of all controllers and the epoch files of all brokers, and writes tables and a
+report; see `docs/spark.md`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from spark.failovers.findings import CRITICAL, WARNING
+from spark.failovers.output import Output
+from spark.failovers.run import Inputs, run
+from spark.failovers.summary import lines
+from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options
+from spark.report.epoch_report import write_epoch_report
+from spark.storage import split_paths
+
+_MOMENTS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
+
+
+@click.command(cls=JobCommand, epilog=EXIT_CODES)
+@job_options
+@click.option(
+    "--history", multiple=True, metavar="PATTERN",
+    help="folders with history-*.jsonl of controllers, or such files; repeated, or with commas",
+)  # fmt: skip
+@click.option(
+    "--history-parquet", multiple=True, metavar="DIR",
+    help="instead of --history: what stream_history wrote",
+)  # fmt: skip
+@click.option(
+    "--stores", multiple=True, metavar="PATTERN",
+    help="store folders of brokers, for their epoch files; repeated, or with commas",
+)  # fmt: skip
+@click.option("--output", required=True, metavar="DIR", help="where tables and report go")
+@click.option("--overwrite", is_flag=True, help="replace an earlier result in --output")
+@click.option("--since", type=click.DateTime(_MOMENTS), help="rows from then on (UTC)")
+@click.option("--until", type=click.DateTime(_MOMENTS), help="rows before then (UTC)")
+@click.option(
+    "--fail-on", type=click.Choice([CRITICAL, WARNING, "never"]), default=CRITICAL,
+    show_default=True, help="end with 1 if there are findings of this severity, or a worse one",
+)  # fmt: skip
+@click.option("--no-report", is_flag=True, help="tables only")
+def main(
+    job: Job,
+    history: tuple[str, ...],
+    history_parquet: tuple[str, ...],
+    stores: tuple[str, ...],
+    output: str,
+    overwrite: bool,
+    since: datetime | None,
+    until: datetime | None,
+    fail_on: str,
+    no_report: bool,
+) -> None:
+    """Failovers as tables: from controllers' histories and brokers' epoch files."""
+    inputs = Inputs(_paths(history), _paths(history_parquet), _paths(stores), since, until)
+    report = ""
+    with (
+        Output(output, overwrite=overwrite) as place,
+        job.session("epoch_history") as spark,
+    ):
+        summary = run(spark, inputs, place, job.progress.step)
+        if not no_report:
+            with job.progress.step("drawing the report"):
+                report = write_epoch_report(spark, str(place.path), summary)
+    told = lines(summary)
+    job.result(summary, [*told, f"report: {report}"] if report else told)
+    found = summary["findings"]
+    worse = found[CRITICAL] + (found[WARNING] if fail_on == WARNING else 0)
+    if worse and fail_on != "never":
+        click.get_current_context().exit(FOUND)
+
+
+def _paths(given: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(path for each in given for path in split_paths(each))
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m spark.jobs.epoch_history")
