@@ -19,7 +19,7 @@ from bench.proc import spawn, spawn_talking, tail
 
 DONE: Final = 0
 FOUND: Final = 1
-INTERRUPT_S: Final = 20.0
+INTERRUPT_S: Final = 60.0
 POLL_S: Final = 0.1
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -67,8 +67,8 @@ def run_job(name: str, arguments: Arguments, folder: Path, master: str) -> Resul
 def running_job(
     name: str, arguments: Arguments, folder: Path, master: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A job that goes on until the block ends (SIGINT then). Raises JobFailed if it ended before,
-    or does not end with 0."""
+    """A job that goes on until the block ends (SIGINT then). Raises JobFailed if it does not end
+    with 0 then, or has ended before."""
     log = folder / f"{name}.log"
     process = spawn(_argv(name, arguments, master), log, cwd=ROOT)
     try:
@@ -76,12 +76,13 @@ def running_job(
         early = process.poll()
     finally:
         end(process)
-    if early is not None:
-        raise JobFailed(f"{name} ended with {early} on its own, see {log}\n{tail(log)}")
+    if early is not None or process.returncode != DONE:
+        when = "when asked to" if early is None else "on its own"
+        raise JobFailed(f"{name} ended with {process.returncode} {when}, see {log}\n{tail(log)}")
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """ctrl-C for the job; what is left of its group (the JVM) after 20 s is killed."""
+    """ctrl-C for the job; what is left of its group (the JVM) after 60 s is killed."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     try:

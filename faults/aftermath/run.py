@@ -197,7 +197,7 @@ class Aftermath:
         """All jobs over what the cluster left."""
         self.tell_history()
         self.audit()
-        self._job("topic_stats", ["--stores", self.paths.stores])
+        self._job("topic_stats", ["--stores", self.paths.stores, "--bucket", "1s"])
 
     def tell_history(self) -> Comparison:
         """The history as tables, held against the record."""
