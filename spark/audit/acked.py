@@ -15,24 +15,11 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
+from spark.audit.acked_list import is_placed
 from spark.audit.findings import CRITICAL, INFO, MESSAGE, QUEUE, WARNING
 from spark.audit.relations import REPEATING_TOPICS, finding_frame
 from spark.audit.replicas import Group
-from spark.storage import locate
 
-#: Columns of a list, any of which may be absent; others are ignored.
-COLUMNS: Final = (
-    ("topic", "string"),
-    ("broker", "string"),
-    ("queue_id", "int"),
-    ("queue_offset", "bigint"),
-    ("unique_key", "string"),
-    ("msg_id", "string"),
-    ("body_crc", "bigint"),
-    ("producer", "string"),
-    ("number", "bigint"),
-)
-_BAD: Final = "_bad_line"
 _PLACE: Final = ["group", "topic", "queue_id", "queue_offset"]
 
 
@@ -58,77 +45,6 @@ class AckedCounts:
 
     def as_dict(self) -> dict[str, int]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
-
-
-def read_acked(session: SparkSession, patterns: Sequence[str]) -> DataFrame:
-    """The entries of lists: JSON lines, or Parquet or CSV by the names; folders of one kind.
-
-    Raises ValueError, FileNotFoundError for what is no such list.
-    """
-    frames = [_read(session, path) for pattern in patterns for path in _paths(pattern)]
-    entries = reduce(DataFrame.union, frames).withColumn("id", F.monotonically_increasing_id())
-    entries = entries.persist(StorageLevel.DISK_ONLY)
-    bad = entries.where(F.col(_BAD).isNotNull()).select(_BAD).limit(1).collect()
-    if bad:
-        raise ValueError(
-            f"the acknowledged list has a line that is no JSON object of its columns: "
-            f"{bad[0][0][:120]!r}; there are {', '.join(name for name, _ in COLUMNS)}"
-        )
-    placed = _is_placed() & F.col("topic").isNotNull()
-    useless = ~(F.col("unique_key").isNotNull() | placed | F.col("msg_id").isNotNull())
-    if entries.where(useless).limit(1).collect():
-        raise ValueError(
-            "the acknowledged list has an entry without unique_key, without msg_id, and without "
-            "topic, queue_id and queue_offset: one of these must be there"
-        )
-    return entries.drop(_BAD)
-
-
-def _is_placed() -> Column:
-    return F.col("queue_id").isNotNull() & F.col("queue_offset").isNotNull()
-
-
-def _paths(pattern: str) -> list[str]:
-    storage, inner = locate(pattern)
-    found = storage.glob(inner)
-    if not found or not all(storage.exists(path) for path in found):
-        raise FileNotFoundError(f"{pattern}: nothing matches")
-    scheme = pattern.partition("://")[0] + "://" if "://" in pattern else "file://"
-    return [f"{scheme}{path}" for path in found]
-
-
-def _read(session: SparkSession, path: str) -> DataFrame:
-    storage, inner = locate(path)
-    names = (
-        [path, *(str(info.path) for info in storage.children(inner))]
-        if not _is_file(path)
-        else [path]
-    )
-    reader = session.read
-    if any(name.endswith(".parquet") for name in names):
-        frame = reader.parquet(path)
-    elif any(name.endswith((".csv", ".csv.gz")) for name in names):
-        frame = reader.option("header", "true").csv(path)
-    else:
-        schema = ", ".join(f"`{name}` {kind}" for name, kind in (*COLUMNS, (_BAD, "string")))
-        frame = reader.option("columnNameOfCorruptRecord", _BAD).schema(schema).json(path)
-    have = set(frame.columns)
-    if not have & {"unique_key", "msg_id", "queue_offset"}:
-        raise ValueError(
-            f"{path} has the columns {', '.join(frame.columns)}; an acknowledged list has "
-            "unique_key, or msg_id, or topic, queue_id and queue_offset"
-        )
-    return frame.select(
-        *(
-            (F.col(name) if name in have else F.lit(None)).cast(kind).alias(name)
-            for name, kind in (*COLUMNS, (_BAD, "string"))
-        )
-    )
-
-
-def _is_file(path: str) -> bool:
-    storage, inner = locate(path)
-    return bool(storage.file_system.get_file_info(inner).is_file)
 
 
 class AckedCheck:
@@ -205,13 +121,15 @@ class AckedCheck:
 
     def _match(self) -> DataFrame:
         """Each entry with the message that it is, if there is one, and what came of it."""
-        placed = _is_placed() & F.col("topic").isNotNull() & F.col("group").isNotNull()
+        placed = is_placed() & F.col("topic").isNotNull() & F.col("group").isNotNull()
         theirs = self._messages.select(
             *(F.col(name).alias(f"m_{name}") for name in self._messages.columns)
         )
         entries, here = self._mine.where(placed), theirs
-        same_key = F.col("unique_key").isNull() | F.col("unique_key").isin(
-            F.col("m_unique_key"), F.col("m_batch_key")
+        same_key = (
+            F.col("unique_key").isNull()
+            | (F.col("unique_key") == F.col("m_unique_key"))
+            | (F.col("unique_key") == F.col("m_batch_key"))
         )
         same_place = [F.col(name) == F.col(f"m_{name}") for name in _PLACE]
         at_place = entries.join(here, [*same_place, same_key], "left")
@@ -222,7 +140,7 @@ class AckedCheck:
         no_key = F.col("unique_key").isNull()
         by_id = rest.where(no_key & F.col("msg_id").isNotNull() & ~placed)
         by_id = by_id.withColumn(
-            "id_offset", F.conv(F.substring("msg_id", -16, 16), 16, 10).cast("bigint")
+            "id_offset", F.conv(F.substring("msg_id", -16, 16), 16, 10).try_cast("bigint")
         )
         by_id = by_id.join(
             theirs,
@@ -357,7 +275,7 @@ class AckedCheck:
     def _out_of_order(self) -> DataFrame:
         window = Window.partitionBy("group", "producer", "topic", "queue_id").orderBy("number")
         told = self._mine.where(
-            F.col("producer").isNotNull() & F.col("number").isNotNull() & _is_placed()
+            F.col("producer").isNotNull() & F.col("number").isNotNull() & is_placed()
         )
         told = told.withColumn("before", F.lag("queue_offset").over(window)).withColumn(
             "number_before", F.lag("number").over(window)
@@ -376,7 +294,7 @@ class AckedCheck:
         messages = self._messages.join(F.broadcast(topics), "topic", "left_semi")
         keys = self._mine.where(F.col("unique_key").isNotNull()).select("unique_key")
         bare = self._mine.where(F.col("unique_key").isNull())
-        places = bare.where(_is_placed()).select(*_PLACE)
+        places = bare.where(is_placed()).select(*_PLACE)
         offsets = self._result.where(F.col("id_offset").isNotNull()).select(
             "group", F.col("id_offset").alias("physical_offset")
         )
@@ -419,4 +337,4 @@ def _at_message(
     )  # fmt: skip
 
 
-__all__ = ["COLUMNS", "AckedCheck", "AckedCounts", "read_acked"]
+__all__ = ["AckedCheck", "AckedCounts"]

@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from spark.audit.acked import AckedCheck, AckedCounts, read_acked
+from spark.audit.acked import AckedCheck, AckedCounts
+from spark.audit.acked_list import read_acked
 from spark.audit.epoch_lists import compare_epochs
 from spark.audit.findings import COUNT, FINDING, FINDING_NAMES, SEVERITIES, Finding
 from spark.audit.relations import (
@@ -29,7 +30,6 @@ from spark.audit.scan_source import scan_frame
 from spark.storage import Storage, locate
 
 Step = Callable[[str], AbstractContextManager[None]]
-_PARTITIONS_MAX: Final = 64
 _GROUPS_OF_FINDINGS: Final = 1000
 
 
@@ -164,7 +164,7 @@ def run_audit(session: SparkSession, request: AuditRequest, step: Step = _no_ste
                 *FINDING_NAMES
             )
         )
-        findings = reduce(DataFrame.union, parts).coalesce(_PARTITIONS_MAX)
+        findings = reduce(DataFrame.union, parts).coalesce(session.sparkContext.defaultParallelism)
         findings = findings.persist(StorageLevel.DISK_ONLY)
         kinds = _kinds(findings)
     return AuditResult(groups, counts, findings, kinds, acked, warnings)
@@ -206,7 +206,13 @@ def _kinds(findings: DataFrame) -> list[dict[str, Any]]:
     rows = [row.asDict() for row in grouped.limit(_GROUPS_OF_FINDINGS).collect()]
     order = {severity: rank for rank, severity in enumerate(SEVERITIES)}
     return sorted(
-        rows, key=lambda row: (order[row["severity"]], row["group"], row["kind"], row["replicas"])
+        rows,
+        key=lambda row: (
+            order[row["severity"]],
+            row["group"] or "",
+            row["kind"],
+            row["replicas"] or [],
+        ),
     )
 
 

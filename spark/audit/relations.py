@@ -160,7 +160,8 @@ def duplicates(rows: DataFrame) -> DataFrame:
 
     Only (hash, log offset) of each message is shuffled; the few that repeat are then looked up.
     """
-    messages = rows.where((F.col("part") == MESSAGE) & F.col("unique_key").isNotNull())
+    believed = (F.col("part") == MESSAGE) & (F.col("amount") == 1)
+    messages = rows.where(believed & F.col("unique_key").isNotNull())
     for prefix in REPEATING_TOPICS:
         messages = messages.where(~F.col("topic").startswith(prefix))
     hashed = messages.withColumn("hash", F.xxhash64("topic", "unique_key"))

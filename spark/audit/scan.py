@@ -153,6 +153,7 @@ def _tell(
             "have": pa.array(held.have),
             "lack": pa.array(held.lack),
             "body_crc": pa.array(records.body_crc),
+            "amount": pa.array(held.is_true.astype(np.int64)),
         },
         rows,
     )

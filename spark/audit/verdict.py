@@ -128,8 +128,8 @@ def _kinds(kinds: Sequence[dict[str, Any]]) -> list[str]:
         if row["first_epoch"] is not None:
             since, until = row["first_epoch"], row["last_epoch"]
             where += f", epoch {since}" if since == until else f", epochs {since} to {until}"
-        what = _SHORT[row["kind"]]
-        lines.append(f"  {row['severity']}: {row['group']}: {row['count']:,} {what}{who}{where}")
+        what = f"{row['count']:,} {_SHORT[row['kind']]}"
+        lines.append(f"  {row['severity']}: {row['group'] or 'of no group'}: {what}{who}{where}")
     return lines
 
 
