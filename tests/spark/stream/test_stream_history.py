@@ -15,7 +15,8 @@ import pytest
 from cluster_process import ROOT, ClusterProcess, wait_for
 from history_watch import Killer, in_files, published
 
-SPARK_S = 180
+SPARK_S = 300
+"""A bound for a wait in vain: a JVM takes its time on a busy machine."""
 
 
 class Job:
