@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -28,8 +29,12 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from protocol.errors import BatonError
+from spark.damage import DamagedFile
 from spark.jobs.progress import Progress
+from spark.live.cluster import ClusterError
 from spark.session import open_session
+from spark.store_facts import StoreError
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -97,18 +102,24 @@ class JobCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             ctx.exit(STOPPED)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, StoreError) as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(WRONG)
         except PySparkException as error:
             click.echo(f"error: {what_failed(str(error))}", err=True)
-            ctx.exit(FAILED)
         except Py4JError as error:
             click.echo(f"error: Spark: {what_failed(str(error))}", err=True)
-            ctx.exit(FAILED)
+        except (BatonError, ClusterError, DamagedFile) as error:
+            click.echo(f"error: {error}", err=True)
+        except Exception:
+            # A bug; only its exit code must not be that of a finding.
+            traceback.print_exc()
+        ctx.exit(FAILED)
 
 
 def job_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -7,7 +7,10 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import AnalysisException
 
+from spark.damage import DamagedFile
 from spark.jobs.command import Job, JobCommand, job_options, what_failed
+from spark.live.cluster import ClusterError
+from spark.store_facts import StoreError
 
 WORKER_TRACE = """
 An exception was thrown from the Python worker:
@@ -50,7 +53,10 @@ def test_a_result_goes_to_standard_output_for_people_or_for_scripts():
     [
         (ValueError("--bucket '0s': it must be a span of at least 1s"), 2, "--bucket '0s'"),
         (FileNotFoundError("/nowhere: nothing matches"), 2, "/nowhere: nothing matches"),
+        (StoreError("/x is no store"), 2, "/x is no store"),
         (AnalysisException("[X] no such table"), 3, "no such table"),
+        (ClusterError("no name server answers"), 3, "no name server answers"),
+        (DamagedFile("commitlog/0: offset 4096: wrong CRC"), 3, "offset 4096"),
     ],
 )
 def test_an_error_is_a_sentence_and_its_kind_an_exit_code(error, code, says):
@@ -86,11 +92,22 @@ def test_control_c_is_no_finding():
     assert (result.exit_code, result.stderr) == (130, "stopped\n")
 
 
-def test_a_bug_is_not_taken_for_bad_input():
+def test_a_bug_is_neither_bad_input_nor_a_finding():
     def body(job, number):
         raise AssertionError("a bug")
 
-    assert isinstance(run(body).exception, AssertionError)
+    result = run(body)
+    assert result.exit_code == 3
+    assert "Traceback" in result.stderr and "a bug" in result.stderr
+
+
+def test_a_commands_own_usage_error_stays_one():
+    def body(job, number):
+        raise click.BadParameter("--bucket '0s': at least 1s")
+
+    result = run(body)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Usage: ")
 
 
 def test_the_error_of_a_task_is_found_in_sparks_report():
