@@ -40,7 +40,8 @@ class Inputs:
     def __post_init__(self) -> None:
         if bool(self.history) == bool(self.history_parquet):
             raise ValueError("give either --history or --history-parquet, what controllers told")
-        if self.since is not None and self.until is not None and self.since >= self.until:
+        given = [_utc(each) for each in (self.since, self.until) if each is not None]
+        if len(given) == 2 and given[0] >= given[1]:
             raise ValueError(f"--since {self.since} must be before --until {self.until}")
 
     def document(self) -> dict[str, Any]:
@@ -141,6 +142,7 @@ def within(frame: DataFrame, name: str, inputs: Inputs) -> DataFrame:
 
 
 def _utc(moment: datetime) -> datetime:
+    """Without a zone it is UTC."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 

@@ -1,0 +1,518 @@
+"""The job on histories with known answers, and against `batonmq.timeline` on all of them.
+
+One run over three controllers' files and some stores; each broker group is a case of its own.
+"""
+
+import json
+import random
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from batonmq.timeline import failovers
+from epoch.entry import EpochEntry
+from epoch.file_cache import encode_entries
+from spark.failovers.generated import GeneratedGroup
+from spark.failovers.generated import events as generated_events
+from spark.jobs.epoch_history import main
+from spark.session import open_session
+from tests.spark.failovers.told_histories import LOG, MIDNIGHT, NOON, Told, by_chance, write
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
+]
+ROOT = Path(__file__).parents[3]
+REAL = [
+    json.loads(line)
+    for line in (ROOT / "tests/batonmq/testdata/history_real.jsonl").read_text().splitlines()
+]
+GOLDEN = ROOT / "tests/golden/java-5.3.3/store/*"
+CHANCES = 60
+HOUR = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def session():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = open_session(
+            "tests",
+            master="local[2]",
+            settings={
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                "spark.driver.memory": "1g",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.sql.session.timeZone": "UTC",
+            },
+        )
+        made.sparkContext.setLogLevel("OFF")
+        yield made
+        made.stop()
+
+
+def by_hand():
+    """Groups whose tables are known."""
+    told = Told()
+    told.tell("controller_leader_changed", NOON, node="n0", controller_epoch=1, proposed_ms=NOON)
+    # The master is lost half a minute before midnight and the next one serves 45 s after it.
+    told.first("midnight", NOON)
+    at = MIDNIGHT - 30_000
+    told.elected("midnight", 2, 2, at + 2, master_before=1, silent_ms=812, sync_state_set=[2, 3],
+                 reason="session_silent")  # fmt: skip
+    told.served("midnight", 2, 2, at, role=50, opened=60_000, ack=75_000, waited=74_000)
+    told.report("truncated", "midnight", 2, 1, MIDNIGHT + 50_000, fromOffset=900, toOffset=700)
+    told.altered("midnight", 2, MIDNIGHT + 51_000, [2, 3], [1, 2, 3])
+    told.report("truncated", "midnight", 2, 3, MIDNIGHT + 52_000, fromOffset=50, toOffset=40)
+    # Nobody may follow, and an hour later the history ends.
+    told.first("open", NOON)
+    told.tell("election_failed", NOON + HOUR, "open", broker_id=1, master_before=1, node="n0",
+              master_epoch=2, set_before=[1, 2, 3], sync_state_set=[1, 2, 3], silent_ms=5,
+              detected_ms=NOON + HOUR - 9, proposed_ms=NOON + HOUR,
+              reason="session_closed: nobody lives")  # fmt: skip
+    told.tell("election_blocked", NOON + 2 * HOUR, "open", node="n0", master_epoch=2,
+              reason="waits for members")  # fmt: skip
+    # A planned switch holds writes for 7 ms.
+    told.first("planned", NOON)
+    told.tell("switch_requested", NOON + 1_000, "planned", broker_id=3, master_epoch=1, node="n0",
+              json={"master": 1}, reason="asked by remoting")  # fmt: skip
+    told.report("drained", "planned", 1, 1, NOON + 1_010, heldMs=7, drainedOffset=64)
+    told.elected("planned", 2, 3, NOON + 1_015, master_before=1, reason="planned switch",
+                 detected_ms=NOON + 1_012, proposed_ms=NOON + 1_013)  # fmt: skip
+    told.served("planned", 2, 3, NOON + 1_015)
+    # Idle: nobody wrote for 5 s.
+    told.first("idle", NOON)
+    told.elected("idle", 2, 2, NOON + 1_000, master_before=1)
+    told.served("idle", 2, 2, NOON + 1_000, ack=5_010)
+    # Two kills: the second master acknowledged nothing.
+    told.first("two", NOON)
+    told.elected("two", 2, 2, NOON + 1_000, master_before=1, sync_state_set=[2, 3])
+    told.elected("two", 3, 3, NOON + 1_060, master_before=2, set_before=[2, 3], sync_state_set=[3])
+    told.served("two", 3, 3, NOON + 1_060)
+    told.altered("two", 3, NOON + 1_200, [3], [1, 2, 3])
+    # What must not be.
+    told.first("unclean", NOON)
+    told.elected("unclean", 2, 2, NOON + 1_000, master_before=1, set_before=[1], unclean=True,
+                 sync_state_set=[2, 3])  # fmt: skip
+    told.served("unclean", 2, 2, NOON + 1_000)
+    told.first("twice", NOON)
+    told.elected("twice", 2, 2, NOON + 1_000, master_before=1)
+    told.served("twice", 2, 2, NOON + 1_000)
+    told.elected("twice", 2, 3, NOON + 2_000, master_before=2)
+    told.served("twice", 2, 3, NOON + 2_000)
+    told.first("reports", NOON)
+    told.elected("reports", 2, 2, NOON + 1_000, master_before=1)
+    told.served("reports", 2, 2, NOON + 1_000)
+    told.report("opened", "reports", 2, 3, NOON + 1_500)
+    told.first("back", NOON)
+    told.elected("back", 7, 2, NOON + 1_000, master_before=1)
+    told.served("back", 7, 2, NOON + 1_000)
+    told.elected("back", 6, 3, NOON + 2_000, master_before=2)
+    told.served("back", 6, 3, NOON + 2_000)
+    told.first("below", NOON, log_end=0)
+    told.elected("below", 2, 2, NOON + 1_000, master_before=1, confirm_offset=500)
+    told.served("below", 2, 2, NOON + 1_000, log_end=400)
+    # Broker 1 is alone for two minutes.
+    told.first("alone", NOON)
+    told.altered("alone", 1, NOON + 1_000, [1, 2, 3], [1])
+    told.altered("alone", 1, NOON + 121_000, [1], [1, 2, 3])
+    # The new master's clock is 3 s behind.
+    told.first("skew", NOON)
+    told.elected("skew", 2, 2, NOON + 10_000, master_before=1)
+    told.served("skew", 2, 2, NOON + 7_000)
+    told.first("diverged", NOON)
+    told.report("diverged", "diverged", 1, 3, NOON + 90, reason="no common epoch")
+    # What their files say; see `stores`.
+    told.first("files", NOON, log_end=0)
+    for epoch, winner, start in ((2, 2, 100), (3, 1, 200), (4, 2, 300), (5, 1, 400)):
+        at = NOON + 1_000 * epoch
+        told.elected("files", epoch, winner, at, master_before=3 - winner, confirm_offset=start)
+        told.served("files", epoch, winner, at, log_end=start)
+    told.tell("controller_leader_changed", NOON + 9 * HOUR, node="n1", node_before="n0",
+              controller_epoch=2, proposed_ms=NOON + 9 * HOUR)  # fmt: skip
+    return told.events
+
+
+LISTS = {
+    # As told; n lacks the newest, which is no news but for info.
+    ("files", 1): [(1, 0), (2, 100), (3, 200), (4, 300), (5, 400)],
+    ("files", 2): [(1, 0), (2, 100), (3, 200), (4, 300)],
+    # Epoch 2 starts elsewhere, below what was confirmed; 3 is missing though it has bytes.
+    ("files", 3): [(1, 0), (2, 90), (4, 300), (5, 400), (6, 400)],
+    # Nobody tells of them.
+    ("untold", 1): [(4, 10), (5, 20)],
+    ("midnight", 1): [(1, 0), (2, 0)],
+    ("midnight", 2): [(1, 0), (2, 0)],
+}
+
+
+def stores(folder):
+    for (group, number), entries in LISTS.items():
+        store = folder / f"{group}-{number}"
+        (store / "config").mkdir(parents=True)
+        (store / "brokerIdentity").write_text(f"c#{group}#{number}")
+        made = [EpochEntry(epoch, start) for epoch, start in entries]
+        (store / "epochFileCheckpoint").write_bytes(encode_entries(made))
+    (folder / "midnight-2" / "epochFileCheckpoint").write_bytes(b"torn")
+
+
+def by_timeline():
+    """Groups told by chance, by a real cluster and by the generator."""
+    told = Told()
+    for number in range(CHANCES):
+        by_chance(told, f"chance-{number:02d}", number)
+    made = GeneratedGroup("generated", random.Random(3))
+    log = [
+        event | {"broker_name": event.get("broker_name", "")}
+        for event in generated_events(400, [made], 3, NOON, 5)
+    ]
+    chances = [event | {"log": "log-c"} for event in told.events]
+    return chances, log, [event | {"broker_name": "real"} for event in REAL], made
+
+
+@pytest.fixture(scope="module")
+def ran(session, tmp_path_factory):
+    """(result of the command, its summary, its folder, all events)."""
+    folder = tmp_path_factory.mktemp("epoch-history")
+    hand = by_hand()
+    chances, generated, real, made = by_timeline()
+    every = hand + chances + generated + real
+    stores(folder / "stores")
+    for number in (1, 2, 3):
+        store = folder / "stores" / f"generated-{number}"
+        (store / "config").mkdir(parents=True)
+        (store / "brokerIdentity").write_text(f"c#generated#{number}")
+        (store / "epochFileCheckpoint").write_bytes(encode_entries(made.epochs))
+    write(folder / "n0" / "history-n0.jsonl", every, tail=b'{"log":"torn')
+    # n1 tells one event otherwise, and has two lines that are none.
+    other = [
+        event | {"winner": 9, "broker_id": 3} if event is hand[20] else event for event in hand
+    ]
+    write(
+        folder / "n1" / "history-n1.jsonl",
+        [*other[:30], b"garbage", b"{}", *other[30:], *chances, *generated, *real],
+    )
+    # n2 begins late and lacks an event in between; its full file has a number.
+    late = [event for event in hand[10:] if event is not hand[40]]
+    write(folder / "n2" / "history-n2.000001.jsonl", late[:50])
+    write(folder / "n2" / "history-n2.jsonl", late[50:] + generated + real)
+    arguments = [
+        "--history", f"{folder}/n0,{folder}/n1", "--history", f"{folder}/n2",
+        "--stores", f"{folder}/stores/*", "--stores", str(GOLDEN), "--output", f"{folder}/out",
+        "--no-report", "--json", "--quiet",
+    ]  # fmt: skip
+    result = CliRunner().invoke(main, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result, json.loads(result.stdout), folder, every
+
+
+@pytest.fixture(scope="module")
+def table(session, ran):
+    """Rows of a table as dicts, in the order of day and the columns named."""
+    read = {}
+
+    def rows(name, group=None, *order):
+        if name not in read:
+            frame = session.read.parquet(f"{ran[2]}/out/{name}")
+            read[name] = [row.asDict() for row in frame.collect()]
+        return sorted(
+            (row for row in read[name] if group is None or row["group"] == group),
+            key=lambda row: [str(row[each]) for each in ("day", *order)],
+        )
+
+    return rows
+
+
+def ms(moment):
+    return None if moment is None else round(moment.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def one(rows, **fields):
+    (row,) = [row for row in rows if all(row[name] == value for name, value in fields.items())]
+    return row
+
+
+# --- against the time line ---------------------------------------------------------------------
+
+
+def cause(reason):
+    if reason.startswith("named "):
+        return "named"
+    head = reason.partition(": ")[0].lower()
+    return "_".join("".join(c if c.isalnum() else " " for c in head).split())
+
+
+def as_row(story):
+    """The fields of a story by the names of table `failovers`."""
+    return {
+        "group": story.broker_name,
+        "master_epoch": story.master_epoch,
+        "kind": story.kind,
+        "cause": cause(story.reason),
+        "how": story.how,
+        "detected_by": story.detected_by or None,
+        "silent_ms": story.silent_ms if story.silent_ms >= 0 else None,
+        "master_before": story.master_before or None,
+        "master": story.winner,
+        "address": story.address,
+        "set_before": list(story.set_before),
+        "sync_state_set": list(story.sync_state_set),
+        "detected_at": story.detected_ms or None,
+        "elected_at": story.elected_ms or None,
+        "role_at": story.time_of("role changed") or None,
+        "opened_at": story.opened_ms or None,
+        "first_ack_at": story.first_ack_ms or None,
+        "unavailable_ms": story.unavailable_ms,
+        "held_ms": story.held_ms if story.held_ms >= 0 else None,
+        "unclean": story.unclean,
+        "overtaken": story.overtaken,
+        "complete": story.complete,
+        "truncated_bytes": story.truncated_bytes,
+        "clock": bool(story.out_of_order()),
+    }
+
+
+def test_failovers_are_the_stories_of_the_time_line(ran, table):
+    """Field by field: told by hand, by chance, by a real cluster and by the generator."""
+    expected = [as_row(story) for story in failovers(ran[3]) if story.broker_name != "twice"]
+    rows = []
+    for row in table("failovers"):
+        row = {**row, "clock": row["clock_problem"] is not None}
+        row = {name: ms(value) if name.endswith("_at") else value for name, value in row.items()}
+        rows.append(row)
+    found = {(row["group"], row["master_epoch"]): row for row in rows if row["group"] != "twice"}
+    assert len(found) == len(expected) > 250
+    wrong = [
+        (each["group"], each["master_epoch"], name, found[key][name], value)
+        for each in expected
+        for name, value in each.items()
+        if found[key := (each["group"], each["master_epoch"])][name] != value
+    ]
+    assert not wrong, f"{len(wrong)} differ, (group, epoch, field, here, time line): {wrong[:12]}"
+    kinds = {row["kind"] for row in rows}
+    assert kinds == {
+        "first_election", "failover", "planned_switch", "operator_election", "unclean_election",
+    }  # fmt: skip
+    for name in ("held_ms", "truncated_bytes", "clock", "overtaken"):
+        assert sum(bool(each[name]) for each in expected) > 5, name
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def test_a_failover_has_its_parts(table):
+    row = one(table("failovers", "midnight"), master_epoch=2)
+    assert (row["kind"], row["cause"], row["detected_by"]) == ("failover", "session_silent", "n0")
+    assert row["how"] == "broker 1 fell silent, its last word 812 ms before"
+    parts = [row[n] for n in ("silent_ms", "detect_ms", "elect_ms", "role_ms", "open_ms")]
+    assert parts == [812, 812, 1, 49, 59_950]
+    assert (row["first_ack_ms"], row["unavailable_ms"], row["idle"]) == (15_000, 75_000, False)
+    assert (row["truncated_bytes"], row["complete"]) == (210, True)
+
+
+def test_a_planned_switch_costs_its_hold_too(table):
+    row = one(table("failovers", "planned"), master_epoch=2)
+    assert (row["kind"], row["cause"]) == ("planned_switch", "planned_switch")
+    assert (row["held_ms"], row["unavailable_ms"], row["detect_ms"]) == (7, 32, 9)
+
+
+def test_where_nobody_waited_the_opening_counts(table):
+    row = one(table("failovers", "idle"), master_epoch=2)
+    assert (row["idle"], row["unavailable_ms"]) == (True, 12)
+
+
+def test_a_master_that_served_nobody_leaves_its_outage_to_the_next(table):
+    second, third = table("failovers", "two", "master_epoch")[1:]
+    assert (second["overtaken"], second["unavailable_ms"]) == (True, None)
+    assert third["unavailable_ms"] == 1_060 + 20 - 998
+    assert one(table("unavailability", "two"))["outages"] == 1
+
+
+def test_masterships_end_with_the_next_one_or_with_a_loss(table):
+    rows = table("masterships", "midnight", "master_epoch")
+    assert [(r["broker_id"], r["ended_by"]) for r in rows] == [(1, "failover"), (2, None)]
+    assert rows[0]["ended_at"] == rows[1]["began_at"]
+    assert rows[0]["duration_ms"] == ms(rows[1]["began_at"]) - (NOON - 1)
+    assert rows[1]["duration_ms"] is None
+    row = one(table("masterships", "open"))
+    assert (row["ended_by"], ms(row["ended_at"])) == ("master_lost", NOON + HOUR)
+    assert one(table("masterships", "files"), master_epoch=5)["seen_by"] == ["n0", "n1", "n2"]
+    assert one(table("masterships", "chance-00"), master_epoch=1)["seen_by"] == ["n0", "n1"]
+
+
+def test_an_outage_over_midnight_is_split(table):
+    days = [
+        (str(r["day"]), r["outages"], r["unavailable_ms"], r["longest_ms"], r["open"])
+        for r in table("unavailability", "midnight")
+    ]
+    assert days == [
+        ("2026-11-20", 1, 30_000, 30_000, False),
+        ("2026-11-21", 0, 45_000, 45_000, False),
+    ]
+
+
+def test_an_open_outage_lasts_until_the_history_ends(table):
+    row = one(table("unavailability", "open"))
+    assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, HOUR + 9)
+
+
+def test_days_without_an_outage_are_there(table):
+    rows = table("unavailability", "alone")
+    assert [(r["outages"], r["unavailable_ms"], r["open"]) for r in rows] == [(0, 0, False)]
+
+
+def test_set_changes_truncations_and_controllers(table):
+    rows = table("set_changes", "alone", "at")
+    assert [(r["set_after"], r["joined"], r["left"], r["size_after"]) for r in rows] == [
+        ([1], [1], [], 1), ([1, 2], [2], [], 2), ([1, 2, 3], [3], [], 3),
+        ([1], [], [2, 3], 1), ([1, 2, 3], [2, 3], [], 3),
+    ]  # fmt: skip
+    assert [r["kind"] for r in rows] == ["elected"] + ["set_altered"] * 4
+    cuts = table("truncations", "midnight", "at")
+    assert [(r["broker_id"], r["from_offset"], r["to_offset"], r["bytes"]) for r in cuts] == [
+        (1, 900, 700, 200), (3, 50, 40, 10),
+    ]  # fmt: skip
+    leads = [(r["leader"], r["leader_before"]) for r in table("controllers", None, "at")]
+    assert ("n1", "n0") in leads
+
+
+# --- findings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "severity", "words"),
+    [
+        ("unclean", "unclean_election", "critical", "epoch 2"),
+        ("twice", "two_masters_in_epoch", "critical", "brokers 2, 3"),
+        ("reports", "two_masters_in_epoch", "critical", "brokers 2, 3"),
+        ("back", "epoch_went_back", "critical", "epoch 6 after epoch 7"),
+        ("below", "start_below_confirmed", "critical", "up to 400, where 500 was confirmed"),
+        ("alone", "set_of_one", "warning", "for 120 s"),
+        ("skew", "clock_problem", "warning", "behind that of controller n0"),
+        ("diverged", "diverged", "warning", "no common epoch"),
+        ("open", "outage_open", "warning", "the session of broker 1 closed"),
+        ("midnight", "epoch_file_unreadable", "warning", "midnight-2"),
+        ("files", "epoch_starts_differ", "critical", "begins at 90 in"),
+        ("files", "start_below_confirmed", "critical", "begins at 90 in"),
+        ("files", "epoch_gap", "warning", "the first is 3"),
+        ("files", "epoch_untold", "warning", "1 epochs from 6 to 6"),
+        ("files", "replica_behind", "info", "up to 4, the newest is 6"),
+        ("untold", "group_untold", "info", "from 4 to 5"),
+        ("broker-a", "group_untold", "info", "from 1 to 3"),
+        (None, "damaged_lines", "warning", "2 lines of"),
+        (None, "history_begins_late", "info", "controller n2 begins at index 11"),
+    ],
+)
+def test_each_finding(table, group, kind, severity, words):
+    found = [row for row in table("findings") if (row["group"], row["kind"]) == (group, kind)]
+    assert found, kind
+    assert {row["severity"] for row in found} == {severity}
+    assert any(words in row["text"] for row in found), [row["text"] for row in found]
+    assert all(json.loads(row["evidence"]) and row["subject"] for row in found)
+
+
+def test_what_controllers_tell_differently_or_not_at_all(table):
+    (differ,) = [row for row in table("findings") if row["kind"] == "events_disagree"]
+    evidence = json.loads(differ["evidence"])
+    assert differ["severity"] == "critical"
+    assert evidence["controllers"] in (["n0", "n1"], ["n1", "n2"])
+    assert (evidence["log"], evidence["raftIndex"], evidence["events"]) == (LOG, 21, 1)
+    (lacks,) = [row for row in table("findings") if row["kind"] == "missing_events"]
+    evidence = json.loads(lacks["evidence"])
+    assert (lacks["severity"], evidence["controller"]) == ("warning", "n2")
+    assert (evidence["events"], evidence["firstRaftIndex"], evidence["lastRaftIndex"]) == (
+        1,
+        41,
+        41,
+    )
+
+
+@pytest.mark.parametrize("group", ["generated", "real", "planned", "two", "broker-a"])
+def test_what_is_normal_is_no_warning(table, group):
+    """Kills, hangs, switches, rejoins that cut; a Java broker's stores that nobody tells of."""
+    assert [row for row in table("findings", group) if row["severity"] != "info"] == []
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_it_found(ran):
+    result, summary, folder, every = ran
+    assert result.exit_code == 1
+    assert summary == json.loads((folder / "out" / "summary.json").read_text())
+    keys = {(event["log"], event["raft_index"], event.get("part", 0)) for event in every}
+    assert summary["events"] == len(keys)
+    assert summary["controllers"] == ["n0", "n1", "n2"]
+    assert summary["findings"]["critical"] == sum(
+        summary["findings_by_kind"][kind]
+        for kind in ("events_disagree", "unclean_election", "two_masters_in_epoch",
+                     "epoch_went_back", "start_below_confirmed", "epoch_starts_differ")
+    )  # fmt: skip
+    group = one(summary["groups"], group="midnight")
+    assert (group["masters"], group["failovers"], group["outages"]) == (2, 1, 1)
+    assert group["unavailable_ms"] == 75_000
+    assert group["first_event"] == "2026-11-20T12:00:00.000+00:00"
+    assert summary["failover_ms"]["planned_switch"]["count"] >= 1
+    assert not [path for path in (folder / "out").iterdir() if path.name.startswith("_")]
+
+
+def test_an_earlier_result_is_not_mixed_with(ran, tmp_path):
+    arguments = ["--history", f"{ran[2]}/n0", "--quiet", "--no-report", "--output"]
+    again = CliRunner().invoke(main, [*arguments, f"{ran[2]}/out"])
+    assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)
+    (tmp_path / "mine.txt").write_text("kept")
+    other = CliRunner().invoke(main, [*arguments, str(tmp_path), "--overwrite"])
+    assert (other.exit_code, "mine.txt" in other.stderr) == (2, True)
+    assert (tmp_path / "mine.txt").read_text() == "kept"
+
+
+def test_wrong_input_is_told_by_name(tmp_path, session):
+    def said(*arguments):
+        output = str(tmp_path / "out")
+        result = CliRunner().invoke(main, [*arguments, "--quiet", "--output", output])
+        return result.exit_code, result.stderr
+
+    code, text = said("--history", str(tmp_path / "nowhere*"))
+    assert (code, "nowhere" in text) == (2, True)
+    code, text = said()
+    assert (code, "--history-parquet" in text) == (2, True)
+    code, text = said("--history", "x", "--since", "2026-11-21", "--until", "2026-11-20")
+    assert (code, "--until" in text) == (2, True)
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_rows_of_a_span_of_time(session, ran):
+    from spark.failovers.run import Inputs, within
+
+    inputs = Inputs(
+        ("x",), since=datetime(2026, 11, 20, 23, tzinfo=UTC), until=datetime(2026, 11, 21, 12)
+    )
+    out = f"{ran[2]}/out"
+    rows = within(session.read.parquet(f"{out}/failovers"), "failovers", inputs).collect()
+    assert [(row.group, row.master_epoch) for row in rows if row.group == "midnight"] == [
+        ("midnight", 2)
+    ]
+    days = within(session.read.parquet(f"{out}/unavailability"), "unavailability", inputs)
+    assert days.where("`group` = 'midnight'").count() == 2
+
+
+def test_the_same_from_parquet(session, ran, tmp_path):
+    """What stream_history writes has no damaged lines, and may have been told by one source."""
+    from spark.failovers import events, sources
+
+    told = sources.told_in_files(session, [f"{ran[2]}/n0"])
+    told.drop("corrupt", "controller", "file").write.parquet(str(tmp_path / "p"))
+    frame = sources.told_in_parquet(session, [str(tmp_path / "p")])
+    assert sources.controllers_in(frame) == ["stream"]
+    columns = ("log", "raft_index", "part", "kind", "time_ms", "group", "seen.role")
+    columns = [column for column in columns if "." not in column]
+    here = events.merged(frame, ["stream"]).select(columns)
+    there = events.merged(told, ["n0"]).select(columns)
+    assert here.exceptAll(there).count() == 0 == there.exceptAll(here).count()
+    with pytest.raises(ValueError, match="no column"):
+        frame.select("log").write.parquet(str(tmp_path / "q"))
+        sources.told_in_parquet(session, [str(tmp_path / "q")])
