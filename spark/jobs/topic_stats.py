@@ -1,0 +1,96 @@
+"""`python -m spark.jobs.topic_stats`: volume, sizes, delays, hot queues, slow consumers.
+
+Reads store folders of brokers, and writes tables and a report; see `docs/spark.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+
+from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options
+from spark.stats.output import Output
+from spark.stats.run import Wanted, lines, run
+from spark.stats.stats_report import write_stats_report
+from spark.storage import split_paths
+
+_UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d"]
+
+
+@click.command(cls=JobCommand, epilog=EXIT_CODES)
+@job_options
+@click.option(
+    "--stores", multiple=True, required=True, metavar="PATTERN",
+    help="store folders of brokers; repeated, or with commas. Of several replicas of a group the "
+    "one with the longest confirmed log is read",
+)  # fmt: skip
+@click.option("--output", required=True, metavar="DIR", help="where tables and report go")
+@click.option(
+    "--overwrite", is_flag=True,
+    help="replace an earlier result in --output; its snapshots of consumer_lag are kept",
+)  # fmt: skip
+@click.option(
+    "--bucket", default="1m", show_default=True, metavar="SPAN",
+    help="how much time one row tells of: a number and s, m, h or d",
+)  # fmt: skip
+@click.option("--topics", default="", metavar="NAMES", help="only these, by commas")
+@click.option(
+    "--at", "moment", type=click.DateTime(_MOMENTS),
+    help="when the offsets were committed, in UTC; default: now. Set it for copied stores",
+)  # fmt: skip
+@click.option(
+    "--mode", type=click.Choice(["FAILFAST", "DROPMALFORMED"]), default="FAILFAST",
+    show_default=True, help="what to do where a log is damaged",
+)  # fmt: skip
+@click.option(
+    "--max-lag", type=click.IntRange(0), metavar="N",
+    help="end with 1 if a group is more messages behind on a topic",
+)  # fmt: skip
+@click.option("--no-report", is_flag=True, help="tables only")
+def main(
+    job: Job,
+    stores: tuple[str, ...],
+    output: str,
+    overwrite: bool,
+    bucket: str,
+    topics: str,
+    moment: datetime | None,
+    mode: str,
+    max_lag: int | None,
+    no_report: bool,
+) -> None:
+    """Statistics of topics, from the stores of brokers."""
+    wanted = Wanted(
+        tuple(path for each in stores for path in split_paths(each)),
+        tuple(name.strip() for name in topics.split(",") if name.strip()),
+        span_ms(bucket),
+        mode,
+        (moment.replace(tzinfo=UTC) if moment else datetime.now(UTC)).replace(microsecond=0),
+    )
+    report = ""
+    with Output(output, overwrite=overwrite) as place, job.session("topic_stats") as spark:
+        summary = run(spark, wanted, place, job.progress.step)
+        if not no_report:
+            with job.progress.step("drawing the report"):
+                report = write_stats_report(spark, str(place.path), summary)
+    told = lines(summary)
+    job.result(summary, [*told, f"report: {report}"] if report else told)
+    slowest = summary["slowest_group"]
+    if max_lag is not None and slowest and slowest["lag"] > max_lag:
+        click.get_current_context().exit(FOUND)
+
+
+def span_ms(text: str) -> int:
+    """`30s`, `1m`, `2h`, `1d` as ms. Raises ValueError, which says what is allowed."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
+    if found is None:
+        raise ValueError(f"--bucket {text!r}: it must be a number from 1 on and s, m, h or d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m spark.jobs.topic_stats")

@@ -1,0 +1,224 @@
+"""topic_stats over small stores whose every message is known."""
+
+import json
+import struct
+import warnings
+from datetime import UTC, datetime
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from spark.jobs.topic_stats import main, span_ms
+from spark.session import open_session
+from spark.stats.replicas import one_per_group
+from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
+from tests.spark.log_files import LogFiles
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
+]
+NOON_MS = 1_795_262_400_000  # 2026-11-21 12:00:00 UTC
+HOT = "Orders"
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def session():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = open_session(
+            "tests",
+            master="local[2]",
+            settings={
+                "spark.ui.enabled": "false",
+                "spark.driver.memory": "1g",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.sql.session.timeZone": "UTC",
+            },
+        )
+        made.sparkContext.setLogLevel("OFF")
+        yield made
+        made.stop()
+
+
+def consume_queue(root, topic, queue_id, end):
+    """A consume queue of `end` units: only where it ends matters to a lag."""
+    folder = root / "consumequeue" / topic / str(queue_id)
+    folder.mkdir(parents=True)
+    units = b"".join(struct.pack(">qiq", 0, 100, 0) for _ in range(end))
+    (folder / f"{0:020d}").write_bytes(units.ljust(20 * 200, b"\0"))
+
+
+def message(files, topic, queue_id, offset, at_ms, delay_ms, body=b"x" * 100):
+    files.add(
+        topic=topic.encode(), queue_id=queue_id, queue_offset=offset, store_timestamp=at_ms,
+        born_timestamp=at_ms - delay_ms, body=body,
+    )  # fmt: skip
+
+
+def write_store(root, *, confirmed_of=100, offsets):
+    """One minute with 80 messages, the next with 20; queue 0 of two gets 75 %."""
+    files = LogFiles(root, file_size=1 << 16)
+    place = {0: 0, 1: 0}
+    for number in range(100):
+        at_ms = NOON_MS + number * 600 if number < 80 else NOON_MS + 60_000 + number * 100
+        queue_id = 1 if number % 4 == 3 else 0
+        message(files, HOT, queue_id, place[queue_id], at_ms, number)
+        place[queue_id] += 1
+        if number == confirmed_of - 1:
+            confirm = files.end
+    message(files, "rmq_sys_BATON_METADATA", 0, 0, NOON_MS, 0)
+    message(files, EVIL, 0, 0, NOON_MS, 5, b"y" * 1000)
+    files.save(
+        confirm=files.end if confirmed_of == 100 else confirm,
+        identity=f"C#broker-a#{1 if confirmed_of == 100 else 2}",
+    )
+    consume_queue(files.root, HOT, 0, 75)
+    consume_queue(files.root, HOT, 1, 25)
+    (files.root / "config").mkdir()
+    (files.root / "config" / "consumerOffset.json").write_text(
+        json.dumps({"offsetTable": {f"{HOT}@{group}": table for group, table in offsets.items()}})
+    )
+    return files.root
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Two replicas of one group; the second has confirmed less and knows other offsets."""
+    root = tmp_path_factory.mktemp("stores")
+    write_store(
+        root / "b1", offsets={"slow": {"0": 70, "1": 10}, "done": {"0": 75, "1": 25, "9": 3}}
+    )
+    write_store(root / "b2", confirmed_of=50, offsets={"slow": {"0": 0, "1": 0}})
+    return str(root / "b*")
+
+
+@pytest.fixture(scope="module")
+def done(session, stores, tmp_path_factory):
+    """Two runs an hour apart into one output; the result of the second."""
+    out = tmp_path_factory.mktemp("out")
+    plain = ["--stores", stores, "--output", str(out), "--json", "--quiet", "--max-lag", "19"]
+    first = CliRunner().invoke(main, [*plain, "--no-report", "--at", "2026-11-21 12:02:00"])
+    assert first.exit_code == 1, first.output
+    return out, CliRunner().invoke(main, [*plain, "--overwrite", "--at", "2026-11-21 13:02:00"])
+
+
+def rows(out, name, **wanted):
+    found = pq.read_table(out / name).to_pylist()
+    return [row for row in found if all(row[key] == value for key, value in wanted.items())]
+
+
+def test_each_message_counts_once_although_two_replicas_hold_it(done):
+    out, result = done
+    assert result.exit_code == 1, result.output + result.stderr  # a group is 20 behind
+    summary = json.loads(result.stdout)
+    assert summary["messages"] == 102
+    (store,) = summary["stores"]
+    assert store["store"].endswith("b1") and store["replicas_left_aside"] == 1
+    assert sum(row["messages"] for row in rows(out, "traffic")) == 102
+    assert [row["topic"] for row in rows(out, "traffic", is_system=True)] == [
+        "rmq_sys_BATON_METADATA"
+    ]
+
+
+def test_volume_rates_and_percentiles_per_bucket(done):
+    out, _ = done
+    first, second = sorted(rows(out, "traffic", topic=HOT), key=lambda row: row["at"])
+    assert first["at"] == datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+    assert (first["messages"], second["messages"]) == (80, 20)
+    assert first["messages_per_s"] == pytest.approx(80 / 60)
+    size = first["bytes"] // 80
+    assert first["bytes"] == 80 * size and size - size // 32 <= first["size_p50"] <= size
+    # Delays are 0..79 ms and 80..99 ms: exact below 64, else at most 1/32 too small.
+    assert first["delay_p50_ms"] in (39, 40) and first["delay_p95_ms"] in (74, 75)
+    assert first["delay_max_ms"] == 78 and second["delay_max_ms"] == 98
+    (evil,) = rows(out, "traffic", topic=EVIL)
+    assert evil["delay_p99_ms"] == 5 and evil["size_max"] > 1000
+
+
+def test_a_hot_queue_against_an_even_spread(done):
+    out, _ = done
+    by_queue = {row["queue_id"]: row for row in rows(out, "hot_queues", topic=HOT)}
+    assert by_queue[0]["share"] == pytest.approx(0.75)
+    assert by_queue[0]["times_even"] == pytest.approx(1.5)
+    assert by_queue[1]["times_even"] == pytest.approx(0.5)
+    assert {row["even_share"] for row in by_queue.values()} == {0.5}
+
+
+def test_every_size_and_delay_is_in_the_histograms(done):
+    out, _ = done
+    for name in ("sizes", "delays"):
+        assert sum(row["messages"] for row in rows(out, name)) == 102
+    assert {row["delay_ms"]: row["messages"] for row in rows(out, "delays", topic=EVIL)} == {5: 1}
+
+
+def test_lag_and_the_age_of_what_waits_from_run_to_run(done):
+    out, _ = done
+    found = {
+        (row["snapshot_at"].hour, row["queue_id"]): row
+        for row in rows(out, "consumer_lag", group="slow")
+    }
+    assert {key: row["lag"] for key, row in found.items()} == {
+        (12, 0): 5, (12, 1): 15, (13, 0): 5, (13, 1): 15,
+    }  # fmt: skip
+    # Offset 70 of queue 0 came in the second minute, offset 10 of queue 1 in the first.
+    assert found[12, 0]["oldest_store_at"] == datetime(2026, 11, 21, 12, 1, 8, tzinfo=UTC)
+    assert found[12, 0]["oldest_age_ms"] == 52_000
+    assert found[12, 1]["oldest_age_ms"] == 120_000 - 3 * 600
+    assert found[13, 1]["oldest_age_ms"] == 3_600_000 + 120_000 - 3 * 600
+    # Queue 9 is not there (any more): nobody can say how far behind that is.
+    done_rows = rows(out, "consumer_lag", group="done")
+    assert {(r["queue_id"], r["lag"], r["oldest_age_ms"]) for r in done_rows} == {
+        (0, 0, None), (1, 0, None), (9, None, None),
+    }  # fmt: skip
+
+
+def test_the_report_is_drawn_and_stands_alone(done, tmp_path_factory):
+    need_a_browser()
+    out, _ = done
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    try:
+        browser.open(out / "report.html")
+        assert browser.pictures() == [
+            "messages", "bytes", "sizes", "sizes-over-time", "delays", "delays-over-time",
+            "queue-heat", "lag", "lag-over-time",
+        ]  # fmt: skip
+        for picture, number in (("messages", 3), ("bytes", 3), ("lag", 1)):
+            boxes = browser.boxes(f"#{picture} .plot .bars .point path")
+            assert len(boxes) == number, picture
+            assert all(width > 0 and height > 0 for width, height in boxes)
+        for picture, number in (("delays-over-time", 3), ("lag-over-time", 1)):
+            assert len(browser.boxes(f"#{picture} .plot .scatterlayer .js-line")) == number
+        assert browser.boxes("#queue-heat .plot .heatmaplayer image")
+        text = browser.text()
+        for said in (
+            f"slow is 20 messages behind on {HOT}", EVIL, "1.5×", "rmq_sys_BATON_METADATA",
+            "All times are UTC", "1 other replica left aside",
+        ):  # fmt: skip
+            assert said in text, said
+        assert EVIL not in (out / "report.html").read_text()
+        browser.open(out / "report.html", width=400, dark=True)
+        assert browser.run("return document.documentElement.scrollWidth") <= 400
+        assert_stands_alone(browser)
+    finally:
+        browser.close()
+
+
+def test_an_output_that_holds_something_is_not_overwritten_unasked(done, stores):
+    out, _ = done
+    result = CliRunner().invoke(main, ["--stores", stores, "--output", str(out), "--quiet"])
+    assert result.exit_code == 2 and "--overwrite replaces it" in result.stderr
+
+
+def test_bad_input_is_named(tmp_path):
+    result = CliRunner().invoke(
+        main, ["--stores", "x", "--output", str(tmp_path), "--bucket", "1w", "--quiet"]
+    )
+    assert result.exit_code == 2 and "s, m, h or d" in result.stderr
+    with pytest.raises(FileNotFoundError, match=r"nowhere.*: nothing matches"):
+        one_per_group([str(tmp_path / "nowhere*")])
+    assert [span_ms(each) for each in ("30s", "1m", "2h", "1d")] == [
+        30_000, 60_000, 7_200_000, 86_400_000,
+    ]  # fmt: skip
