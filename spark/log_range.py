@@ -38,10 +38,11 @@ _OVERLAP: Final = 35
 class LogRange:
     """Records that begin in [begin, end) of the file [file_start, file_end); all are log offsets.
 
-    Nothing at or behind `limit` is read: the confirmed end, or the file's. `at_boundary`: a record
-    (or the file's blank) lies at `begin`. Bytes from `loose_from` on need not be whole records:
-    behind the confirmed end a writer may have been interrupted; if then nothing follows there
-    (`followed`: something does in the next file), the log simply ends.
+    No record that reaches behind `limit`, the confirmed end or the file's, is given; what lies
+    there is looked at only to tell a record that the limit cuts from damage. `at_boundary`: a
+    record (or the file's blank) lies at `begin`. Bytes from `loose_from` on need not be whole
+    records: behind the confirmed end a writer may have been interrupted; if then nothing follows
+    there (`followed`: something does in the next file), the log simply ends.
     """
 
     path: str
@@ -163,6 +164,10 @@ class RangeReader:
         size = min(size, self._range.limit - offset)
         return self._file.read_at(offset - self._range.file_start, size)
 
+    def _read_file(self, offset: int, size: int) -> bytes:
+        """The same, but behind the limit, too."""
+        return self._file.read_at(offset - self._range.file_start, size)
+
     def _store_ms(self, offset: int) -> int:
         head = scan_record(self._read(offset, self._size_at(offset)))
         assert head is not None
@@ -226,9 +231,9 @@ class RangeReader:
 
         (False, None): a record is there, the window was too short for it.
         """
-        first = self._read(position, _FIRST)
+        first = self._read_file(position, _FIRST)
         if len(first) < _FIRST:
-            return self._range.limit < self._range.file_end, "a record that is cut off"
+            return False, "a record that is cut off"
         size = int.from_bytes(first[:4], "big")
         magic = int.from_bytes(first[4:], "big")
         if magic == MAGIC_BLANK:
@@ -246,7 +251,9 @@ class RangeReader:
         if size > self._record_bytes_max:
             return False, f"a record of {size} bytes, above maxRecordBytes"
         if position + size > self._range.limit:
-            return True, None  # it is not confirmed
+            # Not confirmed if it is whole; else its size may be wrong, and hide what is behind it.
+            problem = self._problem(self._read_file(position, size), 0, position)
+            return problem is None, f"a record across the confirmed end: {problem}"
         # Whole: either the window ended before it did, or its parts do not fit.
         return False, self._problem(self._read(position, size), 0, position)
 

@@ -13,21 +13,9 @@ from spark.reading import Read
 from spark.selection import Selection
 from spark.store_facts import StoreError
 from tests.spark.log_files import HOST_V4, HOST_V6, START_MS, LogFiles, plain_row, row_of
+from tests.spark.table_rows import read, told
 
 UNIT = struct.Struct(">qiq")
-
-
-def read(path, selection=None, **options):
-    """All rows of a table."""
-    work = Read(ReadOptions.from_mapping({"path": str(path), **options}), selection or Selection())
-    return [row for each in work.plan() for batch in work.run(each) for row in batch.to_pylist()]
-
-
-def told(rows):
-    """(numbers of good messages, damaged stretches as (file, offset, bytes))."""
-    good = [row["queue_offset"] for row in rows if row["corrupt"] is None]
-    bad = [row["corrupt"] for row in rows if row["corrupt"] is not None]
-    return good, [(Path(each["file"]).name, each["offset"], each["bytes"]) for each in bad]
 
 
 @pytest.fixture

@@ -16,7 +16,15 @@ from spark.record_scan import candidates, chain
 from spark.schemas import table_schema
 from spark.storage import Storage
 from spark.store_facts import StoreFacts
-from tests.spark.log_files import HOST_V4, HOST_V6, message, plain_row, plain_scan, row_of
+from tests.spark.log_files import (
+    HOST_V4,
+    HOST_V6,
+    good_at,
+    message,
+    plain_row,
+    plain_scan,
+    row_of,
+)
 
 FACTS = StoreFacts("/store", "C", "b", 1, (), False, None)
 SCHEMA = table_schema("messages", (), with_corrupt=False)
@@ -172,15 +180,18 @@ def test_any_split_and_window_yields_every_record_and_every_damage_once(
     path.write_bytes(data)
     limit = start + confirmed
     starts, damaged = plain_scan(data[:confirmed], start, start + size)
-    # What is not confirmed as a whole is not there, rather than damaged.
-    last = damaged[-1] if damaged and sum(damaged[-1]) == limit else None
+    if damaged and sum(damaged[-1]) == limit:
+        # What is there as a whole, but not confirmed as a whole, is not damaged.
+        last = damaged[-1][0] - start
+        is_blank = data[last : last + 8] == encode_blank(size - last)
+        if is_blank or good_at(data, last, start, start + size) is not None:
+            del damaged[-1]
     cuts = sorted(draw.draw(st.sets(st.integers(start + 1, limit - 1), max_size=3)))
     window_bytes = draw.draw(st.sampled_from([100, 300, 1000, 10_000]))
     rows, found = read_ranges(str(path), start, size, limit, cuts, window_bytes)
     assert [row["physical_offset"] for row in rows] == starts
     assert [row_of(row) for row in rows] == [plain_row(data, at - start) for at in starts]
-    expected = damaged if found[-1:] == [last] or last is None else damaged[:-1]
-    assert found == expected
+    assert found == damaged
 
 
 def test_a_record_that_the_confirmed_end_cuts_is_not_there(log_files):
@@ -190,6 +201,19 @@ def test_a_record_that_the_confirmed_end_cuts_is_not_there(log_files):
     path = str(log_files.root / "commitlog" / f"{0:020d}")
     rows, damaged = read_ranges(path, 0, 8192, second + 5, [], 1000)
     assert len(rows) == 1 and damaged == []
+
+
+def test_a_size_across_the_confirmed_end_is_told_once_wherever_a_range_begins(log_files):
+    starts = [log_files.add(number=number) for number in range(6)]
+    log_files.save()
+    path, end = log_files.root / "commitlog" / f"{0:020d}", log_files.end
+    data = bytearray(path.read_bytes())
+    data[starts[3] : starts[3] + 4] = (end - starts[3] + 40).to_bytes(4, "big")
+    path.write_bytes(data)
+    for cut in range(1, end):
+        rows, damaged = read_ranges(str(path), 0, 8192, end, [cut], 300)
+        assert [row["queue_offset"] for row in rows] == [0, 1, 2, 4, 5], cut
+        assert damaged == [(starts[3], starts[4] - starts[3])], cut
 
 
 def test_a_forged_record_in_a_body_at_a_split_is_reported(log_files):

@@ -1,0 +1,20 @@
+"""Reads a table without Spark, and tells good rows from damage."""
+
+from pathlib import Path
+
+from spark.options import ReadOptions
+from spark.reading import Read
+from spark.selection import Selection
+
+
+def read(path, selection=None, **options):
+    """All rows of a table."""
+    work = Read(ReadOptions.from_mapping({"path": str(path), **options}), selection or Selection())
+    return [row for each in work.plan() for batch in work.run(each) for row in batch.to_pylist()]
+
+
+def told(rows):
+    """(numbers of good messages, damaged stretches as (file, offset, bytes))."""
+    good = [row["queue_offset"] for row in rows if row["corrupt"] is None]
+    bad = [row["corrupt"] for row in rows if row["corrupt"] is not None]
+    return good, [(Path(each["file"]).name, each["offset"], each["bytes"]) for each in bad]
