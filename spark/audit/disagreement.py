@@ -74,6 +74,12 @@ class Judge:
                 refusing.append(side)
             else:
                 rest.append(side)
+        for side in [*rest]:
+            # Its own chain of records broke before; the bytes are there all the same.
+            same = [raw for raw in holders if side.read(offset, offset + len(raw)) == raw]
+            if same:
+                holders[same[0]].append(side)
+                rest.remove(side)
         place = Place(offset)
         truth = self._vote(holders, refusing, messages)
         told = messages[truth][2] if truth is not None else None

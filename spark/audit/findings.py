@@ -41,8 +41,8 @@ FINDING_NAMES: Final = tuple(name for name, _ in FINDING_FIELDS)
 
 #: Rows of a scan: findings, messages, the ends of queues, and counts, told apart by `part`.
 #: `identity` pairs what is missing at one place with what is extra at another. `have`, `lack`: bit
-#: i is replica i of the group. `amount`: messages that a row stands for (0: one
-#: replica's alone, against the others); `agreed`: of these, those
+#: i is replica i of the group. `amount`: messages that a row stands for (0: the other replicas
+#: say otherwise, or those that have it are behind a later epoch); `agreed`: of these, those
 #: that at least two replicas hold alike; `last_offset`: queue offset of the last one; `batch_key`:
 #: the unique key of the batch in which a message was sent.
 SCAN_SCHEMA: Final = pa.schema(

@@ -13,7 +13,7 @@ import numpy as np
 from spark.audit.findings import BEHIND, CRITICAL, Finding
 from spark.audit.replicas import Group, Replica
 from spark.audit.sequence import Numbered
-from spark.queue_units import FILLER_SIZE, UNIT_SIZE, Queue, Units, decode_units, queue_end
+from spark.queue_units import FILLER_SIZE, UNIT_SIZE, Queue, Units, decode_units, last_written
 from spark.record_scan import Int64s
 from spark.storage import OpenFile
 from spark.store_facts import Segment
@@ -107,7 +107,7 @@ class _Checker:
         left = np.flatnonzero(~right)
         if not len(left):
             return
-        reach = queue_end(self._replica.storage, list(queue.files))
+        reach = self._reach(queue)
         beyond = offsets[left] >= reach
         if beyond.any():
             yield self.behind(queue.topic, queue.queue_id, offsets[left[beyond]], reach)
@@ -129,6 +129,15 @@ class _Checker:
             "last_offset": reach,
             "amount": len(offsets),
         }
+
+    def _reach(self, queue: Queue) -> int:
+        """The queue offset behind the last written unit; zeros before it are no end."""
+        for file in reversed(queue.files):
+            with self._replica.storage.open(file.path) as opened:
+                written = last_written(opened)
+            if written:
+                return file.start // UNIT_SIZE + written
+        return queue.files[0].start // UNIT_SIZE if queue.files else 0
 
     def _units(self, file: Segment) -> Units:
         """The units of one queue file that point into the range."""

@@ -4,14 +4,14 @@ A replica answers for the bytes from its first file to its confirmOffset. What l
 taken back by the next failover: it is read where it was asked for, and never called lost.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from protocol.record import FIXED_SIZE_V1
-from spark.audit.findings import CRITICAL, INFO, Finding
+from spark.audit.findings import CRITICAL, INFO, WARNING, Finding
 from spark.log_range import Block, LogRange, RangeReader
 from spark.queue_units import Queue
 from spark.queues import list_queues
@@ -77,7 +77,19 @@ class Group:
     @property
     def first(self) -> int:
         """From here on at least one replica keeps the log."""
-        return min(replica.first for replica in self.replicas)
+        kept = [replica.first for replica in self.replicas if replica.files]
+        return min(kept or [self.confirm])
+
+    @property
+    def confirm(self) -> int:
+        """Up to here at least one replica calls the log confirmed."""
+        return max(replica.confirm for replica in self.replicas)
+
+    @property
+    def brokers(self) -> frozenset[str]:
+        """Names that a list of messages may call this group by."""
+        stores = (replica.facts.broker for replica in self.replicas)
+        return frozenset({self.name, *(broker for broker in stores if broker)})
 
     def names(self, which: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.replicas[index].name for index in which)
@@ -136,6 +148,8 @@ def find_groups(
             _replica(label, storage, facts, unconfirmed=unconfirmed, with_tails=with_tails)
             for label, (facts, storage) in zip(names, stores, strict=True)
         ]
+        if unconfirmed and not any(replica.confirm for replica in replicas):
+            replicas = [replace(each, confirm=each.end, knows_confirm=False) for each in replicas]
         groups.append(Group(name, tuple(replicas)))
     return groups
 
@@ -245,11 +259,27 @@ def _some(paths: Sequence[str | None]) -> str:
 
 
 def outside(group: Group, files: Sequence[LogFile]) -> list[Finding]:
-    """What not all replicas can answer for, as findings: kept longer, lag; files nobody has."""
+    """What not all replicas can answer for, as findings: kept longer, lag; files nobody has.
+
+    A broker always keeps its newest file, so a confirmed log without any file is gone.
+    """
     found = []
-    many = len(group.replicas) > 1
+    longest = group.confirm
     for replica in group.replicas:
-        if many and replica.first > group.first:
+        if not replica.files and replica.confirm:
+            begin = min(group.first, replica.confirm)
+            if begin == replica.confirm:
+                begin = 0
+            found.append(
+                Finding(
+                    group.name, CRITICAL, "missing",
+                    f"{replica.facts.path}/commitlog has no file, and its checkpoint confirms the "
+                    f"log up to {replica.confirm}",
+                    (replica.name,), physical_offset=begin, size=replica.confirm - begin,
+                    epoch=group.epoch_at(begin)[0],
+                )
+            )  # fmt: skip
+        elif replica.first > group.first and replica.files:
             found.append(
                 Finding(
                     group.name, INFO, "expired",
@@ -258,7 +288,6 @@ def outside(group: Group, files: Sequence[LogFile]) -> list[Finding]:
                     (replica.name,), physical_offset=group.first, size=replica.first - group.first,
                 )
             )  # fmt: skip
-        longest = max(each.confirm for each in group.replicas)
         if replica.confirm < longest:
             found.append(
                 Finding(
@@ -269,10 +298,12 @@ def outside(group: Group, files: Sequence[LogFile]) -> list[Finding]:
                     size=longest - replica.confirm, epoch=group.epoch_at(replica.confirm)[0],
                 )
             )  # fmt: skip
+    if not longest:
+        found += _nothing_confirmed(group)
     edges = [(file.start, file.end) for file in files]
     at = group.first
     for start, end in [*edges, (HIGH, HIGH)]:
-        stop = min(start, max(replica.confirm for replica in group.replicas))
+        stop = min(start, longest)
         if at < stop:
             holders = [r for r in group.replicas if r.first <= at and r.confirm > at]
             found.append(
@@ -285,6 +316,19 @@ def outside(group: Group, files: Sequence[LogFile]) -> list[Finding]:
             )  # fmt: skip
         at = max(at, end)
     return found
+
+
+def _nothing_confirmed(group: Group) -> Iterator[Finding]:
+    """A warning for each log that holds something though no replica confirms anything."""
+    for replica in group.replicas:
+        end = log_end(replica.storage, replica.files, 0)
+        if replica.files and end > replica.first:
+            yield Finding(
+                group.name, WARNING, "unchecked",
+                f"no replica confirms anything, so the log of {replica.name} up to {end} is not "
+                "looked at; --unconfirmed compares it",
+                (replica.name,), physical_offset=replica.first, size=end - replica.first,
+            )  # fmt: skip
 
 
 __all__ = ["Group", "LogFile", "Replica", "find_groups", "log_end", "log_files", "outside"]

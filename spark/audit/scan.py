@@ -31,6 +31,7 @@ from spark.audit.replicas import Group, LogFile
 from spark.audit.sequence import Collector, check_sequence
 from spark.audit.sides import Stretch, open_sides
 from spark.property_columns import split_properties
+from spark.record_columns import Bools
 from spark.record_scan import Int64s
 
 _ROWS = 4096
@@ -135,7 +136,7 @@ def _tell(
     if not options.messages:
         return
     starts = records.start + held.base
-    epochs, missing = _epochs(group, starts)
+    epochs, missing, current = _epochs(group, starts, held.have)
     own, of_batch = unique_keys(pairs)
     rows = len(records)
     yield scan_columns(
@@ -153,7 +154,7 @@ def _tell(
             "have": pa.array(held.have),
             "lack": pa.array(held.lack),
             "body_crc": pa.array(records.body_crc),
-            "amount": pa.array(held.is_true.astype(np.int64)),
+            "amount": pa.array((held.is_true & current).astype(np.int64)),
         },
         rows,
     )
@@ -167,16 +168,25 @@ def _hashes(tags: pa.Array) -> Int64s:
     return codes[which]
 
 
-def _epochs(group: Group, starts: Int64s) -> tuple[Int64s, Any]:
-    """The epochs of log offsets by all replicas; missing where their lists disagree."""
+def _epochs(group: Group, starts: Int64s, have: Int64s) -> tuple[Int64s, Bools, Bools]:
+    """(epochs, missing, current) of log offsets: their epochs by all replicas; missing where the
+    lists disagree. `current`: one of the replicas that have it (bits) gives it to the latest epoch
+    that any list does; otherwise a later master went on without it, and it will be given up.
+    """
     epochs, missing = group.replicas[0].facts.epoch_of(starts)
     epochs, missing = epochs.copy(), missing.copy()
-    for replica in group.replicas[1:]:
+    latest = np.zeros(len(starts), np.int64)
+    for replica in group.replicas:
         theirs, unknown = replica.facts.epoch_of(starts)
         doubtful = ~unknown & ~missing & (theirs != epochs)
+        latest = np.maximum(latest, np.where(unknown, 0, theirs))
         epochs = np.where(missing, theirs, epochs)
         missing = (missing & unknown) | doubtful
-    return epochs, missing
+    current = np.zeros(len(starts), np.bool_)
+    for index, replica in enumerate(group.replicas):
+        theirs, unknown = replica.facts.epoch_of(starts)
+        current |= ((have >> index) & 1 == 1) & (unknown | (theirs == latest))
+    return epochs, missing, current
 
 
 def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

@@ -122,3 +122,15 @@ def test_units_above_confirm_offset_and_of_expired_messages_are_no_concern(two, 
     write_unit(two[1], 0, 1, 1, 2, 3)  # its message has expired there
     kinds = {(f["kind"], f["replicas"][0]) for f in findings(two, **options)}
     assert kinds == {("lagging", "broker-q#1"), ("expired", "broker-q#2")}
+
+
+def test_a_hole_in_the_newest_file_is_not_the_queues_end(two, options):
+    for offset in (24, 25):
+        write_unit(two[1], 0, offset, 0, 0, 0)
+    rows = scan(two, **options)
+    assert [row for row in rows if row["part"] == "behind"] == []
+    found = [row for row in rows if row["part"] == "finding"]
+    assert [(f["severity"], f["kind"], f["queue_offset"]) for f in found] == [
+        ("critical", "queue_missing", 24),
+        ("critical", "queue_missing", 25),
+    ]
