@@ -129,7 +129,7 @@ def _rows(path: Path, *columns: str) -> list[dict[str, Any]]:
     from pyarrow import parquet
 
     partitioning = None if path.is_file() else "hive"
-    table = parquet.read_table(path, columns=columns or None, partitioning=partitioning)
+    table = parquet.read_table(path, columns=list(columns) or None, partitioning=partitioning)
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 

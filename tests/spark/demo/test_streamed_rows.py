@@ -1,0 +1,22 @@
+"""Reading on while `stream_history` writes: whole files below the table's folders, nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from faults.aftermath.tables import read_streamed
+
+
+def test_streamed_events_are_read_with_their_names_and_elections(tmp_path: Path) -> None:
+    assert read_streamed(tmp_path) == []
+    rows = [
+        {"log": "l", "raft_index": 3, "part": 1, "kind": "elected", "master_epoch": 2, "x": 0},
+        {"log": "l", "raft_index": 4, "part": 0, "kind": "opened", "master_epoch": 2, "x": 0},
+    ]
+    for folder in ("group=broker-a/day=2026-11-21", "_stream/staging/00000002"):
+        (tmp_path / folder).mkdir(parents=True)
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / folder / "part-1-0.parquet")
+    assert read_streamed(tmp_path) == [(("l", 3, 1), 2), (("l", 4, 0), 0)]
