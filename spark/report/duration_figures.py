@@ -76,7 +76,7 @@ def distribution_figure(
     return Figure(
         data,
         layout(
-            320, barmode="stack", bargap=0.05, shapes=shapes, annotations=notes,
+            320, barmode="stack", bargap=0.05, dragmode=False, shapes=shapes, annotations=notes,
             xaxis=log_axis(title, low, max(high, low + 1), showline=True),
             yaxis=count_axis(what, most),
         ),
@@ -121,7 +121,7 @@ def parts_figure(rows: Sequence[tuple[str, str, Mapping[str, int | None], int | 
     return Figure(
         data,
         layout(
-            62 + max(1, len(rows)) * ROW_PX, barmode="stack",
+            62 + max(1, len(rows)) * ROW_PX, barmode="stack", dragmode=False,
             xaxis=duration_axis("", max(1, longest), showline=True),
             yaxis=row_axis(labels),
         ),

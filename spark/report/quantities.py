@@ -20,7 +20,7 @@ DURATION_TICKS_MS: Final = (
     100 * _DAY,
 )  # fmt: skip
 #: Where a logarithmic axis of sizes has ticks, bytes.
-SIZE_TICKS: Final = tuple(1 << bits for bits in range(0, 41, 4))
+SIZE_TICKS: Final = tuple(1 << bits for bits in range(0, 41, 2))
 
 
 def duration_text(ms: float | None) -> str:

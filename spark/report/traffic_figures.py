@@ -99,7 +99,7 @@ def histogram_figure(
     return Figure(
         [bars],
         layout(
-            300, shapes=shapes, annotations=notes, bargap=0.05,
+            300, dragmode=False, shapes=shapes, annotations=notes, bargap=0.05,
             xaxis=log_axis(title, low, high, ticks=ticks, text=text, showline=True),
             yaxis=number_axis("messages", fixedrange=True, tickformat="~s"),
         ),
@@ -206,6 +206,7 @@ def lag_figure(rows: Sequence[tuple[str, str, int, int | None]]) -> Figure:
         [bars],
         layout(
             80 + max(1, len(rows)) * ROW_PX,
+            dragmode=False,
             xaxis=number_axis("messages behind", tickformat="~s", showline=True),
             yaxis=row_axis([f"{group} · {topic}" for group, topic, _, _ in rows]),
         ),
