@@ -32,7 +32,9 @@ class ReadOptions:
     time_slack_ms: int = 3_600_000
     damage_folder: str = ""
     slot_num: int = 0
-    pushdown: bool = True
+    pushdown: bool = False
+    """Spark keeps what a pushed filter planned with the `load`, not with the query: a data frame
+    used twice would get rows of another query. So only who asks for it gets it."""
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, str]) -> Self:

@@ -32,7 +32,7 @@ TIMESTAMP_DEFAULT: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_
 def register(session: SparkSession) -> SparkSession:
     """Register the data source and let Spark push filters into it; the same session again.
 
-    A session without this setting must read with the option `pushdown` false, or Spark refuses.
+    Only a read with the option `pushdown` needs that setting; without it Spark refuses such a read.
     Also sets PARQUET_DEFAULTS, which concern columns of the tables by name; what the session was
     started with stays.
     """

@@ -119,14 +119,37 @@ def test_filters_become_a_selection():
     assert (selection.physical_offset.high, selection.epoch.high) == (8, 3)
 
 
-def test_pushdown_needs_its_setting_and_can_be_left(session):
+def test_pushdown_is_asked_for_and_needs_its_setting(session):
     session.conf.set(PUSHDOWN, "false")
     try:
+        assert frame(session, GOLDEN / "b0").filter("queue_id = 1").count() > 0
         with pytest.raises(Exception, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
-            frame(session, GOLDEN / "b0").count()
-        assert frame(session, GOLDEN / "b0", pushdown="false").filter("queue_id = 1").count() > 0
+            frame(session, GOLDEN / "b0", pushdown="true").count()
     finally:
         session.conf.set(PUSHDOWN, "true")
+
+
+def test_a_data_frame_may_be_used_in_several_queries(session):
+    """Spark plans a pushed filter once for all queries of one load: hence not by default."""
+    every = frame(session, GOLDEN / "*")
+    first, second = every.filter("broker_id = 1"), every.filter("broker_id = 2")
+    assert (first.count(), every.count(), second.count()) == (22, 44, 22)
+    assert first.union(second).count() == 44
+
+
+def test_a_pushed_filter_leaves_out_what_it_need_not_read(session, large):
+    path = large.root / "commitlog" / f"{0:020d}"
+    raw = bytearray(path.read_bytes())
+    raw[large.end - 100_000] ^= 1
+    path.write_bytes(raw)
+    moment = datetime.fromtimestamp((START_MS + 1001) / 1000, UTC)
+    with pytest.raises(Exception, match="CRC is wrong"):
+        frame(session, large.root, **SPLIT).filter("physical_offset < 1000000").count()
+    early = frame(session, large.root, pushdown="true", **SPLIT).filter("physical_offset < 1000000")
+    assert early.count() > 500
+    timed = frame(session, large.root, pushdown="true", timeSlackMs="0", **SPLIT)
+    wanted = timed.filter("topic = 'T1' and queue_id in (1, 3)").filter(timed.store_at <= moment)
+    assert sorted(row.queue_offset for row in wanted.collect()) == list(range(1, 1001, 2))
 
 
 def test_what_is_not_asked_for_is_not_decoded(large):
