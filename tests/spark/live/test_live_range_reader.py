@@ -25,11 +25,12 @@ class Queue:
     `first`: what happens to the first pulls instead, answers or errors to raise.
     """
 
-    def __init__(self, low=0, high=100, *, answer_max=32, absent=(), wanted=None):
+    def __init__(self, low=0, high=100, *, answer_max=32, absent=(), wanted=None, **fields):
         self.low, self.high, self.shown = low, high, high
         self.answer_max = answer_max
         self.absent = set(absent)
         self.wanted = wanted
+        self.fields = fields
         self.first = []
         self.pulls = 0
 
@@ -51,7 +52,7 @@ class Queue:
         while offset < self.shown and len(found) < limit:
             is_wanted = self.wanted is None or offset % self.wanted == 0
             if offset not in self.absent and is_wanted:
-                found.append(message(1000 + 200 * offset, number=offset))
+                found.append(message(1000 + 200 * offset, number=offset, **self.fields))
             offset += 1
         return self.answer(
             PullStatus.FOUND if found else PullStatus.NO_MATCHED_MSG, offset, b"".join(found)
@@ -154,3 +155,25 @@ def test_a_tag_leaves_gaps_that_are_no_loss(read):
     offsets = flat(read(queue, 3, 150, expression="a"))
     assert offsets == [n for n in range(3, 150) if n % 7 == 0]
     assert flat(read(Queue(wanted=1000), 1, 100, expression="a")) == []
+
+
+@pytest.mark.parametrize(
+    "properties", [b"TAGS\x01a\x02", b"ORDER\x011234567890\x02", b"BORN\x011700000000000\x02"]
+)
+def test_records_without_a_property_crc_are_whole_whatever_their_properties_end_in(
+    read, properties
+):
+    """A Java broker appends none unless told to; ten digits at the end look like half of one."""
+    queue = Queue(append_prop_crc=False, properties=properties)
+    assert flat(read(queue, 0, 100)) == list(range(100))
+
+
+@pytest.mark.parametrize("has_crc", [True, False])
+def test_a_damaged_answer_fails_the_read(read, has_crc):
+    queue = Queue(append_prop_crc=has_crc, properties=b"ORDER\x011234567890\x02")
+    record = message(1000, **queue.fields)
+    torn = record.replace(b"body 0", b"bodx 0")
+    assert torn != record
+    queue.first = [queue.answer(PullStatus.FOUND, 1, torn)] * range_reader.AHEAD
+    with pytest.raises(ClusterError, match=r"the answer for offsets \[0, 1\) is damaged"):
+        read(queue, 0, 1)
