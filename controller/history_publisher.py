@@ -13,6 +13,7 @@ from typing import Final
 from controller.config import HISTORY_TOPIC_OFF, ControllerConfig
 from controller.history_reader import HistoryReader
 from controller.history_topic import (
+    RECENT_MS,
     Batch,
     Create,
     HistoryTopic,
@@ -48,6 +49,8 @@ NEWEST_LOOKED_AT: Final = 32
 READER_GROUP: Final = "TOOLS_CONSUMER"
 """A consumer group that every broker has."""
 BEHIND_TOLD_MS: Final = 30_000
+_PASSED_OVER: Final = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY)
+"""What was asked for has expired; the answer says where to go on."""
 
 
 class HistoryPublisher:
@@ -107,29 +110,36 @@ class HistoryPublisher:
         core = self._core
         if core is None:
             return ()
-        group = self._config().history_topic_group
+        group = self._group()
         groups = self._state().groups
-        if group not in ("", HISTORY_TOPIC_OFF) and groups and group not in groups:
+        if group and group not in groups:
             return (f"historyTopicGroup names {group}, which no broker registered as",)
-        if core.behind_since_ms is None or not core.trouble:
+        trouble = core.trouble
+        if not trouble and group and core.target is None:
+            trouble = f"{group} has no master; historyTopicGroup may name another group"
+        if core.behind_since_ms is None or not trouble:
             return ()
         behind_ms = monotonic_ms() - core.behind_since_ms
         if behind_ms < BEHIND_TOLD_MS:
             return ()
-        return (f"history behind in {HISTORY_TOPIC} for {behind_ms // 1000} s: {core.trouble}",)
+        return (f"history behind in {HISTORY_TOPIC} for {behind_ms // 1000} s: {trouble}",)
 
     async def close(self) -> None:
         self.resign()
         await asyncio.gather(*self._leaving, return_exceptions=True)
         await self._client.close()
 
-    def _target(self) -> Target | None:
-        """The master of the configured group, else of the first one by name."""
+    def _group(self) -> str:
+        """The configured group, else the first one by name; empty if nothing is to be published."""
         groups = self._state().groups
         wanted = self._config().history_topic_group
         if wanted == HISTORY_TOPIC_OFF or not groups:
-            return None
-        group = groups.get(wanted or min(groups))
+            return ""
+        return wanted or min(groups)
+
+    def _target(self) -> Target | None:
+        """The master of the group that keeps the topic."""
+        group = self._state().groups.get(self._group())
         master = group.replica(group.master_broker_id) if group is not None else None
         if group is None or master is None or not master.address:
             return None
@@ -144,8 +154,6 @@ class HistoryPublisher:
                     await self._wait(step)
                 else:
                     await self._do(core, reader, step)
-        except Exception:
-            log.exception("history_publication_ended")  # the next leader begins anew
         finally:
             reader.close()
 
@@ -166,10 +174,14 @@ class HistoryPublisher:
         try:
             match step:
                 case Learn():
-                    core.learned(target, await self._newest(target))
+                    mark, used = await self._newest(target)
+                    core.learned(target, mark, used=used)
                 case Read():
                     most = self._config().history_topic_batch
-                    batch = await asyncio.to_thread(reader.behind, step.mark, most, BATCH_SIZE_MAX)
+                    since_ms = wall_ms() - RECENT_MS if step.recent else 0
+                    batch = await asyncio.to_thread(
+                        reader.behind, step.mark, most, BATCH_SIZE_MAX, since_ms=since_ms
+                    )
                     core.read(target, batch)
                 case Create():
                     await self._create(target)
@@ -181,6 +193,10 @@ class HistoryPublisher:
                         self._tell(target, "")
         except (BatonError, OSError, CorruptRecord, ValueError) as error:
             core.failed(target, str(error), monotonic_ms())
+        except Exception as error:
+            # A bug; it must not end the publication for as long as this node leads.
+            log.exception("history_publication_failed")
+            core.failed(target, f"{type(error).__name__}: {error}", monotonic_ms())
         if core.trouble:
             self._tell(target, core.trouble)
 
@@ -202,14 +218,14 @@ class HistoryPublisher:
                 "history_publishing broker_name=%s address=%s", target.broker_name, target.address
             )
 
-    async def _newest(self, target: Target) -> Mark | None:
-        """The newest event in the topic, None if there is none that can be told."""
+    async def _newest(self, target: Target) -> tuple[Mark | None, bool]:
+        """The newest event in the topic, None if none can be told; whether it ever had messages."""
         request = RemotingCommand.request(
             RequestCode.GET_MAX_OFFSET, {"topic": HISTORY_TOPIC, "queueId": 0}
         )
         reply = await self._client.invoke(target.address, request, TIMEOUT_MS)
         if reply.code == ResponseCode.TOPIC_NOT_EXIST:
-            return None
+            return None, False
         end = _checked(reply, target).require_int("offset")
         offset = max(0, end - NEWEST_LOOKED_AT)
         mark: Mark | None = None
@@ -218,13 +234,13 @@ class HistoryPublisher:
             if reply.code == ResponseCode.SUCCESS:
                 names = [history_name(each.properties) for each in decode_records(reply.body)]
                 mark = next(filter(None, reversed(names)), mark)
-            elif reply.code != ResponseCode.PULL_OFFSET_MOVED:
+            elif reply.code not in _PASSED_OVER:
                 raise ResponseError(reply.code, reply.remark, target.address)
             following = reply.require_int("nextBeginOffset")
             if following <= offset:
                 break
             offset = following
-        return mark
+        return mark, end > 0
 
     async def _create(self, target: Target) -> None:
         request = RemotingCommand.request(
@@ -247,7 +263,7 @@ class HistoryPublisher:
             BatchItem(
                 line.text,
                 encode_properties(
-                    history_properties(*line.mark, line.kind, line.broker_name)
+                    history_properties(*line.mark, line.kind, line.broker_name, line.after)
                 ).encode(),
             )
             for line in batch

@@ -3,10 +3,14 @@
 Invariant: a batch is sent only after the one before it was acknowledged with code 0, in the order
 of the history file. So the newest message of the topic is its high-water mark: every event before
 it is in the topic, too. Whoever begins (a new leader, a new master, after any failure) asks the
-topic for that mark and goes on behind it in its own file; where the mark is not known (an empty
-topic, a log that this file does not hold) it begins at the oldest event that it has. Events may
-come twice, since a refused or unanswered batch may have been stored; none that a file still holds
-is left out.
+topic for that mark and goes on behind it in its own file. Events may come twice, since a refused
+or unanswered batch may have been stored; none that a file still holds is left out.
+
+Where the mark is not known there are two cases. Nothing ever was in the topic, or the file does not
+hold the mark's log: publication begins at the oldest event of the files. The messages that were
+there have expired: whoever published to this group before knows the mark; any other begins at the
+first event that is younger than RECENT_MS, or each quiet time would bring the whole history again.
+What waited longer than that for a topic that became empty meanwhile is left out.
 
 The history explains, it decides nothing: it is sent some time after the fact and after the
 group's last election, and to nobody while the group has no master.
@@ -34,6 +38,8 @@ __all__ = [
 
 BACKOFF_FIRST_MS: Final = 500
 BACKOFF_MAX_MS: Final = 30_000
+RECENT_MS: Final = 7 * 86_400_000
+"""Longer than brokers keep messages by default (fileReservedTime, 72 h)."""
 
 Mark = tuple[str, int, int]
 """(log, raft index, part): the newest event that is in the topic."""
@@ -47,6 +53,8 @@ class Line:
     kind: str
     broker_name: str
     text: bytes
+    after: tuple[int, int] | None = None
+    """(raft index, part) of the event of its log in front of it, None where that is not known."""
 
 
 Batch = Sequence[Line]
@@ -80,10 +88,14 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read the next lines of the file behind `mark` (None: from its beginning), then `read`."""
+    """Read the next lines of the files behind `mark`, then `read`.
+
+    Where the files do not hold it: from their beginning on, or from RECENT_MS ago if `recent`.
+    """
 
     target: Target
     mark: Mark | None
+    recent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +131,8 @@ class HistoryTopic:
         self._backoff_ms = 0
         self._learned = False
         self._mark: Mark | None = None
+        self._recent = False
+        self._acked: dict[str, Mark] = {}  # broker name -> the newest that it acknowledged
         self._batch: Batch = ()
         self._create = self._created = False
         self._news = True
@@ -153,8 +167,12 @@ class HistoryTopic:
         if self._due_ms is None:
             self._due_ms = now_ms + self.delay_ms
 
-    def learned(self, target: Target, mark: Mark | None) -> None:
+    def learned(self, target: Target, mark: Mark | None, *, used: bool = False) -> None:
+        """What the topic's newest message tells. `used`: it had some, though none may be left."""
         if target is self._target:
+            if mark is None and used:
+                mark = self._acked.get(target.broker_name)
+                self._recent = mark is None
             self._learned, self._mark = True, mark
 
     def read(self, target: Target, batch: Batch) -> None:
@@ -172,6 +190,8 @@ class HistoryTopic:
             return
         if code == ResponseCode.SUCCESS:
             self._mark, self._batch = self._batch[-1].mark, ()
+            self._acked[target.broker_name] = self._mark
+            self._recent = False
             self._backoff_ms = 0
             self.trouble = ""
         elif code == ResponseCode.TOPIC_NOT_EXIST and not self._created:
@@ -204,11 +224,12 @@ class HistoryTopic:
             return Learn(self._target)
         if not self._batch:
             self._news = False
-            return Read(self._target, self._mark)
+            return Read(self._target, self._mark, self._recent)
         if self._create:
             return Create(self._target)
         return Send(self._target, self._batch)
 
     def _begin_anew(self) -> None:
         self._learned, self._mark, self._batch = False, None, ()
+        self._recent = False
         self._create = self._created = False

@@ -109,6 +109,7 @@ class ControllerService:
         self._notices = _RoleNotices()
         self._lock: StoreLock | None = None
         self._history: HistoryFile | None = None
+        self._history_behind = False  # a write failed: the next one brings what is missing
         self._history_path = Path(config.store_path) / f"history-{config.controller_self_id}.jsonl"
         self._publisher = HistoryPublisher(
             self._history_path, lambda: self.config, lambda: self.state
@@ -251,16 +252,19 @@ class ControllerService:
     def _write_history(self, commit: Commit) -> None:
         if self._history is None:
             return
-        if commit.command is None:
+        if commit.command is None or self._history_behind:
             events = list(commit.state.history)
         else:
             events = [
                 effect.event for effect in commit.effects if isinstance(effect, HistoryAppended)
             ]
         try:
-            if self._history.append(events):
+            written = self._history.append(events)
+            self._history_behind = False
+            if written:
                 self._publisher.written()
         except OSError as error:
+            self._history_behind = True
             # The history explains, it decides nothing: a full disk must not stop elections.
             log.error("history_not_written error=%s", error)
 

@@ -8,6 +8,8 @@ event is named by (log, raft index, part); a repeat of it has the same name, and
     BATON_LOG         the random name of the controllers' log
     BATON_RAFT_INDEX  index of the command in that log
     BATON_PART        which event of that command, from 0
+    BATON_AFTER       "<raft index>-<part>" of the event in front of it in the same log: there is
+                      none between the two; left out where the publisher does not know it
     BATON_GROUP       the broker group that the event is about; left out if it is about none
 """
 
@@ -16,6 +18,7 @@ from typing import Final
 from protocol.properties import KEY_SEPARATOR, KEYS, TAGS, WAIT
 
 __all__ = [
+    "HISTORY_AFTER",
     "HISTORY_GROUP",
     "HISTORY_LOG",
     "HISTORY_PART",
@@ -27,13 +30,19 @@ __all__ = [
 HISTORY_LOG: Final = "BATON_LOG"
 HISTORY_RAFT_INDEX: Final = "BATON_RAFT_INDEX"
 HISTORY_PART: Final = "BATON_PART"
+HISTORY_AFTER: Final = "BATON_AFTER"
 HISTORY_GROUP: Final = "BATON_GROUP"
 
 
 def history_properties(
-    log: str, raft_index: int, part: int, kind: str, broker_name: str
+    log: str,
+    raft_index: int,
+    part: int,
+    kind: str,
+    broker_name: str,
+    after: tuple[int, int] | None = None,
 ) -> dict[str, str]:
-    """The properties of the message that carries this event."""
+    """The properties of the message that carries this event; `after`: see BATON_AFTER."""
     unique = f"{log}-{raft_index}-{part}"
     properties = {
         KEYS: f"{raft_index}{KEY_SEPARATOR}{unique}",
@@ -43,6 +52,8 @@ def history_properties(
         HISTORY_RAFT_INDEX: str(raft_index),
         HISTORY_PART: str(part),
     }
+    if after is not None:
+        properties[HISTORY_AFTER] = f"{after[0]}-{after[1]}"
     if broker_name:
         properties[HISTORY_GROUP] = broker_name
     return properties

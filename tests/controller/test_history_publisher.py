@@ -1,6 +1,7 @@
 """A controller with a log of its own publishes to a scripted broker over real sockets."""
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,7 @@ import pytest
 from test_remoting_door import Door
 
 from controller.config import ControllerConfig
+from controller.history_reader import HistoryReader
 from controller.log import LocalLog
 from controller.machine import Machine
 from controller.service import ControllerService
@@ -38,6 +40,7 @@ class Broker:
         self.messages: list[tuple[bytes, bytes]] = []
         self.codes: list[int] = []
         self.created: list[dict[str, str]] = []
+        self.first = 0  # what stood before has expired
         self.silent = False
         self.asked = 0
         self.changed = asyncio.Event()
@@ -73,15 +76,19 @@ class Broker:
         if self.silent:
             self.changed.set()
             await asyncio.Event().wait()
-        return RemotingCommand.response_to(request, ext={"offset": len(self.messages)})
+        return RemotingCommand.response_to(request, ext={"offset": self.first + len(self.messages)})
 
     async def _pull(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        begin, count = request.require_int("queueOffset"), request.require_int("maxMsgNums")
+        asked, count = request.require_int("queueOffset"), request.require_int("maxMsgNums")
+        if asked < self.first:
+            ext = {"nextBeginOffset": self.first, "minOffset": self.first, "maxOffset": self.first}
+            return RemotingCommand.response_to(request, ResponseCode.PULL_OFFSET_MOVED, ext=ext)
+        begin = asked - self.first
         found = self.messages[begin : begin + count]
         host = socket.inet_aton("127.0.0.1") + (0).to_bytes(4)
         body = b"".join(
             encode_record(
-                topic=TOPIC.encode(), queue_id=0, queue_offset=begin + at, physical_offset=0,
+                topic=TOPIC.encode(), queue_id=0, queue_offset=asked + at, physical_offset=0,
                 flag=0,
                 sys_flag=0, born_timestamp=1, born_host=host, store_timestamp=1, store_host=host,
                 reconsume_times=0, prepared_transaction_offset=0, body=text, properties=properties,
@@ -89,7 +96,7 @@ class Broker:
             )
             for at, (text, properties) in enumerate(found)
         )  # fmt: skip
-        ext = {"nextBeginOffset": begin + len(found), "minOffset": 0, "maxOffset": 9}
+        ext = {"nextBeginOffset": asked + len(found), "minOffset": 0, "maxOffset": 9}
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     async def _create(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -277,5 +284,76 @@ def test_a_master_nobody_reaches_is_told_of_later(
         monkeypatch.setattr("controller.history_publisher.BEHIND_TOLD_MS", 0)
         (problem,) = requests.metadata().problems
         assert f"history behind in {TOPIC}" in problem and broker.address in problem
+
+    play(scenario)
+
+
+def test_a_topic_whose_messages_expired_gets_what_is_new(play: Play, tmp_path: Path) -> None:
+    old = [{"log": "log-old", "raft_index": at, "time_ms": at, "kind": "elected"} for at in (1, 2)]
+    (tmp_path / "history-n0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in old))
+
+    async def scenario(door: Door, broker: Broker) -> None:
+        broker.first = 500
+        await serve(door, broker.address)
+        await broker.until(lambda: "pushed" in broker.kinds)
+        assert [body for body, _ in broker.messages] == file_lines(tmp_path)[2:]
+        assert b"log-old" in file_lines(tmp_path)[1]
+
+    play(scenario)
+
+
+def test_a_group_without_a_master_is_told_of(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(door: Door, broker: Broker) -> None:
+        await door.join(1, broker.address)  # and is not elected
+        problems = door.service.requests.metadata
+        assert problems().problems == ()
+        monkeypatch.setattr("controller.history_publisher.BEHIND_TOLD_MS", 0)
+        (problem,) = problems().problems
+        assert "broker-a has no master; historyTopicGroup may name another group" in problem
+
+    play(scenario)
+
+
+def test_an_error_that_nobody_expected_is_a_pause(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind = HistoryReader.behind
+    failures = [IndexError("list index out of range")]
+
+    def failing(self: HistoryReader, *rest: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return behind(self, *rest, **more)
+
+    monkeypatch.setattr(HistoryReader, "behind", failing)
+
+    async def scenario(door: Door, broker: Broker) -> None:
+        await serve(door, broker.address)
+        await broker.until(lambda: "pushed" in broker.kinds)
+        assert [body for body, _ in broker.messages] == file_lines(tmp_path)
+
+    play(scenario)
+    assert caplog.text.count("history_publication_failed") == 1
+    assert "IndexError: list index out of range" in caplog.text
+
+
+def test_what_a_full_disk_refused_is_written_and_published_later(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(door: Door, broker: Broker) -> None:
+        await serve(door, broker.address)
+        await broker.until(lambda: "pushed" in broker.kinds)
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("controller.history_file.HistoryFile.append", full)
+            await door.join(2, "127.0.0.1:1")
+        await door.join(3, "127.0.0.1:1")
+        await broker.until(lambda: broker.kinds.count("broker_registered") == 3)
+        indexes = [name[1] for name in broker.names]
+        assert indexes == sorted(indexes)
+        assert [body for body, _ in broker.messages] == file_lines(tmp_path)
 
     play(scenario)

@@ -1,5 +1,7 @@
 """Reading the history on behind an event, while its files grow and are divided."""
 
+import os
+
 import pytest
 
 from controller.history import EventKind, HistoryEvent
@@ -119,6 +121,145 @@ def test_a_file_dropped_unread_is_a_gap_that_is_told(path, reader, file, caplog)
     found = indexes(drained(reader, ("log-a", 1, 0)))
     assert found[-1] == 59 and found[-15:] == list(range(45, 60))
     assert "history_read_gap" in caplog.text
+
+
+def test_what_was_read_before_an_error_comes_again(path, reader, monkeypatch):
+    """Else those events would be left out for good: they were given to nobody."""
+    file = HistoryFile(path)
+    file.append([event(1), event(2), event(3)])
+    assert indexes(reader.behind(None, 9, MUCH)) == [1, 2, 3]
+    file.append([event(4), event(5)])
+    file.close()
+    path.rename(path.with_name("history-n0.000001.jsonl"))
+
+    def failing(_):
+        raise OSError("too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("controller.history_reader.os.listdir", failing)
+        with pytest.raises(OSError, match="too many"):
+            reader.behind(("log-a", 3, 0), 9, MUCH)
+    file = HistoryFile(path)
+    file.append([event(6)])
+    file.close()
+    assert indexes(reader.behind(("log-a", 3, 0), 9, MUCH)) == [4, 5, 6]
+
+
+def test_half_a_division_is_waited_for(path, reader):
+    """The full file has its number, the empty one is not there yet; or never: it goes back."""
+    file = HistoryFile(path)
+    file.append([event(1)])
+    assert indexes(reader.behind(None, 9, MUCH)) == [1]
+    file.append([event(2)])
+    full = path.with_name("history-n0.000001.jsonl")
+    path.rename(full)
+    assert indexes(reader.behind(("log-a", 1, 0), 9, MUCH)) == [2]
+    assert reader.behind(("log-a", 2, 0), 9, MUCH) == []
+    full.rename(path)
+    file.append([event(3)])
+    file.close()
+    assert indexes(reader.behind(("log-a", 2, 0), 9, MUCH)) == [3]
+
+
+def test_a_division_that_is_taken_back_while_it_is_looked_at(path, reader, monkeypatch):
+    file = HistoryFile(path)
+    file.append([event(1)])
+    assert indexes(reader.behind(None, 9, MUCH)) == [1]
+    full = path.with_name("history-n0.000001.jsonl")
+    path.rename(full)
+    files = HistoryReader._files
+
+    def taken_back(self):
+        if full.exists():
+            full.rename(path)
+        return files(self)
+
+    monkeypatch.setattr(HistoryReader, "_files", taken_back)
+    assert reader.behind(("log-a", 1, 0), 9, MUCH) == []
+    file.append([event(2)])
+    file.close()
+    assert indexes(reader.behind(("log-a", 1, 0), 9, MUCH)) == [2]
+
+
+def test_divisions_while_the_next_file_is_opened_skip_none(path, reader, file, monkeypatch):
+    file.append([event(1)])
+    assert indexes(reader.behind(None, 9, MUCH)) == [1]
+    for index in range(2, 13):
+        file.append([event(index)])
+    files, more = HistoryReader._files, iter((range(13, 22), range(22, 25)))
+
+    def grown(self):
+        found = files(self)
+        for index in next(more, ()):
+            file.append([event(index)])
+        return found
+
+    monkeypatch.setattr(HistoryReader, "_files", grown)
+    assert indexes(drained(reader, ("log-a", 1, 0))) == list(range(2, 25))
+
+
+@pytest.mark.parametrize("again", [[4, 5, 6], [5, 6], [7, 8, 9]])
+def test_a_torn_batch_that_is_cut_off_again_hides_nothing_behind_it(path, reader, again):
+    """The disk was full after some whole lines; what comes next begins below the place."""
+    file = HistoryFile(path)
+    file.append([event(index) for index in range(1, 4)])
+    size = path.stat().st_size
+    with path.open("ab") as torn:
+        torn.write(f"{event(4).to_json()}\n{event(5).to_json()}\n{{".encode())
+    assert indexes(reader.behind(None, 9, MUCH)) == [1, 2, 3, 4, 5]
+    with path.open("r+b") as torn:
+        torn.truncate(size)
+    file.append([event(index) for index in again])
+    file.close()
+    assert indexes(reader.behind(("log-a", 5, 0), 9, MUCH)) == [i for i in again if i > 5]
+
+
+def test_the_event_in_front_is_told_where_the_file_knows_it(path, reader, file):
+    for index in range(1, 12):
+        file.append([event(index)])
+    file.append([event(1, log="log-b"), event(3, 1, log="log-b")])
+    afters = [line.after for line in drained(reader, None)]
+    assert afters == [None, *((index, 0) for index in range(1, 11)), None, (1, 0)]
+    assert reader.behind(("log-a", 4, 0), 1, MUCH)[0].after == (4, 0)
+    # What the file lacks may have others beside it.
+    assert reader.behind(("log-b", 2, 0), 1, MUCH)[0].after is None
+
+
+def test_a_dropped_file_is_not_in_front_of_anything(path, reader, file):
+    file.append([event(1)])
+    assert indexes(reader.behind(None, 9, MUCH)) == [1]
+    for index in range(2, 60):
+        file.append([event(index)])
+    found = drained(reader, ("log-a", 1, 0))
+    assert [line.mark for line in found if line.after != (line.mark[1] - 1, 0)] == [
+        line.mark for line in found if line.after is None
+    ]
+    assert [line.after for line in found].count(None) == 1
+
+
+def test_old_events_are_passed_over_where_the_mark_is_not_known(path, reader, file):
+    for index in range(1, 40):
+        file.append([event(index)])
+    kept = indexes(drained(reader, None))
+    assert indexes(reader.behind(None, 2, MUCH, since_ms=30)) == [30, 31]
+    assert reader.behind(None, 2, MUCH, since_ms=30)[0].after == (29, 0)
+    assert indexes(reader.behind(("log-c", 1, 0), 2, MUCH, since_ms=30)) == [30, 31]
+    assert indexes(reader.behind(("log-a", 20, 0), 1, MUCH, since_ms=30)) == [21]
+    assert indexes(reader.behind(None, 1, MUCH, since_ms=1)) == kept[:1]
+    assert reader.behind(None, 9, MUCH, since_ms=99) == []
+    file.append([event(100)])
+    assert indexes(reader.behind(None, 9, MUCH, since_ms=99)) == [100]
+
+
+def test_files_that_are_older_as_a_whole_are_not_read(path, reader, file):
+    """A wrong clock in them does no harm then."""
+    for index in range(1_000_000, 1_000_012):
+        file.append([event(index)])
+    first = min(path.parent.glob("history-n0.0*"))
+    os.utime(first, (900, 900))
+    young = indexes(reader.behind(None, 1, MUCH, since_ms=900_001))
+    assert young[0] > 1_000_000
+    assert indexes(reader.behind(None, 1, MUCH, since_ms=900_000)) == [1_000_000]
 
 
 def test_a_line_that_is_being_written_is_not_there_yet(path, reader):

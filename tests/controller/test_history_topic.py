@@ -33,8 +33,9 @@ def target(epoch=1, address="10.0.0.1:10911"):
 class Play:
     """One leadership: answers what the core asks from `file` and `topic`, as told."""
 
-    def __init__(self, file, topic, batch_max=2, now_ms=0):
+    def __init__(self, file, topic, batch_max=2, now_ms=0, expired=False):
         self.file, self.topic, self.batch_max = file, topic, batch_max
+        self.expired = expired
         self.now_ms = now_ms
         self.core = HistoryTopic(DELAY_MS, now_ms)
 
@@ -56,12 +57,17 @@ class Play:
                 begin = at + 1
         return self.file[begin : begin + self.batch_max]
 
+    def young(self):
+        """The same where the mark is not known: the last three are young."""
+        return self.file[-3:][: self.batch_max]
+
     def do(self, step, code=ResponseCode.SUCCESS, stored=True):
         match step:
             case Learn(at):
-                self.core.learned(at, self.topic[-1].mark if self.topic else None)
-            case Read(at, mark):
-                self.core.read(at, self.behind(mark))
+                mark = self.topic[-1].mark if self.topic else None
+                self.core.learned(at, mark, used=bool(self.topic) or self.expired)
+            case Read(at, mark, recent):
+                self.core.read(at, self.young() if recent else self.behind(mark))
             case Create(at):
                 self.core.created(at)
             case Send(at, batch):
@@ -175,6 +181,48 @@ def test_an_unknown_mark_means_from_the_oldest_event_on(mark):
     play.aim(target())
     play.run()
     assert topic[-3:] == events
+
+
+def test_a_topic_that_expired_is_not_filled_with_the_whole_history_again():
+    play = Play([line(index) for index in range(1, 10)], [], expired=True)
+    play.aim(target())
+    play.run()
+    assert names(play.topic) == [(7, 0), (8, 0), (9, 0)]
+
+
+def test_a_leader_remembers_what_the_group_acknowledged_before_it_expired():
+    play = Play([line(index) for index in range(1, 10)], [])
+    play.aim(target())
+    play.run()
+    play.topic.clear()
+    play.expired = True
+    play.aim(target(epoch=2))
+    play.write(line(10))
+    play.run()
+    assert names(play.topic) == [(10, 0)]
+    # Another group has not acknowledged anything.
+    play.topic.clear()
+    play.aim(Target("broker-b", "10.0.0.3:10911", 1))
+    play.write(line(11))
+    play.run()
+    assert names(play.topic) == [(9, 0), (10, 0), (11, 0)]
+
+
+def test_what_the_topic_tells_counts_before_what_is_remembered():
+    """An unclean election may have cut it off again, or the topic was made anew."""
+    play = Play([line(index) for index in range(1, 6)], [])
+    play.aim(target())
+    play.run()
+    del play.topic[3:]
+    play.aim(target(epoch=2))
+    play.write(line(6))
+    play.run()
+    assert names(play.topic) == [(index, 0) for index in range(1, 7)]
+    play.topic.clear()
+    play.aim(target(epoch=3))
+    play.write(line(7))
+    play.run()
+    assert names(play.topic) == [(index, 0) for index in range(1, 8)]
 
 
 @pytest.mark.parametrize(
@@ -304,6 +352,9 @@ def test_a_repeat_carries_the_same_name():
     assert properties["TAGS"] == "elected"
     assert properties["BATON_GROUP"] == "broker-a"
     assert history_name(properties) == ("log-a", 17, 2)
+    assert "BATON_AFTER" not in properties
+    named = history_properties("log-a", 17, 2, "elected", "broker-a", (16, 1))
+    assert named["BATON_AFTER"] == "16-1"
     assert "BATON_GROUP" not in history_properties("log-a", 17, 2, "controller_leader_changed", "")
     assert history_name({"KEYS": "17"}) is None
     assert history_name(properties | {"BATON_PART": "x"}) is None
