@@ -1,7 +1,7 @@
 """The sink as Spark sees it: each task sends its rows, the driver counts what was acknowledged.
 
 At least once: a task, or a batch of a stream, that is done again sends its rows again, each under
-the unique key that it had: job, batch, partition and place in it.
+the unique key that it had: job, batch, partition, place in it, and a hash of the row.
 """
 
 import json
@@ -105,7 +105,7 @@ def _send(options: SinkOptions, job: str, batch_id: int, batches: Iterator[pa.Re
             for batch in batches:
                 rows = []
                 for values in batch.to_pylist():
-                    rows.append(row_of(number, f"{prefix}{number}", values, options.topic))
+                    rows.append(row_of(number, prefix, values, options.topic))
                     number += 1
                 loop.run_until_complete(sender.add(rows))
             loop.run_until_complete(sender.finish())

@@ -8,9 +8,12 @@ unique key.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from batonmq.client_instance import ClientInstance
 from batonmq.clock import boot_ms
@@ -25,6 +28,8 @@ from protocol.tags import java_string_hash
 from spark.live.sink_options import SinkOptions
 
 Ack = dict[str, str | int]
+_HASH_BYTES: Final = 8
+_encode: Final = msgspec.json.encode
 
 
 class SinkError(Exception):
@@ -47,8 +52,13 @@ class Row:
         return len(self.message.body) + 256
 
 
-def row_of(number: int, unique_key: str, values: Mapping[str, Any], topic: str) -> Row:
-    """A row out of its columns. `topic` is that of rows which name none. Raises SinkError."""
+def row_of(number: int, prefix: str, values: Mapping[str, Any], topic: str) -> Row:
+    """A row out of its columns. `topic` is that of rows which name none. Raises SinkError.
+
+    Its unique key is `prefix`, its number and a hash of what it says: a task that is done again
+    over other rows, or in another order, gives no row the key of another one, which a reader that
+    drops repeats would lose.
+    """
     body = values["body"]
     to_topic = values.get("topic") or topic
     for what, value in (("body", body), ("topic", to_topic)):
@@ -67,14 +77,11 @@ def row_of(number: int, unique_key: str, values: Mapping[str, Any], topic: str) 
         if values.get(column):
             properties[name] = values[column]
     raw = body.encode() if isinstance(body, str) else bytes(body)
-    return Row(
-        number,
-        unique_key,
-        Message(to_topic, raw, properties=properties),
-        values.get("queue_id"),
-        values.get("broker"),
-        values.get("sharding_key"),
-    )
+    way = values.get("queue_id"), values.get("broker"), values.get("sharding_key")
+    digest = hashlib.blake2b(raw, digest_size=_HASH_BYTES)
+    digest.update(_encode((len(raw), to_topic, sorted(properties.items()), way)))
+    unique_key = f"{prefix}{number}-{digest.hexdigest()}"
+    return Row(number, unique_key, Message(to_topic, raw, properties=properties), *way)
 
 
 @dataclass(slots=True)
@@ -162,9 +169,9 @@ class SinkSender:
         self, before: asyncio.Task[None] | None, rows: list[Row], queue: MessageQueue | None
     ) -> None:
         if before is not None:
-            await asyncio.wait([before])
-            if before.cancelled() or before.exception() is not None:
-                return  # what came before failed: nothing may overtake it
+            # Raises what ended it: then this one has failed, too, and so does the next. Nothing
+            # may overtake what was not acknowledged.
+            await before
         self._acknowledged(_acks(rows, await self._send(rows, queue)))
 
     async def _send(self, rows: list[Row], queue: MessageQueue | None) -> SendResult:

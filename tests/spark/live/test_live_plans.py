@@ -214,7 +214,7 @@ def test_what_can_be_written_is_checked():
 
 def test_a_row_becomes_a_message_or_a_sentence():
     values = {"body": "é", "keys": "k", "tags": None, "properties": [("a", "1"), ("b", None)]}
-    row = row_of(3, "job-0-0-3", {**values, "sharding_key": "s"}, "T")
+    row = row_of(3, "job-0-0-", {**values, "sharding_key": "s"}, "T")
     assert (row.message.topic, row.message.body) == ("T", "é".encode())
     assert row.message.properties == {"a": "1", "KEYS": "k", "__SHARDINGKEY": "s"}
     with pytest.raises(SinkError, match="row 4 of its partition has no body"):
