@@ -4,17 +4,13 @@ At least once: a task, or a batch of a stream, that is done again sends its rows
 the unique key that it had: job, batch, partition, place in it, and a hash of the row.
 """
 
-import json
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
-import msgspec
 import pyarrow as pa
-import uvloop
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -23,14 +19,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from spark.live.ack_report import AckFile, write_committed
+from spark.live.loop_thread import LoopThread
 from spark.live.sink_options import SinkOptions, check_columns
-from spark.live.sink_sender import Ack, SinkError, SinkSender, row_of
+from spark.live.sink_sender import SinkError, SinkSender, row_of
 
 log = logging.getLogger(__name__)
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
-_encode: Final = msgspec.json.encode
 
 
 @dataclass(frozen=True)
@@ -96,50 +93,22 @@ def _send(options: SinkOptions, job: str, batch_id: int, batches: Iterator[pa.Re
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
     prefix = f"{job}-{batch_id}-{partition}-"
-    loop = uvloop.new_event_loop()
-    with AckFile(options.ack_folder, f"acks-{prefix}") as report:
+    with AckFile(options.ack_folder, f"acks-{prefix}") as report, LoopThread() as loop:
         sender = SinkSender(options, report.add)
         number = 0
         try:
-            loop.run_until_complete(sender.start())
+            loop.run(sender.start())
+            # Requests go on while Spark makes the next batch, however long that takes.
             for batch in batches:
                 rows = []
                 for values in batch.to_pylist():
                     rows.append(row_of(number, prefix, values, options.topic))
                     number += 1
-                loop.run_until_complete(sender.add(rows))
-            loop.run_until_complete(sender.finish())
+                loop.run(sender.add(rows))
+            loop.run(sender.finish())
         finally:
-            loop.run_until_complete(sender.close())
-            loop.close()
-        return Sent(job, partition, report.count)
-
-
-class AckFile:
-    """One JSON line per acknowledged message, in a file of this attempt; made with the first."""
-
-    def __init__(self, folder: str, prefix: str) -> None:
-        self.count = 0
-        self._path = Path(folder) / f"{prefix}{uuid.uuid4().hex[:8]}.jsonl" if folder else None
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> "AckFile":
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab")
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._file is not None and self._path is not None:
-            self._file.close()
-            if not self.count:
-                self._path.unlink()
-
-    def add(self, acks: list[Ack]) -> None:
-        self.count += len(acks)
-        if self._file is not None:
-            self._file.write(b"".join(_encode(ack) + b"\n" for ack in acks))
-            self._file.flush()
+            loop.run(sender.close())
+    return Sent(job, partition, report.count)
 
 
 def _committed(
@@ -150,15 +119,9 @@ def _committed(
     job = sent[0].job if sent else "none"
     log.info("sink_committed job=%s batch=%d messages=%d", job, batch_id, count)
     if options.ack_folder and sent:
-        told = {
-            "job": job,
-            "batch": batch_id,
-            "messages": count,
-            "partitions": {str(each.partition): each.messages for each in sent},
-        }
-        path = Path(options.ack_folder) / f"_committed-{job}-{batch_id}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(told) + "\n")
+        partitions = {str(each.partition): each.messages for each in sent}
+        told = {"messages": count, "partitions": partitions}
+        write_committed(options.ack_folder, job, batch_id, told)
 
 
 def _aborted(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
@@ -171,4 +134,4 @@ def _aborted(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> N
     )
 
 
-__all__ = ["AckFile", "Sent", "TopicStreamWriter", "TopicWriter"]
+__all__ = ["Sent", "TopicStreamWriter", "TopicWriter"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from protocol.topic_name import group_problem
+from spark.live.ack_report import report_folder
 from spark.live.option_values import GivenOptions
 
 PRODUCER_GROUP: Final = "BATON_SPARK_SINK"
@@ -62,7 +63,7 @@ class SinkOptions:
             given.number("batchMessages", 64),
             given.number("batchBytes", 256 << 10),
             given.number("inFlight", 8),
-            given.text("ackReport"),
+            report_folder(given.text("ackReport")),
         )
 
 

@@ -25,9 +25,9 @@ from protocol import properties as names
 from protocol.errors import BatonError
 from protocol.message import Message, MessageQueue
 from protocol.tags import java_string_hash
+from spark.live.ack_report import Ack
 from spark.live.sink_options import SinkOptions
 
-Ack = dict[str, str | int]
 _HASH_BYTES: Final = 8
 _encode: Final = msgspec.json.encode
 
@@ -244,19 +244,21 @@ class SinkSender:
 
 
 def _acks(rows: list[Row], result: SendResult) -> list[Ack]:
-    ids = result.offset_msg_id.split(",")
     queue = result.queue
-    return [
+    acks: list[Ack] = [
         {
             "topic": queue.topic,
             "broker": queue.broker_name,
             "queue_id": queue.queue_id,
             "queue_offset": result.queue_offset + place,
             "unique_key": row.unique_key,
-            "msg_id": ids[place] if place < len(ids) else "",
         }
         for place, row in enumerate(rows)
     ]
+    for ack, msg_id in zip(acks, result.offset_msg_id.split(","), strict=False):
+        if msg_id:
+            ack["msg_id"] = msg_id
+    return acks
 
 
 def _told(rows: list[Row]) -> str:
@@ -265,4 +267,4 @@ def _told(rows: list[Row]) -> str:
     return f"{which} of their partition (topic {first.message.topic}, from {first.unique_key})"
 
 
-__all__ = ["Ack", "Row", "SinkError", "SinkSender", "row_of"]
+__all__ = ["Row", "SinkError", "SinkSender", "row_of"]

@@ -1,11 +1,18 @@
-"""The sink without Spark or a cluster: order, keys, rows that wait, the list of acknowledged ones."""
+"""The sink without Spark or a cluster: order, keys, rows that wait, the list of what was acked."""
 
 import asyncio
+import json
+import os
+import threading
 
+import pyarrow as pa
 import pytest
 
 from batonmq.send_result import SendResult, SendStatus
 from protocol.message import MessageQueue
+from spark.live import sink
+from spark.live.ack_report import AckFile, report_folder
+from spark.live.sink import Sent
 from spark.live.sink_options import SinkOptions
 from spark.live.sink_sender import SinkError, SinkSender, row_of
 
@@ -24,6 +31,12 @@ class Sender(SinkSender):
         self.stored = []
         super().__init__(SinkOptions(("h:1",), topic="T", **options), self.acks.extend)
         self._fails = set(fails)
+
+    async def start(self):
+        pass
+
+    async def close(self):
+        pass
 
     async def _queue_of(self, row):
         return QUEUE if row.queue_id is not None else None
@@ -93,3 +106,110 @@ def test_everything_that_a_row_says_is_in_its_key():
     assert len(set(keys)) == len(said)
     turned = {"body": b"x", "properties": [("b", "2"), ("a", "1")]}
     assert row_of(0, "j-", turned, "T").unique_key == keys[6], "a map has no order"
+
+
+PATIENCE_S = 60.0
+
+
+def batch_of(*bodies):
+    return pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary())})
+
+
+def test_requests_go_on_while_spark_makes_the_next_batch(monkeypatch, tmp_path):
+    """A batch may take longer than sendTimeout; answers must not lie in the sockets until then."""
+    answered = threading.Event()
+
+    class Watched(Sender):
+        def __init__(self, options, acknowledged):
+            super().__init__(batch_messages=1)
+            self._told = acknowledged
+            self._acknowledged = self._told_and_noted
+
+        def _told_and_noted(self, acks):
+            self._told(acks)
+            answered.set()
+
+    def batches():
+        yield batch_of(b"a", b"b")
+        assert answered.wait(PATIENCE_S), "no request was answered while the next batch was made"
+        yield batch_of(b"c")
+
+    monkeypatch.setattr(sink, "SinkSender", Watched)
+    threads = threading.active_count()
+    options = SinkOptions(("h:1",), topic="T", ack_folder=str(tmp_path / "acks"))
+    sent = sink._send(options, "job", 4, batches())
+    assert (sent.job, sent.partition, sent.messages) == ("job", 0, 3)
+    assert threading.active_count() == threads, "the loop's thread ends with the task"
+    (file,) = (tmp_path / "acks").iterdir()
+    assert file.name.startswith("acks-job-4-0-") and file.suffix == ".jsonl"
+    keys = [json.loads(line)["unique_key"] for line in file.read_text().splitlines()]
+    assert [key.rpartition("-")[0] for key in keys] == [f"job-4-0-{n}" for n in range(3)]
+
+
+def test_a_batch_that_cannot_be_made_ends_the_task_with_its_error(monkeypatch):
+    class Quiet(Sender):
+        def __init__(self, options, acknowledged):
+            super().__init__()
+
+    def batches():
+        yield batch_of(b"a")
+        raise OSError("shuffle block is gone")
+
+    monkeypatch.setattr(sink, "SinkSender", Quiet)
+    threads = threading.active_count()
+    with pytest.raises(OSError, match="shuffle block is gone"):
+        sink._send(SinkOptions(("h:1",), topic="T"), "job", 0, batches())
+    assert threading.active_count() == threads
+
+
+def test_ack_report_is_a_folder_that_all_workers_mean_alike():
+    given = {"nameServers": "h:1", "topic": "T"}
+    for text, path in (
+        ("/data/acks", "/data/acks"),
+        ("file:///data/acks", "/data/acks"),
+        ("file:/data/acks", "/data/acks"),
+        ("file://localhost/data/acks", "/data/acks"),
+        ("FILE:///data/acks", "/data/acks"),
+        ("", ""),
+    ):
+        assert SinkOptions.from_mapping({**given, "ackReport": text}).ack_folder == path
+        assert report_folder(text) == path
+    for text in ("acks", "./acks", "s3://bucket/acks", "hdfs:///acks", "file://host/a", "file:a"):
+        with pytest.raises(ValueError, match=r"ackReport=.* an absolute path, or file:///path"):
+            SinkOptions.from_mapping({**given, "ackReport": text})
+
+
+def test_what_was_acknowledged_is_written_before_the_task_goes_on(tmp_path):
+    """Whole lines at once and unbuffered: what a killed task leaves behind can be read."""
+    acks = [{"topic": "T", "queue_offset": n, "unique_key": f"k{n}"} for n in range(1000)]
+    with AckFile(str(tmp_path / "a"), "acks-") as report:
+        assert list((tmp_path / "a").iterdir()) == [], "a file comes with its first line"
+        for at in range(0, 1000, 100):
+            report.add(acks[at : at + 100])
+            (file,) = (tmp_path / "a").iterdir()
+            assert [json.loads(line) for line in file.read_text().splitlines()] == acks[: at + 100]
+    with AckFile(str(tmp_path / "b"), "acks-"):
+        pass
+    assert list((tmp_path / "b").iterdir()) == []
+    with AckFile("", "acks-") as uncounted:
+        uncounted.add(acks)
+    assert uncounted.count == report.count == 1000
+
+
+def test_a_commit_is_told_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    options = SinkOptions(("h:1",), topic="T", ack_folder=str(tmp_path))
+    sent = [Sent("job", 0, 3), None, Sent("job", 1, 4)]
+    sink._committed(options, sent, 7)
+    (file,) = tmp_path.iterdir()
+    assert file.name == "_committed-job-7.json"
+    told = {"job": "job", "batch": 7, "messages": 7, "partitions": {"0": 3, "1": 4}}
+    assert json.loads(file.read_text()) == told
+
+    def full(_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        sink._committed(options, sent, 8)
+    assert not (tmp_path / "_committed-job-8.json").exists()
+    assert json.loads(file.read_text()) == told
