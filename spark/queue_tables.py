@@ -11,12 +11,13 @@ from spark.damage import no_corruption
 from spark.log_range import Damage
 from spark.message_columns import message_batch, store_columns
 from spark.options import ReadOptions
-from spark.queue_units import UNIT_SIZE, Units, decode_units, written_units
-from spark.queues import QueuePiece, confirmed_units, narrowed, read_units
+from spark.queue_times import QueueTimes
+from spark.queue_units import Units
+from spark.queues import QueuePiece, bad_units, confirmed_units, read_units
 from spark.record_columns import Records, locate, misplaced, take_fields, wrong_crc
 from spark.record_scan import Int64s, is_record
 from spark.schemas import CORRUPT
-from spark.selection import HIGH, LOW, Selection
+from spark.selection import Selection
 from spark.storage import OpenFile, Storage
 from spark.store_facts import Segment, StoreFacts
 
@@ -34,11 +35,11 @@ def read_queue_piece(
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch | Damage]:
     """The table `consumequeue`: wanted units that are confirmed."""
-    for item in read_units(storage, piece):
+    for item in confirmed_units(read_units(storage, piece), piece, confirmed):
         if isinstance(item, Damage):
             yield item
             continue
-        units = _wanted_units(confirmed_units(item, confirmed), piece, selection)
+        units = _wanted_units(item, piece, selection)
         if not len(units):
             continue
         rows = len(units)
@@ -92,47 +93,42 @@ class QueueReader:
 
     def read(self, piece: QueuePiece) -> Iterator[pa.RecordBatch | Damage]:
         """Wanted messages in the order of the queue; by hashes of tags, then by the tags."""
-        for item in read_units(self._storage, self._of_time(piece)):
+        items = read_units(self._storage, self._of_time(piece))
+        for item in confirmed_units(items, piece, self._confirmed):
             if isinstance(item, Damage):
                 yield item
                 continue
-            units = _wanted_units(confirmed_units(item, self._confirmed), piece, self._selection)
-            yield from self._fetch(units, piece)
+            units, misplaced = self._without_expired(item)
+            yield from bad_units(piece, misplaced)
+            yield from self._fetch(_wanted_units(units, piece, self._selection), piece)
 
     def _of_time(self, piece: QueuePiece) -> QueuePiece:
         """The part of a piece that may hold messages of the wanted time; see `timeSlackMs`."""
-        wanted, slack = self._selection.store_ms, self._options.time_slack_ms
-        if wanted.is_all or piece.missing or self._options.mode != "FAILFAST":
+        wanted, options = self._selection.store_ms, self._options
+        if wanted.is_all or piece.missing or options.mode != "FAILFAST":
             return piece  # where damage is to be found, all of it is looked at
-        begin, end = piece.begin, piece.end
-        if wanted.low != LOW:
-            begin = self._first_stored(piece, wanted.low - slack)
-        if wanted.high != HIGH:
-            end = self._first_stored(piece, wanted.high + slack + 1)
-        return narrowed(piece, begin, end)
-
-    def _first_stored(self, piece: QueuePiece, at_least_ms: int) -> int:
-        """The first queue offset of a piece whose message was stored at or after a time."""
-        low, high = piece.begin, piece.end
         with self._storage.open(piece.path) as file:
-            high = min(high, piece.file_start + written_units(file))
-            while low < high:
-                middle = (low + high) // 2
-                at = (middle - piece.file_start) * UNIT_SIZE
-                units, _ = decode_units(file.read_at(at, UNIT_SIZE), middle)
-                if not len(units):  # filler, which stands before all messages
-                    low = middle + 1
-                    continue
-                stored_ms = self._store_ms(int(units.offset[0]), int(units.size[0]))
-                if stored_ms is None or stored_ms >= at_least_ms:
-                    high = middle
-                else:
-                    low = middle + 1
-        return low
+            times = QueueTimes(
+                file,
+                piece,
+                kept_from=int(self._starts[0]) if self._starts.size else 0,
+                confirmed=self._confirmed,
+                store_ms=self._store_ms,
+            )
+            return times.part(wanted, options.time_slack_ms)
+
+    def _without_expired(self, units: Units) -> tuple[Units, Int64s]:
+        """(units, misplaced): the queue may still show what has expired from the log. Such units
+        stand before all others; `misplaced` are queue offsets of those that do not."""
+        if not self._starts.size:
+            return units, np.empty(0, np.int64)
+        expired = units.offset < self._starts[0]
+        count = int(np.count_nonzero(expired))
+        return units.keep(~expired), units.index[count:][expired[count:]]
 
     def _store_ms(self, offset: int, size: int) -> int | None:
         file = self._file_of(offset)
-        if file is None or size < FIXED_SIZE_V1:
+        if file is None or not FIXED_SIZE_V1 <= size <= self._options.record_bytes_max:
             return None
         with self._storage.open(file.path) as opened:
             data = opened.read_at(offset - file.start, size)
@@ -152,10 +148,6 @@ class QueueReader:
         while at < len(units):
             file = self._file_of(int(units.offset[at]))
             if file is None:
-                # The queue may still show what has expired from the log.
-                if self._starts.size and int(units.offset[at]) < int(self._starts[0]):
-                    at = int(np.searchsorted(units.offset, self._starts[0]))
-                    continue
                 yield self._lost(units, at, piece, "lies in no file of the log")
                 at += 1
                 continue

@@ -13,6 +13,7 @@ from spark.store_facts import Segment
 UNIT_SIZE: Final = 20
 FILLER_SIZE: Final = 0x7FFFFFFF
 _CHUNK_BYTES: Final = 1 << 20
+_LOOK_BYTES: Final = 1 << 16
 _UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
 
@@ -51,18 +52,6 @@ def decode_units(data: bytes, first_index: int) -> tuple[Units, Int64s]:
     return units.keep(~wrong & ~filler), units.index[wrong]
 
 
-def written_units(file: OpenFile) -> int:
-    """How many units of a queue file are written, by bisection: they are written in order."""
-    low, high = 0, file.size // UNIT_SIZE
-    while low < high:
-        middle = (low + high) // 2
-        if any(file.read_at(middle * UNIT_SIZE, UNIT_SIZE)):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 def last_written(file: OpenFile) -> int:
     """How many units of a queue file there are up to the last written one; looks at all bytes
     behind that, so that zeros in the middle do not end the queue."""
@@ -77,13 +66,28 @@ def last_written(file: OpenFile) -> int:
 
 
 def queue_end(storage: Storage, files: list[Segment]) -> int:
-    """The queue offset behind the last unit of a queue's files; 0 without any."""
+    """The queue offset behind the last unit of a queue's files; 0 without any.
+
+    For many queues: found by bisection, and a look at what follows. Zeros in the middle end the
+    queue only if they are longer than that; `last_written` looks at everything.
+    """
     for file in reversed(files):
         with storage.open(file.path) as opened:
-            written = written_units(opened)
+            written = _written_units(opened)
         if written:
             return file.start // UNIT_SIZE + written
     return files[0].start // UNIT_SIZE if files else 0
+
+
+def _written_units(file: OpenFile) -> int:
+    low, high = 0, file.size // UNIT_SIZE
+    while low < high:
+        middle = (low + high) // 2
+        if any(file.read_at(middle * UNIT_SIZE, UNIT_SIZE)):
+            low = middle + 1
+        else:
+            high = middle
+    return last_written(file) if any(file.read_at(low * UNIT_SIZE, _LOOK_BYTES)) else low
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +107,4 @@ __all__ = [
     "decode_units",
     "last_written",
     "queue_end",
-    "written_units",
 ]

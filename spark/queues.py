@@ -112,11 +112,11 @@ def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:
             data = file.read_at((begin - piece.file_start) * UNIT_SIZE, count * UNIT_SIZE)
             units, bad = decode_units(data, begin)
             yield units
-            yield from _damage(piece, bad)
+            yield from bad_units(piece, bad)
 
 
-def _damage(piece: QueuePiece, bad: Int64s) -> Iterator[Damage]:
-    """One for each run of bad units; offsets are bytes of the queue."""
+def bad_units(piece: QueuePiece, bad: Int64s) -> Iterator[Damage]:
+    """One for each run of queue offsets where no unit is; its offsets are bytes of the queue."""
     for run in np.split(bad, np.flatnonzero(np.diff(bad) != 1) + 1):
         if len(run):
             where, size = int(run[0]) * UNIT_SIZE, len(run) * UNIT_SIZE
@@ -124,9 +124,28 @@ def _damage(piece: QueuePiece, bad: Int64s) -> Iterator[Damage]:
             yield Damage(piece.path, where, size, what)
 
 
-def confirmed_units(units: Units, end: int | None) -> Units:
-    """The units whose record ends at or below `end`; None: all."""
-    return units if end is None else units.keep(units.offset + units.size <= end)
+def confirmed_units(
+    items: Iterator[Units | Damage], piece: QueuePiece, end: int | None
+) -> Iterator[Units | Damage]:
+    """Of what `read_units` gives, the units whose record ends at or below `end`; None: all.
+
+    Units point ahead, so one that points above `end` and is followed by one that does not can be
+    none.
+    """
+    beyond = np.empty(0, np.int64)
+    for item in items:
+        if end is None or isinstance(item, Damage):
+            yield item
+            continue
+        confirmed = item.offset + item.size <= end
+        held = np.flatnonzero(confirmed)
+        count = int(held[-1]) + 1 if len(held) else 0
+        bad = np.concatenate([beyond, item.index[:count][~confirmed[:count]]])
+        yield item.keep(confirmed)
+        if count:
+            yield from bad_units(piece, bad)
+            bad = bad[:0]
+        beyond = np.concatenate([bad, item.index[count:]])
 
 
 def narrowed(piece: QueuePiece, begin: int, end: int) -> QueuePiece:
@@ -136,6 +155,7 @@ def narrowed(piece: QueuePiece, begin: int, end: int) -> QueuePiece:
 
 __all__ = [
     "QueuePiece",
+    "bad_units",
     "confirmed_units",
     "gather",
     "list_queues",
