@@ -117,7 +117,8 @@ def batch_of(*bodies):
 
 def test_requests_go_on_while_spark_makes_the_next_batch(monkeypatch, tmp_path):
     """A batch may take longer than sendTimeout; answers must not lie in the sockets until then."""
-    answered = threading.Event()
+    asked, answered = threading.Event(), threading.Event()
+    requests = []
 
     class Watched(Sender):
         def __init__(self, options, acknowledged):
@@ -129,8 +130,19 @@ def test_requests_go_on_while_spark_makes_the_next_batch(monkeypatch, tmp_path):
             self._told(acks)
             answered.set()
 
+        async def _send(self, rows, queue):
+            answer = asyncio.Event()
+            requests.append((asyncio.get_running_loop(), answer))
+            asked.set()
+            if rows[0].number == 0:
+                await answer.wait()
+            return await super()._send(rows, queue)
+
     def batches():
         yield batch_of(b"a", b"b")
+        assert asked.wait(PATIENCE_S)
+        loop, answer = requests[0]
+        loop.call_soon_threadsafe(answer.set)  # the broker answers now
         assert answered.wait(PATIENCE_S), "no request was answered while the next batch was made"
         yield batch_of(b"c")
 
