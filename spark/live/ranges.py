@@ -61,6 +61,9 @@ class Loss:
 
 
 EXPIRED: Final = "the messages before have expired"
+BEFORE_IT_WAS_SEEN: Final = (
+    "the stream has not seen this queue before, and its first messages have expired"
+)
 ENDS_BELOW: Final = "the queue ends below, as after its topic was deleted and made anew"
 GONE: Final = "the log behind these offsets is gone"
 
@@ -138,6 +141,7 @@ def total(ranges: Sequence[QueueRange]) -> int:
 
 
 __all__ = [
+    "BEFORE_IT_WAS_SEEN",
     "ENDS_BELOW",
     "EXPIRED",
     "GONE",

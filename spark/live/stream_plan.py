@@ -15,6 +15,7 @@ from protocol.message import MessageQueue
 from spark.live.cluster import LiveCluster
 from spark.live.offsets import LATEST, Bound, Offsets
 from spark.live.ranges import (
+    BEFORE_IT_WAS_SEEN,
     ENDS_BELOW,
     EXPIRED,
     Loss,
@@ -46,6 +47,7 @@ class StreamPlan:
         self._last_batch_ms = boot_ms()
         self._idle_until_ms = 0
         self._told: set[MessageQueue] = set()
+        self._silent: set[MessageQueue] = set()
         self.available: Offsets = {}
         """The ends that were seen last, of all queues."""
 
@@ -119,30 +121,39 @@ class StreamPlan:
     def _queues(self, *, known: bool) -> list[MessageQueue]:
         return [queue for route in self._route(known=known) for queue in route.subscribe_queues]
 
-    def _bounds(self) -> dict[MessageQueue, tuple[int, int]]:
-        bounds = self._open().bounds(self._queues(known=True))
-        self.available = {queue: high for queue, (_, high) in bounds.items()}
+    def _bounds(self, *, some: bool = False) -> dict[MessageQueue, tuple[int, int]]:
+        """`some`: without those of silent groups, which are in `_silent` then."""
+        queues = self._queues(known=True)
+        bounds = self._open().bounds(queues, some=some)
+        silent = {queue for queue in queues if queue not in bounds}
+        for name in sorted({queue.broker_name for queue in silent - self._silent}):
+            log.warning("group_silent broker_name=%s: its queues are passed over for now", name)
+        self._silent = silent
+        self.available |= {queue: high for queue, (_, high) in bounds.items()}
         return bounds
 
     def _ends(self, start: Offsets) -> Offsets:
         """The end of what each queue has to read; below its start if it was made anew."""
-        bounds = self._bounds()
+        # A stream that is to end with what was there must not end without a silent group's.
+        bounds = self._bounds(some=self._options.pass_over_silent and self._target is None)
         brokers = {name for route in self._routes for name in route.brokers}
         ends: Offsets = {}
         for queue in sorted(start.keys() | bounds.keys()):
             begin = start.get(queue, 0)
             if queue in bounds:
-                ends[queue] = self._end(queue, begin, *bounds[queue])
+                low, high = bounds[queue]
+                if begin < low:
+                    why = EXPIRED if queue in start else BEFORE_IT_WAS_SEEN
+                    self._tell(Loss(QueueRange(queue, begin, high), low, high, why))
+                ends[queue] = self._end(queue, begin, high)
                 continue
             ends[queue] = begin
-            if queue.broker_name in brokers and begin:
+            if queue.broker_name in brokers and begin and queue not in self._silent:
                 gone = QueueRange(queue, begin, begin)
                 self._tell(Loss(gone, 0, 0, "the topic has this queue no more"))
         return ends
 
-    def _end(self, queue: MessageQueue, begin: int, low: int, high: int) -> int:
-        if begin < low:
-            self._tell(Loss(QueueRange(queue, begin, high), low, high, EXPIRED))
+    def _end(self, queue: MessageQueue, begin: int, high: int) -> int:
         if high < begin:
             short = self._open().shortfall(queue, begin)
             if short is None:

@@ -7,6 +7,7 @@ import pytest
 from batonmq.route import TopicRoute
 from protocol.message import MessageQueue
 from spark.live import stream_plan
+from spark.live.cluster import ClusterError
 from spark.live.options import TopicOptions
 from spark.live.ranges import DataLossError
 from spark.live.stream_plan import StreamPlan
@@ -20,12 +21,15 @@ class Cluster:
     def __init__(self, held):
         self.held = held
         self.logged = {}
+        self.silent = set()
 
     def routes(self, topics, *, known=False):
         return [TopicRoute("T", (), tuple(self.held), {"b": {0: "h:1"}}, {"b": "c"})]
 
-    def bounds(self, queues):
-        return {queue: self.held[queue] for queue in queues}
+    def bounds(self, queues, *, some=False):
+        if self.silent and not some:
+            raise ClusterError("no master answers")
+        return {queue: self.held[queue] for queue in queues if queue not in self.silent}
 
     def shortfall(self, queue, offset):
         low, high = self.held[queue]
@@ -127,3 +131,43 @@ def test_a_new_master_that_shows_less_is_waited_for_and_a_remade_topic_is_not():
     cluster.held = {QUEUES[0]: (12, 20)}
     with pytest.raises(DataLossError, match=r"asked for offsets \[10, 20\), available are \[12,"):
         plan.next_end(start, 0, limited=True)
+
+
+def test_a_new_queue_whose_first_messages_have_expired_is_a_loss_that_says_so(caplog):
+    """They may have been stored while the stream was down: nobody can tell, so it is not silent."""
+    cluster = Cluster({QUEUES[0]: (0, 10)})
+    start = StreamPlan(Read(cluster)).initial()
+    cluster.held[QUEUES[1]] = (4, 9)
+    told = r"queue 1: asked for offsets \[0, 9\), available are \[4, 9\): .* not seen this queue"
+    with pytest.raises(DataLossError, match=told):
+        StreamPlan(Read(cluster)).next_end(start, 0, limited=True)
+    loose = StreamPlan(Read(cluster, failOnDataLoss="false"))
+    assert ends(loose.next_end(start, 0, limited=True)) == {0: 10, 1: 9}
+    loose.next_end(start, 0, limited=True)
+    assert caplog.text.count("data_lost") == 1
+
+
+def test_silent_groups_are_passed_over_if_wanted_and_come_again(caplog):
+    cluster = Cluster({QUEUES[0]: (0, 5), QUEUES[1]: (0, 7)})
+    plan = StreamPlan(Read(cluster, startingOffsets="earliest", passOverSilentGroups="true"))
+    start = {QUEUES[0]: 2, QUEUES[1]: 3}
+    cluster.silent = {QUEUES[1]}
+    for _ in range(2):
+        assert ends(plan.next_end(start, 0, limited=True)) == {0: 5, 1: 3}
+    assert caplog.text.count("group_silent broker_name=b") == 1
+    assert ends(plan.next_end({QUEUES[0]: 5}, 0, limited=True)) == {0: 5}
+    cluster.silent = set()
+    assert ends(plan.next_end(start, 0, limited=True)) == {0: 5, 1: 7}
+    strict = StreamPlan(Read(cluster, startingOffsets="earliest"))
+    cluster.silent = {QUEUES[1]}
+    with pytest.raises(ClusterError):
+        strict.next_end(start, 0, limited=True)
+
+
+def test_a_stream_that_ends_now_does_not_end_without_a_silent_group():
+    cluster = Cluster({QUEUES[0]: (0, 5), QUEUES[1]: (0, 7)})
+    plan = StreamPlan(Read(cluster, startingOffsets="earliest", passOverSilentGroups="true"))
+    plan.aim()
+    cluster.silent = {QUEUES[1]}
+    with pytest.raises(ClusterError):
+        plan.next_end({QUEUES[0]: 2, QUEUES[1]: 3}, 0, limited=False)
