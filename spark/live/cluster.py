@@ -101,8 +101,13 @@ class LiveCluster:
                     raise
             await asyncio.sleep(pause_ms(failures) / 1000)
 
-    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
-        """[lowest, end) of what each queue holds and shows, as its master says."""
+    def bounds(
+        self, queues: Sequence[MessageQueue], *, some: bool = False
+    ) -> dict[MessageQueue, tuple[int, int]]:
+        """[lowest, end) of what each queue holds and shows, as its master says.
+
+        `some`: without those whose master does not answer, unless none does.
+        """
         deadline_ms = self.deadline_ms()
 
         async def one(queue: MessageQueue) -> tuple[int, int]:
@@ -112,10 +117,19 @@ class LiveCluster:
             )
             return low, high
 
-        async def all_of_them() -> list[tuple[int, int]]:
-            return list(await asyncio.gather(*map(one, queues)))
+        async def all_of_them() -> dict[MessageQueue, tuple[int, int]]:
+            answers = await asyncio.gather(*map(one, queues), return_exceptions=True)
+            there: dict[MessageQueue, tuple[int, int]] = {}
+            for queue, answer in zip(queues, answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    there[queue] = answer
+                elif not (some and isinstance(answer, BatonError)):
+                    raise answer
+            if queues and not there:
+                raise next(each for each in answers if isinstance(each, BaseException))
+            return there
 
-        return dict(zip(queues, self.run(all_of_them()), strict=True))
+        return self.run(all_of_them())
 
     def offsets_by_time(self, queues: Sequence[MessageQueue], time_ms: int) -> Offsets:
         """The first offset of each queue stored at or after a wall-clock time."""

@@ -16,10 +16,12 @@ NAMES: Final = (
     "table", "nameServers", "topic", "columns", "tags", "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "minOffsetsPerTrigger",
     "maxTriggerDelay", "maxOffsetsPerPartition", "failOnDataLoss", "operationTimeout",
-    "batchBytes", "timeSlackMs", "consumerGroup", "pushdown",
+    "passOverSilentGroups", "batchBytes", "timeSlackMs", "consumerGroup", "pushdown",
 )  # fmt: skip
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "passOverSilentGroups",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class TopicOptions:
     offsets_per_partition_max: int = 0
     fail_on_data_loss: bool = True
     operation_timeout_ms: int = 60_000
+    pass_over_silent: bool = False
     batch_bytes: int = 4 * _MIB
     time_slack_ms: int = 3_600_000
     group: str = CONSUMER_GROUP
@@ -79,6 +82,7 @@ class TopicOptions:
             given.number("maxOffsetsPerPartition", 0),
             given.truth("failOnDataLoss", True),
             given.duration_ms("operationTimeout", 60_000),
+            given.truth("passOverSilentGroups", False),
             given.number("batchBytes", 4 * _MIB, 64 * _KIB),
             given.number("timeSlackMs", 3_600_000, 0),
             group,
