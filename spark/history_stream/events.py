@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import LongType, StructType
 
+from protocol.history_message import HISTORY_AFTER
 from spark.history_stream.seen import PART_BITS
 from spark.schemas import TABLES
 
@@ -24,8 +25,8 @@ _ZERO_LEFT_OUT: Final = (
 )  # fmt: skip
 _UNKNOWN_IS_MINUS_ONE: Final = ("max_offset", "confirm_offset", "silent_ms")
 
-SOURCE_COLUMNS: Final = ("broker", "queue_id", "queue_offset", "store_at", "body")
-INDEX: Final = ("broker", "queue_id", "queue_offset", "log", "position")
+SOURCE_COLUMNS: Final = ("broker", "queue_id", "queue_offset", "store_at", "body", "properties")
+INDEX: Final = ("broker", "queue_id", "queue_offset", "log", "position", "after")
 OUTPUT: Final = (*TABLES["history"].names, "queue_offset", "store_at", "group", "day")
 """Table history, where and when the event was stored, and what the output is partitioned by:
 `group` is the broker group (null for events of the controllers alone), `day` the UTC day."""
@@ -42,17 +43,24 @@ def events(messages: DataFrame) -> DataFrame:
         F.when(named, F.col("line.log")).alias("log") if field.name == "log" else _column(field)
         for field in TABLES["history"]
     ]
-    position = F.shiftleft("line.raft_index", PART_BITS) + F.coalesce("line.part", F.lit(0))
+    part = F.coalesce("line.part", F.lit(0))
+    after = F.element_at("properties", HISTORY_AFTER)
+    index_after, part_after = (F.split_part(after, F.lit("-"), F.lit(at)) for at in (1, 2))
     return parsed.select(
         *columns,
         F.col("broker"),
         F.col("queue_id").cast("bigint").alias("queue_id"),
         "queue_offset",
         "store_at",
-        position.alias("position"),
+        _position(F.col("line.raft_index"), part).alias("position"),
+        _position(index_after.try_cast("bigint"), part_after.try_cast("int")).alias("after"),
         F.col("line.broker_name").alias("group"),
         F.to_date(F.timestamp_millis("line.time_ms")).alias("day"),
     )
+
+
+def _position(raft_index: Column, part: Column) -> Column:
+    return F.shiftleft(raft_index, PART_BITS) + part
 
 
 def all_of(conditions: object) -> Column:

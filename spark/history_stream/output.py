@@ -24,7 +24,7 @@ from typing import Any, Final
 from epoch.durable_file import replace_file, sync_directory
 from spark.history_stream.seen import Seen
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class StreamOutput:

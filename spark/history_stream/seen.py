@@ -1,12 +1,11 @@
 """Which events of the history were read already, though some come again: without a key per event.
 
-The publisher keeps the order of the log, leaves nothing out, and goes back only to repeat what it
-has sent. So what a queue has brought of one log is, but for a few restarts, one interval of
-positions, and whatever lies in it is a repeat. An event that no interval of its queue holds goes on
-with the nearest one below it. The state grows with the number of logs and restarts, not of events.
-
-What several queues brought (the history was published to another broker group for a time) is kept
-apart, since each has its own gaps; an event is new if no queue has brought it.
+Each message names the event in front of it in its log: between the two there is none. So to have
+read it means to have read all positions behind that one up to its own, and what was read of a log
+is a few intervals of positions; mostly it is one. This holds in any order, for each queue that
+brings events of the log, with repeats, and when a part of the topic was lost before it was read:
+nothing is concluded from what stands where in a queue. The state grows with the holes, not with the
+events.
 """
 
 from dataclasses import dataclass, field
@@ -26,9 +25,11 @@ INDEX_SCHEMA: Final = pa.schema(
         ("queue_offset", pa.int64()),
         ("log", pa.string()),
         ("position", pa.int64()),
+        ("after", pa.int64()),
     ]
 )
-"""What `take` needs of each event. Rows without a log are no events."""
+"""What `take` needs of each event: `after` is the position of the event in front of it, null where
+that is not known. Rows without a log are no events."""
 
 Queue = tuple[str, int]
 Longs = npt.NDArray[np.int64]
@@ -36,31 +37,22 @@ Longs = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Intervals:
-    """Closed intervals of positions, ascending and apart from each other."""
+    """Closed intervals of positions, ascending, with a hole between any two."""
 
-    lows: list[int] = field(default_factory=list)
-    highs: list[int] = field(default_factory=list)
+    lows: Longs = field(default_factory=lambda: np.zeros(0, np.int64))
+    highs: Longs = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def holds(self, positions: Longs) -> npt.NDArray[np.bool_]:
-        if not self.lows:
-            return np.zeros(len(positions), np.bool_)
-        at = np.searchsorted(np.array(self.highs), positions)
-        lows = np.array([*self.lows, np.iinfo(np.int64).max])
-        return np.asarray(lows[at] <= positions)
+        lows = np.append(self.lows, np.iinfo(np.int64).max)
+        return np.asarray(lows[np.searchsorted(self.highs, positions)] <= positions)
 
-    def add(self, run: Longs) -> None:
-        """`run` ascends, as the queue brought it."""
-        fresh = run[~self.holds(run)]
-        if not len(fresh):
-            return
-        below = np.searchsorted(np.array(self.highs or [np.iinfo(np.int64).max]), fresh)
-        for gap in np.unique(below)[::-1].tolist():
-            there = fresh[below == gap]
-            if gap == 0:
-                self.lows.insert(0, int(there[0]))
-                self.highs.insert(0, int(there[-1]))
-            else:
-                self.highs[gap - 1] = int(there[-1])
+    def add(self, lows: Longs, highs: Longs) -> None:
+        """Intervals in any order, which may overlap."""
+        lows, highs = np.append(self.lows, lows), np.append(self.highs, highs)
+        order = np.argsort(lows, kind="stable")
+        lows, reach = lows[order], np.maximum.accumulate(highs[order])
+        begins = np.append(True, lows[1:] > reach[:-1] + 1)
+        self.lows, self.highs = lows[begins], reach[np.append(begins[1:], True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,62 +65,55 @@ class Taken:
 
 
 class Seen:
-    """Per queue and log, what was read."""
+    """Per log, what was read."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[Queue, str], Intervals] = {}
+        self._seen: dict[str, Intervals] = {}
 
     def take(self, index: pa.Table) -> Taken:
         """Enters the events of a batch (INDEX_SCHEMA, any order) and tells which are new.
 
-        A queue's batches must come in the order of its offsets; repeats of batches do no harm.
+        Of several of one name the first one is, by broker, queue and offset.
         """
         index = index.filter(pc.is_valid(index["log"])).sort_by(
             [("broker", "ascending"), ("queue_id", "ascending"), ("queue_offset", "ascending")]
         )
+        new = np.zeros(len(index), np.bool_)
+        for log in pc.unique(index["log"]).to_pylist():
+            rows = np.flatnonzero(pc.equal(index["log"], log).to_numpy())
+            new[rows] = self._take(log, index.take(rows))
+        fresh = index.filter(pa.array(new))
         ranges: dict[Queue, list[tuple[int, int]]] = {}
-        fresh = 0
-        for row in index.group_by(["broker", "queue_id"]).aggregate([]).to_pylist():
+        for row in fresh.group_by(["broker", "queue_id"]).aggregate([]).to_pylist():
             queue = (row["broker"], row["queue_id"])
-            mine = index.filter(
+            mine = fresh.filter(
                 (pc.field("broker") == queue[0]) & (pc.field("queue_id") == queue[1])
             )
-            offsets = self._take(queue, mine)
-            if len(offsets):
-                ranges[queue] = _ranges(offsets)
-                fresh += len(offsets)
-        return Taken(ranges, fresh, len(index) - fresh)
+            ranges[queue] = _ranges(mine["queue_offset"].to_numpy())
+        return Taken(ranges, len(fresh), len(index) - len(fresh))
 
-    def _take(self, queue: Queue, events: pa.Table) -> Longs:
-        """The offsets of those that are new, ascending."""
-        found: list[Longs] = []
-        for log in pc.unique(events["log"]).to_pylist():
-            mine = events.filter(pc.field("log") == log)
-            offsets = mine["queue_offset"].to_numpy()
-            positions = mine["position"].to_numpy()
-            # A run ends where the queue goes back.
-            breaks = np.flatnonzero(positions[1:] <= positions[:-1]) + 1
-            for run, places in zip(
-                np.split(positions, breaks), np.split(offsets, breaks), strict=True
-            ):
-                old = np.zeros(len(run), np.bool_)
-                for (_, name), intervals in self._seen.items():
-                    if name == log:
-                        old |= intervals.holds(run)
-                found.append(places[~old])
-                self._seen.setdefault((queue, log), Intervals()).add(run)
-        return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
+    def _take(self, log: str, events: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which of one log's events are new."""
+        intervals = self._seen.setdefault(log, Intervals())
+        positions = events["position"].to_numpy()
+        after = pc.coalesce(events["after"], pc.subtract(events["position"], 1)).to_numpy()
+        new = np.zeros(len(positions), np.bool_)
+        new[np.unique(positions, return_index=True)[1]] = True
+        new &= ~intervals.holds(positions)
+        # Who claims to stand behind itself or a later one says nothing.
+        intervals.add(np.where(after < positions, after + 1, positions), positions)
+        return new
 
     def to_json(self) -> list[dict[str, Any]]:
         """The form that is kept beside the output."""
         return [
             {
-                "broker": queue[0],
-                "queue_id": queue[1],
                 "log": log,
-                "seen": [[*each] for each in zip(held.lows, held.highs, strict=True)],
+                "seen": [
+                    [*each] for each in zip(held.lows.tolist(), held.highs.tolist(), strict=True)
+                ],
             }
-            for (queue, log), held in sorted(self._seen.items())
+            for log, held in sorted(self._seen.items())
         ]
 
     @classmethod
@@ -137,10 +122,9 @@ class Seen:
         made = cls()
         try:
             for each in kept:
-                intervals = Intervals(
-                    [int(low) for low, _ in each["seen"]], [int(high) for _, high in each["seen"]]
-                )
-                made._seen[((str(each["broker"]), int(each["queue_id"])), each["log"])] = intervals
+                lows = np.array([int(low) for low, _ in each["seen"]], np.int64)
+                highs = np.array([int(high) for _, high in each["seen"]], np.int64)
+                made._seen[str(each["log"])] = Intervals(lows, highs)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"what was read already cannot be told: {error!r}") from error
         return made

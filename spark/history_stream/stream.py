@@ -2,10 +2,13 @@
 
 Spark's checkpoint says which offsets come next, the output's own note which events are in it. The
 second one decides: a batch that comes again, also under a new checkpoint, finds its events read.
+
+A cluster that does not answer ends the query, not the stream: its outages are what it is to tell.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from operator import or_
 from typing import Final
 
 import pyarrow.compute as pc
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -25,6 +29,16 @@ from spark.history_stream.output import StreamOutput
 from spark.history_stream.seen import Queue, Seen, Taken
 
 LOOK_S: Final = 0.5
+PAUSE_S: Final = 5.0
+"""Until a cluster that did not answer is asked again."""
+PATIENCE: Final = "20s"
+"""So long a batch waits for the masters of all broker groups: the topic is in each of them."""
+_OUTAGE: Final = re.compile(r"^\S*\bClusterError: (.*)$", re.MULTILINE)
+_LOSS: Final = re.compile(r"^\S*\bDataLossError: (.*?)(?:; set failOnDataLoss.*)?$", re.MULTILINE)
+
+
+class HistoryLost(Exception):
+    """The topic no longer has what was not read yet; the text says what, and how to go on."""
 
 
 @dataclass(slots=True)
@@ -39,12 +53,14 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """`trigger` None: what is there now, and no more. Others as the job's options."""
+    """`trigger` None: what is there now, and no more. `accept_loss`: what the topic has lost before
+    it was read is left out. Others as the job's options."""
 
     name_servers: str
     checkpoint: str
     events_max: int
     trigger: str | None
+    accept_loss: bool = False
 
 
 class HistoryStream:
@@ -59,9 +75,26 @@ class HistoryStream:
     def run(self, session: SparkSession, plan: StreamPlan, stopping: threading.Event) -> None:
         """Until all is read (`trigger` None), or `stopping` is set: then after the present batch.
 
-        Raises what the query failed with.
+        Raises HistoryLost, or what the query failed with; for an outage of the cluster only if it
+        was never read from, or `trigger` is None.
         """
-        query = self._start(session, plan)
+        while True:
+            try:
+                return self._run(self._start(session, plan), stopping)
+            except StreamingQueryException as error:
+                lost, outage = _LOSS.search(str(error)), _OUTAGE.search(str(error))
+                if lost is not None:
+                    raise HistoryLost(
+                        f"{lost[1]}; --accept-loss goes on behind what is lost"
+                    ) from error
+                known = self._output.commits or self.counts.batches
+                if outage is None or plan.trigger is None or not known:
+                    raise
+                self._tell(f"{outage[1]}; asked again in {PAUSE_S:.0f} s")
+            if stopping.wait(PAUSE_S):
+                return
+
+    def _run(self, query: StreamingQuery, stopping: threading.Event) -> None:
         try:
             while not query.awaitTermination(LOOK_S):
                 if stopping.is_set():
@@ -80,6 +113,9 @@ class HistoryStream:
             .option("startingOffsets", "earliest")
             .option("columns", ",".join(SOURCE_COLUMNS))
             .option("maxOffsetsPerTrigger", str(plan.events_max))
+            .option("operationTimeout", PATIENCE)
+            .option("passOverSilentGroups", "true")
+            .option("failOnDataLoss", str(not plan.accept_loss).lower())
             .load()
         )
         writer = (
@@ -151,4 +187,4 @@ def _in(queue: Queue, ranges: list[tuple[int, int]]) -> Column:
     return (F.col("broker") == queue[0]) & (F.col("queue_id") == queue[1]) & places
 
 
-__all__ = ["Counts", "HistoryStream", "StreamPlan"]
+__all__ = ["Counts", "HistoryLost", "HistoryStream", "StreamPlan"]

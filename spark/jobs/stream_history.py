@@ -19,8 +19,8 @@ from typing import Final
 import click
 
 from spark.history_stream.output import StreamOutput
-from spark.history_stream.stream import HistoryStream, StreamPlan
-from spark.jobs.command import EXIT_CODES, Job, JobCommand, job_options
+from spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan
+from spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
 
 _TRIGGER: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes",
@@ -49,6 +49,11 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
     "--max-events", default=100_000, show_default=True, type=click.IntRange(1),
     help="messages in one batch, at most",
 )  # fmt: skip
+@click.option(
+    "--accept-loss", is_flag=True,
+    help="go on behind events that the topic lost before they were read (by its retention, or an "
+    "unclean election) instead of stopping there",
+)  # fmt: skip
 def main(
     job: Job,
     name_servers: str,
@@ -57,6 +62,7 @@ def main(
     available_now: bool,
     trigger: str,
     max_events: int,
+    accept_loss: bool,
 ) -> None:
     """Stream the history topic of a running cluster to Parquet.
 
@@ -75,7 +81,11 @@ def main(
             _listen(stopping)  # Spark has set a handler of its own meanwhile
             job.progress.say(f"reading BATON_SYS_HISTORY into {output}")
             place = checkpoint or str(table.checkpoint)
-            stream.run(session, StreamPlan(name_servers, place, max_events, every), stopping)
+            plan = StreamPlan(name_servers, place, max_events, every, accept_loss)
+            stream.run(session, plan, stopping)
+    except HistoryLost as lost:
+        click.echo(f"error: {lost}", err=True)
+        click.get_current_context().exit(FAILED)
     finally:
         table.close()
     counts = stream.counts

@@ -8,7 +8,7 @@ import pytest
 from spark.history_stream.output import StreamOutput
 from spark.history_stream.seen import Seen
 
-SEEN = [{"broker": "broker-a", "queue_id": 0, "log": "a", "seen": [[65536, 131072]]}]
+SEEN = [{"log": "a", "seen": [[65536, 131072]]}]
 
 
 def opened(folder):

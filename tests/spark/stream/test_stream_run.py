@@ -1,11 +1,13 @@
 """The run of the query, without Spark: when it ends, and what it does then."""
 
 import threading
+from dataclasses import replace
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from spark.history_stream.output import StreamOutput
-from spark.history_stream.stream import HistoryStream, StreamPlan
+from spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan
 from spark.jobs.stream_history import _interval
 
 PLAN = StreamPlan("127.0.0.1:9876", "/nowhere", 10, "10 seconds")
@@ -77,6 +79,80 @@ def test_what_the_query_failed_with_is_raised(stream):
     with pytest.raises(ValueError, match="no cluster"):
         stream(query).run(None, PLAN, threading.Event())
     assert query.stopped_in_batch is False
+
+
+def failed(text):
+    return StreamingQueryException(
+        "[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):\n"
+        f'  File "x.py", line 3, in latestOffset\n{text}\n\n\tat org.apache.spark.Some.java\n'
+    )
+
+
+OUTAGE = "spark.live.cluster.ClusterError: no master of broker-b answered (with patience 20 ms)"
+
+
+@pytest.fixture
+def queries(tmp_path, monkeypatch):
+    """Runs of queries, one after the other; what was told; the stream. Pauses are passed over."""
+    told = []
+    made = HistoryStream(StreamOutput(tmp_path / "out"), told.append)
+    monkeypatch.setattr("spark.history_stream.stream.PAUSE_S", 0.001)
+
+    def of(*runs):
+        left = list(runs)
+
+        def start(session, plan):
+            query = left.pop(0)
+            query.batch = threading.Event()
+            return query
+
+        monkeypatch.setattr(made, "_start", start)
+        return made, told, left
+
+    return of
+
+
+def test_an_outage_of_the_cluster_is_a_pause(queries):
+    down = [Query(error=failed(OUTAGE)) for _ in range(3)]
+    stream, told, left = queries(*down, Query(looks=2))
+    stream.counts.batches = 1
+    stream.run(None, PLAN, threading.Event())
+    assert left == []
+    assert told == ["no master of broker-b answered (with patience 20 ms); asked again in 0 s"] * 3
+    assert all(query.stopped_in_batch is False for query in down)
+
+
+def test_a_pause_ends_when_the_stream_is_stopped(queries, monkeypatch):
+    stream, told, _ = queries(Query(error=failed(OUTAGE)))
+    stream.counts.batches = 1
+    monkeypatch.setattr("spark.history_stream.stream.PAUSE_S", 3600)
+    stopping = threading.Event()
+    monkeypatch.setattr(stream, "_tell", lambda line: (told.append(line), stopping.set()))
+    stream.run(None, PLAN, stopping)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("trigger", [None, "10 seconds"])
+def test_a_cluster_that_never_answered_ends_it(queries, trigger):
+    """Its address may be wrong; and who reads what is there now wants an end."""
+    stream, _, _ = queries(Query(error=failed(OUTAGE)))
+    stream.counts.batches = 1 if trigger is None else 0
+    with pytest.raises(StreamingQueryException, match="ClusterError"):
+        stream.run(None, replace(PLAN, trigger=trigger), threading.Event())
+
+
+def test_lost_events_end_it_with_the_way_out(queries):
+    text = (
+        "spark.live.ranges.DataLossError: topic T, broker b, queue 0: [3, 9) is gone; "
+        "set failOnDataLoss=false to go on with what there is"
+    )
+    stream, _, _ = queries(Query(error=failed(text)))
+    stream.counts.batches = 1
+    with pytest.raises(HistoryLost) as caught:
+        stream.run(None, PLAN, threading.Event())
+    assert str(caught.value) == (
+        "topic T, broker b, queue 0: [3, 9) is gone; --accept-loss goes on behind what is lost"
+    )
 
 
 def test_triggers_are_spelled_for_spark():

@@ -10,8 +10,9 @@ from spark.history_stream.seen import INDEX_SCHEMA, PART_BITS, Seen
 
 
 def index(*rows):
-    """(queue offset, log, raft index), of queue 0 of broker-a unless a broker stands in front."""
-    full = [row if len(row) == 4 else ("broker-a", *row) for row in rows]
+    """(queue offset, log, raft index, that of the event in front of it or None), of queue 0 of
+    broker-a unless a broker stands in front."""
+    full = [row if isinstance(row[0], str) else ("broker-a", *row) for row in rows]
     return pa.Table.from_pylist(
         [
             {
@@ -20,11 +21,20 @@ def index(*rows):
                 "queue_offset": offset,
                 "log": log,
                 "position": None if log is None else raft_index << PART_BITS,
+                "after": None if after is None else after << PART_BITS,
             }
-            for broker, offset, log, raft_index in full
+            for broker, offset, log, raft_index, after in full
         ],
         INDEX_SCHEMA,
     )
+
+
+def run(offset, log, *indexes, after=None, broker="broker-a"):
+    """Messages of one file in a row."""
+    return [
+        (broker, offset + at, log, each, before)
+        for at, (each, before) in enumerate(zip(indexes, (after, *indexes), strict=False))
+    ]
 
 
 def again(seen):
@@ -39,49 +49,86 @@ def taken(seen, *rows):
 
 def test_events_in_order_are_new():
     seen = Seen()
-    assert taken(seen, (0, "a", 3), (1, "a", 4), (2, "a", 9)) == ({"broker-a": [(0, 3)]}, 0)
-    assert taken(seen, (3, "a", 10)) == ({"broker-a": [(3, 4)]}, 0)
+    assert taken(seen, *run(0, "a", 3, 4, 9)) == ({"broker-a": [(0, 3)]}, 0)
+    assert taken(seen, *run(3, "a", 10, after=9)) == ({"broker-a": [(3, 4)]}, 0)
+    (kept,) = seen.to_json()
+    assert kept == {"log": "a", "seen": [[3 << PART_BITS, 10 << PART_BITS]]}
 
 
 def test_repeats_are_dropped_within_a_batch_and_behind_it():
     seen = Seen()
-    rows = [(0, "a", 3), (1, "a", 4), (2, "a", 3), (3, "a", 4), (4, "a", 5)]
+    rows = [*run(0, "a", 3, 4), *run(2, "a", 3, 4, 5)]
     assert taken(seen, *rows) == ({"broker-a": [(0, 2), (4, 5)]}, 2)
     seen = again(seen)
-    assert taken(seen, (5, "a", 5), (6, "a", 5), (7, "a", 6)) == ({"broker-a": [(7, 8)]}, 2)
-    assert taken(seen, *rows) == ({}, 5)
+    rows = [*rows, *run(5, "a", 5, after=4), *run(6, "a", 5, 6, after=4)]
+    assert taken(seen, *rows) == ({"broker-a": [(7, 8)]}, 7)
+
+
+def test_parts_of_a_command_are_events_of_their_own():
+    seen = Seen()
+    rows = index(*run(0, "a", 3, 4)).to_pylist()
+    rows[1] |= {"position": (3 << PART_BITS) + 1}
+    both = pa.Table.from_pylist(rows, INDEX_SCHEMA)
+    assert seen.take(both.slice(1)).fresh == 1
+    assert seen.take(both).fresh == 1
+    assert seen.take(both).fresh == 0
 
 
 def test_logs_count_on_their_own():
     seen = Seen()
-    assert taken(seen, (0, "a", 100), (1, "b", 1), (2, "b", 2)) == ({"broker-a": [(0, 3)]}, 0)
-    assert taken(seen, (3, "a", 100), (4, "b", 2), (5, "b", 3)) == ({"broker-a": [(5, 6)]}, 2)
+    rows = [*run(0, "a", 100), *run(1, "b", 1, 2)]
+    assert taken(seen, *rows) == ({"broker-a": [(0, 3)]}, 0)
+    rows = [*run(3, "a", 100), *run(4, "b", 2, 3)]
+    assert taken(seen, *rows) == ({"broker-a": [(5, 6)]}, 2)
 
 
 def test_messages_that_are_no_events_are_passed_over():
-    assert taken(Seen(), (0, "a", 1), (1, None, 0), (2, "a", 2)) == (
-        {"broker-a": [(0, 1), (2, 3)]},
-        0,
+    rows = [(0, "a", 1, None), (1, None, 0, None), (2, "a", 2, 1)]
+    assert taken(Seen(), *rows) == ({"broker-a": [(0, 1), (2, 3)]}, 0)
+
+
+def test_what_a_hole_hid_is_new_when_it_comes_later():
+    """A topic lost 101 to 499 before they were read; they are published to another one later."""
+    seen = Seen()
+    taken(seen, *run(0, "a", *range(1, 101)))
+    taken(seen, *run(499, "a", *range(500, 601), after=499))
+    seen = again(seen)
+    later = run(0, "a", *range(1, 603), broker="broker-b")
+    assert taken(seen, *later) == ({"broker-b": [(100, 499), (600, 602)]}, 201)
+    (kept,) = seen.to_json()
+    assert len(kept["seen"]) == 1
+
+
+def test_an_event_that_does_not_say_what_is_in_front_of_it_stands_for_itself():
+    seen = Seen()
+    taken(seen, *run(0, "a", 1, 2, 3))
+    taken(seen, (3, "a", 9, None), (4, "a", 5, 7))  # nor does one behind a later one
+    assert taken(seen, *((5 + at, "a", 4 + at, None) for at in range(6))) == (
+        {"broker-a": [(5, 6), (7, 10)]},
+        2,
     )
 
 
 def test_a_publication_that_began_too_late_and_again_from_the_oldest_event_loses_none():
     seen = Seen()
-    taken(seen, *((at, "a", 20 + at) for at in range(31)))  # 20 to 50
+    taken(seen, *run(0, "a", *range(20, 51)))
     # From the start, in two batches, with a late batch of a deposed leader in between.
-    rows = [(31, "a", 1), (32, "a", 2), (33, "a", 40), (34, "a", 41), (35, "a", 3)]
+    rows = [*run(31, "a", 1, 2), *run(33, "a", 40, 41, after=39), *run(35, "a", 3, after=2)]
     assert taken(seen, *rows) == ({"broker-a": [(31, 33), (35, 36)]}, 2)
     seen = again(seen)
-    rows = [(36 + at, "a", 4 + at) for at in range(60)]  # 4 to 63
+    rows = run(36, "a", *range(4, 64), after=3)
     assert taken(seen, *rows) == ({"broker-a": [(36, 52), (83, 96)]}, 31)
 
 
 def test_what_another_broker_group_brought_is_not_new():
     seen = Seen()
-    taken(seen, *((at, "a", 1 + at) for at in range(10)))
-    moved = [("broker-b", at, "a", 5 + at) for at in range(10)]  # 5 to 14
+    taken(seen, *run(0, "a", *range(1, 11)))
+    moved = run(0, "a", *range(5, 15), broker="broker-b", after=4)
     assert taken(seen, *moved) == ({"broker-b": [(6, 10)]}, 6)
-    assert taken(seen, (10, "a", 11), (11, "a", 15)) == ({"broker-a": [(11, 12)]}, 1)
+    assert taken(seen, *run(10, "a", 11, after=10), *run(11, "a", 15, after=14)) == (
+        {"broker-a": [(11, 12)]},
+        1,
+    )
 
 
 def test_nonsense_is_told():
@@ -90,30 +137,41 @@ def test_nonsense_is_told():
 
 
 class Publisher:
-    """A queue as leaders fill it: batches in order, each from a mark of the queue's newest event,
-    batches repeated, and late ones of deposed leaders."""
+    """Queues as leaders fill them: batches in order, each from a mark of the queue's newest event,
+    batches repeated, late ones of deposed leaders, files that begin late, parts of a topic lost."""
 
-    def __init__(self, chance, broker):
-        self.chance, self.broker = chance, broker
+    def __init__(self, chance):
+        self.chance = chance
         self.events = []
-        self.queue = []
+        self.queues = {"broker-a": [], "broker-b": []}  # broker -> [(event, event in front)]
 
     def lead(self):
         chance = self.chance
         late = []
         for _ in range(chance.randrange(1, 5)):
+            queue = self.queues[chance.choice(("broker-a", "broker-a", "broker-b"))]
             self.events += self._some_more()
-            at = self.events.index(self.queue[-1]) + 1 if self.queue else 0
-            if chance.random() < 0.05:
-                at = 0  # the mark was not known
+            file = self.events[chance.choice((0, 0, 0, len(self.events) // 2)) :]
+            mark = queue[-1][0] if queue else None
+            at = file.index(mark) + 1 if mark in file else 0
+            if chance.random() < 0.1:
+                at = chance.randrange(len(file) + 1)  # the mark was not known: from a time on
             for _ in range(chance.randrange(1, 6)):
-                batch = self.events[at : at + chance.randrange(1, 6)]
+                batch = [(file[i], self._before(file, i)) for i in range(at, len(file))]
+                batch = batch[: chance.randrange(1, 6)]
                 for _ in range(chance.choice((1, 1, 2))):
-                    self.queue += batch
+                    queue += batch
                 if late and chance.random() < 0.3:
-                    self.queue += late
+                    queue += late
                 late = batch if chance.random() < 0.3 else late
                 at += len(batch)
+            if chance.random() < 0.1:
+                del queue[chance.randrange(len(queue) + 1) :]  # an unclean election
+
+    @staticmethod
+    def _before(file, at):
+        same = at > 0 and file[at - 1][0] == file[at][0]
+        return file[at - 1][1] if same else None
 
     def _some_more(self):
         log, last = self.events[-1] if self.events else ("log-0", 0)
@@ -128,25 +186,42 @@ class Publisher:
 
 def test_by_chance_it_tells_the_same_as_a_set_of_all_names():
     chance = random.Random(7)
-    for _ in range(150):
-        publisher = Publisher(chance, "broker-a")
-        seen, names, done = Seen(), set(), 0
-        for _ in range(chance.randrange(1, 6)):
+    came_late = 0
+    for _ in range(200):
+        publisher = Publisher(chance)
+        seen, names, done = Seen(), set(), dict.fromkeys(publisher.queues, 0)
+        for _ in range(chance.randrange(1, 8)):
             publisher.lead()
-            while done < len(publisher.queue):
-                end = min(len(publisher.queue), done + chance.randrange(1, 40))
-                rows = [(at, *publisher.queue[at]) for at in range(done, end)]
-                new = []
-                for offset, *name in rows:
-                    if tuple(name) not in names:
-                        names.add(tuple(name))
-                        new.append(offset)
-                ranges, repeats = taken(seen, *rows)
-                got = [
-                    at for begin, stop in ranges.get("broker-a", ()) for at in range(begin, stop)
-                ]
-                assert got == new
-                assert repeats == len(rows) - len(new)
-                seen = again(seen)
-                done = end if chance.random() < 0.8 else done  # the batch comes again
-        assert sum(len(each["seen"]) for each in seen.to_json()) < 12
+            for broker, queue in publisher.queues.items():
+                if chance.random() < 0.3:  # retention took what was not read yet
+                    done[broker] += chance.randrange(10)
+                elif chance.random() < 0.1:  # under a new checkpoint
+                    done[broker] = 0
+                while done[broker] < len(queue):
+                    end = min(len(queue), done[broker] + chance.randrange(1, 40))
+                    rows = [
+                        (broker, at, *queue[at][0], queue[at][1]) for at in range(done[broker], end)
+                    ]
+                    new = []
+                    for _, offset, *name, _ in rows:
+                        if tuple(name) not in names:
+                            newest = max((n for n in names if n[0] == name[0]), default=None)
+                            came_late += newest is not None and tuple(name) < newest
+                            names.add(tuple(name))
+                            new.append(offset)
+                    ranges, repeats = taken(seen, *rows)
+                    spans = ranges.get(broker, ())
+                    assert [at for begin, stop in spans for at in range(begin, stop)] == new
+                    assert repeats == len(rows) - len(new)
+                    seen = again(seen)
+                    if chance.random() < 0.8:  # else the batch comes again
+                        done[broker] = end
+    assert came_late > 100
+
+
+def test_the_state_grows_with_the_holes_and_not_with_the_events():
+    seen = Seen()
+    for first in range(1, 3_000, 100):
+        taken(seen, *run(first, "a", *range(first, first + 100), after=first - 1))
+    (kept,) = seen.to_json()
+    assert len(kept["seen"]) == 1
