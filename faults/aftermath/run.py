@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from faults.lab import Lab, make_network
 from faults.records import Finding
 
 LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
+TOLD: Final = re.compile(r": \d+\.\d s$|^warning: |^error: ")
 STREAM: Final = "stream_history"
 STREAM_MASTER: Final = "local[1]"
 STREAM_OFTEN: Final = ("--trigger", "2s")
@@ -233,7 +235,13 @@ class Aftermath:
         return result
 
     def _said(self, name: str) -> jobs.Say:
-        return lambda line: self._tell("job_says", f"  {name}: {line}", job=name, line=line)
+        """Of a job's log what a person wants: steps that are over, warnings, errors."""
+
+        def say(line: str) -> None:
+            if TOLD.search(line):
+                self._tell("job_says", f"  {name}: {line}", job=name, line=line)
+
+        return say
 
     def _tell(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
         self._reporter.report(Event(kind, text, fields, bad=bad))
