@@ -26,6 +26,7 @@ from spark.live.ranges import (
 from spark.live.sink_options import SinkOptions, check_columns
 from spark.live.sink_sender import SinkError, row_of
 from spark.schemas import TABLES
+from spark.source import BatonmqSource
 
 GIVEN = {"table": "topic", "nameServers": "a:1;b:2", "topic": "T"}
 
@@ -210,6 +211,30 @@ def test_what_can_be_written_is_checked():
     ):
         with pytest.raises(ValueError, match=told):
             SinkOptions.from_mapping({"nameServers": "a:1", **wrong})
+
+
+def test_wrong_use_is_refused_before_anything_is_asked():
+    live = BatonmqSource({**GIVEN, "columns": "body"})
+    schema = live.schema()
+    assert schema.names == ["body"]
+    assert live.reader(schema) and live.streamReader(schema)
+    for source, told in (
+        (BatonmqSource({**GIVEN, "startOffsets": "latest"}), "unknown option startoffsets"),
+        (BatonmqSource({**GIVEN, "columns": "store"}), "table topic has no store"),
+        (BatonmqSource({**GIVEN, "maxOffsetsPerTrigger": "5"}), "give none; the option columns"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            source.reader(schema)
+    limited = BatonmqSource({**GIVEN, "columns": "body", "maxOffsetsPerTrigger": "5"})
+    with pytest.raises(ValueError, match="streams only"):
+        limited.reader(schema)
+    with pytest.raises(ValueError, match="epochs cannot be streamed: streams read table=topic"):
+        BatonmqSource({"table": "epochs", "path": "/tmp"}).streamReader(schema)
+    writing = BatonmqSource({"nameServers": "a:1", "topic": "T"})
+    assert writing.writer(schema, False) and writing.streamWriter(schema, False)
+    for make in (writing.writer, writing.streamWriter):
+        with pytest.raises(ValueError, match="cannot be overwritten: use mode append"):
+            make(schema, True)
 
 
 def test_a_row_becomes_a_message_or_a_sentence():

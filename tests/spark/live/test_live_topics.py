@@ -1,4 +1,8 @@
-"""Topics of a real cluster in Spark: batches, streams and the sink, also while a master dies."""
+"""Topics of a real cluster: batches, streams and the sink, also while a master dies.
+
+Each Spark query starts Python processes of its own, so what Spark has no part in is read by the
+same code without it (`rows`, `step`).
+"""
 
 import json
 import threading
@@ -12,6 +16,11 @@ from cluster_process import wait_for
 from batonmq.blocking import BlockingAdmin, BlockingProducer
 from protocol.bodies import TopicConfig
 from protocol.message import Message, MessageQueue
+from spark.live.cluster import ClusterError
+from spark.live.options import TopicOptions
+from spark.live.ranges import DataLossError
+from spark.live.stream_plan import StreamPlan
+from spark.live.topic_read import TopicRead
 from tests.chaos.client_load import ClientWriter
 
 pytestmark = [
@@ -57,12 +66,38 @@ def read(session, cluster, topic, **more):
     return session.read.format("batonmq").options(**options(cluster, topic, **more)).load()
 
 
-def places(frame):
-    """{(queue, offset): number} of a frame; each place must be there once."""
-    rows = frame.select("queue_id", "queue_offset", "keys").collect()
-    found = {(row.queue_id, row.queue_offset): int(row["keys"][1:]) for row in rows}
-    assert len(found) == len(rows), "a message came twice"
-    return found
+def rows(cluster, topic, **more):
+    """The rows of a batch read as dicts, without Spark."""
+    given = TopicOptions.from_mapping(options(cluster, topic, **more), streaming=False)
+    return taken(TopicRead(given))
+
+
+def taken(read, tasks=None):
+    tasks = read.plan() if tasks is None else tasks
+    return [row for task in tasks for batch in read.run(task) for row in batch.to_pylist()]
+
+
+def step(cluster, topic, start=None, **more):
+    """One batch of a stream to what there is now, without Spark: (its rows, where it ends)."""
+    read = TopicRead(
+        TopicOptions.from_mapping(
+            options(cluster, topic, startingOffsets="earliest", **more), streaming=True
+        )
+    )
+    plan = StreamPlan(read)
+    try:
+        start = plan.initial() if start is None else start
+        end = plan.next_end(start, 0, limited=False)
+        return taken(read, plan.tasks(start, end)), end
+    finally:
+        plan.close()
+
+
+def places(found):
+    """{(queue, offset): number} of rows; each place must be there once."""
+    at = {(row["queue_id"], row["queue_offset"]): int(row["keys"][1:]) for row in found}
+    assert len(at) == len(found), "a message came twice"
+    return at
 
 
 def start_stream(session, cluster, topic, folder, *, once=True, **more):
@@ -87,7 +122,7 @@ def stream(session, cluster, topic, folder, **more):
 
 
 def test_a_batch_is_what_was_sent(live_session, live_cluster):
-    """By offsets, by times, by tags, of several topics; the columns say what was stored."""
+    """Of several topics; the columns say what was stored, filters leave the rest."""
     make_topic(live_cluster, "BatchA")
     make_topic(live_cluster, "BatchB")
     sent = send(live_cluster, "BatchA", range(300))
@@ -95,58 +130,48 @@ def test_a_batch_is_what_was_sent(live_session, live_cluster):
         large = producer.send(Message.of("BatchB", b"large " * 2000, keys="k7"))
     epoch = live_cluster.wait_in_sync(3)["masterEpoch"]
     both = read(live_session, live_cluster, "BatchA, BatchB", maxOffsetsPerPartition="100")
-    rows = both.collect()
-    rows_a = [row for row in rows if row.topic == "BatchA"]
+    assert both.filter("tags = 'odd' and queue_id = 1").count() == 150
+    # A frame that is used again has not kept the filters of its first use.
+    found = both.collect()
+    rows_a = [row for row in found if row.topic == "BatchA"]
     assert {(r.queue_id, r.queue_offset): int(r.body) for r in rows_a} == sent
     assert len(rows_a) == 300
-    (row_b,) = [row for row in rows if row.topic == "BatchB"]
+    (row_b,) = [row for row in found if row.topic == "BatchB"]
     assert (row_b.body, row_b.unique_key) == (b"large " * 2000, large.msg_id)
     assert row_b.sys_flag & 1, "it was stored compressed"
     row = rows_a[0]
-    assert {r.epoch for r in rows} == {epoch}
+    assert {r.epoch for r in found} == {epoch}
     assert (row.broker, row.tags) == ("broker-a", "odd" if int(row.body) % 2 else "even")
     assert row.properties["KEYS"] == row["keys"] == f"k{int(row.body)}"
-    # A frame that is used again has not kept the filters of its first use.
-    assert both.filter("tags = 'odd' and queue_id = 1").count() == 150
-    assert both.count() == 301
-
     moment = sorted(r.store_at for r in rows_a)[150]
-    older = {(r.queue_id, r.queue_offset) for r in rows_a if r.store_at < moment}
-    text = moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    before = places(read(live_session, live_cluster, "BatchA", endingTimestamp=text))
-    assert set(before) == older and older
-    after = places(read(live_session, live_cluster, "BatchA", startingTimestamp=text))
-    assert set(after) == set(sent) - older
-
-    part = read(
-        live_session,
-        live_cluster,
-        "BatchA",
-        startingOffsets=json.dumps({"BatchA": {"broker-a": {"0": 10}}}),
-        endingOffsets=json.dumps({"BatchA": {"broker-a": {"0": 20, "1": 5}}}),
-    )
-    assert sorted(places(part)) == [(0, n) for n in range(10, 20)] + [(1, n) for n in range(5)]
-    odd = read(live_session, live_cluster, "BatchA", tags="odd || none")
-    assert places(odd) == {place: n for place, n in sent.items() if n % 2}
     pushed = read(live_session, live_cluster, "BatchA", pushdown="true").filter(
         f"tags = 'even' and queue_offset >= 140 and store_at > '{moment - timedelta(hours=3)}'"
     )
-    assert places(pushed) == {p: n for p, n in sent.items() if n % 2 == 0 and p[1] >= 140}
+    assert places(pushed.collect()) == {p: n for p, n in sent.items() if n % 2 == 0 and p[1] >= 140}
 
 
-def test_wrong_use_is_refused_by_name(live_session, live_cluster):
-    for more, told in (
-        ({"startOffsets": "latest"}, "unknown option startoffsets"),
-        ({"columns": "store"}, "table topic has no store"),
-        ({"maxOffsetsPerTrigger": "5"}, "streams only"),
-    ):
-        with pytest.raises(Exception, match=told):
-            read(live_session, live_cluster, "BatchA", **more).collect()
-    with pytest.raises(Exception, match="no route for topic Nowhere"):
-        read(live_session, live_cluster, "Nowhere").collect()
-    with pytest.raises(Exception, match="cannot be streamed"):
-        frame = live_session.readStream.format("batonmq").option("table", "epochs").load("/tmp")
-        frame.writeStream.format("noop").start().awaitTermination()
+def test_offsets_times_and_tags_choose_what_is_read(live_cluster):
+    make_topic(live_cluster, "Choice")
+    sent = send(live_cluster, "Choice", range(300))
+    everything = rows(live_cluster, "Choice")
+    assert places(everything) == sent
+    moment = sorted(row["store_at"] for row in everything)[150]
+    older = {(r["queue_id"], r["queue_offset"]) for r in everything if r["store_at"] < moment}
+    text = moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    assert set(places(rows(live_cluster, "Choice", endingTimestamp=text))) == older and older
+    after = places(rows(live_cluster, "Choice", startingTimestamp=text))
+    assert set(after) == set(sent) - older
+    part = rows(
+        live_cluster,
+        "Choice",
+        startingOffsets=json.dumps({"Choice": {"broker-a": {"0": 10}}}),
+        endingOffsets=json.dumps({"Choice": {"broker-a": {"0": 20, "1": 5}}}),
+    )
+    assert sorted(places(part)) == [(0, n) for n in range(10, 20)] + [(1, n) for n in range(5)]
+    odd = rows(live_cluster, "Choice", tags="odd || none")
+    assert places(odd) == {place: n for place, n in sent.items() if n % 2}
+    with pytest.raises(ClusterError, match="no route for topic Nowhere"):
+        rows(live_cluster, "Nowhere")
 
 
 def test_a_stream_gives_each_message_once_over_several_runs(live_session, live_cluster, tmp_path):
@@ -155,16 +180,15 @@ def test_a_stream_gives_each_message_once_over_several_runs(live_session, live_c
     make_topic(live_cluster, "StreamB")
     sent_a = send(live_cluster, "StreamA", range(100))
     sent_b = send(live_cluster, "StreamB", range(40))
-    given = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "60"}
+    given = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "80"}
     sizes = stream(live_session, live_cluster, "StreamA,StreamB", tmp_path, **given)
-    assert sizes == [60, 60, 20]
+    assert sizes == [80, 60]
     make_topic(live_cluster, "StreamA", queues=3)
     more = send(live_cluster, "StreamA", range(100, 130), queues=3)
     stream(live_session, live_cluster, "StreamA,StreamB", tmp_path, **given)
-    assert stream(live_session, live_cluster, "StreamA,StreamB", tmp_path, **given) == []
-    out = live_session.read.parquet(str(tmp_path / "out"))
-    assert places(out.filter("topic = 'StreamA'")) == sent_a | more
-    assert places(out.filter("topic = 'StreamB'")) == sent_b
+    out = live_session.read.parquet(str(tmp_path / "out")).collect()
+    assert places([row for row in out if row.topic == "StreamA"]) == sent_a | more
+    assert places([row for row in out if row.topic == "StreamB"]) == sent_b
 
 
 def test_a_stream_outlives_its_master(live_session, live_cluster, tmp_path):
@@ -183,12 +207,12 @@ def test_a_stream_outlives_its_master(live_session, live_cluster, tmp_path):
     query.processAllAvailable()
     assert query.isActive and query.exception() is None
     query.stop()
-    found = places(live_session.read.parquet(str(tmp_path / "out")))
+    found = places(live_session.read.parquet(str(tmp_path / "out")).collect())
     acked = {(0, ack.queue_offset): ack.number for ack in writer.acks}
     assert found.items() >= acked.items()
     assert sorted(found) == [(0, n) for n in range(len(found))]
     live_cluster.wait_in_sync(3)
-    epochs = read(live_session, live_cluster, "Failover", columns="epoch").distinct().collect()
+    epochs = {row["epoch"] for row in rows(live_cluster, "Failover", columns="epoch")}
     assert len(epochs) == 2, "messages of before and after the failover"
 
 
@@ -224,21 +248,17 @@ def test_the_sink_loses_nothing_when_the_master_dies(live_session, live_cluster,
     assert len({ack["msg_id"][:16] for ack in acks}) == 2, "two masters have acknowledged"
     (told,) = [json.loads(p.read_text()) for p in folder.glob("_committed-*.json")]
     assert told["messages"] == len(acks) == len({a["unique_key"] for a in acks}) == count
-    rows = read(
-        live_session,
-        live_cluster,
-        "Sink",
-        columns="queue_id,queue_offset,unique_key,keys,body,properties",
-    ).collect()
-    at = {(row.queue_id, row.queue_offset): row for row in rows}
+    found = rows(
+        live_cluster, "Sink", columns="queue_id,queue_offset,unique_key,keys,body,properties"
+    )
+    at = {(row["queue_id"], row["queue_offset"]): row for row in found}
     for ack in acks:
-        row = at[ack["queue_id"], ack["queue_offset"]]
         assert (ack["topic"], ack["broker"]) == ("Sink", "broker-a")
-        assert row.unique_key == ack["unique_key"]
-    by_key = {row.unique_key: row for row in rows}
+        assert at[ack["queue_id"], ack["queue_offset"]]["unique_key"] == ack["unique_key"]
+    by_key = {row["unique_key"]: row for row in found}
     assert len(by_key) == count, "a repeat has the key of the first sending"
-    assert sorted(int(row.body[4:]) for row in by_key.values()) == list(range(count))
-    assert all(row.properties["n"] == row["keys"][1:] for row in by_key.values())
+    assert sorted(int(row["body"][4:]) for row in by_key.values()) == list(range(count))
+    assert all(dict(row["properties"])["n"] == row["keys"][1:] for row in by_key.values())
 
 
 def test_a_stream_into_a_topic_repeats_a_batch_under_the_same_keys(
@@ -268,51 +288,43 @@ def test_a_stream_into_a_topic_repeats_a_batch_under_the_same_keys(
     (tmp_path / "commits" / "0").unlink()  # as if the job had died before it noted batch 0
     (tmp_path / "commits" / ".0.crc").unlink()
     run()
-    rows = read(live_session, live_cluster, "Into", columns="unique_key,keys,queue_id").collect()
-    keys = Counter(row.unique_key for row in rows)
+    found = rows(live_cluster, "Into", columns="unique_key,keys,queue_id")
+    keys = Counter(row["unique_key"] for row in found)
     assert len(keys) == 50 and set(keys.values()) == {2}
-    assert len({(row.unique_key, row["keys"], row.queue_id) for row in rows}) == 50
+    assert len({(row["unique_key"], row["keys"], row["queue_id"]) for row in found}) == 50
 
 
 def test_the_sink_refuses_what_it_cannot_send(live_session, live_cluster):
-    def write(expression, mode="append", **more):
-        frame = live_session.range(3).selectExpr(*expression)
-        given = {"nameServers": live_cluster.name_servers, "topic": "Into", **more}
-        frame.write.format("batonmq").mode(mode).options(**given).save()
+    make_topic(live_cluster, "Refusing")
 
-    with pytest.raises(Exception, match="cannot be overwritten: use mode append"):
-        write(["'x' body"], mode="overwrite")
-    with pytest.raises(Exception, match="row 0 of its partition has no body"):
-        write(["cast(null as string) body"])
-    with pytest.raises(Exception, match=r"queue_id 9: no such queue; there are Into@broker-a:0"):
-        write(["'x' body", "9 queue_id"])
+    frame = live_session.range(1).selectExpr("'x' body", "9 queue_id")
+    given = {"nameServers": live_cluster.name_servers, "topic": "Refusing"}
+    with pytest.raises(Exception, match=r"queue_id 9: no such queue; there are Refusing@broker-a"):
+        frame.write.format("batonmq").mode("append").options(**given).save()
+    assert rows(live_cluster, "Refusing") == []
 
 
-def test_lost_offsets_fail_the_read_or_are_passed_over(live_session, live_cluster, tmp_path):
+def test_lost_offsets_fail_the_read_or_are_passed_over(live_cluster):
     """An end beyond the queue's; a topic deleted and made anew under a stream's checkpoint."""
     make_topic(live_cluster, "Lost", queues=1)
     sent = send(live_cluster, "Lost", range(60), queues=1)
     beyond = {"endingOffsets": '{"Lost": {"broker-a": {"0": 99}}}'}
     told = r"topic Lost, broker broker-a, queue 0: asked for offsets \[0, 99\), available are"
-    with pytest.raises(Exception, match=told + r" \[0, 60\)"):
-        read(live_session, live_cluster, "Lost", **beyond).collect()
-    loose = read(live_session, live_cluster, "Lost", failOnDataLoss="false", **beyond)
-    assert places(loose) == sent
+    with pytest.raises(DataLossError, match=told + r" \[0, 60\)"):
+        rows(live_cluster, "Lost", **beyond)
+    assert places(rows(live_cluster, "Lost", failOnDataLoss="false", **beyond)) == sent
 
-    given = {"startingOffsets": "earliest"}
-    assert stream(live_session, live_cluster, "Lost", tmp_path, **given) == [60]
+    first, checkpoint = step(live_cluster, "Lost")
+    assert places(first) == sent
     with BlockingAdmin(live_cluster.name_servers) as admin:
         admin.delete_topic("Lost", "DefaultCluster")
     wait_for("the topic made anew", lambda: _made(live_cluster), PATIENCE_S)
     again = send(live_cluster, "Lost", range(100, 120), queues=1)
-    with pytest.raises(Exception, match=r"asked for offsets \[60, 60\), available are \[0, 20\)"):
-        stream(live_session, live_cluster, "Lost", tmp_path, **given)
-    rows = stream(live_session, live_cluster, "Lost", tmp_path, failOnDataLoss="false", **given)
-    assert rows == [20]
-    out = live_session.read.parquet(str(tmp_path / "out"))
-    assert Counter(int(r["keys"][1:]) for r in out.collect()) == Counter(
-        [*sent.values(), *again.values()]
-    )
+    with pytest.raises(DataLossError, match=r"offsets \[60, 60\), available are \[0, 20\)"):
+        step(live_cluster, "Lost", checkpoint)
+    loose, end = step(live_cluster, "Lost", checkpoint, failOnDataLoss="false")
+    assert places(loose) == again
+    assert step(live_cluster, "Lost", end) == ([], end)
 
 
 def _made(cluster):
