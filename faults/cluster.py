@@ -211,6 +211,15 @@ class Cluster:
     def wait_leader(self) -> int:
         return self.wait_for("a leading controller", self._leader_boxed)[0]
 
+    def led_alike(self) -> bool:
+        """Whether every controller answers and all of them know the same leader: one that was
+        started anew counts for the majority again."""
+        leaders = set()
+        for index, process in enumerate(self.controllers):
+            reply = self._ask(process, self._door(index), METADATA)
+            leaders.add(None if reply is None else reply.ext.get("controllerLeaderAddress") or None)
+        return len(leaders) == 1 and None not in leaders
+
     def _leader_boxed(self) -> list[int]:
         leader = self.leader()
         return [] if leader is None else [leader]

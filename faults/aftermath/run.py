@@ -127,6 +127,7 @@ class Aftermath:
         with self.paths.record.open("w") as record:
             for number, kind in enumerate(self._options.faults, 1):
                 fault = kind()
+                lab.cluster.wait_for("controllers with one leader", lab.cluster.led_alike)
                 trial = lab.trial(fault, rng)
                 done = deed(number, fault, trial, group=GROUP, names=names, wall_s=wall_s)
                 record.write(done.line())
