@@ -10,6 +10,7 @@ import pytest
 
 from batonmq.send_result import SendResult, SendStatus
 from protocol.message import MessageQueue
+from spark.audit.acked_list import COLUMNS
 from spark.live import sink
 from spark.live.ack_report import AckFile, report_folder
 from spark.live.sink import Sent
@@ -225,3 +226,19 @@ def test_a_commit_is_told_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
         sink._committed(options, sent, 8)
     assert not (tmp_path / "_committed-job-8.json").exists()
     assert json.loads(file.read_text()) == told
+
+
+def test_each_line_is_an_entry_of_an_acknowledged_list():
+    sender = Sender(batch_messages=2)
+
+    async def run():
+        await sender.add(rows_of(b"a", b"b", b"c", queue_id=0))
+        await sender.finish()
+
+    asyncio.run(run())
+    kinds = {name: str if kind == "string" else int for name, kind in COLUMNS}
+    names = {"topic", "broker", "queue_id", "queue_offset", "unique_key", "msg_id"}
+    for ack in sender.acks:
+        assert ack.keys() == names
+        assert all(type(value) is kinds[name] for name, value in ack.items())
+    assert [ack["queue_offset"] for ack in sender.acks] == [5, 6, 5]
