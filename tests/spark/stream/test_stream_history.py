@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from cluster_process import ROOT, ClusterProcess, wait_for
@@ -18,6 +19,7 @@ from history_watch import Killer, in_files, published
 
 SOAK = os.environ.get("BATONMQ_SOAK") == "1"
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+PARTS = ds.partitioning(pa.schema({"group": pa.string(), "day": pa.string()}), flavor="hive")
 SPARK_S = 300
 """A bound for a wait in vain: a JVM takes its time on a busy machine."""
 
@@ -33,6 +35,8 @@ class Job:
             *("--name-servers", cluster.name_servers, "--output", str(output), "--json"),
             *("--trigger", "200ms", "--max-events", "30"),
             *("--conf", "spark.sql.shuffle.partitions=1"),
+            # A Python process may take long to start while the machine has other work.
+            *("--conf", "spark.python.authenticate.socketTimeout=120s"),
         ]
 
     def start(self, *more: str) -> subprocess.Popen[str]:
@@ -56,7 +60,7 @@ class Job:
         """The table as a reader without Spark finds it."""
         if not any(self.output.glob("group=*")):
             return []
-        return ds.dataset(self.output, format="parquet", partitioning="hive").to_table().to_pylist()
+        return ds.dataset(self.output, format="parquet", partitioning=PARTS).to_table().to_pylist()
 
     def kill_in_a_batch(self, process: subprocess.Popen[str]) -> None:
         self.until(process, "a batch under way", lambda: self.staged)
@@ -142,6 +146,6 @@ def test_each_event_comes_once_through_kills_and_failovers(
             event["time_ms"],
             event.get("proposed_ms", 0),
         )
-        assert str(row["day"]) == time.strftime("%Y-%m-%d", time.gmtime(event["time_ms"] / 1000))
+        assert row["day"] == time.strftime("%Y-%m-%d", time.gmtime(event["time_ms"] / 1000))
         assert row["store_at"] >= row["time"] and row["queue_offset"] >= 0
     assert events == {}
