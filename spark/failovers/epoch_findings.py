@@ -3,11 +3,17 @@
 An epoch's start is one offset for all replicas that have the epoch. A replica that was down lacks
 the newest epochs, and one whose old bytes expired the oldest: neither is wrong. A Java broker drops
 an epoch without bytes, so only one with bytes may not be missing in between.
+
+Groups of one name in several clusters are compared with themselves only: (cluster, broker).
+Histories do not name their cluster, so such a group is not compared with any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 
 def of_files(files: DataFrame) -> list[DataFrame]:
@@ -19,12 +25,21 @@ def of_files(files: DataFrame) -> list[DataFrame]:
         _starts_differ(good),
         _gaps(good),
         _behind(good),
+        _clusters(good),
     ]
 
 
-def against_histories(files: DataFrame, stories: DataFrame) -> list[DataFrame]:
-    """Findings of files and histories together."""
+def against_histories(
+    files: DataFrame, stories: DataFrame, shared: Collection[str]
+) -> list[DataFrame]:
+    """Findings of files and histories together; groups of several logs, `shared`, are left out."""
     good = files.where("corrupt IS NULL AND broker IS NOT NULL")
+    if shared:
+        good = good.where(~F.col("broker").isin(list(shared)))
+    alone = good.groupBy("broker").agg(
+        F.expr("count(DISTINCT coalesce(cluster, ''))").alias("clusters")
+    )
+    good = good.join(alone.where("clusters = 1").select("broker"), "broker", "left_semi")
     return [_untold(good, stories), _not_in_files(good, stories), _starts(good, stories)]
 
 
@@ -69,7 +84,7 @@ def _starts_differ(good: DataFrame) -> DataFrame:
         FROM (
           SELECT broker, epoch, min(struct(start_offset, store)) AS low,
             max(struct(start_offset, store)) AS high, count(*) AS many
-          FROM {{files}} GROUP BY broker, epoch)
+          FROM {{files}} GROUP BY cluster, broker, epoch)
         WHERE low.start_offset <> high.start_offset
         """,
         files=good,
@@ -80,12 +95,10 @@ def _gaps(good: DataFrame) -> DataFrame:
     return good.sparkSession.sql(
         f"""
         WITH held AS (
-          SELECT broker, epoch, max(end_offset) AS end_offset, min(start_offset) AS start_offset,
-            collect_set(store) AS stores
-          FROM {{files}} WHERE end_offset > start_offset GROUP BY broker, epoch
+          SELECT DISTINCT cluster, broker, epoch FROM {{files}} WHERE end_offset > start_offset
         ), spans AS (
-          SELECT broker, store, min(epoch) AS low, max(epoch) AS high
-          FROM {{files}} GROUP BY broker, store
+          SELECT cluster, broker, store, min(epoch) AS low, max(epoch) AS high
+          FROM {{files}} GROUP BY cluster, broker, store
         ), listed AS (SELECT DISTINCT broker, store, epoch FROM {{files}})
         SELECT s.broker AS group, {_NO_TIME}, 'warning' AS severity, 'epoch_gap' AS kind,
           concat(s.store, ' lacks ', count(*), ' epochs with bytes that other replicas have, the ',
@@ -93,7 +106,8 @@ def _gaps(good: DataFrame) -> DataFrame:
           s.store AS subject,
           to_json(named_struct('store', s.store, 'epochs', count(*), 'first', min(h.epoch), 'last',
             max(h.epoch))) AS evidence
-        FROM held h JOIN spans s ON s.broker = h.broker AND h.epoch > s.low AND h.epoch < s.high
+        FROM held h JOIN spans s ON s.broker = h.broker AND s.cluster <=> h.cluster
+          AND h.epoch > s.low AND h.epoch < s.high
         LEFT ANTI JOIN listed l ON l.broker = s.broker AND l.store = s.store AND l.epoch = h.epoch
         GROUP BY s.broker, s.store
         """,
@@ -105,13 +119,35 @@ def _behind(good: DataFrame) -> DataFrame:
     return good.sparkSession.sql(
         f"""
         WITH tops AS (
-          SELECT broker, store, max(epoch) AS top FROM {{files}} GROUP BY broker, store
-        ), newest AS (SELECT broker, max(top) AS newest FROM tops GROUP BY broker)
+          SELECT cluster, broker, store, max(epoch) AS top FROM {{files}}
+          GROUP BY cluster, broker, store
+        ), newest AS (
+          SELECT cluster, broker, max(top) AS newest FROM tops GROUP BY cluster, broker
+        )
         SELECT t.broker AS group, {_NO_TIME}, 'info' AS severity, 'replica_behind' AS kind,
           concat(t.store, ' knows epochs up to ', t.top, ', the newest is ', n.newest, '.') AS text,
           t.store AS subject,
           to_json(named_struct('store', t.store, 'epoch', t.top, 'newest', n.newest)) AS evidence
-        FROM tops t JOIN newest n ON n.broker = t.broker WHERE t.top < n.newest
+        FROM tops t JOIN newest n ON n.broker = t.broker AND n.cluster <=> t.cluster
+        WHERE t.top < n.newest
+        """,
+        files=good,
+    )
+
+
+def _clusters(good: DataFrame) -> DataFrame:
+    return good.sparkSession.sql(
+        f"""
+        SELECT broker AS group, {_NO_TIME}, 'warning' AS severity,
+          'group_in_several_clusters' AS kind,
+          concat('The stores of group ', broker, ' are of ', size(clusters), ' clusters: ',
+            array_join(slice(clusters, 1, 5), ', '),
+            '. Their epoch files are not compared with the histories.') AS text,
+          broker AS subject, to_json(named_struct('clusters', slice(clusters, 1, 20))) AS evidence
+        FROM (
+          SELECT broker, array_sort(collect_set(coalesce(cluster, ''))) AS clusters
+          FROM {{files}} GROUP BY broker)
+        WHERE size(clusters) > 1
         """,
         files=good,
     )

@@ -13,12 +13,14 @@ controllers), `copies`, `disagree`, `one`, `other` (two controllers that told it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from batonmq.history_events import REPORTED
 from spark.failovers.sources import CONTROLLERS_MAX, EVENT_FIELDS
 
 _TIMES: Final = {
@@ -33,7 +35,14 @@ _DETAIL: Final = (
     "fromOffset LONG, toOffset LONG, appliedMs LONG, maxOffset LONG, confirmOffset LONG, "
     "reason STRING"
 )
+PART_BITS: Final = 12
+PLACE: Final = (
+    f"(shiftleft(raft_index, {PART_BITS}) | CAST(least(part, {(1 << PART_BITS) - 1}) AS BIGINT))"
+)
+"""SQL: raft index and part as one number in their order; aggregations of numbers need no sort."""
 _LOGS_MAX: Final = 10_000
+_LOGS_INLINE: Final = 20
+_SHARED_MAX: Final = 10_000
 _DAMAGED: Final = "damaged:"
 
 
@@ -108,25 +117,122 @@ def merged(told: DataFrame, controllers: Sequence[str]) -> DataFrame:
     )
 
 
-def ordered(events: DataFrame) -> DataFrame:
-    """With `seq`: a number per log, in the order of their earliest time; few rows are joined."""
-    session = events.sparkSession
-    logs = (
-        events.where("kind is not null")
-        .groupBy("log")
-        .agg(F.min(F.coalesce("time_ms", F.lit(0))).alias("begins"))
+def overview(events: DataFrame, controllers: Sequence[str]) -> DataFrame:
+    """(log, group, day): what of them there is, in a few numbers; one pass over few columns.
+
+    `day`, `first_ms` and `last_ms` are of events on controllers' clocks; a broker's clock may be
+    years off, and its reports have a null day. `begins` is the earliest time of all, `any_first_ms`
+    and `any_last_ms` are also of all. `low<n>` and `high<n>` tell from where to where controller n
+    tells, as PLACE counts.
+    """
+    reported = ", ".join(f"'{kind}'" for kind in sorted(REPORTED))
+    own_ms = F.expr(f"CASE WHEN kind NOT IN ({reported}) THEN time_ms END")
+    has = [F.col("told").bitwiseAND(F.lit(1 << n)) != 0 for n in range(len(controllers))]
+    ends = [F.min(F.when(mine, F.expr(PLACE))).alias(f"low{n}") for n, mine in enumerate(has)]
+    ends += [F.max(F.when(mine, F.expr(PLACE))).alias(f"high{n}") for n, mine in enumerate(has)]
+    return (
+        events.where("kind IS NOT NULL")
+        .groupBy("log", "group", F.to_date(F.timestamp_millis(own_ms)).alias("day"))
+        .agg(
+            F.count("*").alias("events"),
+            F.sum("copies").alias("lines"),
+            F.min(F.coalesce("time_ms", F.lit(0))).alias("begins"),
+            F.min(own_ms).alias("first_ms"),
+            F.max(own_ms).alias("last_ms"),
+            F.min("time_ms").alias("any_first_ms"),
+            F.max("time_ms").alias("any_last_ms"),
+            *ends,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """The logs in the order of their earliest time, with from where to where each is told.
+
+    `ranges`: (log, number of the controller, its name, low, high), as PLACE counts. `shared`: the
+    groups that several logs tell of, with these logs in order.
+    """
+
+    names: tuple[str, ...]
+    ranges: tuple[tuple[str, int, str, int, int], ...]
+    shared: Mapping[str, tuple[str, ...]]
+
+    def group_in(self, group: str, log: str) -> str:
+        """What tables call a group as that log tells of it."""
+        logs = self.shared.get(group, ())
+        return group if log not in logs[:-1] else f"{group} ({log})"
+
+
+def logs_of(overview_rows: DataFrame, controllers: Sequence[str]) -> Logs:
+    """Raises ValueError for too many logs, or groups of several logs: not one cluster's history."""
+    ends = [F.min(f"low{n}").alias(f"low{n}") for n in range(len(controllers))]
+    ends += [F.max(f"high{n}").alias(f"high{n}") for n in range(len(controllers))]
+    rows = (
+        overview_rows.groupBy("log")
+        .agg(F.min("begins").alias("begins"), *ends)
         .limit(_LOGS_MAX + 1)
         .collect()
     )
-    if len(logs) > _LOGS_MAX:
+    if len(rows) > _LOGS_MAX:
         raise ValueError(f"more than {_LOGS_MAX} logs: these are histories of many clusters")
-    names = [row.log for row in sorted(logs, key=lambda row: (row.begins, row.log))]
-    numbers = session.createDataFrame(
-        [(name, number) for number, name in enumerate(names)], "log STRING, log_no INT"
+    rows = sorted(rows, key=lambda row: (row["begins"], row["log"]))
+    names = tuple(row["log"] for row in rows)
+    shared: dict[str, tuple[str, ...]] = {}
+    if len(names) > 1:
+        told = (
+            overview_rows.where("`group` <> ''")
+            .groupBy("group")
+            .agg(F.collect_set("log").alias("logs"))
+            .where("size(logs) > 1")
+            .limit(_SHARED_MAX + 1)
+            .collect()
+        )
+        if len(told) > _SHARED_MAX:
+            raise ValueError(
+                f"more than {_SHARED_MAX} groups are told of in several logs: these are histories "
+                "of several clusters; read those of one at a time"
+            )
+        shared = {row["group"]: tuple(sorted(row["logs"], key=names.index)) for row in told}
+    ranges = tuple(
+        (row["log"], n, name, row[f"low{n}"], row[f"high{n}"])
+        for row in rows
+        for n, name in enumerate(controllers)
+        if row[f"low{n}"] is not None
     )
-    return events.join(F.broadcast(numbers), "log", "left").withColumn(
-        "seq", F.struct("log_no", "raft_index", "part")
-    )
+    return Logs(names, ranges, shared)
 
 
-__all__ = ["merged", "ordered"]
+def apart(rows: DataFrame, logs: Logs) -> DataFrame:
+    """Rows with `log` and `group`, where a group of several logs has a name of its own in each."""
+    names = [
+        (group, log, logs.group_in(group, log))
+        for group, told in logs.shared.items()
+        for log in told
+    ]
+    if not names:
+        return rows
+    known = rows.sparkSession.createDataFrame(names, "`group` STRING, log STRING, named STRING")
+    columns = [
+        F.coalesce("named", "group").alias(name) if name == "group" else F.col(name)
+        for name in rows.columns
+    ]
+    return rows.join(F.broadcast(known), ["group", "log"], "left").select(columns)
+
+
+def ordered(events: DataFrame, logs: Logs) -> DataFrame:
+    """With `seq`: a number per log, in the order of their earliest time."""
+    numbered = F.lit(None).cast("int")
+    if len(logs.names) <= _LOGS_INLINE:
+        for number, name in enumerate(logs.names):
+            numbered = F.when(F.col("log") == name, F.lit(number)).otherwise(numbered)
+        events = events.withColumn("log_no", numbered)
+    else:
+        known = events.sparkSession.createDataFrame(
+            [(name, number) for number, name in enumerate(logs.names)], "log STRING, log_no INT"
+        )
+        events = events.join(F.broadcast(known), "log", "left")
+    return events.withColumn("seq", F.struct("log_no", "raft_index", "part"))
+
+
+__all__ = ["PART_BITS", "PLACE", "Logs", "apart", "logs_of", "merged", "ordered", "overview"]

@@ -7,11 +7,15 @@ that histories show by themselves; `spark.failovers.epoch_findings` compares the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+
+from spark.failovers.events import PART_BITS, PLACE, Logs
+from spark.failovers.tables import GAP_DAYS, NEVER_SERVED, OUTSIDE
 
 CRITICAL: Final = "critical"
 WARNING: Final = "warning"
@@ -25,21 +29,23 @@ CLOCK_MS: Final = 1_000
 
 
 def of_histories(
-    events: DataFrame, stories: DataFrame, reigns: DataFrame, controllers: Sequence[str]
+    events: DataFrame, stories: DataFrame, reigns: DataFrame, bounds: DataFrame, logs: Logs
 ) -> list[DataFrame]:
     """Findings of the histories alone; `events` with the rows of damaged files."""
     told = events.where("kind IS NOT NULL")
-    ranges = ranges_of(told, controllers)
     return [
         _disagree(told),
-        *_ranges(told, ranges),
+        *_ranges(told, logs),
+        _shared(told.sparkSession, logs),
         _damaged(events),
         _diverged(told),
         _second_masters(told, reigns),
         _elections(stories),
         _open_outages(stories),
         _clocks(stories),
-        _alone(told),
+        _outside(stories, bounds),
+        _strays(bounds),
+        _alone(told, bounds),
         _begins(stories),
     ]
 
@@ -63,32 +69,13 @@ def _disagree(told: DataFrame) -> DataFrame:
     )
 
 
-def ranges_of(told: DataFrame, controllers: Sequence[str]) -> DataFrame:
-    """(log, number, name, low, high): from where to where each controller tells a log.
-
-    Collected: one row per log, and of logs there are few.
-    """
-    has = [F.col("told").bitwiseAND(F.lit(1 << n)) != 0 for n in range(len(controllers))]
-    place = F.struct("raft_index", "part")
-    ends = [F.min(F.when(mine, place)).alias(f"low{n}") for n, mine in enumerate(has)]
-    ends += [F.max(F.when(mine, place)).alias(f"high{n}") for n, mine in enumerate(has)]
-    rows = told.groupBy("log").agg(F.count("*").alias("events"), *ends).collect() if ends else []
-    made = [
-        (row["log"], n, name, tuple(row[f"low{n}"]), tuple(row[f"high{n}"]))
-        for row in rows
-        for n, name in enumerate(controllers)
-        if row[f"low{n}"] is not None
-    ]
-    place_type = "STRUCT<raft_index: BIGINT, part: INT>"
-    return told.sparkSession.createDataFrame(
-        made, f"log STRING, number INT, name STRING, low {place_type}, high {place_type}"
-    )
-
-
-def _ranges(told: DataFrame, ranges: DataFrame) -> list[DataFrame]:
+def _ranges(told: DataFrame, logs: Logs) -> list[DataFrame]:
     session = told.sparkSession
+    ranges = session.createDataFrame(
+        list(logs.ranges), "log STRING, number INT, name STRING, low BIGINT, high BIGINT"
+    )
     lacking = session.sql(
-        """
+        f"""
         SELECT group, first.at_ms AS at_ms, 'warning' AS severity, 'missing_events' AS kind,
           concat('The history of controller ', name, ' lacks ', many, ' events that others tell, ',
             'from index ', first.raft_index, ' on, though it begins before and ends after them.')
@@ -100,34 +87,61 @@ def _ranges(told: DataFrame, ranges: DataFrame) -> list[DataFrame]:
           SELECT v.group, v.log, r.name, count(*) AS many,
             min(struct(v.raft_index, v.part, v.time_ms AS at_ms)) AS first,
             max(struct(v.raft_index, v.part)) AS last
-          FROM {told} v JOIN {ranges} r ON r.log = v.log
-          WHERE v.told & shiftleft(1L, r.number) = 0
-            AND struct(v.raft_index, v.part) > r.low AND struct(v.raft_index, v.part) < r.high
+          FROM (SELECT *, {PLACE} AS place FROM {{told}}) v JOIN {{ranges}} r ON r.log = v.log
+          WHERE v.told & shiftleft(1L, r.number) = 0 AND v.place > r.low AND v.place < r.high
           GROUP BY v.group, v.log, r.name)
         """,
         told=told,
         ranges=F.broadcast(ranges),
     )
     ends = session.sql(
-        """
-        WITH whole AS (SELECT log, min(low) AS low, max(high) AS high FROM {ranges} GROUP BY log)
+        f"""
+        WITH whole AS (
+          SELECT *, min(low) OVER (PARTITION BY log) AS least,
+            max(high) OVER (PARTITION BY log) AS most
+          FROM {{ranges}}
+        ), ends AS (
+          SELECT *, explode(array_compact(array(
+            CASE WHEN low > least THEN 'history_begins_late' END,
+            CASE WHEN high < most THEN 'history_ends_early' END))) AS kind
+          FROM whole
+        ), told AS (
+          SELECT *,
+            CASE kind WHEN 'history_begins_late' THEN low ELSE high END >> {PART_BITS} AS its,
+            CASE kind WHEN 'history_begins_late' THEN least ELSE most END >> {PART_BITS} AS theirs
+          FROM ends
+        )
         SELECT '' AS group, CAST(NULL AS BIGINT) AS at_ms, 'info' AS severity, kind, concat(
           'The history of controller ', name, CASE WHEN kind = 'history_begins_late'
             THEN ' begins' ELSE ' ends' END, ' at index ', its, ' of log ', log,
             ', that of others at ', theirs, '.') AS text, name AS subject,
           to_json(named_struct('controller', name, 'log', log, 'raftIndex', its, 'others', theirs))
             AS evidence
-        FROM (
-          SELECT r.name, r.log, 'history_begins_late' AS kind, r.low.raft_index AS its,
-            w.low.raft_index AS theirs
-          FROM {ranges} r JOIN whole w ON w.log = r.log WHERE r.low > w.low
-          UNION ALL
-          SELECT r.name, r.log, 'history_ends_early', r.high.raft_index, w.high.raft_index
-          FROM {ranges} r JOIN whole w ON w.log = r.log WHERE r.high < w.high)
+        FROM told
         """,
         ranges=ranges,
     )
     return [lacking, ends]
+
+
+def _shared(session: SparkSession, logs: Logs) -> DataFrame:
+    """Groups of one name in several logs: at most as many rows as there are such groups."""
+    rows = [
+        (
+            group,
+            f"Group {group} is told of in {len(told)} logs: histories of several clusters, or of "
+            "controllers that were set up anew. Each is told by itself, the older ones as "
+            + ", ".join(logs.group_in(group, log) for log in told[:-1])
+            + "; epoch files are compared with none.",
+            json.dumps({"logs": told}),
+        )
+        for group, told in logs.shared.items()
+    ]
+    made = session.createDataFrame(rows, "`group` STRING, text STRING, evidence STRING")
+    return made.selectExpr(
+        "`group`", "CAST(NULL AS BIGINT) AS at_ms", "'warning' AS severity",
+        "'group_in_several_logs' AS kind", "text", "`group` AS subject", "evidence",
+    )  # fmt: skip
 
 
 def _damaged(events: DataFrame) -> DataFrame:
@@ -232,8 +246,8 @@ def _elections(stories: DataFrame) -> DataFrame:
 def _open_outages(stories: DataFrame) -> DataFrame:
     """A group without a master at the end of the history; after a planned stop that is no news."""
     return stories.sparkSession.sql(
-        """
-        SELECT group, coalesce(detected_ms, elected_ms, m.told_ms) AS at_ms,
+        f"""
+        SELECT group, coalesce(lost_since_ms, detected_ms, elected_ms, m.told_ms) AS at_ms,
           CASE WHEN cause = 'goodbye' THEN 'info' ELSE 'warning' END AS severity,
           'outage_open' AS kind,
           CASE WHEN kind IS NULL THEN concat('There is no master since ', coalesce(how, 'then'),
@@ -243,10 +257,8 @@ def _open_outages(stories: DataFrame) -> DataFrame:
           concat('broker ', coalesce(e.broker_id, lost_master, 0)) AS subject,
           to_json(named_struct('masterEpoch', coalesce(e.master_epoch, m.master_epoch),
             'reason', reason)) AS evidence
-        FROM {rows}
-        WHERE (kind IS NULL AND m IS NOT NULL)
-          OR (kind IS NOT NULL AND next_seq IS NULL AND next_failed IS NULL AND NOT overtaken
-            AND opened_ms IS NULL AND first_ack_ms IS NULL)
+        FROM {{rows}}
+        WHERE (kind IS NULL AND m IS NOT NULL) OR ({NEVER_SERVED})
         """,
         rows=stories,
     )
@@ -269,7 +281,45 @@ def _clocks(stories: DataFrame) -> DataFrame:
     )
 
 
-def _alone(told: DataFrame) -> DataFrame:
+def _outside(stories: DataFrame, bounds: DataFrame) -> DataFrame:
+    """Outages that are not counted: they would have begun or ended far from all else."""
+    return stories.sparkSession.sql(
+        f"""
+        SELECT s.group, s.elected_ms AS at_ms, 'warning' AS severity, 'clock_problem' AS kind,
+          concat('How long the election of epoch ', s.e.master_epoch, ' took cannot be told: from ',
+            timestamp_millis(s.start_ms), ' to ', timestamp_millis(s.start_ms + s.unavailable_ms),
+            ' UTC it would reach beyond all that was told of the group; the clock of a broker was ',
+            'wrong. It is not counted as an outage.') AS text,
+          concat('epoch ', s.e.master_epoch) AS subject,
+          to_json(named_struct('masterEpoch', s.e.master_epoch, 'beginMs', s.start_ms,
+            'unavailableMs', s.unavailable_ms)) AS evidence
+        FROM {{rows}} s JOIN {{bounds}} b ON b.group = s.group
+        WHERE s.unavailable_ms IS NOT NULL AND ({OUTSIDE})
+        """,
+        rows=stories,
+        bounds=bounds,
+    )
+
+
+def _strays(bounds: DataFrame) -> DataFrame:
+    return bounds.sparkSession.sql(
+        f"""
+        SELECT group, CAST(NULL AS BIGINT) AS at_ms, 'warning' AS severity,
+          'clock_problem' AS kind,
+          concat('Controllers told ', strays, ' events at times more than {GAP_DAYS} days from ',
+            'the others: all lie between ', timestamp_millis(least_ms), ' and ',
+            timestamp_millis(most_ms), ' UTC. The clock of a controller was wrong, or the group ',
+            'rested that long; these days are not in table unavailability.') AS text,
+          group AS subject,
+          to_json(named_struct('events', strays, 'firstMs', least_ms, 'lastMs', most_ms))
+            AS evidence
+        FROM {{rows}} WHERE strays > 0
+        """,
+        rows=bounds,
+    )
+
+
+def _alone(told: DataFrame, bounds: DataFrame) -> DataFrame:
     return told.sparkSession.sql(
         f"""
         WITH sizes AS (
@@ -277,14 +327,13 @@ def _alone(told: DataFrame) -> DataFrame:
             lead(time_ms) OVER (PARTITION BY group ORDER BY log_no, raft_index, part) AS until_ms
           FROM {{rows}}
           WHERE group <> '' AND kind IN ('elected', 'set_altered') AND time_ms IS NOT NULL
-        ), ends AS (
-          SELECT group AS name, max(time_ms) AS last_ms,
-            max(greatest(size(sync_state_set), size(set_before))) AS largest
-          FROM {{rows}} WHERE group <> '' GROUP BY group
+        ), largest AS (
+          SELECT group AS name, max(greatest(size(sync_state_set), size(set_before))) AS largest
+          FROM {{rows}} WHERE group <> '' AND kind IN ('elected', 'set_altered') GROUP BY group
         ), alone AS (
-          SELECT s.*, coalesce(until_ms, last_ms) - time_ms AS alone_ms
-          FROM sizes s JOIN ends e ON e.name = s.group
-          WHERE size(s.sync_state_set) = 1 AND e.largest > 1
+          SELECT s.*, least(coalesce(until_ms, b.last_ms), b.last_ms) - time_ms AS alone_ms
+          FROM sizes s JOIN {{bounds}} b ON b.group = s.group JOIN largest l ON l.name = s.group
+          WHERE size(s.sync_state_set) = 1 AND l.largest > 1
         )
         SELECT group, time_ms AS at_ms, 'warning' AS severity, 'set_of_one' AS kind,
           concat('Broker ', sync_state_set[0], ' was alone in the set for ',
@@ -295,6 +344,7 @@ def _alone(told: DataFrame) -> DataFrame:
         FROM alone WHERE alone_ms >= {ALONE_MS}
         """,
         rows=told,
+        bounds=bounds,
     )
 
 
@@ -333,4 +383,4 @@ def together(parts: Sequence[DataFrame]) -> DataFrame:
     )
 
 
-__all__ = ["CRITICAL", "INFO", "SEVERITIES", "WARNING", "of_histories", "ranges_of", "together"]
+__all__ = ["CRITICAL", "INFO", "SEVERITIES", "WARNING", "of_histories", "together"]

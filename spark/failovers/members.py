@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-_REPORTS = "'role_changed', 'opened', 'first_ack', 'pushed'"
+_REPORTS = "'role_changed', 'opened', 'first_ack', 'pushed', 'drained', 'set_altered'"
 
 
 def reigns(loss_rows: DataFrame) -> DataFrame:
@@ -33,7 +33,11 @@ def reigns(loss_rows: DataFrame) -> DataFrame:
 
 
 def reports(events: DataFrame, reign_rows: DataFrame) -> DataFrame:
-    """Per (group, seg): the first of each report of its winner, and of the controllers' pushes."""
+    """Per (group, seg): the first of each report of its winner, and of the controllers' pushes.
+
+    `serves`: it changed its set, or drained: only a master at work does, also one whose reports of
+    opening got lost.
+    """
     return events.sparkSession.sql(
         f"""
         SELECT r.group, r.seg,
@@ -46,6 +50,8 @@ def reports(events: DataFrame, reign_rows: DataFrame) -> DataFrame:
             THEN struct(v.seq, v.time_ms, coalesce(v.detail.waitedMs, -1) AS waited_ms,
               v.detail.confirmOffset AS confirm_offset) END)
             AS first_ack,
+          bool_or(v.kind = 'set_altered' OR (v.kind = 'drained' AND v.broker_id = r.winner))
+            AS serves,
           least(
             min(CASE WHEN v.kind = 'pushed' AND v.detail.appliedMs > 0 THEN
               struct(v.seq, v.detail.appliedMs AS at) END).at,

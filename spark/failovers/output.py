@@ -24,6 +24,8 @@ TABLES: Final = (
 SUMMARY: Final = "summary.json"
 _OURS: Final = (*TABLES, SUMMARY, "report.html")
 _MAKING: Final = "_making-"
+# One row for each day of each group: a file for each would be nothing but files.
+_FOLDERS: Final = {"unavailability": ("group",)}
 
 
 class Output:
@@ -68,16 +70,20 @@ class Output:
         """Where a table is before it is published."""
         return str(self._making / name)
 
-    def write(self, name: str, frame: DataFrame) -> DataFrame:
-        """Write a table, not yet where readers look; what it is when read back."""
+    def write(self, name: str, frame: DataFrame, *, small: bool = False) -> DataFrame:
+        """Write a table, not yet where readers look; the rows from now on.
+
+        `small`: `frame` is one partition that is read again as easily as the table.
+        """
         folder = self.table(name)
-        rows = frame.repartition("group", "day").sortWithinPartitions("group", "day")
-        rows.write.partitionBy("group", "day").parquet(folder)
+        folders = _FOLDERS.get(name, ("group", "day"))
+        rows = frame.coalesce(1) if small else frame.repartition(*folders)
+        rows.sortWithinPartitions("group", "day").write.partitionBy(*folders).parquet(folder)
         if not any(Path(folder).glob("group=*")):
             # Without rows there is no folder to tell the columns from: an empty file does.
             shutil.rmtree(folder)
             frame.limit(0).coalesce(1).write.parquet(folder)
-        return frame.sparkSession.read.schema(frame.schema).parquet(folder)
+        return frame if small else frame.sparkSession.read.schema(frame.schema).parquet(folder)
 
     def publish(self, summary: Mapping[str, Any]) -> None:
         """Put the tables in the place of earlier ones, then the summary. Raises OSError."""

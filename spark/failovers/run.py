@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from spark.failovers import (
     events,
     findings,
     members,
+    sizing,
     sources,
     stories,
     tables,
@@ -44,6 +45,19 @@ class Inputs:
         if len(given) == 2 and given[0] >= given[1]:
             raise ValueError(f"--since {self.since} must be before --until {self.until}")
 
+    def is_small(self) -> bool:
+        """Whether what controllers told is little. Raises OSError, ValueError for what is not."""
+        return self._size_bytes() <= sizing.SMALL_BYTES
+
+    def settings(self) -> Mapping[str, str]:
+        """Settings of Spark that suit the size of the input."""
+        return sizing.settings_for(self._size_bytes(), small=self.is_small())
+
+    def _size_bytes(self) -> int:
+        if self.history:
+            return sizing.history_bytes(self.history)
+        return sizing.parquet_bytes(self.history_parquet)
+
     def document(self) -> dict[str, Any]:
         return {
             "history": list(self.history),
@@ -59,27 +73,36 @@ def run(session: SparkSession, inputs: Inputs, output: Output, step: Step) -> di
 
     Raises ValueError and OSError for input that cannot be read.
     """
-    work = Work(session, output.work_folder)
+    with sizing.fitted(session, inputs.settings()):
+        work = Work(session, output.work_folder, small=inputs.is_small())
+        return _run(work, inputs, output, step)
+
+
+def _run(work: Work, inputs: Inputs, output: Output, step: Step) -> dict[str, Any]:
+    session, small = work.session, work.small
     if inputs.history:
         controllers = sources.controllers_in_files(inputs.history)
-        told = sources.told_in_files(session, inputs.history)
+        told = sources.told_in_files(session, inputs.history, small=small)
     else:
         told = sources.told_in_parquet(session, inputs.history_parquet)
         controllers = sources.controllers_in(told)
     files = (
-        sources.epoch_files(session, inputs.stores)
+        sources.epoch_files(session, inputs.stores, small=small)
         if inputs.stores
         else sources.no_epoch_files(session)
     )
     with step("reading the histories"):
         merged = work.keep(events.merged(told, controllers), "events")
-        every = events.ordered(merged)
+        overview = work.keep(events.overview(merged, controllers), "overview")
+        logs = events.logs_of(overview, controllers)
+        overview = events.apart(overview, logs)
+        every = events.ordered(events.apart(merged, logs), logs)
         told_once = every.where("kind IS NOT NULL")
     with step("telling the stories"):
         told_rows = work.keep(stories.told(told_once, work), "told")
         elected = work.keep(stories.elected(told_rows), "elected")
         judged = work.keep(stories.stories(elected), "stories")
-        bounds = work.keep(tables.bounds(told_once), "bounds")
+        bounds = work.keep(tables.bounds(overview), "bounds")
     with step("reading the epoch files"):
         epochs = work.keep(files, "epochs")
     with step("writing the tables"):
@@ -87,27 +110,28 @@ def run(session: SparkSession, inputs: Inputs, output: Output, step: Step) -> di
         made = {
             "masterships": tables.masterships(judged, controllers),
             "failovers": tables.failovers(judged),
-            "unavailability": tables.unavailability(outages, bounds),
+            "unavailability": work.keep_small(tables.unavailability(outages, bounds)),
             "set_changes": tables.set_changes(told_once),
             "truncations": tables.truncations(told_once),
             "controllers": tables.controllers(told_once),
         }
         written = {
-            name: output.write(name, within(frame, name, inputs)) for name, frame in made.items()
+            name: output.write(name, within(frame, name, inputs), small=small)
+            for name, frame in made.items()
         }
     with step("looking for findings"):
         reigns = members.reigns(judged)
         found = findings.together(
             [
-                *findings.of_histories(every, judged, reigns, controllers),
+                *findings.of_histories(every, judged, reigns, bounds, logs),
                 *epoch_findings.of_files(epochs),
-                *epoch_findings.against_histories(epochs, judged),
+                *epoch_findings.against_histories(epochs, judged, logs.shared),
             ]
         )
-        found = _dated(found, bounds)
-        written["findings"] = output.write("findings", within(found, "findings", inputs))
+        found = work.keep_small(within(_dated(found, bounds), "findings", inputs))
+        written["findings"] = output.write("findings", found, small=small)
     with step("summing up"):
-        summary = summarise(written, bounds, merged, inputs.document(), controllers)
+        summary = summarise(written, bounds, overview, inputs.document(), controllers)
     output.publish(summary)
     return summary
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -25,9 +26,12 @@ STREAM: Final = "stream"
 """Who tells an event that was read without the name of its controller."""
 
 
-def told_in_files(session: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """The table `history` of those files, damaged lines too. Raises OSError, ValueError."""
-    return _read(session, "history", paths)
+def told_in_files(session: SparkSession, paths: Sequence[str], *, small: bool = False) -> DataFrame:
+    """The table `history` of those files, damaged lines too. Raises OSError, ValueError.
+
+    `small`: they are read here, not in Python processes of Spark.
+    """
+    return _read(session, "history", paths, small)
 
 
 def told_in_parquet(session: SparkSession, paths: Sequence[str]) -> DataFrame:
@@ -65,9 +69,12 @@ def controllers_in(told: DataFrame) -> list[str]:
     return sorted(row.controller for row in rows)
 
 
-def epoch_files(session: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """The table `epochs` of those stores, unreadable files too. Raises OSError, ValueError."""
-    return _read(session, "epochs", paths)
+def epoch_files(session: SparkSession, paths: Sequence[str], *, small: bool = False) -> DataFrame:
+    """The table `epochs` of those stores, unreadable files too. Raises OSError, ValueError.
+
+    `small`: they are read here, not in Python processes of Spark.
+    """
+    return _read(session, "epochs", paths, small)
 
 
 def no_epoch_files(session: SparkSession) -> DataFrame:
@@ -77,11 +84,19 @@ def no_epoch_files(session: SparkSession) -> DataFrame:
 
 
 def _options(table: str, paths: Sequence[str]) -> ReadOptions:
-    return ReadOptions.from_mapping({"table": table, "paths": ",".join(paths)})
+    return ReadOptions.from_mapping(
+        {"table": table, "mode": "PERMISSIVE", "paths": ",".join(paths)}
+    )
 
 
-def _read(session: SparkSession, table: str, paths: Sequence[str]) -> DataFrame:
-    Read(_options(table, paths), Selection()).plan()  # what is missing is told before Spark is
+def _read(session: SparkSession, table: str, paths: Sequence[str], small: bool) -> DataFrame:
+    read = Read(_options(table, paths), Selection())
+    plan = read.plan()  # what is missing is told before Spark is
+    if small:
+        rows = pa.Table.from_batches(
+            [batch for work in plan for batch in read.run(work)], read.schema
+        )
+        return session.createDataFrame(rows)
     return (
         session.read.format("batonmq")
         .option("table", table)

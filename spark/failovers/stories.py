@@ -56,6 +56,7 @@ def told(events: DataFrame, work: Work) -> DataFrame:
             ELSE t.drained_ms END AS drained_ms,
           coalesce(t.held_ms, s.held_ms, -1) AS held_ms,
           e.elected_ms AS elected_ms,
+          coalesce(p.serves, false) AS serves,
           p.role.time_ms AS role_ms, p.opened, p.opened.time_ms AS opened_ms,
           p.first_ack, p.first_ack.time_ms AS first_ack_ms,
           coalesce(p.first_ack.waited_ms, -1) AS waited_ms,
@@ -83,6 +84,7 @@ def elected(told_rows: DataFrame) -> DataFrame:
 
     Adds `served` (this master had acknowledged, or was open for long, when the next was needed),
     `overtaken`, `lost_since_ms`, `next_*` of the segment after.
+    An outage goes on (`lost_since_ms`) where the master before had served nobody.
     """
     return told_rows.sparkSession.sql(
         f"""
@@ -94,18 +96,20 @@ def elected(told_rows: DataFrame) -> DataFrame:
             lead(late_blocked_ms) OVER g AS next_late_blocked_ms,
             lead(elected_ms) OVER g AS next_elected_ms,
             lead(failed) OVER g AS next_failed,
+            lead(m) OVER g AS next_loss,
             lead(e.seq) OVER g AS next_seq
           FROM {{rows}}
           WINDOW g AS (PARTITION BY group ORDER BY seg)
         ), judged AS (
-          SELECT *, coalesce(has_before, false) AND e IS NOT NULL
-            AND NOT coalesce(ack_before.seq < e.seq, false)
-            AND NOT coalesce(opened_before.seq < e.seq
-              AND detected_ms - opened_before.time_ms > {SERVED_MS}, false) AS overtakes
+          SELECT *, coalesce(has_before, false)
+            AND NOT coalesce(ack_before.seq < coalesce(e.seq, m.seq), false)
+            AND NOT coalesce(opened_before.seq < coalesce(e.seq, m.seq)
+              AND coalesce(detected_ms, CASE WHEN e IS NULL THEN m.told_ms END)
+                - opened_before.time_ms > {SERVED_MS}, false) AS goes_on
           FROM seen
         ), runs AS (
-          SELECT *, lead(overtakes) OVER g AS overtaken_,
-            sum(CASE WHEN overtakes THEN 0 ELSE 1 END) OVER (PARTITION BY group ORDER BY seg
+          SELECT *, lead(goes_on AND e IS NOT NULL) OVER g AS overtaken_,
+            sum(CASE WHEN goes_on THEN 0 ELSE 1 END) OVER (PARTITION BY group ORDER BY seg
               ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS run
           FROM judged WINDOW g AS (PARTITION BY group ORDER BY seg)
         )
@@ -116,7 +120,10 @@ def elected(told_rows: DataFrame) -> DataFrame:
         FROM runs
         """,
         rows=told_rows,
-    ).drop("overtaken_", "has_before", "ack_before", "opened_before", "next_late_blocked_ms")
+    ).drop(
+        "overtaken_", "goes_on", "has_before", "ack_before", "opened_before",
+        "next_late_blocked_ms",
+    )  # fmt: skip
 
 
 def stories(elected_rows: DataFrame) -> DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -25,28 +26,25 @@ _OF_WORST: Final = (
 def summarise(
     written: Mapping[str, DataFrame],
     bounds: DataFrame,
-    merged: DataFrame,
+    overview: DataFrame,
     inputs: Mapping[str, Any],
     controllers: Sequence[str],
 ) -> dict[str, Any]:
     """The document; its lists are cut at fixed lengths, its counts are of all."""
-    events = merged.where("kind IS NOT NULL").agg(
-        F.count("*").alias("events"), F.coalesce(F.sum("copies"), F.lit(0)).alias("lines")
-    )
-    counts = {name: frame.count() for name, frame in written.items()}
+    counts = _counts(written)
+    totals = overview.agg(F.sum("events").alias("events"), F.sum("lines").alias("lines")).first()
     severities = dict.fromkeys(SEVERITIES, 0)
     kinds: dict[str, int] = {}
     for row in written["findings"].groupBy("severity", "kind").count().limit(_KINDS_MAX).collect():
         severities[row.severity] += row["count"]
         kinds[row.kind] = kinds.get(row.kind, 0) + row["count"]
-    totals = events.first()
     return {
         "generated_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": _version(),
         "inputs": dict(inputs),
         "controllers": list(controllers),
-        "events": totals["events"] if totals is not None else 0,
-        "lines": totals["lines"] if totals is not None else 0,
+        "events": (totals and totals["events"]) or 0,
+        "lines": (totals and totals["lines"]) or 0,
         "rows": counts,
         "groups_total": bounds.count(),
         "groups": _groups(written, bounds),
@@ -56,6 +54,13 @@ def summarise(
         "findings_by_kind": dict(sorted(kinds.items())),
         "first_findings": _first(written["findings"]),
     }
+
+
+def _counts(written: Mapping[str, DataFrame]) -> dict[str, int]:
+    """The rows of all tables, by one query."""
+    names = [frame.select(F.lit(name).alias("name")) for name, frame in written.items()]
+    rows = reduce(DataFrame.unionAll, names).groupBy("name").count().collect()
+    return dict.fromkeys(written, 0) | {row["name"]: row["count"] for row in rows}
 
 
 def _groups(written: Mapping[str, DataFrame], bounds: DataFrame) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ become the folders. Times are timestamps, durations ms, null is unknown, not app
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -73,8 +74,10 @@ def masterships(stories: DataFrame, controllers: Sequence[str]) -> DataFrame:
         WITH ends AS (
           SELECT *, lead(kind) OVER (PARTITION BY group ORDER BY seg) AS next_kind FROM {rows}
         ), ended AS (
-          SELECT *, coalesce(next_failed.told_ms, next_elected_ms) AS ended_ms,
-            CASE WHEN next_failed IS NOT NULL THEN 'master_lost' ELSE next_kind END AS ended_by
+          SELECT *, coalesce(next_failed.told_ms, next_elected_ms, next_loss.told_ms) AS ended_ms,
+            CASE WHEN next_failed IS NOT NULL THEN 'master_lost'
+              WHEN next_kind IS NULL AND next_loss IS NOT NULL THEN 'master_lost'
+              ELSE next_kind END AS ended_by
           FROM ends
         )
         SELECT e.master_epoch AS master_epoch, e.broker_id AS broker_id, e.address AS address,
@@ -100,25 +103,37 @@ def _seen_by(rows: DataFrame, controllers: Sequence[str]) -> DataFrame:
     return rows.select(*columns)
 
 
+NEVER_SERVED: Final = (
+    "kind IS NOT NULL AND NOT overtaken AND next_seq IS NULL AND next_loss IS NULL "
+    "AND first_ack_ms IS NULL AND opened_ms IS NULL AND NOT serves"
+)
+"""SQL: the newest master of a group, which did not get to work."""
+_LOST_MS: Final = "coalesce(s.lost_since_ms, s.detected_ms, s.elected_ms, s.m.told_ms)"
+OUTSIDE: Final = (
+    f"s.start_ms < b.first_ms - {_DAY_MS} OR s.start_ms + s.unavailable_ms > b.last_ms + {_DAY_MS}"
+)
+"""SQL: story `s` began or ended on a clock that is far from the time of its group, `b`."""
+
+
 def outages(stories: DataFrame, bounds: DataFrame) -> DataFrame:
     """(group, start_ms, end_ms, open): when nobody could write. A first election is none.
 
     An outage is open if nobody acknowledged or opened until the last event of the group; a master
-    that was overtaken leaves its outage to its successor.
+    that was overtaken, or lost before it served, leaves its outage to what followed. One that lies
+    outside of the group's time is none: a clock was wrong.
     """
     return stories.sparkSession.sql(
-        """
+        f"""
         SELECT s.group, s.start_ms, s.start_ms + s.unavailable_ms AS end_ms, false AS open
-        FROM {rows} s
-        WHERE s.unavailable_ms IS NOT NULL AND s.kind <> 'first_election'
+        FROM {{rows}} s JOIN {{bounds}} b ON b.group = s.group
+        WHERE s.unavailable_ms IS NOT NULL AND s.kind <> 'first_election' AND NOT ({OUTSIDE})
         UNION ALL
-        SELECT s.group, coalesce(s.lost_since_ms, s.detected_ms, s.elected_ms, s.m.told_ms),
-          b.last_ms, true
-        FROM {rows} s JOIN {bounds} b ON b.group = s.group
-        WHERE b.last_ms >= coalesce(s.lost_since_ms, s.detected_ms, s.elected_ms, s.m.told_ms)
-          AND (s.failed IS NOT NULL AND s.kind IS NULL
-            OR s.kind <> 'first_election' AND NOT s.overtaken AND s.first_ack_ms IS NULL
-              AND s.opened_ms IS NULL)
+        SELECT s.group, {_LOST_MS}, b.last_ms, true
+        FROM {{rows}} s JOIN {{bounds}} b ON b.group = s.group
+        WHERE {_LOST_MS} BETWEEN b.first_ms - {_DAY_MS} AND b.last_ms
+          AND ((s.kind IS NULL AND s.m IS NOT NULL AND (s.seg > 0
+              OR s.m.master_before > 0 OR size(s.m.set_before) > 0))
+            OR (s.kind <> 'first_election' AND {NEVER_SERVED}))
         """,
         rows=stories,
         bounds=bounds,
@@ -126,7 +141,10 @@ def outages(stories: DataFrame, bounds: DataFrame) -> DataFrame:
 
 
 def unavailability(outage_rows: DataFrame, bounds: DataFrame) -> DataFrame:
-    """One row per group and day; an outage over midnight is split, and counts where it begins."""
+    """One row per group and day; an outage over midnight is split, and counts where it begins.
+
+    `longest_ms` is how long the longest outage of that day took, on other days too.
+    """
     return outage_rows.sparkSession.sql(
         f"""
         WITH days AS (
@@ -139,13 +157,13 @@ def unavailability(outage_rows: DataFrame, bounds: DataFrame) -> DataFrame:
           FROM {{outages}}
         ), cut AS (
           SELECT group, day, open AND day = to_date(timestamp_millis(end_ms)) AS open,
-            day = to_date(timestamp_millis(start_ms)) AS begins,
+            day = to_date(timestamp_millis(start_ms)) AS begins, end_ms - start_ms AS whole_ms,
             least(end_ms, unix_millis(CAST(day AS TIMESTAMP)) + {_DAY_MS})
               - greatest(start_ms, unix_millis(CAST(day AS TIMESTAMP))) AS part_ms
           FROM parts
         ), sums AS (
           SELECT group, day, count_if(begins) AS outages, sum(part_ms) AS unavailable_ms,
-            max(part_ms) AS longest_ms, bool_or(open) AS open
+            max(whole_ms) AS longest_ms, bool_or(open) AS open
           FROM cut GROUP BY group, day
         )
         SELECT coalesce(s.outages, 0L) AS outages, coalesce(s.unavailable_ms, 0L) AS unavailable_ms,
@@ -158,16 +176,50 @@ def unavailability(outage_rows: DataFrame, bounds: DataFrame) -> DataFrame:
     )
 
 
-def bounds(events: DataFrame) -> DataFrame:
-    """(group, first_ms, last_ms, events) of each group."""
-    return (
-        events.where("`group` <> '' AND time_ms IS NOT NULL")
-        .groupBy("group")
-        .agg(
-            F.min("time_ms").alias("first_ms"),
-            F.max("time_ms").alias("last_ms"),
-            F.count("*").alias("events"),
+GAP_DAYS: Final = 366
+"""Nothing told for longer is a wrong clock rather than a quiet cluster."""
+
+
+def bounds(overview: DataFrame) -> DataFrame:
+    """(group, first_ms, last_ms, events, strays, least_ms, most_ms) of each group.
+
+    Its time is that of controllers' clocks. Where more than GAP_DAYS lie between two days on which
+    something was told, the part with most events counts; `strays` are the events of other parts,
+    which lie between `least_ms` and `most_ms`. So no clock can make a history of many years.
+    """
+    return overview.sparkSession.sql(
+        f"""
+        WITH days AS (
+          SELECT group, day, sum(events) AS events, min(first_ms) AS first_ms,
+            max(last_ms) AS last_ms
+          FROM {{rows}} WHERE group <> '' AND day IS NOT NULL GROUP BY group, day
+        ), breaks AS (
+          SELECT *, int(coalesce(datediff(day, lag(day) OVER g) > {GAP_DAYS}, false)) AS breaks
+          FROM days WINDOW g AS (PARTITION BY group ORDER BY day)
+        ), parts AS (
+          SELECT *, sum(breaks) OVER (PARTITION BY group ORDER BY day
+            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS part
+          FROM breaks
+        ), spans AS (
+          SELECT group, part, sum(events) AS events, min(first_ms) AS first_ms,
+            max(last_ms) AS last_ms
+          FROM parts GROUP BY group, part
+        ), times AS (
+          SELECT group, max(struct(events, part, first_ms, last_ms)) AS main,
+            sum(events) AS events, min(first_ms) AS least_ms, max(last_ms) AS most_ms
+          FROM spans GROUP BY group
+        ), every AS (
+          SELECT group, sum(events) AS events, min(any_first_ms) AS first_ms,
+            max(any_last_ms) AS last_ms
+          FROM {{rows}} WHERE group <> '' GROUP BY group
         )
+        SELECT v.group, coalesce(t.main.first_ms, v.first_ms) AS first_ms,
+          coalesce(t.main.last_ms, least(v.last_ms, v.first_ms + {GAP_DAYS * _DAY_MS})) AS last_ms,
+          v.events, coalesce(t.events - t.main.events, 0L) AS strays, t.least_ms, t.most_ms
+        FROM every v LEFT JOIN times t ON t.group = v.group
+        WHERE v.first_ms IS NOT NULL
+        """,
+        rows=overview,
     )
 
 
@@ -222,6 +274,8 @@ def controllers(events: DataFrame) -> DataFrame:
 
 
 __all__ = [
+    "NEVER_SERVED",
+    "OUTSIDE",
     "bounds",
     "controllers",
     "failovers",

@@ -13,6 +13,7 @@ import click
 from spark.failovers.findings import CRITICAL, WARNING
 from spark.failovers.output import Output
 from spark.failovers.run import Inputs, run
+from spark.failovers.sizing import SMALL_JVM
 from spark.failovers.summary import lines
 from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options
 from spark.report.epoch_report import write_epoch_report
@@ -61,7 +62,7 @@ def main(
     report = ""
     with (
         Output(output, overwrite=overwrite) as place,
-        job.session("epoch_history") as spark,
+        job.session("epoch_history", **(SMALL_JVM if inputs.is_small() else {})) as spark,
     ):
         summary = run(spark, inputs, place, job.progress.step)
         if not no_report:

@@ -15,11 +15,21 @@ from click.testing import CliRunner
 from batonmq.timeline import failovers
 from epoch.entry import EpochEntry
 from epoch.file_cache import encode_entries
+from spark.failovers import sizing, sources
 from spark.failovers.generated import GeneratedGroup
 from spark.failovers.generated import events as generated_events
+from spark.failovers.output import TABLES
 from spark.jobs.epoch_history import main
 from spark.session import open_session
-from tests.spark.failovers.told_histories import LOG, MIDNIGHT, NOON, Told, by_chance, write
+from tests.spark.failovers.told_histories import (
+    LOG,
+    MIDNIGHT,
+    NOON,
+    OTHER_LOG,
+    Told,
+    by_chance,
+    write,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -33,6 +43,8 @@ REAL = [
 GOLDEN = ROOT / "tests/golden/java-5.3.3/store/*"
 CHANCES = 60
 HOUR = 3_600_000
+DAY = 24 * HOUR
+YEAR_2100 = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +146,52 @@ def by_hand():
         told.served("files", epoch, winner, at, log_end=start)
     told.tell("controller_leader_changed", NOON + 9 * HOUR, node="n1", node_before="n0",
               controller_epoch=2, proposed_ms=NOON + 9 * HOUR)  # fmt: skip
+    # The clock of broker 2 stood at 1970, and that of broker 3 at 2100.
+    told.first("seventies", NOON)
+    told.elected("seventies", 2, 2, NOON + 1_000, master_before=1)
+    told.served("seventies", 2, 2, DAY)
+    told.altered("seventies", 2, NOON + 9_000, [1, 2, 3], [2, 3])
+    told.first("future", NOON)
+    told.elected("future", 2, 3, NOON + 1_000, master_before=1)
+    told.served("future", 2, 3, YEAR_2100)
+    told.altered("future", 2, NOON + 9_000, [1, 2, 3], [2, 3])
+    # A controller's clock stood at 2100 for one event.
+    told.first("century", NOON)
+    told.altered("century", 1, YEAR_2100, [1, 2, 3], [1, 2])
+    told.altered("century", 1, NOON + 9_000, [1, 2], [1, 2, 3])
+    # The master of epoch 2 never opened and is lost again: one outage.
+    told.first("again", NOON)
+    told.elected("again", 2, 2, NOON + HOUR, master_before=1)
+    told.tell("election_failed", NOON + 2 * HOUR, "again", broker_id=2, master_before=2, node="n0",
+              master_epoch=3, set_before=[1, 2, 3], sync_state_set=[1, 2, 3], silent_ms=5,
+              detected_ms=NOON + 2 * HOUR - 9, proposed_ms=NOON + 2 * HOUR,
+              reason="session_closed: nobody lives")  # fmt: skip
+    told.tell("broker_registered", NOON + 3 * HOUR, "again", broker_id=2, master_epoch=3)
+    # An operator has to decide; nothing else is told.
+    told.first("waits", NOON)
+    told.tell("election_blocked", NOON + HOUR, "waits", node="n0", master_epoch=2,
+              reason="no member of the set is left", json={"operator": True})  # fmt: skip
+    told.tell("broker_registered", NOON + 3 * HOUR, "waits", broker_id=2, master_epoch=1)
+    # It never had a master.
+    told.tell("election_blocked", NOON, "unborn", node="n0", master_epoch=1, reason="waits")
+    # What the master of epoch 2 told of its opening got lost; it changes its set an hour later.
+    told.first("unheard", NOON)
+    told.elected("unheard", 2, 2, NOON + 1_000, master_before=1)
+    told.altered("unheard", 2, NOON + HOUR, [1, 2, 3], [2, 3])
+    # Another cluster has a group of this name.
+    told.first("shared", NOON)
+    told.elected("shared", 2, 2, NOON + 1_000, master_before=1)
+    told.served("shared", 2, 2, NOON + 1_000)
+    told.elected("shared", 3, 1, NOON + 2_000, master_before=2)
+    told.served("shared", 3, 1, NOON + 2_000)
+    return told.events + of_another_cluster()
+
+
+def of_another_cluster():
+    told = Told(OTHER_LOG)
+    told.first("shared", NOON + 500)
+    told.elected("shared", 2, 3, NOON + 1_500, master_before=1)
+    told.served("shared", 2, 3, NOON + 1_500)
     return told.events
 
 
@@ -147,14 +205,20 @@ LISTS = {
     ("untold", 1): [(4, 10), (5, 20)],
     ("midnight", 1): [(1, 0), (2, 0)],
     ("midnight", 2): [(1, 0), (2, 0)],
+    # A cluster of its own each, so nothing of them can be compared.
+    ("waits", 1): [(1, 0), (2, 100)],
+    ("waits", 2): [(1, 0), (2, 50), (3, 60)],
 }
+CLUSTERS = {("waits", 2): "d"}
 
 
 def stores(folder):
     for (group, number), entries in LISTS.items():
         store = folder / f"{group}-{number}"
         (store / "config").mkdir(parents=True)
-        (store / "brokerIdentity").write_text(f"c#{group}#{number}")
+        (store / "brokerIdentity").write_text(
+            f"{CLUSTERS.get((group, number), 'c')}#{group}#{number}"
+        )
         made = [EpochEntry(epoch, start) for epoch, start in entries]
         (store / "epochFileCheckpoint").write_bytes(encode_entries(made))
     (folder / "midnight-2" / "epochFileCheckpoint").write_bytes(b"torn")
@@ -236,6 +300,9 @@ def one(rows, **fields):
     return row
 
 
+# The time line does not tell two masters of one epoch, or two clusters, apart.
+APART = ("twice", "shared", f"shared ({LOG})")
+
 # --- against the time line ---------------------------------------------------------------------
 
 
@@ -278,13 +345,13 @@ def as_row(story):
 
 def test_failovers_are_the_stories_of_the_time_line(ran, table):
     """Field by field: told by hand, by chance, by a real cluster and by the generator."""
-    expected = [as_row(story) for story in failovers(ran[3]) if story.broker_name != "twice"]
+    expected = [as_row(story) for story in failovers(ran[3]) if story.broker_name not in APART]
     rows = []
     for row in table("failovers"):
         row = {**row, "clock": row["clock_problem"] is not None}
         row = {name: ms(value) if name.endswith("_at") else value for name, value in row.items()}
         rows.append(row)
-    found = {(row["group"], row["master_epoch"]): row for row in rows if row["group"] != "twice"}
+    found = {(row["group"], row["master_epoch"]): row for row in rows if row["group"] not in APART}
     assert len(found) == len(expected) > 250
     wrong = [
         (each["group"], each["master_epoch"], name, found[key][name], value)
@@ -350,14 +417,56 @@ def test_an_outage_over_midnight_is_split(table):
         for r in table("unavailability", "midnight")
     ]
     assert days == [
-        ("2026-11-20", 1, 30_000, 30_000, False),
-        ("2026-11-21", 0, 45_000, 45_000, False),
+        ("2026-11-20", 1, 30_000, 75_000, False),
+        ("2026-11-21", 0, 45_000, 75_000, False),
     ]
 
 
 def test_an_open_outage_lasts_until_the_history_ends(table):
     row = one(table("unavailability", "open"))
     assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, HOUR + 9)
+
+
+@pytest.mark.parametrize("group", ["seventies", "future", "century"])
+def test_a_wrong_clock_makes_no_outage_and_no_days(table, group):
+    (row,) = table("unavailability", group)
+    assert (str(row["day"]), row["outages"], row["unavailable_ms"]) == ("2026-11-20", 0, 0)
+
+
+def test_a_master_lost_before_it_served_leaves_one_outage(table):
+    row = one(table("unavailability", "again"))
+    assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, 2 * HOUR + 2)
+    found = [row for row in table("findings", "again") if row["kind"] == "outage_open"]
+    assert [ms(row["at"]) for row in found] == [NOON + HOUR - 2]
+
+
+def test_an_outage_that_waits_for_an_operator_counts(table):
+    row = one(table("unavailability", "waits"))
+    assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, 2 * HOUR)
+    row = one(table("masterships", "waits"))
+    assert (row["ended_by"], ms(row["ended_at"])) == ("master_lost", NOON + HOUR)
+    assert one(table("unavailability", "unborn"))["outages"] == 0
+
+
+def test_a_master_at_work_whose_reports_got_lost_is_no_outage(table):
+    row = one(table("unavailability", "unheard"))
+    assert (row["outages"], row["open"]) == (0, False)
+    assert "outage_open" not in {row["kind"] for row in table("findings", "unheard")}
+
+
+def test_groups_of_one_name_in_two_clusters_are_told_apart(table):
+    """Each has epochs 1 and 2 with masters of its own: no rule is broken."""
+    here, other = f"shared ({LOG})", "shared"
+    for group, masters in ((here, [1, 2, 1]), (other, [1, 3])):
+        rows = table("failovers", group, "master_epoch")
+        assert [row["master"] for row in rows] == masters
+        worse = {row["kind"] for row in table("findings", group) if row["severity"] != "info"}
+        assert worse <= {"group_in_several_logs"}
+    (found,) = [row for row in table("findings") if row["kind"] == "group_in_several_logs"]
+    assert (found["subject"], here in found["text"]) == ("shared", True)
+    kinds = {row["kind"] for row in table("findings", "waits")}
+    assert "group_in_several_clusters" in kinds
+    assert not kinds & {"epoch_starts_differ", "epoch_untold", "replica_behind"}
 
 
 def test_days_without_an_outage_are_there(table):
@@ -394,6 +503,10 @@ def test_set_changes_truncations_and_controllers(table):
         ("alone", "set_of_one", "warning", "for 120 s"),
         ("skew", "clock_problem", "warning", "behind that of controller n0"),
         ("diverged", "diverged", "warning", "no common epoch"),
+        ("seventies", "clock_problem", "warning", "behind that of controller n0"),
+        ("future", "clock_problem", "warning", "from 2026-11-20 12:00:00"),
+        ("century", "clock_problem", "warning", "told 1 events at times more than 366 days"),
+        ("waits", "outage_open", "warning", "no master since"),
         ("open", "outage_open", "warning", "the session of broker 1 closed"),
         ("midnight", "epoch_file_unreadable", "warning", "midnight-2"),
         ("files", "epoch_starts_differ", "critical", "begins at 90 in"),
@@ -500,9 +613,30 @@ def test_rows_of_a_span_of_time(session, ran):
     assert days.where("`group` = 'midnight'").count() == 2
 
 
+def test_a_large_input_gives_the_same(session, ran, tmp_path, monkeypatch):
+    """With shuffles, made code and steps on disk; from Parquet, which has no damaged lines."""
+    told = sources.told_in_files(session, [f"{ran[2]}/{name}" for name in ("n0", "n1", "n2")])
+    told.where("corrupt IS NULL").drop("corrupt", "file").write.parquet(f"{tmp_path}/told")
+    monkeypatch.setattr(sizing, "SMALL_BYTES", -1)
+    arguments = [
+        "--history-parquet", f"{tmp_path}/told", "--stores", f"{ran[2]}/stores/*",
+        "--stores", str(GOLDEN), "--output", f"{tmp_path}/out", "--no-report", "--quiet",
+    ]  # fmt: skip
+    assert CliRunner().invoke(main, arguments).exit_code == 1
+
+    def rows(folder, name):
+        frame = session.read.parquet(f"{folder}/{name}")
+        if name == "findings":
+            frame = frame.where("kind <> 'damaged_lines'")
+        return sorted(str(sorted(row.asDict().items())) for row in frame.collect())
+
+    for name in TABLES:
+        assert rows(f"{tmp_path}/out", name) == rows(f"{ran[2]}/out", name), name
+
+
 def test_the_same_from_parquet(session, ran, tmp_path):
     """What stream_history writes has no damaged lines, and may have been told by one source."""
-    from spark.failovers import events, sources
+    from spark.failovers import events
 
     told = sources.told_in_files(session, [f"{ran[2]}/n0"])
     told.drop("corrupt", "controller", "file").write.parquet(str(tmp_path / "p"))

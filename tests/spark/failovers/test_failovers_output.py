@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from spark.failovers import sizing
 from spark.failovers.output import SUMMARY, TABLES, Output
 from spark.failovers.run import Inputs
 
@@ -83,3 +84,20 @@ def test_refused(tmp_path):
 def test_one_kind_of_history_is_given(given):
     with pytest.raises(ValueError, match="either --history or --history-parquet"):
         Inputs(**given)
+
+
+def test_tasks_follow_the_size_of_the_input(tmp_path):
+    """Three files make one history; only a large one is worth tasks."""
+    for name in ("n0", "n1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"history-{name}.jsonl").write_bytes(b"x" * 500)
+    (tmp_path / "n1" / "history-n1.000001.jsonl").write_bytes(b"x" * 24)
+    assert sizing.history_bytes([f"{tmp_path}/n*"]) == 1_024
+    assert Inputs((f"{tmp_path}/n*",)).is_small()
+    assert sizing.parquet_bytes([str(tmp_path)]) > 1_024
+    tasks = [
+        int(sizing.settings_for(size << 20, small=False)["spark.sql.shuffle.partitions"])
+        for size in (17, 800, 1_600, 3_000, 100 << 10)
+    ]
+    assert tasks == [2, 100, 200, 200, 1_600]
+    assert sizing.settings_for(0, small=True)["spark.sql.shuffle.partitions"] == "1"

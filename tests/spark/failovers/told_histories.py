@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 LOG = "log-a"
 NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
+OTHER_LOG = "log-b"
 MIDNIGHT = int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
 WHATS = ("loss", "loss", "planned", "late", "shrink", "return", "failed", "hand")
 
@@ -13,13 +14,14 @@ WHATS = ("loss", "loss", "planned", "late", "shrink", "return", "failed", "hand"
 class Told:
     """Events of one log, in its order; each call tells the next one."""
 
-    def __init__(self):
+    def __init__(self, log=LOG):
         self.events = []
+        self._log = log
         self._index = 0
 
     def tell(self, kind, time_ms, group="", **fields):
         self._index += 1
-        made = {"log": LOG, "raft_index": self._index, "kind": kind, "time_ms": time_ms}
+        made = {"log": self._log, "raft_index": self._index, "kind": kind, "time_ms": time_ms}
         if group:
             made["broker_name"] = group
         made |= fields

@@ -1,0 +1,91 @@
+"""How a run fits its input: what is small is done in one task a step, in memory, as it is written.
+
+What a query on a few thousand events costs is nearly all planning: tasks, stages, and code that
+Spark makes and compiles for each. So a small input has no shuffle, no adaptive planning and no
+made code. A large one has all of them, and its steps are kept on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from pyarrow import fs
+from pyspark.sql import SparkSession
+
+from spark.history_table import HistoryRange
+from spark.options import ReadOptions
+from spark.reading import Read
+from spark.selection import Selection
+from spark.storage import locate
+
+SMALL_BYTES: Final = 16 << 20
+"""Histories of at most so many bytes, as lines of text, are small: some 50,000 lines."""
+_PARQUET_TIMES: Final = 8
+"""Lines of text are so many times larger than Parquet of the same events."""
+_TASK_BYTES: Final = 8 << 20
+_TASKS_USUAL: Final = 200
+_LARGE_TASK_BYTES: Final = 64 << 20
+
+_SMALL: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+SMALL_JVM: Final = {"spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+"""For a session that is started for a small input: compiling code well costs more than it saves."""
+
+
+def history_bytes(paths: Sequence[str]) -> int:
+    """The size of all history files there. Raises OSError, ValueError."""
+    options = ReadOptions.from_mapping({"table": "history", "paths": ",".join(paths)})
+    return sum(
+        part.end - part.begin
+        for work in Read(options, Selection()).plan()
+        for part in work.parts
+        if isinstance(part, HistoryRange)
+    )
+
+
+def parquet_bytes(paths: Sequence[str]) -> int:
+    """What the Parquet files below those folders would be as lines. Raises OSError, ValueError."""
+    size = 0
+    for path in paths:
+        storage, inner = locate(path)
+        for place in storage.glob(inner):
+            found = storage.file_system.get_file_info(
+                fs.FileSelector(place, recursive=True, allow_not_found=True)
+            )
+            size += sum(info.size or 0 for info in found if info.is_file)
+    return size * _PARQUET_TIMES
+
+
+def settings_for(size_bytes: int, *, small: bool) -> Mapping[str, str]:
+    """Settings of Spark for an input of that size."""
+    if small:
+        return _SMALL
+    usual = min(_TASKS_USUAL, max(2, size_bytes // _TASK_BYTES))
+    return {"spark.sql.shuffle.partitions": str(max(usual, size_bytes // _LARGE_TASK_BYTES))}
+
+
+@contextmanager
+def fitted(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """With those settings until the end; what the user set when Spark was started wins."""
+    given = session.sparkContext.getConf()
+    used = {key: value for key, value in settings.items() if not given.contains(key)}
+    before = {key: session.conf.get(key) for key in used}
+    for key, value in used.items():
+        session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is not None:
+                session.conf.set(key, old)
+
+
+__all__ = ["SMALL_BYTES", "SMALL_JVM", "fitted", "history_bytes", "parquet_bytes", "settings_for"]
