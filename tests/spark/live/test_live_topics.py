@@ -225,7 +225,7 @@ def test_the_sink_loses_nothing_when_the_master_dies(live_session, live_cluster,
     """kill -9 in the middle of a write: every row is in the log, every ack is true."""
     make_topic(live_cluster, "Sink")
     count = 20_000
-    frame = live_session.range(0, count, 1, 4).selectExpr(
+    frame = live_session.range(0, count, 1, 2).selectExpr(
         "concat('row ', id) body", "concat('k', id) keys", "map('n', string(id)) properties"
     )
     folder = tmp_path / "acks"
