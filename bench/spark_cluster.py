@@ -1,7 +1,8 @@
 """One read on several Sparks, each started by `spark-submit` with the wheel as `--py-files`.
 
 For `bench.spark_read`: the processes share nothing with this checkout but the log's files. Each
-run says how many rows there were, a digest of all columns in whatever order, and its seconds.
+run says how many rows there were, a digest of all columns in whatever order, and its seconds (the
+median of several).
 """
 
 from __future__ import annotations
@@ -22,27 +23,42 @@ import pyspark
 ROOT = Path(__file__).parents[1]
 SPARK_HOME = Path(pyspark.__file__).parent
 JOB = """
-import json, sys, time
+import json, os, shutil, statistics, sys, time
 from pyspark.sql import functions as F
 from spark.parquet_files import write_parquet
 from spark.session import open_session
 
 session = open_session("bench")
-path, out = sys.argv[1:]
+path, out, executors, runs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
 def digest():
     frame = session.read.format("batonmq").load(path)
     columns = [F.map_entries("properties") if n == "properties" else n for n in frame.columns]
     return tuple(frame.agg(F.count("*"), F.sum("size"), F.bit_xor(F.xxhash64(*columns))).first())
 
+def parquet():
+    return sum(file.rows for file in write_parquet(session, {"path": path}, out))
+
+def seconds(work):
+    told = []
+    for _ in range(runs):
+        shutil.rmtree(out, ignore_errors=True)
+        os.sync()
+        began = time.perf_counter()
+        found = work()
+        told.append(time.perf_counter() - began)
+    return found, statistics.median(told)
+
+deadline = time.monotonic() + 120
+while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < executors + 1:
+    if time.monotonic() > deadline:
+        sys.exit(f"no {executors} executors in two minutes")
+    time.sleep(0.2)
 digest()  # wakes the executors
 result = {}
-began = time.perf_counter()
-result["digest"] = digest()
-result["digest_s"] = time.perf_counter() - began
-began = time.perf_counter()
-result["rows"] = sum(file.rows for file in write_parquet(session, {"path": path}, out))
-result["parquet_s"] = time.perf_counter() - began
+result["digest"], result["digest_s"] = seconds(digest)
+result["rows"], result["parquet_s"] = seconds(parquet)
+shutil.rmtree(out)
 print("RESULT " + json.dumps(result), flush=True)
 session.stop()
 """
@@ -67,8 +83,9 @@ def build_package(folder: Path) -> Path:
     return wheel.rename(wheel.with_name("batonmq.zip"))
 
 
-def submit(folder: Path, package: Path, store: Path, master: str) -> Run:
-    """Run the job from a folder of its own. Raises RuntimeError with what Spark said."""
+def submit(folder: Path, package: Path, store: Path, master: str, executors: int, runs: int) -> Run:
+    """Run the job from a folder of its own, as soon as there are so many executors; 0 if the driver
+    is the only one. Raises RuntimeError with what Spark said."""
     folder.mkdir()
     (folder / "job.py").write_text(JOB)
     argv = [
@@ -76,7 +93,7 @@ def submit(folder: Path, package: Path, store: Path, master: str) -> Run:
         *("--master", master, "--py-files", str(package), "--driver-memory", "1g"),
         *("--conf", "spark.executor.memory=1g", "--conf", "spark.executor.cores=1"),
         *("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2"),
-        *(str(folder / "job.py"), str(store), str(folder / "out")),
+        *(str(folder / "job.py"), str(store), str(folder / "out"), str(executors), str(runs)),
     ]
     done = subprocess.run(
         argv, cwd=folder, env=_environment(), capture_output=True, text=True, check=False
@@ -127,16 +144,19 @@ def standalone(folder: Path, workers: int) -> Iterator[str]:
             process.wait()
 
 
-def compare(folder: Path, store: Path, size_bytes: int, *, with_standalone: bool) -> bool:
+def compare(
+    folder: Path, store: Path, size_bytes: int, repeats: int, *, with_standalone: bool
+) -> bool:
     """Run all, print a line for each, and tell whether all found the same."""
     package = build_package(folder)
     masters = ["local[1]", "local-cluster[1,1,1024]", "local-cluster[2,1,1024]"]
-    runs = [_told(submit(folder / f"job-{n}", package, store, m), size_bytes)
+    runs = [_told(submit(folder / f"job-{n}", package, store, m, n, repeats), size_bytes)
             for n, m in enumerate(masters)]  # fmt: skip
     if with_standalone:
         for workers in (1, 2):
             with standalone(folder / f"standalone-{workers}", workers) as address:
-                run = submit(folder / f"job-standalone-{workers}", package, store, address)
+                job = folder / f"job-standalone-{workers}"
+                run = submit(job, package, store, address, workers, repeats)
                 runs.append(_told(run, size_bytes, f"standalone, {workers} workers"))
     one, two = runs[1], runs[2]
     print(

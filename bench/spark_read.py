@@ -19,6 +19,8 @@ workers on loopback) that get this package as the wheel. Files go to `--folder`,
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import resource
 import shutil
 import statistics
@@ -102,7 +104,8 @@ def make_log(root: Path, size_bytes: int) -> int:
 
 def plain_loop(root: Path, size_bytes: int) -> int:
     """Bytes decoded by a loop of the broker's decoder, one record after another."""
-    data = (root / "commitlog" / f"{0:020d}").read_bytes()[:size_bytes]
+    with (root / "commitlog" / f"{0:020d}").open("rb") as file:
+        data = file.read(size_bytes)
     at = 0
     while at + 2048 < len(data):
         at += decode_record(data, at, check_crc=True).store_size
@@ -128,10 +131,19 @@ def cpu_of_tree() -> float:
     return total
 
 
-def measure(name: str, size_bytes: int, runs: int, work: Callable[[], object]) -> Cost:
-    """Median costs of some runs, printed."""
+def measure(
+    name: str,
+    size_bytes: int,
+    runs: int,
+    work: Callable[[], object],
+    prepare: Callable[[], object] = lambda: None,
+) -> Cost:
+    """Median costs of some runs, printed. `prepare` comes before each and does not count; nor does
+    the disk's writing of what was left by then."""
     costs = []
     for _ in range(runs):
+        prepare()
+        os.sync()
         cpu, wall = cpu_of_tree(), time.perf_counter()
         work()
         costs.append(Cost(time.perf_counter() - wall, cpu_of_tree() - cpu))
@@ -193,11 +205,16 @@ def on_spark(root: Path, size_bytes: int, folder: Path, args: argparse.Namespace
     session = _session(args.master, args.whole or "2g")
     parts = str(cut(root, folder / "parts"))
     out = str(folder / "parquet")
+
+    def remove_out() -> None:
+        shutil.rmtree(out, ignore_errors=True)
+
     frame = session.read.format("batonmq").load(str(root))
     small = session.read.format("batonmq").option("columns", "queue_id").load(str(root))
     binary = session.read.format("binaryFile").load(parts)
     length = F.sum(F.length("content"))
-    binary.agg(length).collect()  # wakes Spark up
+    binary.agg(length).collect()  # wakes Spark up, and the next its Python processes
+    small.count()
     # A new frame each time: one that was collected keeps its result.
     scan = measure(
         "binaryFile, contents", size_bytes, args.runs, lambda: binary.agg(length).collect()
@@ -217,15 +234,18 @@ def on_spark(root: Path, size_bytes: int, folder: Path, args: argparse.Namespace
         "batonmq into Parquet",
         size_bytes,
         args.runs,
-        lambda: frame.write.mode("overwrite").parquet(out),
+        lambda: frame.write.parquet(out),
+        remove_out,
     )
     written = [session.read.parquet(out).count()]
 
-    def by_tasks() -> None:
-        shutil.rmtree(out)
-        write_parquet(session, {"path": str(root)}, out)
-
-    tasks = measure("batonmq into Parquet, written by tasks", size_bytes, args.runs, by_tasks)
+    tasks = measure(
+        "batonmq into Parquet, written by tasks",
+        size_bytes,
+        args.runs,
+        lambda: write_parquet(session, {"path": str(root)}, out),
+        remove_out,
+    )
     written.append(session.read.parquet(out).count())
     for name, cost in (("by Spark", parquet), ("by tasks", tasks)):
         print(
@@ -260,18 +280,28 @@ def memory(folder: Path, size_bytes: int, root: Path, master: str) -> None:
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
         print(f"peak memory, decoding alone, {name}: {done.stdout.strip()} MiB", flush=True)
     for name, log in (("1x", root), ("4x", long)):
-        session = _session(master)
-        with peak_memory() as peak:
-            frame = session.read.format("batonmq").load(str(log))
-            frame.write.mode("overwrite").parquet(str(folder / "parquet"))
-        session.stop()
-        shutil.rmtree(folder / "parquet")
+        # Each in a process of its own: a JVM keeps the heap that an earlier read made it take.
+        out = folder / f"parquet-{name}"
+        argv = [sys.executable, "-m", "bench.spark_read", "--master", master]
+        argv += ["--parquet-only", str(log), str(out)]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+        peak = json.loads(done.stdout.splitlines()[-1])
+        shutil.rmtree(out)
         print(
             f"peak memory into Parquet, {name}: Python {peak['python'] >> 20} MiB together, "
             f"JVM {peak['java'] >> 20} MiB",
             flush=True,
         )
     shutil.rmtree(long)
+
+
+def peaks_into_parquet(master: str, log: Path, out: Path) -> dict[str, int]:
+    """Peaks of one read of a log into Parquet by Spark, with a JVM of its own."""
+    session = _session(master)
+    with peak_memory() as peak:
+        session.read.format("batonmq").load(str(log)).write.parquet(str(out))
+    session.stop()
+    return peak
 
 
 def digest(master: str, root: Path) -> tuple[Any, ...]:
@@ -285,8 +315,9 @@ def digest(master: str, root: Path) -> tuple[Any, ...]:
     row = frame.agg(
         F.count("*"), F.sum("size"), F.bit_xor(F.xxhash64(*columns)).alias("digest")
     ).first()
-    workers = frame.rdd.getNumPartitions()
-    print(f"{master}: {tuple(row)} in {time.perf_counter() - began:.1f} s, {workers} partitions")
+    seconds = time.perf_counter() - began
+    partitions = frame.rdd.getNumPartitions()
+    print(f"{master}: {tuple(row)} in {seconds:.1f} s, {partitions} partitions", flush=True)
     session.stop()
     return tuple(row)
 
@@ -307,10 +338,14 @@ def main() -> int:
     parser.add_argument("--no-spark", action="store_true", help="decoding alone")
     parser.add_argument("--folder", type=Path, help="where to put files (a temporary folder)")
     parser.add_argument("--decode-only", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--parquet-only", type=Path, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.decode_only:
         to_arrow(args.decode_only)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+        return 0
+    if args.parquet_only:
+        print(json.dumps(peaks_into_parquet(args.master, *args.parquet_only)))
         return 0
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="batonmq-spark-") as name:
         folder, size_bytes = Path(name), int(args.gib * (1 << 30))
@@ -328,10 +363,12 @@ def main() -> int:
         if args.cluster or args.standalone:
             from bench.spark_cluster import compare
 
-            if not compare(folder, root, size_bytes, with_standalone=args.standalone):
+            if not compare(folder, root, size_bytes, args.runs, with_standalone=args.standalone):
                 return 1
         if args.same:
-            return int(digest(args.master, root) != digest(args.same, root))
+            same = digest(args.master, root) == digest(args.same, root)
+            print("the same rows" if same else "THE ROWS DIFFER")
+            return int(not same)
     return 0
 
 
