@@ -1,26 +1,36 @@
 """What producers were told, against what the replicas hold.
 
 A list has one entry per acknowledged send. An entry is looked for at its place, then by its key, or
-by its message id; what is not found, and cannot have expired, is lost.
+by its message id; what is not found, and cannot have expired, is lost. So is what only replicas
+hold that the others have gone on without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import reduce
-from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from spark.audit.acked_list import is_placed
-from spark.audit.findings import CRITICAL, INFO, MESSAGE, QUEUE, WARNING
-from spark.audit.relations import REPEATING_TOPICS, finding_frame
+from spark.audit.acked_list import AckedList, is_numbered, is_placed
+from spark.audit.acked_match import (
+    BROADCAST_MAX,
+    FOUND,
+    PLACE,
+    UNSEEN,
+    UNTOLD,
+    at_places,
+    is_unconfirmed,
+    judged,
+    looked_up,
+    messages_of,
+    other_body,
+)
+from spark.audit.findings import CRITICAL, INFO, QUEUE, WARNING
+from spark.audit.relations import finding_frame
 from spark.audit.replicas import Group
-
-_PLACE: Final = ["group", "topic", "queue_id", "queue_offset"]
 
 
 @dataclass(slots=True)
@@ -48,235 +58,170 @@ class AckedCounts:
 
 
 class AckedCheck:
-    """The entries of a list against the rows of a scan, which tell of every message."""
+    """The entries of a list against the rows of a scan, which tell of every message.
+
+    Made, it has found out all there is to count, so that nothing is looked for that is not there.
+    Raises ValueError if the list names a broker of which there are several groups.
+    """
 
     def __init__(
-        self, session: SparkSession, entries: DataFrame, rows: DataFrame, groups: Sequence[Group]
+        self, session: SparkSession, acked: AckedList, rows: DataFrame, groups: Sequence[Group]
     ) -> None:
+        self._list = acked
         self._rows = rows
         self._groups = groups
+        self._messages = messages_of(rows)
         facts = [
-            (
-                group.name,
-                group.name.rpartition("#")[2],
-                group.first,
-                max(replica.confirm for replica in group.replicas),
-            )
+            (group.name, group.first, group.confirm, [each.name for each in group.replicas])
             for group in groups
         ]
         self._facts = session.createDataFrame(
-            facts, "group string, group_broker string, first bigint, confirm bigint"
+            facts, "m_group string, first bigint, confirm bigint, names array<string>"
         )
-        only = groups[0].name if len(groups) == 1 else None
-        brokers = self._facts.select(
-            F.col("group").alias("by_broker"), F.col("group_broker").alias("broker")
-        )
-        self._entries = entries.join(F.broadcast(brokers), "broker", "left").withColumn(
-            "group",
-            F.coalesce("by_broker", F.when(F.col("broker").isNull(), F.lit(only))),
-        )
+        entries = _with_groups(session, acked.entries, groups)
         known = F.col("broker").isNull() | F.col("group").isNotNull()
-        self._others = self._entries.where(~known)
-        self._mine = self._entries.where(known)
-        self._messages = rows.where(F.col("part") == MESSAGE).select(
-            *_PLACE,
-            "unique_key",
-            "batch_key",
-            "physical_offset",
-            "size",
-            "epoch",
-            "lack",
-            "body_crc",
-        )
-        self._result = self._match().persist(StorageLevel.DISK_ONLY)
+        self._others = entries.where(~known)
+        self._mine = entries.where(known)
+        marks = self._facts.select("m_group", "confirm")
+        placed = at_places(self._mine, self._messages, marks)
+        self._placed = placed.persist(StorageLevel.DISK_ONLY)
+        self._rest: DataFrame | None = None
+        self._untold = self._other_bodies = 0
+        self.counts = AckedCounts(entries=acked.count)
+        self._count(entries, known)
 
-    def counts(self) -> AckedCounts:
-        """How the entries turned out."""
-        row = self._result.agg(
-            F.count("*").alias("entries"),
-            F.count("found_at").alias("found"),
-            F.count_if(F.col("outcome") == "lost").alias("lost"),
-            F.count_if("elsewhere").alias("elsewhere"),
-            F.count_if(F.col("lack") != 0).alias("not_everywhere"),
-            F.count_if(F.col("found_end") > F.col("confirm")).alias("unconfirmed"),
-            F.count_if(F.col("outcome") == "expired").alias("expired"),
-            F.count_if(F.col("outcome") == "unchecked").alias("unchecked"),
-        ).first()
-        assert row is not None, "an aggregate without groups has one row"
-        counts = AckedCounts(**row.asDict())
-        counts.other_brokers = self._others.count()
-        counts.entries += counts.other_brokers
-        return counts
+    def findings(self) -> list[DataFrame]:
+        """What the list and the replicas contradict each other in, as tables of findings."""
+        counts, found = self.counts, []
+        told = self._placed.where(F.col("case") == FOUND)
+        if self._rest is not None:
+            if counts.lost:
+                found.append(self._lost(self._rest.where(F.col("outcome") == "lost")))
+            if counts.unchecked:
+                found.append(_unchecked(self._rest.where(F.col("outcome") == "unchecked")))
+            if counts.elsewhere:
+                found.append(_elsewhere(self._rest.where("elsewhere")))
+            columns = [name for name in told.columns if name in self._rest.columns]
+            held = self._rest.where(F.col("outcome") == FOUND)
+            told = told.select(*columns).union(held.select(*columns))
+        if counts.not_everywhere:
+            found.append(self._not_everywhere(told.where(F.col("m_lack") != 0)))
+        if self._other_bodies:
+            found.append(_bodies(told.where(other_body())))
+        if self._list.numbered:
+            found.append(self._out_of_order())
+        if self._untold:
+            found.append(self._not_acked())
+        if counts.other_brokers:
+            found.append(self._not_audited())
+        if not counts.entries:
+            found.append(self._empty())
+        return found
 
-    def findings(self) -> DataFrame:
-        """What the list and the replicas contradict each other in."""
-        return (
-            self._lost()
-            .union(self._unchecked())
-            .union(self._elsewhere())
-            .union(self._other_bodies())
-            .union(self._out_of_order())
-            .union(self._not_acked())
+    def _count(self, entries: DataFrame, known: Column) -> None:
+        has_place = is_placed() & F.col("group").isNotNull()
+        summed = _one_row(
+            entries,
+            others=F.count_if(~known),
+            unplaced=F.count_if(known & ~has_place),
         )
-
-    def _match(self) -> DataFrame:
-        """Each entry with the message that it is, if there is one, and what came of it."""
-        placed = is_placed() & F.col("topic").isNotNull() & F.col("group").isNotNull()
-        theirs = self._messages.select(
-            *(F.col(name).alias(f"m_{name}") for name in self._messages.columns)
+        counts = self.counts
+        counts.other_brokers = summed["others"]
+        case = F.col("case")
+        placed = _one_row(
+            self._placed,
+            unseen=F.count_if(case == UNSEEN),
+            untold=F.count_if(case == UNTOLD),
+            **_counts_of(case == FOUND),
         )
-        entries, here = self._mine.where(placed), theirs
-        same_key = (
-            F.col("unique_key").isNull()
-            | (F.col("unique_key") == F.col("m_unique_key"))
-            | (F.col("unique_key") == F.col("m_batch_key"))
-        )
-        same_place = [F.col(name) == F.col(f"m_{name}") for name in _PLACE]
-        at_place = entries.join(here, [*same_place, same_key], "left")
-        found = at_place.where(F.col("m_physical_offset").isNotNull())
-        unseen = at_place.where(F.col("m_physical_offset").isNull()).select(*self._mine.columns)
-        rest = unseen.union(self._mine.where(~placed))
-        by_key = self._by_key(rest.where(F.col("unique_key").isNotNull()), theirs)
-        no_key = F.col("unique_key").isNull()
-        by_id = rest.where(no_key & F.col("msg_id").isNotNull() & ~placed)
-        by_id = by_id.withColumn(
-            "id_offset", F.conv(F.substring("msg_id", -16, 16), 16, 10).try_cast("bigint")
-        )
-        by_id = by_id.join(
-            theirs,
-            [
-                F.col("id_offset") == F.col("m_physical_offset"),
-                F.col("group") == F.col("m_group"),
-            ],
-            "left",
-        )
-        gone = rest.where(no_key & placed)
-        return self._judged(
-            _outcome(found, self._mine)
-            .union(_outcome(by_key, self._mine))
-            .union(_outcome(by_id, self._mine))
-            .union(_outcome(gone, self._mine))
-        )
-
-    def _by_key(self, entries: DataFrame, theirs: DataFrame) -> DataFrame:
-        """Entries with the first message of their key; copies count together."""
-        keys = entries.select(F.col("unique_key").alias("m_unique_key")).distinct()
-        both = F.array_compact(F.array("m_unique_key", "m_batch_key"))
-        copies = (
-            theirs.withColumn("m_unique_key", F.explode(both))
-            .join(keys, "m_unique_key", "left_semi")
-            .groupBy("m_group", "m_unique_key")
-            .agg(
-                F.min(
-                    F.struct(
-                        "m_physical_offset", "m_topic", "m_queue_id", "m_queue_offset", "m_size",
-                        "m_epoch", "m_body_crc",
-                    )
-                ).alias("first"),
-                F.bit_and("m_lack").alias("m_lack"),
+        self._untold = placed["untold"]
+        counts.found = counts.entries - counts.other_brokers
+        looked_for = placed["unseen"] + summed["unplaced"]
+        parts = [placed]
+        if looked_for:
+            unseen = self._placed.where(case == UNSEEN).select(*self._mine.columns)
+            self._rest = self._look_up(unseen.union(self._mine.where(~has_place)), looked_for)
+            outcome = F.col("outcome")
+            rest = _one_row(
+                self._rest,
+                lost=F.count_if(outcome == "lost"),
+                expired=F.count_if(outcome == "expired"),
+                unchecked=F.count_if(outcome == "unchecked"),
+                elsewhere=F.count_if("elsewhere"),
+                **_counts_of(outcome == FOUND),
             )
-            .select("m_group", "m_unique_key", "m_lack", "first.*")
-        )  # fmt: skip
-        same = F.col("unique_key") == F.col("m_unique_key")
-        in_group = F.col("group").isNull() | (F.col("group") == F.col("m_group"))
-        return entries.join(copies, [same, in_group], "left")
+            parts.append(rest)
+            counts.lost, counts.expired = rest["lost"], rest["expired"]
+            counts.unchecked, counts.elsewhere = rest["unchecked"], rest["elsewhere"]
+            counts.found -= counts.lost + counts.expired + counts.unchecked
+        counts.not_everywhere = sum(part["not_everywhere"] for part in parts)
+        counts.unconfirmed = sum(part["unconfirmed"] for part in parts)
+        self._other_bodies = sum(part["other_bodies"] for part in parts)
 
-    def _judged(self, matched: DataFrame) -> DataFrame:
+    def _look_up(self, entries: DataFrame, count: int) -> DataFrame:
         kept = (
             self._rows.where(F.col("part") == QUEUE)
             .groupBy("group", "topic", "queue_id")
             .agg(F.min("queue_offset").alias("kept_from"))
         )
-        several = len(self._groups) > 1
-        first = max(group.first for group in self._groups) if several else self._groups[0].first
-        facts = self._facts.select("group", "first", "confirm")
-        judged = (
-            matched.withColumn("group", F.coalesce("group", "m_group"))
-            .join(F.broadcast(kept), ["group", "topic", "queue_id"], "left")
-            .join(F.broadcast(facts), "group", "left")
-        )
-        log_first = F.coalesce("first", F.lit(first))
-        too_old = F.col("queue_offset") < F.col("kept_from")
-        id_old = F.coalesce(F.col("id_offset") < log_first, F.lit(False))
-        outcome = (
-            F.when(F.col("found_at").isNotNull(), "found")
-            .when(log_first == 0, "lost")
-            .when(id_old, "expired")
-            .when(F.col("id_offset").isNotNull(), "lost")
-            .when(F.col("queue_offset").isNull() | F.col("kept_from").isNull(), "unchecked")
-            .when(too_old, "expired")
-            .otherwise("lost")
-        )
-        housekeeping = reduce(
-            Column.__or__, [F.col("m_topic").startswith(prefix) for prefix in REPEATING_TOPICS]
-        )
-        moved = (
-            F.col("found_at").isNotNull()
-            & F.col("queue_offset").isNotNull()
-            & ~housekeeping
-            & (
-                (F.col("queue_offset") != F.col("m_queue_offset"))
-                | (F.col("queue_id") != F.col("m_queue_id"))
-                | (F.col("topic") != F.col("m_topic"))
+        found = looked_up(entries, self._messages, count)
+        found = found.withColumn("group", F.coalesce("group", "m_group"))
+        facts = self._facts.select(F.col("m_group").alias("group"), "first", "confirm")
+        found = found.join(F.broadcast(facts), "group", "left")
+        first = max(group.first for group in self._groups)
+        return judged(found, kept, first).persist(StorageLevel.DISK_ONLY)
+
+    def _named(self, source: DataFrame, bits: str) -> DataFrame:
+        """With the names of the replicas of a column of bits."""
+        names = F.expr(f"filter(names, (name, i) -> ({bits} & shiftleft(1L, i)) <> 0)")
+        facts = self._facts.select("m_group", "names")
+        named = source.join(F.broadcast(facts), "m_group", "left")
+        return named.withColumn("replicas", names)
+
+    def _lost(self, lost: DataFrame) -> DataFrame:
+        before = self._messages.select(
+            F.col("m_group").alias("group"),
+            F.col("m_topic").alias("topic"),
+            F.col("m_queue_id").alias("queue_id"),
+            (F.col("m_queue_offset") + 1).alias("queue_offset"),
+            F.col("m_physical_offset").alias("behind"),
+            F.col("m_epoch").alias("epoch_before"),
+            F.col("m_amount").alias("is_true"),
+        ).where("is_true = 1")
+        places = lost.where(is_placed()).select(*PLACE).distinct()
+        if self.counts.lost <= BROADCAST_MAX:
+            places = F.broadcast(places)
+        before = before.join(places, list(PLACE), "left_semi")
+        if self.counts.lost <= BROADCAST_MAX:
+            before = F.broadcast(before)
+        lost = self._named(lost, "m_have").join(before, list(PLACE), "left")
+        only = F.concat(
+            F.lit("acknowledged, and only in "), F.concat_ws(", ", "replicas"),
+            F.lit(": the others, or a later epoch, went on without it"),
+        )  # fmt: skip
+        detail = F.when(F.col("doubt") == 1, only).otherwise(
+            F.concat(
+                F.lit("acknowledged, and in no replica"),
+                F.when(
+                    F.col("behind").isNotNull(),
+                    F.concat(F.lit("; the one before it in its queue lies at "), "behind"),
+                ).otherwise(F.lit("")),
             )
         )
-        return judged.withColumn("outcome", outcome).withColumn(
-            "elsewhere", F.coalesce(moved, F.lit(False))
-        )
-
-    def _lost(self) -> DataFrame:
-        lost = self._result.where(F.col("outcome") == "lost")
-        before = self._messages.select(
-            "group", "topic", "queue_id",
-            (F.col("queue_offset") + 1).alias("queue_offset"),
-            F.col("physical_offset").alias("behind"),
-            F.col("epoch").alias("epoch_before"),
-        )  # fmt: skip
-        lost = lost.join(before, _PLACE, "left")
-        detail = F.concat(
-            F.lit("acknowledged, and in no replica"),
-            F.when(
-                F.col("behind").isNotNull(),
-                F.concat(F.lit("; the one before it in its queue lies at "), "behind"),
-            ).otherwise(F.lit("")),
-        )
         return finding_frame(
-            lost, severity=CRITICAL, kind="lost", detail=detail, epoch=F.col("epoch_before"),
-            physical_offset=F.col("id_offset"),
+            lost, severity=CRITICAL, kind="lost", detail=detail,
+            epoch=F.coalesce("m_epoch", "epoch_before"),
+            physical_offset=F.coalesce("m_physical_offset", "id_offset"),
         )  # fmt: skip
 
-    def _unchecked(self) -> DataFrame:
-        return finding_frame(
-            self._result.where(F.col("outcome") == "unchecked"),
-            severity=WARNING,
-            kind="unchecked",
-            detail="not found, and it may have expired: the log no longer begins at 0",
-        )
-
-    def _elsewhere(self) -> DataFrame:
-        detail = F.concat(
-            F.lit("acknowledged here, lies at queue "), "m_queue_id", F.lit(" offset "),
-            "m_queue_offset", F.lit(" of "), "m_topic",
-        )  # fmt: skip
-        return _at_message(self._result.where("elsewhere"), "reordered", detail)
-
-    def _other_bodies(self) -> DataFrame:
-        sent = F.col("body_crc").bitwiseAND(0x7FFFFFFF)
-        other = self._result.where(
-            F.col("found_at").isNotNull()
-            & F.col("body_crc").isNotNull()
-            & (sent != F.col("m_body_crc"))
-        )
-        detail = F.concat(
-            F.lit("its body has CRC "), "m_body_crc", F.lit(", the acknowledged one "), sent
-        )
-        return _at_message(other, "divergent", detail, field="body")
+    def _not_everywhere(self, told: DataFrame) -> DataFrame:
+        detail = "acknowledged, and whole in other replicas only"
+        told = told.dropDuplicates(["m_group", "m_physical_offset"])
+        return _at_message(self._named(told, "m_lack"), "acked_missing", F.lit(detail))
 
     def _out_of_order(self) -> DataFrame:
         window = Window.partitionBy("group", "producer", "topic", "queue_id").orderBy("number")
-        told = self._mine.where(
-            F.col("producer").isNotNull() & F.col("number").isNotNull() & is_placed()
-        )
+        told = self._mine.where(is_numbered())
         told = told.withColumn("before", F.lag("queue_offset").over(window)).withColumn(
             "number_before", F.lag("number").over(window)
         )
@@ -290,42 +235,101 @@ class AckedCheck:
 
     def _not_acked(self) -> DataFrame:
         """Messages of the topics of the list that it does not name: unanswered sends are stored."""
-        topics = self._mine.select("topic").where(F.col("topic").isNotNull()).distinct()
-        messages = self._messages.join(F.broadcast(topics), "topic", "left_semi")
-        keys = self._mine.where(F.col("unique_key").isNotNull()).select("unique_key")
-        bare = self._mine.where(F.col("unique_key").isNull())
-        places = bare.where(is_placed()).select(*_PLACE)
-        offsets = self._result.where(F.col("id_offset").isNotNull()).select(
-            "group", F.col("id_offset").alias("physical_offset")
-        )
-        extra = (
-            messages.join(keys, "unique_key", "left_anti")
-            .join(places, _PLACE, "left_anti")
-            .join(offsets, ["group", "physical_offset"], "left_anti")
-        )
+        untold = self._placed.where(F.col("case") == UNTOLD)
+        untold = untold.select(*(name for name in untold.columns if name.startswith("m_")))
+        both = F.explode(F.array_compact(F.array("m_unique_key", "m_batch_key")))
+        theirs = untold.select("m_group", both.alias("key")).distinct()
+        in_group = F.col("group").isNull() | (F.col("group") == F.col("m_group"))
+        keys = self._mine.select("group", "unique_key")
+        keys = theirs.join(keys, [F.col("unique_key") == F.col("key"), in_group], "left_semi")
+        for name in ("m_unique_key", "m_batch_key"):
+            listed = keys.select("m_group", F.col("key").alias(name))
+            untold = untold.join(listed, ["m_group", name], "left_anti")
+        if self._rest is not None:
+            named = self._rest.where(F.col("doubt") == 0)
+            named = named.select("m_group", "m_physical_offset").distinct()
+            untold = untold.join(named, ["m_group", "m_physical_offset"], "left_anti")
+        plain = untold.select(*(F.col(name).alias(name[2:]) for name in untold.columns))
         return finding_frame(
-            extra, severity=INFO, kind="not_acked", detail="in the log, and not in the list"
+            plain, severity=INFO, kind="not_acked", detail="in the log, and not in the list"
         )
 
+    def _not_audited(self) -> DataFrame:
+        strange = self._others.groupBy("broker").agg(F.count("*").alias("entries"))
+        detail = F.concat(
+            "entries", F.lit(" entries of the acknowledged list are of broker "), "broker",
+            F.lit(", of which no store is given"),
+        )  # fmt: skip
+        return finding_frame(strange, severity=WARNING, kind="unchecked", detail=detail)
 
-def _outcome(matched: DataFrame, entries: DataFrame) -> DataFrame:
-    """Entries with the columns of their message; null where they have none."""
-    kinds = {
-        "m_group": "string", "m_topic": "string", "m_queue_id": "int", "m_queue_offset": "bigint",
-        "m_physical_offset": "bigint", "m_size": "bigint", "m_epoch": "bigint",
-        "m_body_crc": "bigint", "m_lack": "bigint", "id_offset": "bigint",
-    }  # fmt: skip
-    have = set(matched.columns)
-    columns = [
-        (F.col(name) if name in have else F.lit(None)).cast(kind).alias(name)
-        for name, kind in kinds.items()
-    ]
-    return (
-        matched.select(*entries.columns, *columns)
-        .withColumn("found_at", F.col("m_physical_offset"))
-        .withColumn("found_end", F.col("m_physical_offset") + F.col("m_size"))
-        .withColumn("lack", F.coalesce("m_lack", F.lit(0)))
+    def _empty(self) -> DataFrame:
+        detail = "the acknowledged list has no entry, so nothing is held against it"
+        one = self._facts.limit(1)
+        return finding_frame(one, severity=WARNING, kind="unchecked", detail=detail)
+
+
+def _with_groups(session: SparkSession, entries: DataFrame, groups: Sequence[Group]) -> DataFrame:
+    """Entries with their `group`, null if their broker is none of the groups'."""
+    named: dict[str, list[str]] = {}
+    for group in groups:
+        for broker in group.brokers:
+            named.setdefault(broker, []).append(group.name)
+    for group in groups:
+        named[group.name] = [group.name]
+    several = {broker: names for broker, names in named.items() if len(names) > 1}
+    if several:
+        used = entries.where(F.col("broker").isin(sorted(several))).select("broker").limit(1)
+        for row in used.collect():
+            raise ValueError(
+                f"the acknowledged list names broker {row.broker}, which may be any of "
+                f"{', '.join(several[row.broker])}: give the stores of one cluster, or write one "
+                "of these names into the list"
+            )
+    pairs = [(broker, names[0]) for broker, names in named.items() if len(names) == 1]
+    brokers = session.createDataFrame(pairs, "broker string, by_broker string")
+    only = groups[0].name if len(groups) == 1 else None
+    return entries.join(F.broadcast(brokers), "broker", "left").withColumn(
+        "group", F.coalesce("by_broker", F.when(F.col("broker").isNull(), F.lit(only)))
     )
+
+
+def _one_row(source: DataFrame, **columns: Column) -> dict[str, int]:
+    row = source.agg(*(column.alias(name) for name, column in columns.items())).first()
+    assert row is not None, "an aggregate without groups has one row"
+    return dict(row.asDict())
+
+
+def _counts_of(found: Column) -> dict[str, Column]:
+    return {
+        "not_everywhere": F.count_if(found & (F.col("m_lack") != 0)),
+        "unconfirmed": F.count_if(found & is_unconfirmed()),
+        "other_bodies": F.count_if(found & other_body()),
+    }
+
+
+def _unchecked(entries: DataFrame) -> DataFrame:
+    expired = "not found, and it may have expired: the log no longer begins at 0"
+    nameless = "it names no broker, and several groups are audited"
+    told = F.when(F.col("group").isNull() & F.col("unique_key").isNull(), nameless)
+    return finding_frame(
+        entries, severity=WARNING, kind="unchecked", detail=told.otherwise(expired)
+    )
+
+
+def _elsewhere(entries: DataFrame) -> DataFrame:
+    detail = F.concat(
+        F.lit("acknowledged here, lies at queue "), "m_queue_id", F.lit(" offset "),
+        "m_queue_offset", F.lit(" of "), "m_topic",
+    )  # fmt: skip
+    return _at_message(entries, "reordered", detail)
+
+
+def _bodies(entries: DataFrame) -> DataFrame:
+    sent = F.col("body_crc").bitwiseAND(0x7FFFFFFF)
+    detail = F.concat(
+        F.lit("its body has CRC "), "m_body_crc", F.lit(", the acknowledged one "), sent
+    )
+    return _at_message(entries, "divergent", detail, field="body")
 
 
 def _at_message(
@@ -333,7 +337,8 @@ def _at_message(
 ) -> DataFrame:
     return finding_frame(
         source, severity=CRITICAL, kind=kind, detail=detail, field=field,
-        physical_offset=F.col("found_at"), size=F.col("m_size"), epoch=F.col("m_epoch"),
+        physical_offset=F.col("m_physical_offset"), size=F.col("m_size"),
+        epoch=F.col("m_epoch"),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
@@ -30,7 +30,7 @@ from spark.audit.scan_source import scan_frame
 from spark.storage import Storage, locate
 
 Step = Callable[[str], AbstractContextManager[None]]
-_GROUPS_OF_FINDINGS: Final = 1000
+_SORTS_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,36 +76,36 @@ class GroupCounts:
 class AuditResult:
     """What came of an audit. `findings`: the table of findings, kept by Spark until `close`.
 
-    `kinds`: rows of group, severity, kind, replicas, count, first and last offset and epoch.
+    `totals`: how many there are of each (group, severity), all of them. `kinds`: rows of group,
+    severity, kind, replicas, count, first and last offset and epoch; the gravest 1,000.
     """
 
     groups: list[Group]
     counts: dict[str, GroupCounts]
     findings: DataFrame
+    totals: dict[tuple[str | None, str], int]
     kinds: list[dict[str, Any]]
     acked: AckedCounts | None
     warnings: list[str] = field(default_factory=list)
 
-    def count(self, *kinds: str, severity: str | None = None) -> int:
-        """How many findings there are of these kinds (none named: of all)."""
+    def count(self, severity: str | None = None, *, group: str | None = None) -> int:
+        """How many findings there are of a severity, of a group; None: of all."""
         return sum(
-            row["count"]
-            for row in self.kinds
-            if (not kinds or row["kind"] in kinds)
-            and (severity is None or row["severity"] == severity)
+            count
+            for (theirs, each), count in self.totals.items()
+            if severity in (None, each) and group in (None, theirs)
         )
 
     @property
     def is_clean(self) -> bool:
         """Whether there is nothing but information."""
-        return not any(self.count(severity=severity) for severity in SEVERITIES[:2])
+        return not any(self.count(severity) for severity in SEVERITIES[:2])
 
     def first(self, limit: int) -> list[dict[str, Any]]:
         """The first findings, the gravest first."""
         if not limit:
             return []
-        grave = F.array_position(F.array(*map(F.lit, SEVERITIES)), F.col("severity"))
-        rows = self.findings.orderBy(grave, "group", "physical_offset", "kind").limit(limit)
+        rows = self.findings.orderBy(_gravity(), "group", "physical_offset", "kind").limit(limit)
         return [row.asDict() for row in rows.collect()]
 
 
@@ -157,8 +157,9 @@ def run_audit(session: SparkSession, request: AuditRequest, step: Step = _no_ste
             parts.append(duplicates(rows))
         if entries is not None:
             check = AckedCheck(session, entries, rows, groups)
-            acked = check.counts()
-            parts.append(check.findings())
+            acked = check.counts
+            parts += check.findings()
+            warnings += entries.notes
         parts.append(
             session.createDataFrame([finding.row() for finding in told], finding_schema()).select(
                 *FINDING_NAMES
@@ -166,8 +167,10 @@ def run_audit(session: SparkSession, request: AuditRequest, step: Step = _no_ste
         )
         findings = reduce(DataFrame.union, parts).coalesce(session.sparkContext.defaultParallelism)
         findings = findings.persist(StorageLevel.DISK_ONLY)
-        kinds = _kinds(findings)
-    return AuditResult(groups, counts, findings, kinds, acked, warnings)
+        totals, kinds = _totals(findings), _kinds(findings)
+        if sum(row["count"] for row in kinds) < sum(totals.values()):
+            warnings.append(f"the gravest {len(kinds)} sorts of findings are summed up below")
+    return AuditResult(groups, counts, findings, totals, kinds, acked, warnings)
 
 
 def _counted(
@@ -195,6 +198,16 @@ def _counted(
     return kinds, counts
 
 
+def _gravity() -> Column:
+    return F.array_position(F.array(*map(F.lit, SEVERITIES)), F.col("severity"))
+
+
+def _totals(findings: DataFrame) -> dict[tuple[str | None, str], int]:
+    """Exact, and what the verdict is made of: at most one row per group and severity."""
+    rows = findings.groupBy("group", "severity").agg(F.count("*").alias("rows")).collect()
+    return {(row.group, row.severity): row.rows for row in rows}
+
+
 def _kinds(findings: DataFrame) -> list[dict[str, Any]]:
     grouped = findings.groupBy("group", "severity", "kind", "replicas").agg(
         F.count("*").alias("count"),
@@ -203,7 +216,10 @@ def _kinds(findings: DataFrame) -> list[dict[str, Any]]:
         F.min("epoch").alias("first_epoch"),
         F.max("epoch").alias("last_epoch"),
     )
-    rows = [row.asDict() for row in grouped.limit(_GROUPS_OF_FINDINGS).collect()]
+    rows = [
+        row.asDict()
+        for row in grouped.orderBy(_gravity(), "group", "kind").limit(_SORTS_MAX).collect()
+    ]
     order = {severity: rank for rank, severity in enumerate(SEVERITIES)}
     return sorted(
         rows,

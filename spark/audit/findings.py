@@ -13,9 +13,9 @@ SEVERITIES: Final = (CRITICAL, WARNING, INFO)
 
 #: What can be found; `docs/spark.md` says what each means.
 KINDS: Final = (
-    "lost", "missing", "extra", "divergent", "reordered", "damaged", "gap", "queue_wrong",
-    "queue_missing", "epochs_differ", "unchecked", "duplicated", "not_acked", "queue_behind",
-    "lagging", "expired",
+    "lost", "acked_missing", "missing", "extra", "divergent", "reordered", "damaged", "gap",
+    "queue_wrong", "queue_missing", "epochs_differ", "unchecked", "duplicated", "not_acked",
+    "queue_behind", "lagging", "expired",
 )  # fmt: skip
 
 _STRING: Final = pa.string()

@@ -112,16 +112,19 @@ def scan_findings(rows: DataFrame, kinds: Mapping[str, int]) -> DataFrame:
 
 
 def queue_breaks(rows: DataFrame, groups: Mapping[str, Group]) -> tuple[list[Finding], bool]:
-    """(findings, all) where a range does not go on in a queue where the one before ended.
+    """(findings, all) where a range does not go on in a queue where the one before ended, or a
+    queue does not begin with 0 though the log does, of which nothing can have expired.
 
     At most 10,000 of them; `all` tells whether that is all there are.
     """
     window = Window.partitionBy("group", "topic", "queue_id").orderBy("physical_offset")
+    whole = [group.name for group in groups.values() if not group.first]
+    before = F.lag("last_offset").over(window)
     steps = (
         rows.where(F.col("part") == QUEUE)
         .select(
             "group", "topic", "queue_id", "queue_offset", "physical_offset",
-            F.lag("last_offset").over(window).alias("before"),
+            F.coalesce(before, F.when(F.col("group").isin(whole), -1)).alias("before"),
         )
         .where(F.col("before").isNotNull() & (F.col("queue_offset") != F.col("before") + 1))
         .limit(_BREAKS_MAX + 1)

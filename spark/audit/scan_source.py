@@ -16,31 +16,51 @@ from spark.audit.scan import RangeTask, ScanOptions, run_task
 
 
 class TaskPartition(InputPartition):
-    """One range of one group's log."""
+    """Ranges of logs that one task of Spark looks at, one after the other."""
 
-    def __init__(self, task: RangeTask) -> None:
-        super().__init__(task)
-        self.task = task
+    def __init__(self, tasks: Sequence[RangeTask]) -> None:
+        super().__init__(tasks)
+        self.tasks = tasks
+
+
+def packed(tasks: Sequence[RangeTask], slots: int, range_bytes: int) -> list[list[RangeTask]]:
+    """Small ranges put together, so that many small logs are no swarm of tasks: up to
+    `range_bytes` each, but as many as there are `slots` to run them at once.
+    """
+    room = min(range_bytes, sum(task.end - task.begin for task in tasks) // slots)
+    packs: list[list[RangeTask]] = []
+    filled = room
+    for task in tasks:
+        size = task.end - task.begin
+        if not packs or filled + size > room:
+            packs.append([])
+            filled = 0
+        packs[-1].append(task)
+        filled += size
+    return packs
 
 
 class ScanReader(DataSourceReader):
-    """Runs one task for each range."""
+    """Runs one task for each pack of ranges."""
 
     def __init__(
-        self, tasks: Sequence[RangeTask], groups: Sequence[Group], options: ScanOptions
+        self,
+        packs: Sequence[Sequence[RangeTask]],
+        groups: Sequence[Group],
+        options: ScanOptions,
     ) -> None:
-        self._tasks = tasks
+        self._packs = packs
         self._groups = groups
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [TaskPartition(task) for task in self._tasks]
+        return [TaskPartition(pack) for pack in self._packs]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, TaskPartition):  # what Spark makes where there is no task
-            return iter(())
-        task = partition.task
-        return run_task(task, self._groups[task.group], self._options)
+            return
+        for task in partition.tasks:
+            yield from run_task(task, self._groups[task.group], self._options)
 
 
 def scan_frame(
@@ -50,7 +70,8 @@ def scan_frame(
     options: ScanOptions,
 ) -> DataFrame:
     """The rows of all ranges, see `findings.SCAN_SCHEMA`; nothing is read before it is used."""
-    reader = ScanReader(tasks, groups, options)
+    slots = session.sparkContext.defaultParallelism
+    reader = ScanReader(packed(tasks, slots, options.range_bytes), groups, options)
 
     class ScanSource(DataSource):
         """Made for one audit: it travels with its tasks."""
@@ -69,4 +90,4 @@ def scan_frame(
     return session.read.format(ScanSource.name()).load()
 
 
-__all__ = ["ScanReader", "TaskPartition", "scan_frame"]
+__all__ = ["ScanReader", "TaskPartition", "packed", "scan_frame"]

@@ -12,6 +12,7 @@ _WIDTH_MAX: Final = 100
 _COLUMNS: Final = ("severity", "kind", "group", "replicas", "place", "physical", "epoch", "what")
 _SHORT: Final = {
     "lost": "acknowledged, and in no replica",
+    "acked_missing": "acknowledged, and missing",
     "missing": "missing",
     "extra": "extra",
     "divergent": "divergent",
@@ -37,7 +38,7 @@ def summary_of(result: AuditResult, inputs: Sequence[str], limit: int) -> dict[s
         "generated_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "inputs": list(inputs),
         "groups": [_group(result, group) for group in result.groups],
-        "findings": {severity: result.count(severity=severity) for severity in SEVERITIES},
+        "findings": {severity: result.count(severity) for severity in SEVERITIES},
         "kinds": result.kinds,
         "acked": None if result.acked is None else result.acked.as_dict(),
         "warnings": result.warnings,
@@ -54,6 +55,7 @@ def _group(result: AuditResult, group: Group) -> dict[str, Any]:
         "messages": counts.messages,
         "agreed": counts.agreed,
         "log_bytes": counts.log_bytes,
+        "findings": {s: result.count(s, group=group.name) for s in SEVERITIES},
         "replicas": [
             {
                 "name": replica.name,
@@ -88,7 +90,7 @@ def lines_of(summary: dict[str, Any]) -> list[str]:
 def _verdict(group: dict[str, Any], summary: dict[str, Any]) -> Iterator[str]:
     count = len(group["replicas"])
     rows = [row for row in summary["kinds"] if row["group"] == group["group"]]
-    grave = sum(row["count"] for row in rows if row["severity"] != INFO)
+    grave = sum(many for severity, many in group["findings"].items() if severity != INFO)
     said = f"{group['messages']:,} messages"
     if count > 1:
         differing = group["messages"] - group["agreed"]

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from protocol.record import encode_blank
+from spark.audit.replicas import find_groups, log_files
+from spark.audit.scan import plan_tasks
+from spark.audit.scan_source import packed
 from spark.store_facts import StoreError
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
@@ -301,3 +304,17 @@ def test_stores_that_cannot_be_compared_are_refused(tmp_path, replicas):
         other.add(**fields(number))
     with pytest.raises(ValueError, match="files of one size"):
         scan([*replicas.paths, other.save()], group="G", unconfirmed=True)
+
+
+def test_small_ranges_share_a_task_as_long_as_all_slots_have_one(tmp_path):
+    every = Replicas(tmp_path, count=2)
+    (group,) = find_groups(every.paths, group=None, unconfirmed=False, with_tails=False)
+    tasks = plan_tasks(0, group, log_files(group), 1500)
+    assert len(tasks) > 8
+    for slots, room in ((1, 1 << 30), (1, 3000), (4, 1 << 30), (100, 1 << 30)):
+        packs = packed(tasks, slots, room)
+        assert [task for pack in packs for task in pack] == tasks
+        sizes = [sum(task.end - task.begin for task in pack) for pack in packs]
+        assert len(packs) >= min(slots, len(tasks))
+        assert all(size <= room or len(p) == 1 for size, p in zip(sizes, packs, strict=True))
+    assert len(packed(tasks, 1, 1 << 30)) == 1 and packed([], 2, 1) == []
