@@ -13,7 +13,7 @@ import click
 from spark.failovers.findings import CRITICAL, WARNING
 from spark.failovers.output import Output
 from spark.failovers.run import Inputs, run
-from spark.failovers.sizing import SMALL_JVM
+from spark.failovers.sizing import SMALL_JVM, fitted
 from spark.failovers.summary import lines
 from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options
 from spark.report.epoch_report import write_epoch_report
@@ -66,7 +66,10 @@ def main(
     ):
         summary = run(spark, inputs, place, job.progress.step)
         if not no_report:
-            with job.progress.step("drawing the report"):
+            with (
+                job.progress.step("drawing the report"),
+                fitted(spark, inputs.settings()),
+            ):
                 report = write_epoch_report(spark, str(place.path), summary)
     told = lines(summary)
     job.result(summary, [*told, f"report: {report}"] if report else told)
