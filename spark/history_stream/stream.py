@@ -36,6 +36,10 @@ PATIENCE: Final = "20s"
 _OUTAGE: Final = re.compile(r"^\S*\bClusterError: (.*)$", re.MULTILINE)
 _LOSS: Final = re.compile(r"^\S*\bDataLossError: (.*?)(?:; set failOnDataLoss.*)?$", re.MULTILINE)
 
+_BUSY: Final = "Python worker failed to connect back"
+"""Spark gives a Python process of a stream 10 s to start, whatever its settings say."""
+_BUSY_STARTS: Final = 5
+
 
 class HistoryLost(Exception):
     """The topic no longer has what was not read yet; the text says what, and how to go on."""
@@ -76,9 +80,12 @@ class HistoryStream:
         """Until all is read (`trigger` None), or `stopping` is set: then after the present batch.
 
         Raises HistoryLost, or what the query failed with; for an outage of the cluster only if it
-        was never read from, or `trigger` is None.
+        was never read from, or `trigger` is None. A machine too busy to start Spark's Python
+        processes is given a few more chances.
         """
+        slow_starts = 0
         while True:
+            before = self.counts.batches
             try:
                 return self._run(self._start(session, plan), stopping)
             except StreamingQueryException as error:
@@ -87,10 +94,16 @@ class HistoryStream:
                     raise HistoryLost(
                         f"{lost[1]}; --accept-loss goes on behind what is lost"
                     ) from error
-                known = self._output.commits or self.counts.batches
-                if outage is None or plan.trigger is None or not known:
-                    raise
-                self._tell(f"{outage[1]}; asked again in {PAUSE_S:.0f} s")
+                if _BUSY in str(error):
+                    slow_starts = 1 if self.counts.batches > before else slow_starts + 1
+                    if slow_starts > _BUSY_STARTS:
+                        raise
+                    self._tell(f"no Python process within 10 s; again in {PAUSE_S:.0f} s")
+                else:
+                    known = self._output.commits or self.counts.batches
+                    if outage is None or plan.trigger is None or not known:
+                        raise
+                    self._tell(f"{outage[1]}; asked again in {PAUSE_S:.0f} s")
             if stopping.wait(PAUSE_S):
                 return
 

@@ -166,3 +166,18 @@ def test_triggers_are_spelled_for_spark():
     ]
     with pytest.raises(ValueError, match="must be a time"):
         _interval("soon")
+
+
+BUSY = "\n[STREAM_FAILED] terminated with exception: Python worker failed to connect back. XXKST"
+
+
+@pytest.mark.parametrize("trigger", [None, "10 seconds"])
+def test_a_busy_machine_gets_a_few_more_chances(queries, trigger):
+    """Also before the first batch: it says nothing about the cluster."""
+    plan = replace(PLAN, trigger=trigger)
+    stream, told, left = queries(*(Query(error=failed(BUSY)) for _ in range(5)), Query(looks=1))
+    stream.run(None, plan, threading.Event())
+    assert left == [] and told == ["no Python process within 10 s; again in 0 s"] * 5
+    stream, told, _ = queries(*(Query(error=failed(BUSY)) for _ in range(6)))
+    with pytest.raises(StreamingQueryException, match="connect back"):
+        stream.run(None, plan, threading.Event())
