@@ -20,6 +20,7 @@ _KINDS_MAX: Final = 1_000
 _OF_WORST: Final = (
     "group", "master_epoch", "kind", "cause", "how", "master_before", "master", "detected_at",
     "unavailable_ms",
+    "without_writes_ms",
 )  # fmt: skip
 
 
@@ -110,11 +111,11 @@ def _groups(written: Mapping[str, DataFrame], bounds: DataFrame) -> list[dict[st
 def _percentiles(failovers: DataFrame) -> dict[str, dict[str, int]]:
     """Per kind: how many with a known duration, percentiles of these in ms."""
     rows = (
-        failovers.where("unavailable_ms IS NOT NULL")
+        failovers.where("without_writes_ms IS NOT NULL")
         .groupBy("kind")
         .agg(
             F.count("*").alias("count"),
-            F.percentile_approx("unavailable_ms", [0.5, 0.9, 0.99, 1.0], 10_000).alias("ms"),
+            F.percentile_approx("without_writes_ms", [0.5, 0.9, 0.99, 1.0], 10_000).alias("ms"),
         )
         .limit(_KINDS_MAX)
         .collect()
@@ -130,8 +131,8 @@ def _percentiles(failovers: DataFrame) -> dict[str, dict[str, int]]:
 
 def _worst(failovers: DataFrame) -> list[dict[str, Any]]:
     rows = (
-        failovers.where("unavailable_ms IS NOT NULL AND kind <> 'first_election'")
-        .orderBy(F.desc("unavailable_ms"), "group", "master_epoch")
+        failovers.where("without_writes_ms IS NOT NULL AND kind <> 'first_election'")
+        .orderBy(F.desc("without_writes_ms"), "group", "master_epoch")
         .limit(_WORST)
         .select(*_OF_WORST)
         .collect()
@@ -184,7 +185,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         told.append("the longest:")
     told += [
         f"  {worst['detected_at'] or '?'} {worst['group']} epoch {worst['master_epoch']}: "
-        f"{_span(worst['unavailable_ms'])}, {worst['kind']}: {worst['how']}"
+        f"{_span(worst['without_writes_ms'])}, {worst['kind']}: {worst['how']}"
         for worst in summary["worst_failovers"]
     ]
     found = summary["findings"]

@@ -28,6 +28,13 @@ def _day(column: str) -> str:
     return f"to_date(timestamp_millis({column})) AS day"
 
 
+SILENCE: Final = (
+    "CASE WHEN endswith(cause, '_silent') AND silent_ms > 0 AND lost_since_ms IS NULL "
+    "THEN silent_ms ELSE 0 END"
+)
+"""SQL: for how long the lost master had said nothing before that was noticed, if that is why."""
+
+
 def failovers(stories: DataFrame) -> DataFrame:
     """One row per change of master."""
     held = "CASE WHEN held_ms >= 0 THEN held_ms END AS held_ms"
@@ -55,6 +62,7 @@ def failovers(stories: DataFrame) -> DataFrame:
         _after("opened_ms", "role_ms", "open_ms"),
         _after("first_ack_ms", "opened_ms", "first_ack_ms"),
         "unavailable_ms",
+        f"unavailable_ms + {SILENCE} AS without_writes_ms",
         held,
         "idle",
         "e.unclean AS unclean",
@@ -118,13 +126,15 @@ OUTSIDE: Final = (
 def outages(stories: DataFrame, bounds: DataFrame) -> DataFrame:
     """(group, start_ms, end_ms, open): when nobody could write. A first election is none.
 
+    The silence by which a hung master was noticed is part of it: nobody answered writers either.
     An outage is open if nobody acknowledged or opened until the last event of the group; a master
     that was overtaken, or lost before it served, leaves its outage to what followed. One that lies
     outside of the group's time is none: a clock was wrong.
     """
     return stories.sparkSession.sql(
         f"""
-        SELECT s.group, s.start_ms, s.start_ms + s.unavailable_ms AS end_ms, false AS open
+        SELECT s.group, s.start_ms - {SILENCE} AS start_ms,
+          s.start_ms + s.unavailable_ms AS end_ms, false AS open
         FROM {{rows}} s JOIN {{bounds}} b ON b.group = s.group
         WHERE s.unavailable_ms IS NOT NULL AND s.kind <> 'first_election' AND NOT ({OUTSIDE})
         UNION ALL

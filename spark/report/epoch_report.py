@@ -305,8 +305,9 @@ def _durations(tables: EpochTables, facts: _Facts) -> list[Picture]:
                 distribution_figure(
                     bins, BINS_PER_DECADE, {"median": median_ms, "p99": p99_ms}
                 ),
-                "From the first sign to the first acknowledged write (to the opening where nobody "
-                "waited). The axis is logarithmic: each step is ten times the one before.",
+                "From the first sign, or the last word of a master that fell silent, to the first "
+                "acknowledged write (to the opening where nobody waited). The axis is logarithmic: "
+                "each step is ten times the one before.",
                 f"Without {counted(unknown, 'change', 'changes')} whose duration is not known."
                 if unknown
                 else "",
@@ -446,11 +447,11 @@ def _reading(facts: _Facts, summary: Mapping[str, Any]) -> Section:
         [
             Facts(
                 {
-                    "without writes": "from the first sign of a loss (or the hold of a planned "
-                    "switch) to the first acknowledged write; to the opening of the new master "
-                    "where nobody waited for it",
-                    "detect": "how long a lost master had not been heard of at the first sign; not "
-                    "part of the time without writes",
+                    "without writes": "from the first sign of a loss (the last word of a master "
+                    "that fell silent, the hold of a planned switch) to the first acknowledged "
+                    "write; to the opening of the new master where nobody waited for it",
+                    "detect": "how long a lost master had not been heard of at the first sign; "
+                    "part of the time without writes where its silence was that sign",
                     "other parts": "each from the step before: elect, change role, open, first "
                     f"acknowledgement; {UNKNOWN} where the clocks of two hosts do not allow to say",
                     "unclean": "a master from outside the set, or one that may lack messages",

@@ -32,7 +32,8 @@ _SCHEMAS: Final = {
         master_before LONG, master LONG, address STRING, detected_at TIMESTAMP,
         elected_at TIMESTAMP, role_at TIMESTAMP, opened_at TIMESTAMP, first_ack_at TIMESTAMP,
         silent_ms LONG, detect_ms LONG, elect_ms LONG, role_ms LONG, open_ms LONG,
-        first_ack_ms LONG, unavailable_ms LONG, held_ms LONG, idle BOOLEAN, unclean BOOLEAN,
+        first_ack_ms LONG, unavailable_ms LONG, without_writes_ms LONG, held_ms LONG,
+        idle BOOLEAN, unclean BOOLEAN,
         complete BOOLEAN, truncated_bytes LONG, clock_problem STRING""",
     "unavailability": """outages LONG, unavailable_ms LONG, longest_ms LONG, open BOOLEAN""",
     "set_changes": """at TIMESTAMP, set_before ARRAY<LONG>, set_after ARRAY<LONG>,
@@ -124,7 +125,12 @@ class EpochTables:
         if not path.exists():
             return self._session.createDataFrame([], schema)
         # Partition columns by their schema: a group called 007 stays a text.
-        return self._session.read.schema(schema).parquet(str(path))
+        rows = self._session.read.schema(schema).parquet(str(path))
+        if name == "failovers":
+            # The page tells of all the time in which nobody could write, noticed or not.
+            cost = F.coalesce("without_writes_ms", "unavailable_ms")
+            rows = rows.withColumn("unavailable_ms", cost)
+        return rows
 
     def groups(self) -> tuple[Totals, list[Group]]:
         """Sums over all, and the groups that cost most (at most GROUPS_SHOWN), by name."""

@@ -378,6 +378,7 @@ def test_a_failover_has_its_parts(table):
     parts = [row[n] for n in ("silent_ms", "detect_ms", "elect_ms", "role_ms", "open_ms")]
     assert parts == [812, 812, 1, 49, 59_950]
     assert (row["first_ack_ms"], row["unavailable_ms"], row["idle"]) == (15_000, 75_000, False)
+    assert row["without_writes_ms"] == 75_812  # with the silence by which it was missed
     assert (row["truncated_bytes"], row["complete"]) == (210, True)
 
 
@@ -385,6 +386,7 @@ def test_a_planned_switch_costs_its_hold_too(table):
     row = one(table("failovers", "planned"), master_epoch=2)
     assert (row["kind"], row["cause"]) == ("planned_switch", "planned_switch")
     assert (row["held_ms"], row["unavailable_ms"], row["detect_ms"]) == (7, 32, 9)
+    assert row["without_writes_ms"] == 32
 
 
 def test_where_nobody_waited_the_opening_counts(table):
@@ -417,8 +419,8 @@ def test_an_outage_over_midnight_is_split(table):
         for r in table("unavailability", "midnight")
     ]
     assert days == [
-        ("2026-11-20", 1, 30_000, 75_000, False),
-        ("2026-11-21", 0, 45_000, 75_000, False),
+        ("2026-11-20", 1, 30_812, 75_812, False),  # it was silent for 812 ms when it was missed
+        ("2026-11-21", 0, 45_000, 75_812, False),
     ]
 
 
@@ -567,7 +569,7 @@ def test_the_command_says_what_it_found(ran):
     )  # fmt: skip
     group = one(summary["groups"], group="midnight")
     assert (group["masters"], group["failovers"], group["outages"]) == (2, 1, 1)
-    assert group["unavailable_ms"] == 75_000
+    assert group["unavailable_ms"] == 75_812
     assert group["first_event"] == "2026-11-20T12:00:00.000+00:00"
     assert summary["failover_ms"]["planned_switch"]["count"] >= 1
     assert not [path for path in (folder / "out").iterdir() if path.name.startswith("_")]
