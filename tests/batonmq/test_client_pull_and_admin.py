@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -305,10 +306,11 @@ def test_every_name_server_has_the_whole_time_to_answer() -> None:
     async def story(cluster: FakeCluster) -> None:
         first, *others = cluster.name_server_addresses
         cluster.name_servers[0].before[106] += [silence] * 10
-        async with Admin(cluster.name_server_addresses, timeout_ms=200) as admin:
+        async with Admin(cluster.name_server_addresses, timeout_ms=300) as admin:
             states = await admin.name_server_states()
         assert others and states == {first: states[first], **dict.fromkeys(others)}
-        assert states[first] is not None and "within 200 ms" in states[first]
+        waited = re.search(r"no answer .* within (\d+) ms", states[first] or "")
+        assert waited and int(waited[1]) > 300 / 2, "a share of the time is at most its half"
 
     run(story)
 

@@ -74,6 +74,12 @@ def elect(cluster: ClusterProcess, broker_id: int, **more: str) -> int:
     return ask(cluster.controllers[0], ELECT_MASTER, ext).code
 
 
+def all_running(cluster: ClusterProcess) -> list[dict[str, Any]] | None:
+    """The brokers, once cluster.json tells the process of each: it finds a restarted one late."""
+    brokers = cluster.brokers
+    return brokers if all(b["pid"] and is_running(b["pid"]) for b in brokers) else None
+
+
 def slaves_of(cluster: ClusterProcess) -> list[dict[str, Any]]:
     return wait_for("the slaves", lambda: s if len(s := cluster.slaves()) == REPLICAS - 1 else None)
 
@@ -129,7 +135,7 @@ def test_r17_logs_that_lack_what_they_acknowledged_are_not_elected(
     cluster.restart(for_backup)
     cluster.wait_in_sync(REPLICAS)
     write_some(cluster)
-    brokers = [b for b in cluster.brokers if b["pid"]]
+    brokers = wait_for("every broker's process", lambda: all_running(cluster))
     (master,) = [b for b in brokers if b["address"] not in {s["address"] for s in slaves}]
     (controller,) = cluster.document["nameServers"]
     for node in (controller, *brokers):  # the set stays as it is: nobody sees anybody die
