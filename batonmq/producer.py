@@ -182,9 +182,9 @@ class Producer(Startable, ClientMember):
         """Sends one message and waits for the acknowledgement.
 
         The queue is chosen round robin, unless `queue` or `selector` names it. `unique_key`: the
-        caller's own id of the message, the same if it is sent again; else it gets a fresh one. A
-        result whose
-        `acknowledged` is false was stored but not confirmed by every replica that counts.
+        caller's own id of the message, the same if it is sent again; else it gets a fresh one.
+        A result whose `acknowledged` is false was stored but not confirmed by every replica that
+        counts.
         Raises MessageIllegalError, NoRouteError, NoNameServerError, SendFailedError; after a
         SendFailedError without a final reply the message may still be stored.
         """

@@ -31,7 +31,7 @@ from typing import Any, Final
 from batonmq.history_events import Happening, happenings
 from batonmq.timeline_story import Step, Story, ids
 
-__all__ = ["Step", "Story", "failovers", "stories"]
+__all__ = ["HOW", "Step", "Story", "failovers", "stories"]
 
 
 def stories(events: Iterable[Mapping[str, Any]]) -> list[Story]:
@@ -410,7 +410,7 @@ _TOLD_BY: Final[dict[str, Callable[[_Teller, Happening, _Group], None]]] = {
     "broker_cleaned": _Teller._cleaned,
 }
 
-_HOW: Final = {
+HOW: Final = {
     "session_closed": "the session of {who} closed without a goodbye",
     "session_silent": "{who} fell silent",
     "channel_closed": "the connection of {who} closed",
@@ -422,6 +422,7 @@ _HOW: Final = {
     "first_election": "the group never had a master",
     "planned switch": "the master has drained and asks for its successor",
 }
+"""Reason of an election -> how it was seen, as a sentence; `{who}` is the master that was lost."""
 
 
 _SOON_MS: Final = 30_000
@@ -433,7 +434,7 @@ _BY_HAND: Final = ("named ", "asked by remoting")
 def _how(event: Happening, master: int) -> str:
     """How the need was seen, as a sentence; a reason that is not known here is told as it is."""
     reason, _, why = event.reason.partition(": ")
-    how = _HOW.get(reason)
+    how = HOW.get(reason)
     if how is None:
         reason = reason if event.kind == "election_failed" else event.reason
         return reason or "an election was asked for"

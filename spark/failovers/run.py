@@ -23,7 +23,7 @@ from spark.failovers import (
 )
 from spark.failovers.output import Output
 from spark.failovers.summary import summarise
-from spark.failovers.work import Work
+from spark.work import Work
 
 Step = Callable[[str], AbstractContextManager[None]]
 

@@ -11,8 +11,9 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from batonmq.retry import LAST_PAUSE_MS
+from batonmq.timeline import HOW
 from spark.failovers import elections, members
-from spark.failovers.work import Work
+from spark.work import Work
 
 SERVED_MS: Final = 1_000
 """Open for so long, a master that acknowledged nothing was asked for nothing."""
@@ -192,20 +193,6 @@ def _clock_problem() -> str:
     return f"CASE {' '.join(cases)} END"
 
 
-_SEEN: Final = {
-    "session_closed": "the session of {who} closed without a goodbye",
-    "session_silent": "{who} fell silent",
-    "channel_closed": "the connection of {who} closed",
-    "heartbeat_silent": "{who} sent no heartbeat",
-    "goodbye": "{who} said goodbye: a planned stop",
-    "master_restarted": "{who} came back as another process, so its mastership is over (R3)",
-    "never_seen": "{who} was not heard of since this controller decides",
-}
-_SEEN_ALONE: Final = {
-    "no_master": "there is no master",
-    "first_election": "the group never had a master",
-    "planned switch": "the master has drained and asks for its successor",
-}
 _HEAD: Final = "get(split(reason, ': ', 2), 0)"
 _REST: Final = "get(split(reason, ': ', 2), 1)"
 _WHO: Final = "CASE WHEN lost_master > 0 THEN concat('broker ', lost_master) ELSE 'the master' END"
@@ -220,12 +207,10 @@ def _how() -> str:
         f"THEN concat({_WHO}, ' said goodbye, as ', {_REST}, {_SILENT})"
     )
     cases = [goodbye]
-    for name, text in _SEEN.items():
-        before, _, after = text.partition("{who}")
-        cases.append(
-            f"WHEN {_HEAD} = '{name}' THEN concat('{before}', {_WHO}, '{after}', {_SILENT})"
-        )
-    cases += [f"WHEN {_HEAD} = '{name}' THEN '{text}'" for name, text in _SEEN_ALONE.items()]
+    for name, text in HOW.items():
+        before, who, after = text.partition("{who}")
+        told = f"concat('{before}', {_WHO}, '{after}', {_SILENT})" if who else f"'{text}'"
+        cases.append(f"WHEN {_HEAD} = '{name}' THEN {told}")
     other = f"CASE WHEN seen_as = 'election_failed' THEN {_HEAD} ELSE reason END"
     return (
         f"CASE WHEN reason IS NULL THEN 'an election was asked for' {' '.join(cases)} "

@@ -13,6 +13,8 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from epoch.durable_file import replace_file
+
 Ack = dict[str, str | int]
 """topic, broker, queue_id, queue_offset, unique_key, and msg_id if the broker told it."""
 
@@ -79,13 +81,7 @@ class AckFile:
 def write_committed(folder: str, job: str, batch_id: int, told: Mapping[str, Any]) -> None:
     """What a whole write or batch came to; there as a whole, or not at all. Raises OSError."""
     path = Path(folder) / f"_committed-{job}-{batch_id}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    growing = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with growing.open("w") as file:
-        file.write(json.dumps({"job": job, "batch": batch_id, **told}) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    growing.replace(path)
+    replace_file(path, f"{json.dumps({'job': job, 'batch': batch_id, **told})}\n".encode())
 
 
 __all__ = ["Ack", "AckFile", "report_folder", "write_committed"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from spark.report.quantities import DURATION_TICKS_MS, duration_text, plot_text
@@ -101,6 +101,35 @@ def log_axis(
     )  # fmt: skip
 
 
+def pointed_out(
+    lines: Mapping[str, float | None],
+    low: float,
+    high: float,
+    text: Callable[[float], str] = duration_text,
+) -> dict[str, Any]:
+    """Shapes and annotations of a layout: named lines across a `log_axis` from `low` to `high`."""
+    shapes, notes = [], []
+    known = sorted((value, name) for name, value in lines.items() if value is not None)
+    for at, (value, name) in enumerate(known):
+        x = math.log10(max(1.0, value))
+        shapes.append(
+            {
+                "type": "line", "name": "ink", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1,
+                "line": {"width": 1.5, "dash": "dot"},
+            }
+        )  # fmt: skip
+        # Neighbours point away from each other, so that close lines do not hide their names.
+        left = at < len(known) - 1 or x > low + 0.8 * (high - low)
+        notes.append(
+            {
+                "x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False,
+                "text": f"{plot_text(name)} {text(value)}", "font": {"size": 12},
+                "xanchor": "right" if left else "left", "xshift": 2 if left else -2,
+            }
+        )  # fmt: skip
+    return {"shapes": shapes, "annotations": notes}
+
+
 _ROUND_MS: Final = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000,
     120_000, 300_000, 600_000, 1_200_000, 1_800_000, 3_600_000, 7_200_000, 18_000_000, 36_000_000,
@@ -129,6 +158,7 @@ __all__ = [
     "log_axis",
     "named",
     "number_axis",
+    "pointed_out",
     "round_steps",
     "row_axis",
     "short",

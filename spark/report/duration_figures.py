@@ -13,6 +13,7 @@ from spark.report.axes import (
     layout,
     log_axis,
     named,
+    pointed_out,
     row_axis,
 )
 from spark.report.page import Figure
@@ -54,29 +55,10 @@ def distribution_figure(
     most = max(sum(n for _, at, n in bins if at == place) for place in set(places))
     low = math.floor(min(places) / per_decade * 2) / 2
     high = math.ceil((max(places) + 1) / per_decade * 2) / 2
-    shapes, notes = [], []
-    known = sorted((value, name) for name, value in lines.items() if value is not None)
-    for at, (value, name) in enumerate(known):
-        x = math.log10(max(1.0, value))
-        shapes.append(
-            {
-                "type": "line", "name": "ink", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1,
-                "line": {"width": 1.5, "dash": "dot"},
-            }
-        )  # fmt: skip
-        # Neighbours point away from each other, so that close lines do not hide their names.
-        left = at < len(known) - 1 or x > low + 0.8 * (high - low)
-        notes.append(
-            {
-                "x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False,
-                "text": f"{plot_text(name)} {duration_text(value)}", "font": {"size": 12},
-                "xanchor": "right" if left else "left", "xshift": 2 if left else -2,
-            }
-        )  # fmt: skip
     return Figure(
         data,
         layout(
-            320, barmode="stack", bargap=0.05, dragmode=False, shapes=shapes, annotations=notes,
+            320, barmode="stack", bargap=0.05, dragmode=False, **pointed_out(lines, low, high),
             xaxis=log_axis(title, low, max(high, low + 1), showline=True),
             yaxis=count_axis(what, most),
         ),

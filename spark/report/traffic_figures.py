@@ -6,7 +6,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spark.report.axes import ROW_PX, layout, log_axis, named, number_axis, row_axis, time_axis
+from spark.report.axes import (
+    ROW_PX,
+    layout,
+    log_axis,
+    named,
+    number_axis,
+    pointed_out,
+    row_axis,
+    time_axis,
+)
 from spark.report.page import Figure
 from spark.report.palette import GREY, HEAT, NOTHING, SERIES, series_colour
 from spark.report.quantities import count_text, duration_text, moment_text, plot_text, plot_time
@@ -66,24 +75,6 @@ def histogram_figure(
     low, high = places[0] / per_decade, (places[-1] + 1) / per_decade
     if high - low < 1:
         low, high = max(0.0, low - 0.5), high + 0.5
-    shapes, notes = [], []
-    known = sorted((value, name) for name, value in lines.items() if value is not None)
-    for at, (value, name) in enumerate(known):
-        x = math.log10(max(1.0, value))
-        shapes.append(
-            {
-                "type": "line", "name": "ink", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1,
-                "line": {"width": 1.5, "dash": "dot"},
-            }
-        )  # fmt: skip
-        left = at < len(known) - 1 or x > low + 0.8 * (high - low)
-        notes.append(
-            {
-                "x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False,
-                "text": f"{plot_text(name)} {text(value)}", "font": {"size": 12},
-                "xanchor": "right" if left else "left",
-            }
-        )  # fmt: skip
     bars = {
         "type": "bar", "name": "messages",
         "x": [(place + 0.5) / per_decade for place in places],
@@ -99,7 +90,7 @@ def histogram_figure(
     return Figure(
         [bars],
         layout(
-            300, dragmode=False, shapes=shapes, annotations=notes, bargap=0.05,
+            300, dragmode=False, bargap=0.05, **pointed_out(lines, low, high, text),
             xaxis=log_axis(title, low, high, ticks=ticks, text=text, showline=True),
             yaxis=number_axis("messages", fixedrange=True, tickformat="~s"),
         ),

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from spark.stats import scan, tables
 from spark.stats.output import LAG, Output
 from spark.stats.replicas import one_per_group
+from spark.work import Work
 
 Step = Callable[[str], AbstractContextManager[None]]
 
@@ -35,7 +36,8 @@ def run(session: SparkSession, wanted: Wanted, output: Output, step: Step) -> di
     sources = one_per_group(wanted.patterns)
     with step("counting messages"):
         messages = scan.read_messages(session, sources, wanted.topics, mode=wanted.mode)
-        counts = output.step("counts", scan.counted(messages, wanted.bucket_ms))
+        counted = scan.counted(messages, wanted.bucket_ms)
+        counts = Work(session, output.work_folder).keep(counted, "counts")
     with step("writing the tables"):
         traffic = output.write("traffic", tables.traffic(counts, wanted.bucket_ms))
         queues = output.write("queues", tables.queues(counts))

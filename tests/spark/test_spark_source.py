@@ -1,6 +1,5 @@
 """The data source on Spark itself: schemas, filters, modes, partitions."""
 
-import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from spark.options import ReadOptions
 from spark.parquet_files import write_parquet
 from spark.predicates import selection_of
 from spark.schemas import TABLES, table_schema
-from spark.session import PUSHDOWN, open_session, register
+from spark.session import PUSHDOWN, register
 from spark.source import FilteringReader, TableReader, WorkPartition
 from tests.spark.log_files import START_MS, LogFiles
+from tests.spark.spark_session import spark_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -25,21 +25,8 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
 @pytest.fixture(scope="module")
 def session():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = open_session(
-            "tests",
-            master="local[2]",
-            settings={
-                "spark.ui.enabled": "false",
-                "spark.driver.memory": "1g",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.sql.session.timeZone": "UTC",
-            },
-        )
-        made.sparkContext.setLogLevel("OFF")
+    with spark_session() as made:
         yield made
-        made.stop()
 
 
 def frame(session, path, **options):

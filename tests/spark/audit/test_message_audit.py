@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import warnings
 import zlib
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from spark.audit.verdict import lines_of, summary_of
 from spark.jobs.message_audit import main
 from spark.live.ack_report import AckFile, write_committed
 from spark.live.sink_sender import _acks, row_of
-from spark.session import open_session
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,
@@ -36,6 +34,7 @@ from tests.spark.audit.replica_files import (
     write_acked,
 )
 from tests.spark.log_files import HOST_V4, LogFiles, message
+from tests.spark.spark_session import spark_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -46,25 +45,9 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
 
 @pytest.fixture(scope="module")
 def session():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = open_session(
-            "tests",
-            master="local[1]",
-            settings={
-                "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false",
-                "spark.driver.memory": "1g",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.sql.session.timeZone": "UTC",
-                # Queries over some hundred rows: what compiles them costs more than they do.
-                "spark.sql.codegen.wholeStage": "false",
-                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-            },
-        )
-        made.sparkContext.setLogLevel("OFF")
+    # Queries over some hundred rows: what compiles them costs more than they do.
+    with spark_session(master="local[1]", spark_sql_codegen_wholeStage="false") as made:
         yield made
-        made.stop()
 
 
 def entry(broker, number, /, **other):

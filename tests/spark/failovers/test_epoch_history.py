@@ -6,7 +6,6 @@ One run over three controllers' files and some stores; each broker group is a ca
 import json
 import os
 import random
-import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from spark.failovers.generated import GeneratedGroup
 from spark.failovers.generated import events as generated_events
 from spark.failovers.output import TABLES
 from spark.jobs.epoch_history import main
-from spark.session import open_session
 from tests.spark.failovers.told_histories import (
     LOG,
     MIDNIGHT,
@@ -31,6 +29,7 @@ from tests.spark.failovers.told_histories import (
     by_chance,
     write,
 )
+from tests.spark.spark_session import spark_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -50,22 +49,8 @@ YEAR_2100 = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 @pytest.fixture(scope="module")
 def session():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = open_session(
-            "tests",
-            master="local[2]",
-            settings={
-                "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false",
-                "spark.driver.memory": "1g",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.sql.session.timeZone": "UTC",
-            },
-        )
-        made.sparkContext.setLogLevel("OFF")
+    with spark_session() as made:
         yield made
-        made.stop()
 
 
 def by_hand():

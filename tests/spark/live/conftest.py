@@ -1,7 +1,6 @@
 """One cluster and one Spark session for the tests of live topics."""
 
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -21,22 +20,7 @@ def live_cluster(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def live_session():
-    from spark.session import open_session
+    from tests.spark.spark_session import spark_session
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = open_session(
-            "live-tests",
-            master="local[2]",
-            settings={
-                "spark.ui.enabled": "false",
-                "spark.driver.memory": "1g",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.sql.session.timeZone": "UTC",
-                # A Python process may take long to start while the machine has other work.
-                "spark.python.authenticate.socketTimeout": "120s",
-            },
-        )
-        made.sparkContext.setLogLevel("OFF")
+    with spark_session() as made:
         yield made
-        made.stop()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import pytest
 
 from spark.report.epoch_report import write_epoch_report
 from spark.report.epoch_tables import FAILOVERS_LISTED
-from spark.session import open_session
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.report.epoch_folders import EpochFolder, at, incident_hour
+from tests.spark.spark_session import spark_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -25,21 +24,8 @@ BARS = "#masterships .plot .bars .point path"
 
 @pytest.fixture(scope="module")
 def session():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = open_session(
-            "tests",
-            master="local[2]",
-            settings={
-                "spark.ui.enabled": "false",
-                "spark.driver.memory": "1g",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.sql.session.timeZone": "UTC",
-            },
-        )
-        made.sparkContext.setLogLevel("OFF")
+    with spark_session() as made:
         yield made
-        made.stop()
 
 
 @pytest.fixture(scope="module")

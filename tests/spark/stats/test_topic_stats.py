@@ -2,7 +2,6 @@
 
 import json
 import struct
-import warnings
 from datetime import UTC, datetime
 
 import pyarrow.parquet as pq
@@ -10,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from spark.jobs.topic_stats import main, span_ms
-from spark.session import open_session
 from spark.stats.replicas import one_per_group
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.log_files import LogFiles
+from tests.spark.spark_session import spark_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -26,21 +25,8 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def session():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = open_session(
-            "tests",
-            master="local[2]",
-            settings={
-                "spark.ui.enabled": "false",
-                "spark.driver.memory": "1g",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.sql.session.timeZone": "UTC",
-            },
-        )
-        made.sparkContext.setLogLevel("OFF")
+    with spark_session() as made:
         yield made
-        made.stop()
 
 
 def consume_queue(root, topic, queue_id, end):

@@ -1,0 +1,30 @@
+"""The Spark session of the tests: small, silent, and stopped at the end."""
+
+import warnings
+from contextlib import contextmanager
+
+from spark.session import open_session
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    # A Python process may take long to start while the machine has other work.
+    "spark.python.authenticate.socketTimeout": "120s",
+}
+
+
+@contextmanager
+def spark_session(*, master="local[2]", **settings):
+    """A session with SETTINGS and `settings`, whose names have `_` for `.`."""
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = open_session("tests", master=master, settings=SETTINGS | given)
+        made.sparkContext.setLogLevel("OFF")
+        try:
+            yield made
+        finally:
+            made.stop()
