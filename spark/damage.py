@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
 from spark.log_range import Damage
 from spark.schemas import CORRUPT, CORRUPT_TYPE
+
+_ROWS: Final = 1024
 
 
 class Mode(StrEnum):
@@ -56,20 +59,25 @@ class DamageCount:
         (target / f"{name}.json").write_text(text + "\n")
 
 
-def corrupt_row(damage: Damage, facts: dict[str, object], schema: pa.Schema) -> pa.RecordBatch:
-    """One row for a damaged stretch: what is known of its store, and the column `corrupt`."""
-    row = {
-        CORRUPT: {
-            "file": damage.file,
-            "offset": damage.offset,
-            "bytes": damage.size,
-            "reason": damage.reason,
-        },
-        "physical_offset": damage.offset,
-        **facts,
-    }
+def corrupt_rows(
+    damages: list[Damage], facts: dict[str, object], schema: pa.Schema
+) -> pa.RecordBatch:
+    """A row for each damaged stretch: what is known of its store, and the column `corrupt`."""
+    rows = [
+        {
+            CORRUPT: {
+                "file": damage.file,
+                "offset": damage.offset,
+                "bytes": damage.size,
+                "reason": damage.reason,
+            },
+            "physical_offset": damage.offset if damage.in_log else None,
+            **facts,
+        }
+        for damage in damages
+    ]
     arrays = [
-        pa.array([row.get(name)], kind)
+        pa.array([row.get(name) for row in rows], kind)
         for name, kind in zip(schema.names, schema.types, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -87,8 +95,12 @@ def settle(
     schema: pa.Schema,
     count: DamageCount,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches only: damage raises DamagedFile, is counted, or becomes a row."""
+    """Batches only: damage raises DamagedFile, is counted, or becomes a row. Order stays."""
+    held: list[Damage] = []  # neighbours become one batch
     for item in items:
+        if held and (not isinstance(item, Damage) or len(held) >= _ROWS):
+            yield corrupt_rows(held, facts, schema)
+            held = []
         if not isinstance(item, Damage):
             yield item
         elif mode is Mode.FAILFAST:
@@ -99,7 +111,9 @@ def settle(
         else:
             count.add(item)
             if mode is Mode.PERMISSIVE:
-                yield corrupt_row(item, facts, schema)
+                held.append(item)
+    if held:
+        yield corrupt_rows(held, facts, schema)
 
 
-__all__ = ["DamageCount", "DamagedFile", "Mode", "corrupt_row", "no_corruption", "settle"]
+__all__ = ["DamageCount", "DamagedFile", "Mode", "corrupt_rows", "no_corruption", "settle"]

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from spark.arrow_parts import TIMESTAMP
+from spark.arrow_parts import timestamps
 from spark.damage import no_corruption
 from spark.log_range import Damage
 from spark.schemas import CORRUPT, TABLES
@@ -139,6 +139,8 @@ def _decode(
     ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
     begins = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
     try:
+        if not text.isascii():
+            text.decode()  # Arrow would hand on strings that are no UTF-8
         table = pj.read_json(
             io.BytesIO(text),
             pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
@@ -147,7 +149,7 @@ def _decode(
         whole = table.num_rows == len(begins) and not any(
             table[name].null_count for name in _NEEDED
         )
-    except pa.ArrowInvalid:
+    except (pa.ArrowInvalid, UnicodeDecodeError):
         whole = False
     if whole:
         yield _batch(path, table.combine_chunks(), begins + offset, schema)
@@ -159,7 +161,8 @@ def _decode(
             rows.append(_event(text[begin:end]))
             places.append(begin + offset)
         except ValueError as error:
-            yield Damage(path, begin + offset, end - begin, f"no event: {error}")
+            what = f"no event: {error}"
+            yield Damage(path, begin + offset, end - begin, what, in_log=False)
     if rows:
         table = pa.Table.from_pylist(rows, _RAW)
         yield _batch(path, table, np.array(places, np.int64), schema)
@@ -167,7 +170,10 @@ def _decode(
 
 def _event(line: bytes) -> dict[str, Any]:
     """The fields of one line. Raises ValueError for what is no event."""
-    event = json.loads(line)
+    try:
+        event = json.loads(line.decode())
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     if not isinstance(event, dict):
         raise ValueError("not an object")
     missing = [name for name in _NEEDED if event.get(name) is None]
@@ -175,7 +181,7 @@ def _event(line: bytes) -> dict[str, Any]:
         raise ValueError(f"without {', '.join(missing)}")
     try:
         pa.Table.from_pylist([event], _RAW)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise ValueError(str(error)) from error
     return event
 
@@ -204,8 +210,8 @@ def _column(table: pa.Table, name: str) -> pa.Array:
     raw = _one(table[_TIMES.get(name, name)])
     if name in _TIMES:
         # 0 stands for a time that does not apply.
-        known = pc.if_else(pc.equal(raw, 0), None, raw)
-        return pc.multiply(known, 1000).cast(TIMESTAMP)
+        values = pc.fill_null(raw, 0).to_numpy(zero_copy_only=False)
+        return timestamps(values, values == 0)
     if name in ("max_offset", "confirm_offset", "silent_ms"):
         return pc.if_else(pc.equal(raw, _UNKNOWN), None, raw)
     if name in _DEFAULTS:

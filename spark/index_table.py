@@ -14,7 +14,7 @@ from spark.log_range import Damage
 from spark.message_columns import store_columns
 from spark.schemas import CORRUPT
 from spark.storage import OpenFile, Storage
-from spark.store_facts import StoreError, StoreFacts
+from spark.store_facts import StoreFacts
 
 _HEADER: Final = np.dtype(
     [
@@ -53,14 +53,17 @@ class IndexPiece:
 def plan_index(
     storage: Storage, facts: StoreFacts, slot_num: int, size_bytes: int
 ) -> list[IndexPiece]:
-    """The written entries of all index files in pieces of `size_bytes`. Raises StoreError."""
+    """The written entries of all index files in pieces of `size_bytes`. Raises OSError."""
     pieces: list[IndexPiece] = []
     step = max(1, size_bytes // _ENTRY.itemsize)
     for info in storage.children(f"{facts.path}/index"):
         if info.type != fs.FileType.File or not info.base_name.isdigit():
             continue
         with storage.open(info.path) as file:
-            slots = _slots(file, slot_num)
+            slots, fault = _slots(file, slot_num)
+            if fault:
+                pieces.append(IndexPiece(info.path, slots, 0, 0, file.size, fault))
+                continue
             header = np.frombuffer(file.read_at(0, _HEADER.itemsize), _HEADER)[0]
             count = int(header["count"])
             room = (file.size - _HEADER.itemsize - slots * _SLOT_SIZE) // _ENTRY.itemsize
@@ -74,23 +77,27 @@ def plan_index(
     return pieces
 
 
-def _slots(file: OpenFile, slot_num: int) -> int:
-    """How many slots a file has: what was said, else RocketMQ's default of 5 million.
+def _slots(file: OpenFile, slot_num: int) -> tuple[int, str]:
+    """(slots, fault): how many a file has: what was said, else RocketMQ's default of 5 million.
 
-    A file of another size is taken to have four entries to a slot, as the default has.
+    A file of another size is taken to have four entries to a slot, as the default has. `fault`: no
+    number of slots makes a file of this size; else empty.
     """
     body = file.size - _HEADER.itemsize
     if not slot_num:
         shares = _SLOT_SIZE + 4 * _ENTRY.itemsize
         if file.size == _DEFAULT_SIZE:
-            return _DEFAULT_SLOTS
+            return _DEFAULT_SLOTS, ""
         if body <= 0 or body % shares:
-            raise StoreError(f"{file.path}: {file.size} bytes; give the option maxHashSlotNum")
-        return body // shares
+            return 0, (
+                f"{file.size} bytes are not the size of an index file with four entries to a slot "
+                "(if it was made with others, give the option maxHashSlotNum)"
+            )
+        return body // shares, ""
     rest = body - slot_num * _SLOT_SIZE
     if rest < 0 or rest % _ENTRY.itemsize:
-        raise StoreError(f"{file.path}: {file.size} bytes do not fit maxHashSlotNum={slot_num}")
-    return slot_num
+        return slot_num, f"{file.size} bytes do not fit maxHashSlotNum={slot_num}"
+    return slot_num, ""
 
 
 def read_index(
@@ -102,7 +109,7 @@ def read_index(
 ) -> Iterator[pa.RecordBatch | Damage]:
     """One row per entry below the confirmed end; `store_at` is exact to the second only."""
     if piece.fault:
-        yield Damage(piece.path, 0, piece.end, piece.fault)
+        yield Damage(piece.path, 0, piece.end, piece.fault, in_log=False)
         return
     entries_at = _HEADER.itemsize + piece.slot_num * _SLOT_SIZE
     name = piece.path.rpartition("/")[2]
@@ -116,7 +123,8 @@ def read_index(
             wrong |= raw["offset"] < 0
             for entry in number[wrong].tolist():
                 where = entries_at + entry * _ENTRY.itemsize
-                yield Damage(piece.path, where, _ENTRY.itemsize, f"no index entry, number {entry}")
+                what = f"no index entry, number {entry}"
+                yield Damage(piece.path, where, _ENTRY.itemsize, what, in_log=False)
             wanted = ~wrong
             if confirmed is not None:
                 wanted &= raw["offset"] < confirmed

@@ -32,6 +32,7 @@ _SEARCH_MIN: Final = 1 << 16
 _SEARCH_MAX: Final = 1 << 20
 _FIRST: Final = 8
 _OVERLAP: Final = 35
+_WINDOW_BEHIND_DAMAGE: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,20 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes [offset, offset + size) of the log are no records; `file` holds them."""
+    """Bytes [offset, offset + size) of the log are no records; `file` holds them.
+
+    `in_log` False: bytes of another file; the offset is that in it (of a queue: in the queue).
+    """
 
     file: str
     offset: int
     size: int
     reason: str
+    in_log: bool = True
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.reason} at log offset {self.offset} ({self.size} bytes)"
+        where = "log offset" if self.in_log else "offset"
+        return f"{self.file}: {self.reason} at {where} {self.offset} ({self.size} bytes)"
 
 
 class RangeReader:
@@ -112,12 +118,14 @@ class RangeReader:
     def blocks(self) -> Iterator[Block | Damage]:
         """Blocks and damaged stretches in the order of the log."""
         wanted = self._range
+        window_bytes = self._window_bytes
         position: int | None = wanted.begin
         if not wanted.at_boundary:
             position = self._find(wanted.begin, wanted.end)
         while position is not None and position < wanted.end:
             before = position
-            block, position, reason = self._read_block(position)
+            block, position, reason = self._read_block(position, window_bytes)
+            window_bytes = min(2 * window_bytes, self._window_bytes)
             if block is not None:
                 yield block
             if reason is None and position < wanted.end:
@@ -130,6 +138,9 @@ class RangeReader:
                 if damage is None:
                     return
                 yield damage
+                # What a window holds behind damage is read again: so it is small at first, or each
+                # of many bad records would cost the decoding of a whole window.
+                window_bytes = min(_WINDOW_BEHIND_DAMAGE, self._window_bytes)
                 position = damage.offset + damage.size
                 if position >= wanted.end:
                     return  # the next range finds the same record behind it
@@ -176,12 +187,12 @@ class RangeReader:
     def _size_at(self, offset: int) -> int:
         return int.from_bytes(self._read(offset, 4), "big")
 
-    def _read_block(self, position: int) -> tuple[Block | None, int, str | None]:
+    def _read_block(self, position: int, window_bytes: int) -> tuple[Block | None, int, str | None]:
         """(block, next, reason): the records from `position` on that one window holds.
 
         `reason` says what is wrong with the record at `next`, None if nothing is known of it.
         """
-        window = self._read(position, self._window_bytes)
+        window = self._read(position, window_bytes)
         if len(window) >= 4:
             size = int.from_bytes(window[:4], "big")
             if len(window) < size <= self._record_bytes_max:

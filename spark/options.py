@@ -7,7 +7,7 @@ from typing import Final, Self
 from protocol.record import FIXED_SIZE_V1
 from spark.damage import Mode
 from spark.schemas import LIVE_TABLE, TABLES
-from spark.storage import split_paths
+from spark.storage import locate, split_paths
 
 _MIB: Final = 1 << 20
 # Arrow counts the bytes of a column of one window with 31 bits.
@@ -68,7 +68,7 @@ class ReadOptions:
             _number(given, "batchbytes", default.batch_bytes, _MIB // 16, _WINDOW_MAX),
             _number(given, "maxrecordbytes", default.record_bytes_max, FIXED_SIZE_V1, _WINDOW_MAX),
             _number(given, "timeslackms", default.time_slack_ms, 0),
-            given.get("damagereport", ""),
+            _local_folder(given, "damagereport"),
             _number(given, "maxhashslotnum", 0, 0),
             _truth(given, "pushdown", default.pushdown),
         )
@@ -105,6 +105,19 @@ def _truth(given: Mapping[str, str], name: str, default: bool) -> bool:
     if value not in _TRUTHS:
         raise ValueError(f"{_NAMES[name]}={value!r}: it must be true or false")
     return _TRUTHS[value]
+
+
+def _local_folder(given: Mapping[str, str], name: str) -> str:
+    """The absolute path, since tasks run in folders of their own; empty if not given."""
+    value = given.get(name, "")
+    if not value:
+        return ""
+    if "://" in value and not value.lower().startswith("file:"):
+        raise ValueError(
+            f"{_NAMES[name]}={value!r}: it must be a path, or file:///path, of a folder that all "
+            "executors share; no object store"
+        )
+    return locate(value)[1]
 
 
 def _number(

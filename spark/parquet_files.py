@@ -61,6 +61,9 @@ def write_parquet(
         )
     system = storage.file_system
     system.create_dir(place)
+    if not files:  # else nobody could tell the columns
+        with pq.ParquetWriter(f"{place}/part-000000.parquet", read.schema, filesystem=system):
+            pass
     if storage.exists(f"{place}/_temporary"):
         system.delete_dir(f"{place}/_temporary")
     with system.open_output_stream(f"{place}/_SUCCESS"):

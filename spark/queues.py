@@ -14,6 +14,7 @@ from spark.storage import Storage
 from spark.store_facts import StoreFacts, segments
 
 _CHUNK_UNITS = 1 << 16
+_QUEUE_ID_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,10 @@ def list_queues(storage: Storage, store: str, selection: Selection) -> list[Queu
         if selection.topics is not None and topic.base_name not in selection.topics:
             continue
         for number in _folders(storage, topic.path):
-            if not number.base_name.isdigit():
+            name = number.base_name
+            if not (name.isascii() and name.isdecimal()) or int(name) > _QUEUE_ID_MAX:
                 continue
-            queue_id = int(number.base_name)
+            queue_id = int(name)
             if selection.queue_ids is not None and queue_id not in selection.queue_ids:
                 continue
             files = tuple(segments(storage, number.path))
@@ -101,7 +103,7 @@ def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:
     if piece.missing:
         where, size = piece.begin * UNIT_SIZE, (piece.end - piece.begin) * UNIT_SIZE
         what = f"no file of queue {piece.topic} {piece.queue_id} from queue offset {piece.begin} on"
-        yield Damage(piece.path, where, size, what)
+        yield Damage(piece.path, where, size, what, in_log=False)
         return
     with storage.open(piece.path) as file:
         end = piece.end
@@ -121,7 +123,7 @@ def bad_units(piece: QueuePiece, bad: Int64s) -> Iterator[Damage]:
         if len(run):
             where, size = int(run[0]) * UNIT_SIZE, len(run) * UNIT_SIZE
             what = f"no unit of {piece.topic} {piece.queue_id} at queue offset {int(run[0])}"
-            yield Damage(piece.path, where, size, what)
+            yield Damage(piece.path, where, size, what, in_log=False)
 
 
 def confirmed_units(

@@ -33,6 +33,8 @@ _STORES_PER_PIECE: Final = 64
 _BYTES_PER_UNIT_BYTE: Final = 50
 _STORE_SIGNS: Final = ("commitlog", "consumequeue", "epochFileCheckpoint", "config", "checkpoint")
 
+_COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
+
 Parts = (
     tuple[LogRange | LogGap, ...]
     | tuple[QueuePiece, ...]
@@ -92,6 +94,8 @@ class Read:
                 yield None, tuple(stores[at : at + _STORES_PER_PIECE])
             return
         for facts in stores:
+            if self._misses_epochs(facts):
+                yield None, (facts,)  # the damage; in the rows the epoch is null
             if options.table == "index":
                 for entry in plan_index(storage, facts, options.slot_num, options.split_bytes):
                     yield facts, (entry,)
@@ -111,11 +115,19 @@ class Read:
             raise StoreError(
                 f"{path} is no store: none of {', '.join(_STORE_SIGNS)} is there; give the folder "
                 "that storePathRootDir names, or a pattern of such folders"
+                + _COMMA_HINT
+                * (len(self.options.paths) > 1)
             )
         facts = read_facts(storage, path)
-        if facts.epochs_fault and self.options.table not in ("epochs", "offsets"):
-            raise StoreError(facts.epochs_fault)
+        if self._misses_epochs(facts) and self.options.mode is Mode.FAILFAST:
+            raise StoreError(
+                f"{facts.epochs_fault}; read with mode DROPMALFORMED or PERMISSIVE to get the rows "
+                "without their epochs"
+            )
         return facts
+
+    def _misses_epochs(self, facts: StoreFacts) -> bool:
+        return bool(facts.epochs_fault) and self.options.table not in ("epochs", "offsets")
 
     def run(self, work: Work) -> Iterator[pa.RecordBatch]:
         """The batches of one partition. Raises DamagedFile in mode FAILFAST."""
@@ -139,10 +151,10 @@ class Read:
         storage, options, selection = work.storage, self.options, self.selection
         for part in work.parts:
             if isinstance(part, StoreFacts):
-                if options.table == "epochs":
-                    yield part, read_epochs(part, schema)
-                else:
+                if options.table == "offsets":
                     yield part, read_offsets(storage, part, schema)
+                else:
+                    yield part, read_epochs(part, schema)
                 continue
             if isinstance(part, HistoryRange):
                 yield None, read_history(storage, part, schema)

@@ -17,12 +17,16 @@ from spark.storage import Storage
 from spark.store_facts import EPOCH_FILE, StoreFacts
 
 _TOPIC_END = "@"
+# Lags of such offsets are still numbers of 64 bits.
+_OFFSET_END = 2**62
 
 
 def read_epochs(facts: StoreFacts, schema: pa.Schema) -> Iterator[pa.RecordBatch | Damage]:
-    """One row per epoch of a store; the last one is open, its end is null."""
+    """One row per epoch of a store; the last one is open, its end is null. Of a store whose epochs
+    cannot be read only the damage, whatever the table."""
     if facts.epochs_fault:
-        yield Damage(f"{facts.path}/{EPOCH_FILE}", 0, 0, facts.epochs_fault)
+        path = f"{facts.path}/{EPOCH_FILE}"
+        yield Damage(path, 0, 0, facts.epochs_fault, in_log=False)
         return
     entries = facts.epochs
     rows = len(entries)
@@ -59,7 +63,7 @@ def read_offsets(
             table = _offset_table(raw)
             break
         except (FastjsonError, ValueError) as error:
-            damages.append(Damage(name, 0, len(raw), str(error)))
+            damages.append(Damage(name, 0, len(raw), str(error), in_log=False))
     if table is None:
         yield from damages[:1]
         return
@@ -90,12 +94,15 @@ def read_offsets(
 def _is_offset(queue_id: object, offset: object) -> bool:
     number = str(queue_id)
     is_queue = number.isascii() and number.isdecimal() and int(number) < 2**31
-    return is_queue and type(offset) is int and -(2**63) <= offset < 2**63
+    return is_queue and type(offset) is int and abs(offset) < _OFFSET_END
 
 
 def _offset_table(raw: bytes) -> dict[str, dict[str, int]]:
     """topic@group -> queue id -> offset. Raises FastjsonError, ValueError."""
-    body = loads(raw)
+    try:
+        body = loads(raw)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     table = body.get("offsetTable") if isinstance(body, dict) else None
     if not isinstance(table, dict):
         raise ValueError("no offsetTable")

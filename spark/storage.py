@@ -10,6 +10,7 @@ from typing import Final
 from pyarrow import fs
 
 _WILDCARDS: Final = frozenset("*?[")
+_LOCAL: Final = "file:"
 
 
 @cache
@@ -93,19 +94,34 @@ class OpenFile:
 
 
 def split_paths(text: str) -> list[str]:
-    """The paths of an option: a JSON list (as Spark passes several), or parts between commas."""
+    """The paths of an option: a JSON list (as Spark passes several), or parts between commas.
+
+    Raises ValueError for what begins like a JSON list and is none.
+    """
     if text.lstrip().startswith("["):
-        return [str(part) for part in json.loads(text)]
+        try:
+            paths = json.loads(text)
+        except ValueError:
+            paths = None
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise ValueError(
+                f"path={text!r} is no JSON list of paths; a pattern that begins so is written with "
+                "./ before it"
+            )
+        return paths
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def locate(path: str) -> tuple[Storage, str]:
-    """(storage, path in it) of a path or URI. Raises ValueError for a URI nobody knows."""
+    """(storage, path in it) of a path or URI. Raises ValueError for a URI nobody knows.
+
+    Local ones, also `file:/path` and `file:///path`, are made absolute, so one place has one name.
+    """
+    if path.lower().startswith(_LOCAL):
+        return Storage(""), _local_path(path)
     scheme, separator, rest = path.partition("://")
     if not separator:
         return Storage(""), os.path.abspath(path)
-    if scheme == "file":
-        return Storage(""), rest
     if scheme in ("s3a", "s3n"):
         path = f"s3://{rest}"
     # A pattern is no valid URI: only what stands before its first wildcard is asked.
@@ -116,6 +132,16 @@ def locate(path: str) -> tuple[Storage, str]:
     except (ValueError, OSError) as error:
         raise ValueError(f"path={path!r}: {error}") from error
     return Storage(head), inner + path[len(head) :]
+
+
+def _local_path(uri: str) -> str:
+    path = uri[len(_LOCAL) :]
+    if path.startswith("//"):
+        host, slash, rest = path[2:].partition("/")
+        path = slash + rest if host in ("", "localhost") else ""
+    if not path.startswith("/"):
+        raise ValueError(f"path={uri!r}: a local URI is file:///path, with an absolute path")
+    return os.path.abspath(f"/{path.lstrip('/')}")
 
 
 __all__ = ["OpenFile", "Storage", "locate", "split_paths"]

@@ -22,6 +22,7 @@ NAME_DIGITS: Final = 20
 EPOCH_FILE: Final = "epochFileCheckpoint"
 _CHECKPOINT_SIZE: Final = 4096
 _CONFIRM_OFFSET_AT: Final = 32
+_LONG_MAX: Final = 2**63 - 1
 _read_i64 = struct.Struct(">q").unpack_from
 
 
@@ -74,9 +75,10 @@ def _identity(storage: Storage, path: str) -> tuple[str | None, str | None, int 
     if raw is None:
         return None, None, None
     parts = raw.decode("utf-8", "replace").strip().split("#")
-    if len(parts) != 3 or not parts[2].isdigit():
+    number = parts[-1]
+    if len(parts) != 3 or not (number.isascii() and number.isdecimal()) or int(number) > _LONG_MAX:
         raise StoreError(f"{path} holds {raw[:80]!r}; it must be cluster#name#id")
-    return parts[0], parts[1], int(parts[2])
+    return parts[0], parts[1], int(number)
 
 
 def _epochs(storage: Storage, path: str) -> tuple[tuple[EpochEntry, ...], bool, str]:
@@ -125,7 +127,9 @@ def segments(storage: Storage, folder: str) -> list[Segment]:
         for info in storage.children(folder)
         if info.type == fs.FileType.File
         and len(info.base_name) == NAME_DIGITS
-        and info.base_name.isdigit()
+        and info.base_name.isascii()
+        and info.base_name.isdecimal()
+        and int(info.base_name) <= _LONG_MAX - info.size
         and info.size
     ]
     return sorted(found, key=lambda segment: segment.start)

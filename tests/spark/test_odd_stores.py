@@ -314,6 +314,8 @@ def test_a_missing_or_short_file_of_a_queue_is_damage(queue):
         '{"offsetTable":{"T@g":{"\\u00b2":1}}}',
         '{"offsetTable":{"T@g":{0:true}}}',
         '{"offsetTable":[]}',
+        '{"offsetTable":{"T@g":{"0":-9223372036854775808}}}',
+        "[" * 100_000,
         '{"offsetTable":{"T@g":{0:1}',
         "\0\0\0\0",
     ],

@@ -1,0 +1,163 @@
+"""What users hand to the tables of stores: odd paths and names, useless numbers, much damage.
+
+Without Spark.
+"""
+
+import json
+import struct
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spark import log_range
+from spark.arrow_parts import timestamps
+from spark.damage import DamagedFile
+from spark.options import ReadOptions
+from spark.storage import locate, split_paths
+from spark.store_facts import StoreError
+from tests.spark.log_files import START_MS, LogFiles
+from tests.spark.table_rows import read, told
+
+
+def test_times_outside_the_years_of_sql_are_null():
+    """A client may write any number; Spark would store it, and fail where rows are collected."""
+    first, last = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999000, UTC)
+    ends = [-62_135_596_800_000, 253_402_300_799_999]
+    column = timestamps(np.array([*ends, ends[0] - 1, ends[1] + 1, 2**62, -(2**63), -1]))
+    assert column.to_pylist()[:2] == [first, last]
+    assert [each.as_py() is None for each in column] == [False] * 2 + [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("size", [0, 30, 40, 400, 1041])
+def test_an_index_file_of_no_possible_size_is_damage(tmp_path, size):
+    files = LogFiles(tmp_path / "store")
+    files.add()
+    path = files.save()
+    (Path(path) / "index").mkdir()
+    good, bad = (Path(path) / "index" / name for name in ("20260101000000000", "20260102000000000"))
+    head = struct.pack(">qqqqii", START_MS, START_MS, 0, 0, 1, 3)
+    entries = b"".join(struct.pack(">iqii", n, n * 10, 0, 0) for n in range(40))
+    good.write_bytes(head + bytes(40) + entries)
+    bad.write_bytes(bytes(size))
+    with pytest.raises(DamagedFile, match=rf"{bad}: {size} bytes .*maxHashSlotNum.* at offset 0"):
+        read(path, table="index")
+    rows = read(path, table="index", mode="PERMISSIVE")
+    assert [row["entry"] for row in rows] == [1, 2, None]
+    assert (rows[2]["corrupt"]["bytes"], rows[2]["physical_offset"]) == (size, None)
+
+
+def test_folders_and_files_that_only_look_like_numbers_are_not_read(log_files):
+    log_files.add()
+    path = Path(log_files.save())
+    (path / "commitlog" / ("9" * 20)).write_bytes(b"x" * 100)
+    (path / "commitlog" / ("²" * 20)).write_bytes(b"x" * 100)
+    for name in ("0", "²", "99999999999", "-1"):
+        (path / "consumequeue" / "T" / name).mkdir(parents=True)
+        unit = struct.pack(">qiq", 0, log_files.end, 0)
+        (path / "consumequeue" / "T" / name / ("0" * 20)).write_bytes(unit)
+    for options in ({}, {"unconfirmed": "true"}, {"access": "queues"}, {"table": "consumequeue"}):
+        (row,) = read(path, **options)
+        assert (row["queue_id"], row["physical_offset"]) == (0, 0)
+
+
+def test_a_broker_id_that_no_column_holds_is_refused(log_files):
+    path = log_files.save(identity="C#broker-a#99999999999999999999")
+    with pytest.raises(StoreError, match=r"brokerIdentity .*must be cluster#name#id"):
+        read(path)
+
+
+def test_a_path_in_every_spelling(tmp_path, monkeypatch):
+    root = tmp_path / "a folder, with ü and #"
+    files = LogFiles(root / "store")
+    files.add()
+    files.save()
+    monkeypatch.chdir(root)
+    given = [f"{root}/store/", f"{root}//store", f"file:{root}/store", f"file://{root}/./store"]
+    rows = read(json.dumps(["store", "./sto*/", f"{root}/*", *given]))
+    assert [row["store"] for row in rows] == [f"{root}/store"]  # one place has one name
+    with pytest.raises(StoreError, match="a path that holds a comma is given as a JSON list"):
+        read(f"{root}/store")
+    assert len(read("store, ./store ,")) == 1
+
+
+@pytest.mark.parametrize("text", ["[ab]*/store", '["/a"', "[1]", '{"a": 1}['])
+def test_what_begins_like_a_list_and_is_none_is_refused(text):
+    if text[0] == "[":
+        with pytest.raises(ValueError, match=r"no JSON list of paths; .*\./ before it"):
+            split_paths(text)
+    else:
+        assert split_paths(text) == [text]
+
+
+@pytest.mark.parametrize("uri", ["file://host/data", "file:data", "file://"])
+def test_a_local_uri_names_an_absolute_path(uri):
+    with pytest.raises(ValueError, match="a local URI is file:///path"):
+        locate(uri)
+
+
+def test_the_folder_for_damage_is_one_for_all_tasks(tmp_path, monkeypatch):
+    """Tasks run in folders of their own."""
+    monkeypatch.chdir(tmp_path)
+    for text in ("report", "file:report/../report", f"file://{tmp_path}/report"):
+        if text.startswith("file:report"):
+            with pytest.raises(ValueError, match="absolute path"):
+                ReadOptions.from_mapping({"path": "/s", "damageReport": text})
+            continue
+        options = ReadOptions.from_mapping({"path": "/s", "damageReport": text})
+        assert options.damage_folder == f"{tmp_path}/report"
+    with pytest.raises(ValueError, match=r"damageReport='s3://b/x': .*no object store"):
+        ReadOptions.from_mapping({"path": "/s", "damageReport": "s3://b/x"})
+
+
+def test_epochs_that_cannot_be_read_are_damage_and_the_messages_are_there(log_files, tmp_path):
+    for number in range(3):
+        log_files.add(number=number)
+    path = log_files.save(epochs="garbled")
+    with pytest.raises(StoreError, match=r"epochFileCheckpoint: .*; read with mode DROPMALFORMED"):
+        read(path)
+    rows = read(path, mode="PERMISSIVE")
+    good, bad = told(rows)
+    assert good == [0, 1, 2] and bad == [("epochFileCheckpoint", 0, 0)]
+    assert {(row["epoch"], row["broker"]) for row in rows} == {(None, "broker-a")}
+    dropped = read(path, mode="DROPMALFORMED", damageReport=str(tmp_path / "report"))
+    assert [row["queue_offset"] for row in dropped] == [0, 1, 2]
+    (report,) = (tmp_path / "report").iterdir()
+    assert "epochFileCheckpoint" in json.loads(report.read_text())["first"][0]["file"]
+
+
+def test_damage_of_a_queue_says_nothing_of_an_offset_in_the_log(log_files):
+    log_files.add()
+    path = Path(log_files.save())
+    folder = path / "consumequeue" / "T" / "0"
+    folder.mkdir(parents=True)
+    unit = struct.pack(">qiq", 0, log_files.end, 0)
+    (folder / ("0" * 20)).write_bytes(bytes(20) + unit)
+    with pytest.raises(DamagedFile, match=r"no unit of T 0 at queue offset 0 at offset 0 \(20 b"):
+        read(path, table="consumequeue")
+    good, bad = read(path, table="consumequeue", mode="PERMISSIVE")
+    if good["corrupt"] is not None:
+        good, bad = bad, good
+    assert (good["physical_offset"], bad["physical_offset"]) == (0, None)
+
+
+def test_many_bad_records_cost_no_window_each(tmp_path, monkeypatch):
+    """What lies behind a bad record is decoded again: a window each would take hours a file."""
+    files = LogFiles(tmp_path / "store", file_size=1 << 20)
+    offsets = [files.add(number=number, body=b"b" * 500) for number in range(1500)]
+    for at in offsets[::2]:
+        files.data[at + 300] ^= 1
+    path = files.save()
+    decoded = []
+    chain = log_range.chain
+
+    def counted(window, position, stop):
+        decoded.append(len(window))
+        return chain(window, position, stop)
+
+    monkeypatch.setattr(log_range, "chain", counted)
+    good, bad = told(read(path, mode="PERMISSIVE"))
+    assert good == list(range(1, 1500, 2))
+    assert [offset for _, offset, _ in bad] == offsets[::2]
+    assert sum(decoded) < 20 * files.end
