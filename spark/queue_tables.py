@@ -187,7 +187,7 @@ class QueueReader:
                 marks |= wrong_crc(window, located)
             for index in np.flatnonzero(marks).tolist():
                 start = int(located.start[index])
-                marks[index] = not is_record(window, start, base + start)
+                marks[index] = not is_record(window, start, base + start, finished=True)
             records = located.keep(~marks)
             whole |= np.isin(starts, records.start)
             records = self._selection.rows(window, records)

@@ -67,13 +67,18 @@ def candidates(window: bytes, base: int) -> Iterator[int]:
         next_of[which] = window.find(_MAGICS[which], at + _MAGIC_AT + 1)
 
 
-def is_record(window: bytes, position: int, offset: int) -> bool:
-    """Whether a whole record of log offset `offset` with the right CRC lies at `position`."""
+def is_record(window: bytes, position: int, offset: int, *, finished: bool = False) -> bool:
+    """Whether a whole record of log offset `offset` with the right CRC lies at `position`.
+
+    `finished`: its properties must have been written to their end, too.
+    """
     try:
         head = scan_record(window, position, check_crc=True)
     except CorruptRecord:
         return False
-    return head is not None and head.kind == "message" and head.physical_offset == offset
+    if head is None or head.kind != "message" or head.physical_offset != offset:
+        return False
+    return not (finished and head.properties.endswith(b"\0"))
 
 
 __all__ = ["OFFSET_END", "Int64s", "candidates", "chain", "is_record"]

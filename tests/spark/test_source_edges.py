@@ -161,3 +161,19 @@ def test_many_bad_records_cost_no_window_each(tmp_path, monkeypatch):
     assert good == list(range(1, 1500, 2))
     assert [offset for _, offset, _ in bad] == offsets[::2]
     assert sum(decoded) < 20 * files.end
+
+
+def test_a_record_torn_in_its_properties_is_damage_by_queues_as_by_the_log(log_files):
+    """Without a CRC of the whole record only the end of its properties tells."""
+    for number in range(3):
+        log_files.add(number=number, properties=b"KEYS\x01key\x02", append_prop_crc=False)
+    size = log_files.end // 3
+    log_files.data[2 * size - 2 : 2 * size] = bytes(2)
+    path = Path(log_files.save())
+    folder = path / "consumequeue" / "T" / "0"
+    folder.mkdir(parents=True)
+    units = b"".join(struct.pack(">qiq", n * size, size, 0) for n in range(3))
+    (folder / ("0" * 20)).write_bytes(units)
+    for access in ("log", "queues"):
+        good, bad = told(read(path, access=access, mode="PERMISSIVE"))
+        assert (good, bad) == ([0, 2], [("0" * 20, size, size)]), access
