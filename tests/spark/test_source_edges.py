@@ -4,7 +4,9 @@ Without Spark.
 """
 
 import json
+import os
 import struct
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -80,6 +82,34 @@ def test_a_path_in_every_spelling(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="a path that holds a comma is given as a JSON list"):
         read(f"{root}/store")
     assert len(read("store, ./store ,")) == 1
+
+
+@pytest.fixture
+def as_nobody():
+    """A folder, and no rights but those that files give: root may read everything."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        try:
+            yield Path(name), lambda: os.seteuid(65534 if user == 0 else user)
+        finally:
+            os.seteuid(user)
+
+
+@pytest.mark.parametrize("denied", ["commitlog", f"commitlog/{0:020d}", "checkpoint", "."])
+def test_what_may_not_be_read_fails_in_every_mode_by_name(as_nobody, denied):
+    """It is no damage: the bytes may be whole."""
+    folder, drop_rights = as_nobody
+    files = LogFiles(folder / "store")
+    files.add()
+    path = Path(files.save())
+    (path / denied).chmod(0)
+    drop_rights()
+    for mode in ("FAILFAST", "PERMISSIVE"):
+        with pytest.raises(PermissionError, match=rf"'{path / denied}.*Permission denied"):
+            read(path, mode=mode)
+    os.seteuid(0 if os.getuid() == 0 else os.getuid())
+    (path / denied).chmod(0o755)
 
 
 @pytest.mark.parametrize("text", ["[ab]*/store", '["/a"', "[1]", '{"a": 1}['])
