@@ -88,7 +88,8 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     said nothing by then (-1 unknown); `proposed_ms` is when that node proposed. `started_ms` is
     when the process of a new leading controller was started, `leader_seen_ms` when it last knew of
     a leader, itself included (0: never in its life). Offsets are bytes, -1 where unknown. `json`
-    holds what was added to a report or note, as text of a JSON object.
+    holds what was added to a report or note, as text of a JSON object. `gap` belongs to a file, not
+    to the event: its log may have events in front of this one that the file never got.
     """
 
     log: str
@@ -118,6 +119,7 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     started_ms: int = 0
     leader_seen_ms: int = 0
     json: str = ""
+    gap: bool = False
 
     @property
     def key(self) -> tuple[str, int, int]:

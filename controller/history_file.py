@@ -54,13 +54,17 @@ class HistoryFile:
             os.close(self._descriptor)
             raise
 
-    def append(self, events: Iterable[HistoryEvent]) -> int:
+    def append(self, events: Iterable[HistoryEvent], *, cut: bool = False) -> int:
         """Writes those events that the files lack. Returns how many these were.
 
-        Events of one log must come in its order. Raises OSError; what could not be written is then
-        taken off again, so that the next line begins on a line of its own.
+        Events of one log must come in its order. `cut`: older ones than these may have been lost;
+        where the file's log ends before the first of them, that one's line says so (`gap`). Raises
+        OSError; what could not be written is then taken off again, so that the next line begins on
+        a line of its own.
         """
         newest = dict(self._newest)
+        if cut:
+            events = self._with_gap(list(events))
         fresh = [event for event in events if _is_next(event, newest)]
         if not fresh:
             return 0
@@ -78,6 +82,14 @@ class HistoryFile:
         self._newest = newest
         self.recent.extend(fresh)
         return len(fresh)
+
+    def _with_gap(self, events: list[HistoryEvent]) -> list[HistoryEvent]:
+        first = events[0] if events else None
+        held = self._newest.get(first.log) if first is not None else None
+        if first is None or held is None or (first.raft_index, first.part) <= held:
+            return events
+        log.warning("history_gap path=%s behind=%s before=%s", self._path, held, first.key)
+        return [msgspec.structs.replace(first, gap=True), *events[1:]]
 
     def newest(self, limit: int, bytes_max: int) -> list[HistoryEvent]:
         """The newest events of all files, oldest first: at most `limit`, of `bytes_max` in all.

@@ -33,6 +33,7 @@ class _Name(msgspec.Struct):
     part: int = 0
     time_ms: int = 0
     broker_name: str = ""
+    gap: bool = False
 
     @property
     def mark(self) -> Mark:
@@ -128,10 +129,9 @@ class HistoryReader:
         while (lines := self._whole_lines()) or self._next_file():
             for text in lines:
                 name = _event(text)
-                if name is not None:
-                    if name.time_ms >= since_ms:
-                        return
-                    self._before = name.mark
+                if name is not None and name.time_ms >= since_ms:
+                    return
+                self._before = name.mark if name is not None else None
                 self._place += len(text)
                 self._last = text
 
@@ -144,10 +144,11 @@ class HistoryReader:
             for text in lines:
                 name = _event(text)
                 if name is not None:
-                    before = self._before
+                    before = None if name.gap else self._before
                     after = before[1:] if before is not None and before[0] == name.log else None
                     yield Line(name.mark, name.kind, name.broker_name, text[:-1], after)
-                    self._before = name.mark
+                # A line that cannot be read was an event, too.
+                self._before = name.mark if name is not None else None
                 self._place += len(text)
                 self._last = text
 

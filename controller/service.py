@@ -15,7 +15,7 @@ from typing import Final
 from controller.config import ControllerConfig
 from controller.gate import LeaderGate
 from controller.grpc_door import GrpcDoor
-from controller.history import EventKind
+from controller.history import HISTORY_EVENTS_MAX, EventKind
 from controller.history_file import HistoryFile
 from controller.history_publisher import HistoryPublisher
 from controller.liveness import LivenessConfig, LivenessCore
@@ -252,14 +252,16 @@ class ControllerService:
     def _write_history(self, commit: Commit) -> None:
         if self._history is None:
             return
+        cut = False
         if commit.command is None or self._history_behind:
             events = list(commit.state.history)
+            cut = len(events) >= HISTORY_EVENTS_MAX  # the state keeps no more: older ones are gone
         else:
             events = [
                 effect.event for effect in commit.effects if isinstance(effect, HistoryAppended)
             ]
         try:
-            written = self._history.append(events)
+            written = self._history.append(events, cut=cut)
             self._history_behind = False
             if written:
                 self._publisher.written()

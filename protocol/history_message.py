@@ -9,7 +9,8 @@ event is named by (log, raft index, part); a repeat of it has the same name, and
     BATON_RAFT_INDEX  index of the command in that log
     BATON_PART        which event of that command, from 0
     BATON_AFTER       "<raft index>-<part>" of the event in front of it in the same log: there is
-                      none between the two; left out where the publisher does not know it
+                      none between the two; left out where the publisher does not know it (the
+                      line then may have "gap": its file lacks what was in front)
     BATON_GROUP       the broker group that the event is about; left out if it is about none
 """
 

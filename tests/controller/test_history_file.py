@@ -110,6 +110,22 @@ def test_a_failed_write_leaves_no_half_line_and_loses_no_event(path, monkeypatch
     assert [each["raft_index"] for each in lines(path)] == [1, 2, 3]
 
 
+def test_a_file_that_may_lack_events_says_where(path, caplog):
+    """A snapshot holds the newest events only: what was in front of them is nowhere any more."""
+    file = HistoryFile(path)
+    file.append([event(1), event(2)], cut=True)  # the log begins here as far as this file knows
+    assert file.append([event(2), event(3)], cut=True) == 1
+    assert file.append([event(5), event(6)]) == 2
+    assert "history_gap" not in caplog.text
+    assert file.append([event(9), event(10)], cut=True) == 2
+    assert file.append([event(1, log="log-b"), event(2, log="log-b")], cut=True) == 2
+    file.close()
+    gaps = [(each["log"], each["raft_index"]) for each in lines(path) if each.get("gap")]
+    assert gaps == [("log-a", 9)]
+    assert caplog.text.count("history_gap") == 1
+    assert [each.raft_index for each in HistoryFile(path).recent] == [1, 2, 3, 5, 6, 9, 10, 1, 2]
+
+
 def disk_with_room_for(room_bytes):
     """An os.write that takes so many bytes in all, then fails."""
     real_write = os.write

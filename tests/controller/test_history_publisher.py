@@ -344,7 +344,7 @@ def test_what_a_full_disk_refused_is_written_and_published_later(
         await serve(door, broker.address)
         await broker.until(lambda: "pushed" in broker.kinds)
 
-        def full(*_: Any) -> int:
+        def full(*_: Any, **_more: Any) -> int:
             raise OSError(errno.ENOSPC, "no space left on device")
 
         with monkeypatch.context() as patched:

@@ -225,6 +225,24 @@ def test_the_event_in_front_is_told_where_the_file_knows_it(path, reader, file):
     assert reader.behind(("log-b", 2, 0), 1, MUCH)[0].after is None
 
 
+def test_behind_a_hole_of_the_file_the_event_in_front_is_not_known(path, reader):
+    """This node was away for long and came back by a snapshot; a line was garbled on the disk."""
+    file = HistoryFile(path)
+    file.append([event(1), event(2)])
+    file.append([event(index) for index in (2000, 2001)], cut=True)
+    with path.open("ab") as torn:
+        torn.write(b"\x00 nonsense\n")
+    file.append([event(2003), event(2004)])
+    file.close()
+    for mark, afters in (
+        (None, [None, (1, 0), None, (2000, 0), None, (2003, 0)]),
+        (("log-a", 2, 0), [None, (2000, 0), None, (2003, 0)]),
+    ):
+        assert [line.after for line in drained(reader, mark)] == afters
+    assert reader.behind(None, 1, MUCH, since_ms=2001)[0].after == (2000, 0)
+    assert reader.behind(None, 1, MUCH, since_ms=2002)[0].after is None
+
+
 def test_a_dropped_file_is_not_in_front_of_anything(path, reader, file):
     file.append([event(1)])
     assert indexes(reader.behind(None, 9, MUCH)) == [1]

@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +21,9 @@ from controller.history import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
 from controller.history_file import HistoryFile
 from controller.liveness import LivenessCore
 from controller.log import LocalLog
-from controller.machine import Machine
+from controller.machine import Commit, Machine
 from controller.requests import ControllerRequests
+from controller.service import ControllerService
 from controller.state import ControllerState
 
 
@@ -121,3 +124,28 @@ def test_kill_9_while_files_are_divided_loses_doubles_and_tears_nothing(tmp_path
         assert indexes == list(range(1, len(indexes) + 1))
         assert len(indexes) >= said
         assert len(files) > wanted // 20  # some ten events each
+
+
+def snapshot(*indexes):
+    events = tuple(event(index) for index in indexes)
+    state = ControllerState(log_name="now", history=events)
+    return Commit(indexes[-1], None, (), (), state)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_snapshot_that_holds_no_more_than_the_newest_leaves_a_gap_that_is_marked(tmp_path, lost):
+    """Only where it is full, and begins behind what this node has."""
+    path = tmp_path / "history-n0.jsonl"
+    service = SimpleNamespace(
+        _history=HistoryFile(path),
+        _history_behind=False,
+        _publisher=SimpleNamespace(written=lambda: None),
+    )
+    write = partial(ControllerService._write_history, service)
+    write(snapshot(1, 2, 3))
+    write(snapshot(7, 8))  # the whole history: there was nothing in between
+    first = 8 + lost
+    write(snapshot(*range(first, first + HISTORY_EVENTS_MAX)))
+    service._history.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [each["raft_index"] for each in lines if each.get("gap")] == [9] * lost
