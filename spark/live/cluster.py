@@ -111,11 +111,13 @@ class LiveCluster:
         deadline_ms = self.deadline_ms()
 
         async def one(queue: MessageQueue) -> tuple[int, int]:
-            low, high = await asyncio.gather(
-                self._calls.min_offset(queue, deadline_ms=deadline_ms),
-                self._calls.max_offset(queue, deadline_ms=deadline_ms),
-            )
-            return low, high
+            # Whoever was asked for the end answers, also a former master that holds less by now: a
+            # pull at that end is answered by the master only, and tells both ends.
+            end = await self._calls.max_offset(queue, deadline_ms=deadline_ms)
+            subscription = build_subscription(queue.topic, "*", wall_ms())
+            request = PullRequest(self.group, queue, end, subscription, max_messages=1)
+            answer = await pull_records(self.client, request, deadline_ms=deadline_ms)
+            return answer.min_offset, answer.max_offset
 
         async def all_of_them() -> dict[MessageQueue, tuple[int, int]]:
             answers = await asyncio.gather(*map(one, queues), return_exceptions=True)

@@ -12,7 +12,7 @@ from typing import Final
 from batonmq.clock import boot_ms
 from batonmq.route import TopicRoute
 from protocol.message import MessageQueue
-from spark.live.cluster import LiveCluster
+from spark.live.cluster import ClusterError, LiveCluster
 from spark.live.offsets import LATEST, Bound, Offsets
 from spark.live.ranges import (
     BEFORE_IT_WAS_SEEN,
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 ROUTE_MS: Final = 2_000
 # Spark asks again 10 ms after there was nothing; the masters are asked this often at most.
 IDLE_MS: Final = 100
+# How soon a route is asked for again that lacks a group.
+AGAIN_MS: Final = 200
 
 
 class StreamPlan:
@@ -48,6 +50,7 @@ class StreamPlan:
         self._idle_until_ms = 0
         self._told: set[MessageQueue] = set()
         self._silent: set[MessageQueue] = set()
+        self._unknown: set[str] = set()
         self.available: Offsets = {}
         """The ends that were seen last, of all queues."""
 
@@ -135,7 +138,11 @@ class StreamPlan:
     def _ends(self, start: Offsets) -> Offsets:
         """The end of what each queue has to read; below its start if it was made anew."""
         # A stream that is to end with what was there must not end without a silent group's.
-        bounds = self._bounds(some=self._options.pass_over_silent and self._target is None)
+        may_pass = self._options.pass_over_silent and self._target is None
+        self._await_groups(start, may_pass)
+        bounds = self._bounds(some=may_pass)
+        if self._target is not None:  # of a group that no name server named when it was set
+            self._target = {q: high for q, (_, high) in bounds.items() if q in start} | self._target
         brokers = {name for route in self._routes for name in route.brokers}
         ends: Offsets = {}
         for queue in sorted(start.keys() | bounds.keys()):
@@ -152,6 +159,34 @@ class StreamPlan:
                 gone = QueueRange(queue, begin, begin)
                 self._tell(Loss(gone, 0, 0, "the topic has this queue no more"))
         return ends
+
+    def _await_groups(self, start: Offsets, may_pass: bool) -> None:
+        """Waits for broker groups of the checkpoint that no name server names: all of their brokers
+        are down, or the name server has just begun. Raises ClusterError if that stays so.
+
+        What is to be lost anyhow, or may be passed over, is not waited for.
+        """
+        options = self._options
+        deadline_ms = boot_ms() + options.operation_timeout_ms
+        while True:
+            routes = self._route(known=True)
+            named = {name for route in routes for name in route.brokers}
+            unknown = {queue.broker_name for queue in start} - named
+            if not unknown or may_pass or not options.fail_on_data_loss:
+                break
+            if boot_ms() >= deadline_ms:
+                raise ClusterError(
+                    f"topic {', '.join(options.topics)}, broker group {', '.join(sorted(unknown))}:"
+                    f" the checkpoint has offsets of it, and no name server knows it (asked for "
+                    f"{options.operation_timeout_ms} ms: option operationTimeout); start its "
+                    "brokers. passOverSilentGroups=true goes on without it until it is back, "
+                    "failOnDataLoss=false also in a stream that ends by itself"
+                )
+            time.sleep(AGAIN_MS / 1000)
+            self._routes_ms = -ROUTE_MS
+        for name in sorted(unknown - self._unknown):
+            log.warning("group_silent broker_name=%s: no name server knows it", name)
+        self._unknown = unknown
 
     def _end(self, queue: MessageQueue, begin: int, high: int) -> int:
         if high < begin:

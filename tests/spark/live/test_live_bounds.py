@@ -3,28 +3,33 @@
 import pytest
 
 from batonmq.errors import NoMasterError
+from batonmq.master_pull import PulledRecords
+from batonmq.pull_result import PullStatus
 from protocol.message import MessageQueue
+from spark.live import cluster as module
 from spark.live.cluster import ClusterError, LiveCluster
 
 LIVING, DEAD = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-b", 0)
 
 
 class Calls:
-    """Each queue holds [2, 5), except those of broker-b."""
-
-    async def min_offset(self, queue, *, deadline_ms):
-        return 2
+    """Each queue holds [2, 5); a former master says 4. Those of broker-b have no master."""
 
     async def max_offset(self, queue, *, deadline_ms):
-        if queue.broker_name == "broker-b":
-            raise NoMasterError(queue.broker_name, "nobody answers")
-        return 5
+        return 4
+
+    async def pull(self, client, request, *, deadline_ms):
+        if request.queue.broker_name == "broker-b":
+            raise NoMasterError(request.queue.broker_name, "nobody answers")
+        assert (request.offset, request.max_messages, request.group) == (4, 1, "readers")
+        return PulledRecords(PullStatus.FOUND, 5, 2, 5, b"...")
 
 
 @pytest.fixture
-def cluster():
+def cluster(monkeypatch):
     with LiveCluster(["127.0.0.1:1"], group="readers", patience_ms=10) as made:
         made._calls = Calls()
+        monkeypatch.setattr(module, "pull_records", made._calls.pull)
         yield made
 
 

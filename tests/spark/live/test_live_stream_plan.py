@@ -16,15 +16,27 @@ QUEUES = tuple(MessageQueue("T", "b", i) for i in range(3))
 
 
 class Cluster:
-    """`held`: queue -> [low, high) that it shows; `logged`: where its log ends, if further."""
+    """`held`: queue -> [low, high) that it shows; `logged`: where its log ends, if further.
+
+    `silent`: no master answers. `unknown`: groups that no name server names; `back`: until it was
+    asked so often.
+    """
 
     def __init__(self, held):
         self.held = held
         self.logged = {}
         self.silent = set()
+        self.unknown = set()
+        self.back = {}
+        self.asked = 0
 
     def routes(self, topics, *, known=False):
-        return [TopicRoute("T", (), tuple(self.held), {"b": {0: "h:1"}}, {"b": "c"})]
+        self.asked += 1
+        brokers = {queue.broker_name: {0: "h:1"} for queue in self.held} | {"b": {0: "h:1"}}
+        named = tuple(queue for queue in self.held if queue.broker_name not in self.unknown)
+        brokers = {name: at for name, at in brokers.items() if name not in self.unknown}
+        self.unknown -= {name for name, asks in self.back.items() if self.asked >= asks}
+        return [TopicRoute("T", (), named, brokers, dict.fromkeys(brokers, "c"))]
 
     def bounds(self, queues, *, some=False):
         if self.silent and not some:
@@ -58,6 +70,7 @@ class Read:
 def no_waiting(monkeypatch):
     monkeypatch.setattr(stream_plan, "IDLE_MS", 0)
     monkeypatch.setattr(stream_plan, "ROUTE_MS", 0)
+    monkeypatch.setattr(stream_plan, "AGAIN_MS", 0)
 
 
 def ends(offsets):
@@ -171,3 +184,48 @@ def test_a_stream_that_ends_now_does_not_end_without_a_silent_group():
     cluster.silent = {QUEUES[1]}
     with pytest.raises(ClusterError):
         plan.next_end({QUEUES[0]: 2, QUEUES[1]: 3}, 0, limited=False)
+
+
+OTHER = MessageQueue("T", "c", 0)
+
+
+def two_groups(**more):
+    cluster = Cluster({QUEUES[0]: (0, 5), OTHER: (0, 7)})
+    start = StreamPlan(Read(cluster, startingOffsets="earliest")).initial()
+    cluster.unknown = {"c"}
+    return cluster, start, StreamPlan(Read(cluster, **more))
+
+
+def test_a_group_of_the_checkpoint_that_no_name_server_names_is_waited_for():
+    """All of its brokers are down, or a name server has just begun: it must not be left out."""
+    cluster, start, plan = two_groups()
+    cluster.back = {"c": cluster.asked + 5}
+    assert plan.next_end(start, 0, limited=True) == {QUEUES[0]: 5, OTHER: 7}
+    cluster, start, plan = two_groups(operationTimeout="1ms")
+    told = "broker group c: the checkpoint has offsets of it, and no name server knows it"
+    with pytest.raises(ClusterError, match=told):
+        plan.next_end(start, 0, limited=True)
+
+
+def test_such_a_group_is_passed_over_if_that_is_wanted(caplog):
+    for more in ({"passOverSilentGroups": "true"}, {"failOnDataLoss": "false"}):
+        caplog.clear()
+        cluster, start, plan = two_groups(**more)
+        for _ in range(2):
+            assert plan.next_end(start, 0, limited=True) == {QUEUES[0]: 5, OTHER: 0}
+        assert caplog.text.count("group_silent broker_name=c") == 1
+        cluster.unknown = set()
+        assert plan.next_end(start, 0, limited=True) == {QUEUES[0]: 5, OTHER: 7}
+
+
+def test_a_stream_that_ends_now_does_not_end_without_such_a_group():
+    cluster, start, plan = two_groups(passOverSilentGroups="true")
+    plan.aim()
+    cluster.back = {"c": cluster.asked + 5}
+    assert plan.next_end(start, 0, limited=False) == {QUEUES[0]: 5, OTHER: 7}
+    cluster.held |= {QUEUES[0]: (0, 50), OTHER: (0, 70)}
+    assert plan.next_end(start, 0, limited=False) == {QUEUES[0]: 5, OTHER: 7}, "behind the aim"
+    cluster, start, plan = two_groups(passOverSilentGroups="true", operationTimeout="1ms")
+    plan.aim()
+    with pytest.raises(ClusterError, match="broker group c"):
+        plan.next_end(start, 0, limited=False)
