@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,19 @@ from epoch.durable_file import replace_file, sync_directory
 from spark.history_stream.seen import Seen
 
 VERSION: Final = 2
+_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def output_folder(text: str) -> Path:
+    """A path, or a `file:` address of this host. Raises ValueError for what has no renames."""
+    path = re.sub(r"^file:(//(localhost)?)?(?=/(?!/))", "", text, flags=re.IGNORECASE)
+    if not path or _ADDRESS.match(path):
+        raise ValueError(
+            f"--output {text!r}: files are renamed into the table, which an object store cannot "
+            "do: it must be a path (or file:///path) that the driver and the executors see; copy "
+            "the table from there. --checkpoint may be elsewhere"
+        )
+    return Path(path).resolve()
 
 
 class StreamOutput:
@@ -35,6 +49,8 @@ class StreamOutput:
         self.seen = Seen()
         self.commits = 0
         self.rows = 0
+        self.batch: int | None = None
+        """The checkpoint's number of the last batch; None where nothing is known of it."""
         self._own = folder / "_stream"
         self._lock = -1
 
@@ -49,6 +65,8 @@ class StreamOutput:
 
     def open(self) -> None:
         """Raises ValueError for a folder of other things or in use, OSError."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"--output {self.folder}: it must be a folder")
         if not self._own.is_dir() and self.folder.is_dir() and any(self.folder.iterdir()):
             raise ValueError(
                 f"--output {self.folder}: it is not empty and not of stream_history; name an empty "
@@ -68,13 +86,25 @@ class StreamOutput:
             os.close(self._lock)
             self._lock = -1
 
+    def check_follows(self, batch: int) -> None:
+        """Raises ValueError if the checkpoint is further than the table: it would lack a part."""
+        held = self.batch if self.commits else -1
+        if held is not None and batch > held + 1:
+            raise ValueError(
+                f"the checkpoint goes on with batch {batch}, and {self.folder} has nothing behind "
+                f"batch {held}: it is the checkpoint of another table, or the table is an old "
+                "copy. Begin with a new folder as --checkpoint (the default one: remove "
+                f"{self.checkpoint}); events that the table has are passed over"
+            )
+
     def begin(self) -> Path:
         """An empty place for the files of the next commit; those of one that failed are gone."""
         self._clear()
         return self.staging
 
-    def commit(self, seen: Seen, rows: int) -> int:
-        """Makes what was staged part of the table; `seen` is what is read by then.
+    def commit(self, seen: Seen, rows: int, batch: int) -> int:
+        """Makes what was staged part of the table; `seen` is what is read by then, `batch` the
+        checkpoint's number of it.
 
         Returns the number of files. Raises OSError.
         """
@@ -88,10 +118,12 @@ class StreamOutput:
         ]
         for staged, _ in files:
             _sync(self.staging / staged)
+        _sync_folders(self._own, [self.staging / staged for staged, _ in files])
         document = {
             "version": VERSION,
             "commit": number,
             "rows": self.rows + rows,
+            "batch": batch,
             "files": files,
             "seen": seen.to_json(),
         }
@@ -122,10 +154,11 @@ class StreamOutput:
             if source.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(source, place)
-                sync_directory(place.parent)
             elif not place.exists():
                 raise ValueError(f"{place}: committed, and neither there nor at {source}")
+        _sync_folders(self.folder, [self.folder / final for _, final in document["files"]])
         self.seen, self.commits, self.rows = seen, document["commit"], document["rows"]
+        self.batch = document.get("batch")
         self._clear()
 
     def _clear(self) -> None:
@@ -136,6 +169,14 @@ def _final(staged: Path, number: int, at: int) -> str:
     return str(staged.with_name(f"part-{number:08d}-{at}.parquet"))
 
 
+def _sync_folders(top: Path, files: list[Path]) -> None:
+    """Makes the names of these files durable, and those of their folders up to `top`."""
+    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(top)}
+    for folder in sorted(folders):
+        if folder.is_dir():  # old days may be removed by whoever owns the table
+            sync_directory(folder)
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -144,4 +185,4 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["StreamOutput"]
+__all__ = ["StreamOutput", "output_folder"]

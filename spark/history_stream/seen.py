@@ -32,6 +32,8 @@ INDEX_SCHEMA: Final = pa.schema(
 that is not known. Rows without a log are no events."""
 
 Queue = tuple[str, int]
+Hole = tuple[str, int, int]
+"""(log, Raft index in front, Raft index behind): between the two there may be events."""
 Longs = npt.NDArray[np.int64]
 
 
@@ -104,6 +106,14 @@ class Seen:
         intervals.add(np.where(after < positions, after + 1, positions), positions)
         return new
 
+    def holes(self) -> list[Hole]:
+        """Where events may be missing, by log and place."""
+        return [
+            (log, high >> PART_BITS, low >> PART_BITS)
+            for log, held in sorted(self._seen.items())
+            for high, low in zip(held.highs[:-1].tolist(), held.lows[1:].tolist(), strict=True)
+        ]
+
     def to_json(self) -> list[dict[str, Any]]:
         """The form that is kept beside the output."""
         return [
@@ -136,4 +146,4 @@ def _ranges(offsets: Longs) -> list[tuple[int, int]]:
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(offsets, cuts)]
 
 
-__all__ = ["INDEX_SCHEMA", "PART_BITS", "Intervals", "Queue", "Seen", "Taken"]
+__all__ = ["INDEX_SCHEMA", "PART_BITS", "Hole", "Intervals", "Queue", "Seen", "Taken"]

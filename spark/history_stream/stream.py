@@ -141,25 +141,30 @@ class HistoryStream:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=plan.trigger).start()
 
-    def _take(self, batch: DataFrame, _: int) -> None:
+    def _take(self, batch: DataFrame, number: int) -> None:
         with self._batch:
+            self._output.check_follows(number)
             batch.persist()  # looked at twice
             try:
-                self._commit(batch)
+                self._commit(batch, number)
             finally:
                 batch.unpersist()
 
-    def _commit(self, batch: DataFrame) -> None:
+    def _commit(self, batch: DataFrame, number: int) -> None:
         index = batch.select(*INDEX, "time").toArrow()
         # What is read counts once it is committed: a copy until then.
         seen = Seen.from_json(self._output.seen.to_json())
         taken = seen.take(index)
-        files = 0
+        holes = len(self._output.seen.holes())
+        staging = self._output.begin()
         if taken.fresh:
-            _write(batch.where(_new(taken)), str(self._output.begin()))
-            files = self._output.commit(seen, taken.fresh)
+            _write(batch.where(_new(taken)), str(staging))
+        files = self._output.commit(seen, taken.fresh, number)
+        if taken.fresh:
             newest = pc.max(index["time"]).as_py()
             self._tell_batch(taken, newest.timestamp())
+            if len(seen.holes()) > holes:
+                self._tell(holes_told(seen))
         self._count(taken, files)
 
     def _count(self, taken: Taken, files: int) -> None:
@@ -174,6 +179,19 @@ class HistoryStream:
             f"{taken.fresh} events{repeats}; {self._output.rows} in all; "
             f"the newest is {max(0.0, time.time() - newest_s):.0f} s old"
         )
+
+
+def holes_told(seen: Seen) -> str:
+    """A sentence on what may be missing in the table; empty if nothing."""
+    holes = seen.holes()
+    if not holes:
+        return ""
+    log, behind, before = holes[-1]
+    count = f"{len(holes)} holes; the last one" if len(holes) > 1 else "1 hole"
+    return (
+        f"{count}: log {log}, between Raft index {behind} and {before}: events of there, if any, "
+        "have not come so far"
+    )
 
 
 def _write(rows: DataFrame, folder: str) -> None:
@@ -200,4 +218,4 @@ def _in(queue: Queue, ranges: list[tuple[int, int]]) -> Column:
     return (F.col("broker") == queue[0]) & (F.col("queue_id") == queue[1]) & places
 
 
-__all__ = ["Counts", "HistoryLost", "HistoryStream", "StreamPlan"]
+__all__ = ["Counts", "HistoryLost", "HistoryStream", "StreamPlan", "holes_told"]

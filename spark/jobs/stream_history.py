@@ -12,14 +12,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
 import click
 
-from spark.history_stream.output import StreamOutput
-from spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan
+from spark.history_stream.output import StreamOutput, output_folder
+from spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan, holes_told
 from spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
 
 _TRIGGER: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
@@ -32,7 +31,6 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
 @click.option("--name-servers", required=True, metavar="HOST:PORT[;...]", help="of the cluster")
 @click.option(
     "--output", required=True, metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
     help="folder of the Parquet table; an empty one, or one that this job wrote: it goes on there",
 )  # fmt: skip
 @click.option(
@@ -57,7 +55,7 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
 def main(
     job: Job,
     name_servers: str,
-    output: Path,
+    output: str,
     checkpoint: str | None,
     available_now: bool,
     trigger: str,
@@ -70,7 +68,7 @@ def main(
     SIGTERM, and may go on later with the same OUTPUT.
     """
     every = None if available_now else _interval(trigger)
-    table = StreamOutput(output)
+    table = StreamOutput(output_folder(output))
     table.open()
     try:
         stream = HistoryStream(table, job.progress.say)
@@ -79,7 +77,7 @@ def main(
             job.session("stream_history", spark_sql_shuffle_partitions="4") as session,
         ):
             _listen(stopping)  # Spark has set a handler of its own meanwhile
-            job.progress.say(f"reading BATON_SYS_HISTORY into {output}")
+            job.progress.say(f"reading BATON_SYS_HISTORY into {table.folder}")
             place = checkpoint or str(table.checkpoint)
             plan = StreamPlan(name_servers, place, max_events, every, accept_loss)
             stream.run(session, plan, stopping)
@@ -89,12 +87,16 @@ def main(
     finally:
         table.close()
     counts = stream.counts
+    holes = [
+        dict(zip(("log", "behind", "before"), each, strict=True)) for each in table.seen.holes()
+    ]
+    lines = [
+        f"{counts.events} events and {counts.repeats} repeats in {counts.batches} batches; "
+        f"{table.folder} holds {table.rows} events"
+    ]
     job.result(
-        asdict(counts) | {"output": str(output), "total": table.rows},
-        [
-            f"{counts.events} events and {counts.repeats} repeats in {counts.batches} batches; "
-            f"{output} holds {table.rows} events"
-        ],
+        asdict(counts) | {"output": str(table.folder), "total": table.rows, "holes": holes},
+        [*lines, *filter(None, [holes_told(table.seen)])],
     )
 
 

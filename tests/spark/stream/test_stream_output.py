@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spark.history_stream.output import StreamOutput
+from spark.history_stream import output as module
+from spark.history_stream.output import StreamOutput, output_folder
 from spark.history_stream.seen import Seen
 
 SEEN = [{"log": "a", "seen": [[65536, 131072]]}]
@@ -51,10 +52,10 @@ def test_a_commit_makes_the_staged_files_the_table(folder):
     output = opened(folder)
     stage(output, *FILES)
     assert table(folder) == []
-    assert output.commit(Seen.from_json(SEEN), 7) == 2
+    assert output.commit(Seen.from_json(SEEN), 7, 0) == 2
     assert table(folder) == FIRST
     stage(output, FILES[0])
-    output.commit(Seen.from_json(SEEN), 2)
+    output.commit(Seen.from_json(SEEN), 2, 1)
     output.close()
     assert len(table(folder)) == 3
     output = opened(folder)
@@ -69,7 +70,7 @@ def test_a_crash_before_the_commit_leaves_nothing(folder):
     output = opened(folder)
     assert (table(folder), output.commits, output.seen.to_json()) == ([], 0, [])
     stage(output, FILES[0])
-    output.commit(Seen.from_json(SEEN), 1)
+    output.commit(Seen.from_json(SEEN), 1, 0)
     output.close()
     assert table(folder) == FIRST[:1]
 
@@ -90,7 +91,7 @@ def test_a_crash_behind_the_commit_is_made_good_by_the_next_run(folder, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            output.commit(Seen.from_json(SEEN), 7)
+            output.commit(Seen.from_json(SEEN), 7, 0)
     output.close()
     assert len(table(folder)) == moved
     output = opened(folder)
@@ -103,7 +104,7 @@ def test_files_that_were_removed_later_are_not_missed(folder):
     """Old days may be deleted by whoever owns the table."""
     output = opened(folder)
     stage(output, *FILES)
-    output.commit(Seen.from_json(SEEN), 7)
+    output.commit(Seen.from_json(SEEN), 7, 0)
     output.close()
     (folder / FIRST[0]).unlink()
     opened(folder).close()
@@ -129,3 +130,66 @@ def test_a_note_that_cannot_be_read_stops_the_start(folder, content):
     (folder / "_stream" / "commit.json").write_text(content)
     with pytest.raises(ValueError, match=r"commit\.json"):
         StreamOutput(folder).open()
+
+
+@pytest.mark.parametrize(
+    "given", ["s3://lake/h", "S3A://lake/h", "hdfs:///h", "gs:/h", "file://host/h", ""]
+)
+def test_an_output_without_renames_is_refused(given):
+    with pytest.raises(ValueError, match="object store cannot do: it must be a path"):
+        output_folder(given)
+
+
+def test_an_output_may_be_an_address_of_this_host(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given in ("file:///lake/h", "file:/lake/h", "FILE://localhost/lake/h", "/lake/h"):
+        assert output_folder(given) == Path("/lake/h")
+    assert output_folder("a:b/h") == tmp_path / "a:b" / "h"
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="it must be a folder"):
+        StreamOutput(tmp_path / "file").open()
+
+
+def test_a_checkpoint_that_is_further_than_the_table_is_refused(folder):
+    """That of another table, or of a newer state of this one: a part would be missing."""
+    output = opened(folder)
+    output.check_follows(0)
+    with pytest.raises(
+        ValueError, match=r"batch 1, and .* nothing behind batch -1: .*--checkpoint"
+    ):
+        output.check_follows(1)
+    output.begin()
+    output.commit(Seen.from_json(SEEN), 0, 0)  # nothing but repeats or no events at all
+    output.close()
+    output = opened(folder)
+    for batch in (0, 1):
+        output.check_follows(batch)
+    with pytest.raises(ValueError, match=r"batch 2, and .* nothing behind batch 0"):
+        output.check_follows(2)
+    output.begin()
+    output.commit(Seen.from_json(SEEN), 0, 1)
+    output.check_follows(2)
+    output.close()
+
+
+def test_every_name_is_durable_before_and_behind_the_commit(folder, monkeypatch):
+    """A power cut right behind it must not find the note without the files."""
+    synced = []
+    output = opened(folder)
+    stage(output, *FILES)
+    monkeypatch.setattr(module, "sync_directory", lambda path: synced.append(path))
+    replaced = module.replace_file
+
+    def noted(path, raw):
+        staging = folder / "_stream" / "staging" / "00000001"
+        assert {*(staging / FILES[0]).parents, *(staging / FILES[1]).parents} - {
+            *folder.parents,
+            folder,
+        } == set(synced)
+        synced.clear()
+        replaced(path, raw)
+
+    monkeypatch.setattr(module, "replace_file", noted)
+    output.commit(Seen.from_json(SEEN), 7, 0)
+    output.close()
+    assert {(folder / name).parent for name in FIRST} < set(synced) and folder in synced

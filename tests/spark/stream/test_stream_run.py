@@ -53,7 +53,7 @@ def test_a_batch_that_is_under_way_is_finished_before_the_end(stream, monkeypatc
     query, stopping, entered = Query(), threading.Event(), threading.Event()
     run = stream(query)
 
-    def commit(batch):
+    def commit(batch, number):
         query.batch.set()
         entered.set()
         stopping.wait(10)

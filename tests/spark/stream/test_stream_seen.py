@@ -131,6 +131,18 @@ def test_what_another_broker_group_brought_is_not_new():
     )
 
 
+def test_holes_are_told_until_what_was_there_comes():
+    seen = Seen()
+    taken(seen, *run(0, "a", 1, 2, 3), *run(3, "b", 7, 8))
+    assert seen.holes() == []
+    taken(seen, *run(5, "a", 9, 10), *run(7, "a", 20, after=10), *run(8, "a", 30))
+    assert again(seen).holes() == [("a", 3, 9), ("a", 20, 30)]
+    taken(seen, *run(9, "a", 9, after=3))
+    assert seen.holes() == [("a", 20, 30)]
+    taken(seen, *run(10, "a", 25, 30, after=20))
+    assert seen.holes() == []
+
+
 def test_nonsense_is_told():
     with pytest.raises(ValueError, match="cannot be told"):
         Seen.from_json([{"broker": "a"}])
