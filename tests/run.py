@@ -1,47 +1,31 @@
 """`python -m tests.run`: all tests, in rings, the fast ones first. The runner behind `make test`.
 
-Rings: `fast` (no processes), `process` (real clusters, kill -9), `java` (the stock Java client and
-mqadmin against a real cluster), `spark` (the data source, alone and on Spark), `docker` (the
-compose project on a container engine). Every ring runs even if one before it failed. What a machine
-lacks for a ring is said by name and the ring is left out; with BATONMQ_CI=1 in the environment that
-is a failure. `--soak` runs the long versions of the process and the Spark ring instead
-(BATONMQ_SOAK=1): many kills.
+Rings: `fast` (no processes), `spark` (the data source, alone and on Spark), `process` (real
+clusters, kill -9), `java` (the stock Java client and mqadmin against a real cluster), `docker` (the
+compose project on a container engine). Every ring runs even if one before it failed. The Spark ring
+runs beside the fast one, which leaves a core idle, and shows what it said when that is done; the
+others have the machine for themselves. What a machine lacks for a ring is said by name and the ring
+is left out; with BATONMQ_CI=1 in the environment that is a failure. `--soak` runs the long versions
+of the Spark and the process ring instead (BATONMQ_SOAK=1): many kills.
 Exit codes: 0 all good, 1 something failed, 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos import engine
-from tests.interop.java_tools import FetchError, is_fetched, missing_tools, prepared_classpath
+from tests.rings import RINGS, Ring, Unprepared
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_TESTS_COLLECTED = 5
-
-
-@dataclass(frozen=True)
-class Ring:
-    """Tests that need the same things. `prepare` raises Unprepared if they cannot run.
-
-    `missing_for_some`: what only some of them need; those are skipped, the others run.
-    """
-
-    name: str
-    title: str
-    marks: str
-    missing: Callable[[], list[str]] = list
-    missing_for_some: Callable[[], list[str]] = list
-    prepare: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -54,89 +38,112 @@ class Outcome:
     why: str = ""
 
 
-class Unprepared(Exception):
-    """A ring's needs could not be met."""
+class Run:
+    """pytest over one ring: begun, and finished later. What it says is shown now or, `quiet`, kept
+    in a file until `finish` shows it."""
+
+    def __init__(self, ring: Ring, number: str, *, strict: bool, soak: bool, quiet: bool) -> None:
+        self.ring = ring
+        self._title = f"\n=== {number} {ring.name}: {ring.title}"
+        self._began = time.monotonic()
+        self._shown = 0
+        self._said = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115  see stop
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outcome: Outcome | None = None
+        self._tell(self._title)
+        lacks, some_lack = ring.missing(), ring.missing_for_some()
+        if lacks:
+            why = f"this machine lacks {' and '.join(lacks)}"
+            self._tell(f"    {'missing' if strict else 'left out'}: {why}")
+            self._outcome = Outcome(ring, "failed" if strict else "left out", 0.0, why)
+            return
+        if some_lack:
+            then = "a failure" if strict else "skipped by name"
+            self._tell(f"    this machine lacks {' and '.join(some_lack)}: what needs it is {then}")
+        try:
+            ring.prepare()
+        except Unprepared as exc:
+            self._tell(f"    {exc}")
+            self._outcome = Outcome(ring, "failed", self._seconds(), "could not be prepared")
+            return
+        argv = [sys.executable, "-m", "pytest", "-q", "-m", ring.marks, "--durations=5", "tests"]
+        env = os.environ | ({"BATONMQ_SOAK": "1"} if soak else {})
+        self._process = subprocess.Popen(
+            argv, cwd=ROOT, env=env, stdout=self._said, stderr=self._said
+        )
+
+    def finish(self) -> Outcome:
+        """Waits for the end, and shows meanwhile what was kept and what still comes."""
+        while self._said is not None and self._is_running():
+            self._show_more()
+            time.sleep(0.2)
+        self._show_more()
+        if self._process is None:
+            assert self._outcome is not None
+            return self._outcome
+        code = self._process.wait()
+        if code == NO_TESTS_COLLECTED:
+            return Outcome(self.ring, "failed", self._seconds(), "no test was found")
+        return Outcome(self.ring, "failed" if code else "passed", self._seconds())
+
+    def stop(self) -> None:
+        """Ends pytest if it still runs: somebody wants no more. What it said is gone then."""
+        if self._is_running():
+            assert self._process is not None
+            self._process.terminate()
+            self._process.wait()
+        if self._said is not None:
+            self._said.close()
+
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _seconds(self) -> float:
+        """Since it began, to its last word if that was kept, else until now."""
+        silent = time.time() - os.fstat(self._said.fileno()).st_mtime if self._said else 0.0
+        return time.monotonic() - self._began - silent
+
+    def _tell(self, line: str) -> None:
+        if self._said is None:
+            print(line, flush=True)
+        else:
+            self._said.write(f"{line}\n".encode())
+            self._said.flush()
+
+    def _show_more(self) -> None:
+        """From where the last call stopped; where pytest writes next stays as it is."""
+        if self._said is None:
+            return
+        size = os.fstat(self._said.fileno()).st_size
+        sys.stdout.flush()
+        sys.stdout.buffer.write(os.pread(self._said.fileno(), size - self._shown, self._shown))
+        sys.stdout.flush()
+        self._shown = size
 
 
-def _prepare_java() -> None:
-    if not is_fetched():
-        print("    Maven fetches the stock Java client once, about a minute …", flush=True)
+def run_group(rings: Sequence[tuple[Ring, str]], *, strict: bool, soak: bool) -> list[Outcome]:
+    """Runs rings side by side: the first one is seen at work, the others when their turn comes."""
+    runs: list[Run] = []
     try:
-        prepared_classpath()
-    except FetchError as exc:
-        raise Unprepared(str(exc)) from exc
+        for ring, number in (*rings[1:], rings[0]):
+            quiet = ring is not rings[0][0]
+            runs.append(Run(ring, number, strict=strict, soak=soak, quiet=quiet))
+        return [run.finish() for run in (runs[-1], *runs[:-1])]
+    finally:
+        for run in runs:
+            run.stop()
 
 
-def _missing_for_spark() -> list[str]:
-    packages = ("numpy", "pyarrow", "pyspark")
-    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
-    java = ["a JDK 17 (`java`)"] if shutil.which("java") is None else []
-    return java + ([f"{', '.join(lacking)} (`make setup-spark`)"] if lacking else [])
-
-
-def _missing_for_reports() -> list[str]:
-    programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    selenium = importlib.util.find_spec("selenium") is None
-    return programs + (["selenium (`make setup-spark`)"] if selenium else [])
-
-
-def _prepare_docker() -> None:
-    print("    the image of this work tree is built …", flush=True)
-    try:
-        engine.build_image()
-    except subprocess.CalledProcessError as exc:
-        raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
-
-
-RINGS = (
-    Ring(
-        "fast",
-        "cores, codecs, stores, in one process",
-        "not process and not java and not spark and not docker",
-    ),
-    Ring("process", "real clusters: kill -9, hangs, bad days", "process and not spark"),
-    Ring("java", "the stock Java client and mqadmin", "java", missing_tools, prepare=_prepare_java),
-    Ring(
-        "spark",
-        "stores and histories as Spark data frames",
-        "spark",
-        _missing_for_spark,
-        _missing_for_reports,
-    ),
-    Ring(
-        "docker",
-        "the compose project: kills, pauses, cut networks",
-        "docker",
-        engine.missing_tools,
-        prepare=_prepare_docker,
-    ),
-)
-
-
-def run_ring(ring: Ring, number: str, *, strict: bool, soak: bool) -> Outcome:
-    """Runs one ring and shows pytest's own progress."""
-    print(f"\n=== {number} {ring.name}: {ring.title}", flush=True)
-    lacks = ring.missing()
-    if lacks:
-        why = f"this machine lacks {' and '.join(lacks)}"
-        print(f"    {'missing' if strict else 'left out'}: {why}", flush=True)
-        return Outcome(ring, "failed" if strict else "left out", 0.0, why)
-    if lacks := ring.missing_for_some():
-        print(f"    this machine lacks {' and '.join(lacks)}: what needs it is ", end="")
-        print("a failure" if strict else "skipped by name", flush=True)
-    began = time.monotonic()
-    try:
-        ring.prepare()
-    except Unprepared as exc:
-        print(f"    {exc}", flush=True)
-        return Outcome(ring, "failed", time.monotonic() - began, "could not be prepared")
-    argv = [sys.executable, "-m", "pytest", "-q", "-m", ring.marks, "--durations=5", "tests"]
-    env = os.environ | ({"BATONMQ_SOAK": "1"} if soak else {})
-    code = subprocess.run(argv, cwd=ROOT, env=env, check=False).returncode
-    seconds = time.monotonic() - began
-    if code == NO_TESTS_COLLECTED:
-        return Outcome(ring, "failed", seconds, "no test was found")
-    return Outcome(ring, "failed" if code else "passed", seconds)
+def grouped(rings: Sequence[Ring]) -> list[list[tuple[Ring, str]]]:
+    """Rings with their numbers, together where they run side by side."""
+    groups: list[list[tuple[Ring, str]]] = []
+    for number, ring in enumerate(rings, 1):
+        named = (ring, f"{number}/{len(rings)}")
+        if groups and ring.beside_others:
+            groups[-1].append(named)
+        else:
+            groups.append([named])
+    return groups
 
 
 def main() -> int:
@@ -150,9 +157,9 @@ def main() -> int:
     wanted = arguments.ring or usual
     rings = [ring for ring in RINGS if ring.name in wanted]
     strict = os.environ.get("BATONMQ_CI") == "1"
+    groups = grouped(rings)
     outcomes = [
-        run_ring(ring, f"{i}/{len(rings)}", strict=strict, soak=arguments.soak)
-        for i, ring in enumerate(rings, 1)
+        each for group in groups for each in run_group(group, strict=strict, soak=arguments.soak)
     ]
     print("\n=== summary")
     for outcome in outcomes:

@@ -1,0 +1,89 @@
+"""The rings of tests: what each marks, needs, and bears beside it. `tests.run` runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.chaos import engine
+from tests.interop.java_tools import FetchError, is_fetched, missing_tools, prepared_classpath
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Tests that need the same things. `prepare` raises Unprepared if they cannot run.
+
+    `missing_for_some`: what only some of them need; those are skipped, the others run.
+    `beside_others`: it does not mind the ring before it on the same machine, nor that one it.
+    """
+
+    name: str
+    title: str
+    marks: str
+    missing: Callable[[], list[str]] = list
+    missing_for_some: Callable[[], list[str]] = list
+    prepare: Callable[[], None] = lambda: None
+    beside_others: bool = False
+
+
+class Unprepared(Exception):
+    """A ring's needs could not be met."""
+
+
+def _prepare_java() -> None:
+    if not is_fetched():
+        print("    Maven fetches the stock Java client once, about a minute …", flush=True)
+    try:
+        prepared_classpath()
+    except FetchError as exc:
+        raise Unprepared(str(exc)) from exc
+
+
+def _missing_for_spark() -> list[str]:
+    packages = ("numpy", "pyarrow", "pyspark")
+    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
+    java = ["a JDK 17 (`java`)"] if shutil.which("java") is None else []
+    return java + ([f"{', '.join(lacking)} (`make setup-spark`)"] if lacking else [])
+
+
+def _missing_for_reports() -> list[str]:
+    programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    selenium = importlib.util.find_spec("selenium") is None
+    return programs + (["selenium (`make setup-spark`)"] if selenium else [])
+
+
+def _prepare_docker() -> None:
+    print("    the image of this work tree is built …", flush=True)
+    try:
+        engine.build_image()
+    except subprocess.CalledProcessError as exc:
+        raise Unprepared(f"{exc.stdout}{exc.stderr}") from exc
+
+
+RINGS = (
+    Ring(
+        "fast",
+        "cores, codecs, stores, in one process",
+        "not process and not java and not spark and not docker",
+    ),
+    Ring(
+        "spark",
+        "stores and histories as Spark data frames",
+        "spark",
+        _missing_for_spark,
+        _missing_for_reports,
+        beside_others=True,
+    ),
+    Ring("process", "real clusters: kill -9, hangs, bad days", "process and not spark"),
+    Ring("java", "the stock Java client and mqadmin", "java", missing_tools, prepare=_prepare_java),
+    Ring(
+        "docker",
+        "the compose project: kills, pauses, cut networks",
+        "docker",
+        engine.missing_tools,
+        prepare=_prepare_docker,
+    ),
+)
