@@ -13,10 +13,10 @@ from spark.record_scan import Int64s
 # Spark counts time in microseconds, stores in milliseconds.
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _US_PER_MS: Final = 1000
-# What SQL and Python know as a time: from the year 1 to the year 9999. Spark stores more, and then
-# fails where rows are collected.
-_MS_MIN: Final = -62_135_596_800_000
-_MS_MAX: Final = 253_402_300_799_999
+# SQL and Python know times from the year 1 to the year 9999. Spark stores more, and then fails where
+# rows are collected; so it does at both ends of that, for the sake of time zones.
+_MS_MIN: Final = -62_104_060_800_000
+_MS_MAX: Final = 253_370_764_799_999
 
 
 def binaries(buffer: "bytes | pa.Buffer", at: Int64s, length: Int64s) -> pa.Array:
@@ -60,7 +60,7 @@ def integers_or_null(values: Int64s, missing: Bools, kind: pa.DataType) -> pa.Ar
 def timestamps(values_ms: Int64s, missing: Bools | None = None) -> pa.Array:
     """Milliseconds since 1970 as timestamps in UTC, null where `missing`.
 
-    A time outside the years 1 to 9999 (a client may write any number into a record) is null, too.
+    A time outside the years 2 to 9998 (a client may write any number into a record) is null, too.
     """
     outside = (values_ms > _MS_MAX) | (values_ms < _MS_MIN)
     if missing is not None:

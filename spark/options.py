@@ -43,6 +43,11 @@ class ReadOptions:
         Raises ValueError, which says what is allowed, for a bad value or an unknown name.
         """
         given = {name.lower(): value.strip() for name, value in options.items()}
+        if {"owner", "provider"} <= set(given):  # what Spark tells of a table of its catalog
+            raise ValueError(
+                "a table of a catalog cannot lie in stores: use CREATE TEMPORARY VIEW ... USING "
+                "batonmq OPTIONS (...)"
+            )
         unknown = sorted(set(given) - set(_NAMES))
         if unknown:
             allowed = ", ".join(sorted(_NAMES.values()))

@@ -46,6 +46,12 @@ class Storage:
         found = self.file_system.get_file_info(fs.FileSelector(folder, allow_not_found=True))
         return sorted(found, key=lambda info: str(info.path))
 
+    def _children_if_folder(self, path: str) -> list[fs.FileInfo]:
+        try:
+            return self.children(path)
+        except NotADirectoryError:  # a file beside the folders that a pattern means
+            return []
+
     def exists(self, path: str) -> bool:
         return bool(self.file_system.get_file_info(path).type != fs.FileType.NotFound)
 
@@ -62,7 +68,7 @@ class Storage:
             found = [
                 str(info.path)
                 for path in found
-                for info in self.children(path or ".")
+                for info in self._children_if_folder(path or ".")
                 if fnmatchcase(info.base_name, part)
             ]
         if _WILDCARDS & set(pattern):
@@ -96,8 +102,11 @@ class OpenFile:
 def split_paths(text: str) -> list[str]:
     """The paths of an option: a JSON list (as Spark passes several), or parts between commas.
 
-    Raises ValueError for what begins like a JSON list and is none.
+    A local path that exists as it stands is one path, whatever is in it. Raises ValueError for what
+    begins like a JSON list and is none.
     """
+    if "," in text and os.path.exists(text):
+        return [text]
     if text.lstrip().startswith("["):
         try:
             paths = json.loads(text)

@@ -25,8 +25,8 @@ from tests.spark.table_rows import read, told
 
 def test_times_outside_the_years_of_sql_are_null():
     """A client may write any number; Spark would store it, and fail where rows are collected."""
-    first, last = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999000, UTC)
-    ends = [-62_135_596_800_000, 253_402_300_799_999]
+    first, last = datetime(2, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, 999000, UTC)
+    ends = [-62_104_060_800_000, 253_370_764_799_999]
     column = timestamps(np.array([*ends, ends[0] - 1, ends[1] + 1, 2**62, -(2**63), -1]))
     assert column.to_pylist()[:2] == [first, last]
     assert [each.as_py() is None for each in column] == [False] * 2 + [True] * 4 + [False]
@@ -79,8 +79,9 @@ def test_a_path_in_every_spelling(tmp_path, monkeypatch):
     given = [f"{root}/store/", f"{root}//store", f"file:{root}/store", f"file://{root}/./store"]
     rows = read(json.dumps(["store", "./sto*/", f"{root}/*", *given]))
     assert [row["store"] for row in rows] == [f"{root}/store"]  # one place has one name
+    assert len(read(f"{root}/store")) == 1  # it exists as it is
     with pytest.raises(StoreError, match="a path that holds a comma is given as a JSON list"):
-        read(f"{root}/store")
+        read(f"{root}/st*")
     assert len(read("store, ./store ,")) == 1
 
 
@@ -207,3 +208,9 @@ def test_a_record_torn_in_its_properties_is_damage_by_queues_as_by_the_log(log_f
     for access in ("log", "queues"):
         good, bad = told(read(path, access=access, mode="PERMISSIVE"))
         assert (good, bad) == ([0, 2], [("0" * 20, size, size)]), access
+
+
+def test_a_table_of_a_catalog_is_refused_with_the_way_out():
+    told = {"path": "/s", "owner": "me", "provider": "batonmq", "location": "file:/s"}
+    with pytest.raises(ValueError, match="CREATE TEMPORARY VIEW"):
+        ReadOptions.from_mapping(told)

@@ -183,6 +183,30 @@ def test_parquet_files_written_by_tasks_hold_the_same_rows(session, large, tmp_p
         write_parquet(session, options, str(tmp_path / "out"))
 
 
+def test_parquet_files_of_an_empty_store_still_tell_the_columns(session, tmp_path):
+    path = LogFiles(tmp_path / "empty").save(confirm=0)
+    assert write_parquet(session, {"path": path}, str(tmp_path / "out")) == []
+    written = session.read.parquet(str(tmp_path / "out"))
+    assert written.count() == 0 and written.dtypes == frame(session, path).dtypes
+
+
+def test_sql_in_another_time_zone_finds_the_same_moments(session, large):
+    """A pushed filter is compared as the moment that it is, wherever the session lives."""
+    moment = datetime.fromtimestamp((START_MS + 1001) / 1000, UTC)
+    in_tokyo = (moment + timedelta(hours=9)).strftime("%Y-%m-%d %H:%M:%S.%f")
+    options = ", ".join(f"{key} '{value}'" for key, value in (SPLIT | {"timeSlackMs": 0}).items())
+    session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        session.sql(
+            "CREATE OR REPLACE TEMPORARY VIEW m USING batonmq OPTIONS "
+            f"(PATH '{large.root}', Columns 'store_at,queue_offset', pushdown 'TRUE', {options})"
+        )
+        query = f"SELECT queue_offset FROM m WHERE store_at <= timestamp'{in_tokyo}'"
+        assert sorted(row[0] for row in session.sql(query).collect()) == list(range(1001))
+    finally:
+        session.conf.set("spark.sql.session.timeZone", "UTC")
+
+
 def test_a_damaged_log_leaves_no_file_that_looks_whole(session, large, tmp_path):
     path = large.root / "commitlog" / f"{0:020d}"
     raw = bytearray(path.read_bytes())
