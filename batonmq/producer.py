@@ -284,7 +284,10 @@ class Producer(Startable, ClientMember):
             return None
         topic = sending.message.topic
         if not route.publish_queues:
-            sending.failed(None, "", _NO_REPLY, "no broker group of the topic has a master")
+            why = "no broker group of the topic has a master"
+            if route.masters():
+                why = "its masters take no writes of the topic: its perm, see `mqctl topicRoute`"
+            sending.failed(None, "", _NO_REPLY, why)
             return None
         queue = sending.choose(route.publish_queues, sending.last_broker)
         address = route.master_address(queue.broker_name)

@@ -16,6 +16,7 @@ VERSION: Final = 1
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST, "-2": EARLIEST, "-1": LATEST}
+_MOST: Final = (1 << 63) - 1
 _FORM: Final = '{"topic": {"broker": {"queueId": offset}}}'
 
 Offsets = dict[MessageQueue, int]
@@ -34,19 +35,23 @@ def to_checkpoint(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
 
 def from_checkpoint(raw: Mapping[str, Any], topics: Iterable[str]) -> Offsets:
     """What `to_checkpoint` made. Raises ValueError for another version, form, or set of topics."""
-    if raw.get("version") != VERSION:
+    version = raw.get("version") if isinstance(raw, Mapping) else None
+    if version != VERSION:
         raise ValueError(
-            f"the checkpoint's offsets have version {raw.get('version')!r}; this program reads "
-            f"version {VERSION}: begin with a new checkpoint"
+            f"the checkpoint's offsets have version {version!r}; this program reads version "
+            f"{VERSION}: begin with a new checkpoint"
         )
     found: Offsets = {}
     try:
         for topic, brokers in raw["topics"].items():
             for broker, queues in brokers.items():
                 for queue_id, offset in queues.items():
-                    found[MessageQueue(topic, broker, int(queue_id))] = int(offset)
+                    found[MessageQueue(topic, broker, int(queue_id))] = _stored(offset)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ValueError(f"the checkpoint's offsets are not of the form {_FORM}: {raw}") from None
+        raise ValueError(
+            f"the checkpoint's offsets are not of the form {_FORM}: {raw}; begin with a new "
+            "checkpoint"
+        ) from None
     asked = set(topics)
     gone = sorted({queue.topic for queue in found} - asked)
     if gone:
@@ -135,11 +140,17 @@ def parse_bound(text: str, option: str, topics: Sequence[str]) -> Bound:
     return Bound(topics=said_topics, brokers=said_brokers, queues=said_queues)
 
 
+def _stored(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(value)
+    return value
+
+
 def _place(value: object, option: str, where: str) -> Place:
     word = _WORDS.get(str(value).lower())
     if word is not None and not isinstance(value, bool):
         return word
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
         raise ValueError(
             f"{option}, topic {where}: {value!r} must be an offset from 0 on, earliest or latest"
         )

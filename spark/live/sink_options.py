@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
+from batonmq.outgoing import MESSAGE_SIZE_MAX
 from protocol.topic_name import group_problem
 from spark.live.ack_report import report_folder
 from spark.live.option_values import GivenOptions
@@ -55,13 +56,19 @@ class SinkOptions:
         problem = group_problem(group)
         if problem is not None:
             raise ValueError(f"producerGroup={group!r}: {problem}")
+        batch_bytes = given.number("batchBytes", 256 << 10)
+        if batch_bytes > MESSAGE_SIZE_MAX:
+            raise ValueError(
+                f"batchBytes={batch_bytes}: a broker takes no more than {MESSAGE_SIZE_MAX} in one "
+                "request"
+            )
         return cls(
             given.name_servers(),
             topics[0],
             group,
             given.duration_ms("sendTimeout", 60_000),
             given.number("batchMessages", 64),
-            given.number("batchBytes", 256 << 10),
+            batch_bytes,
             given.number("inFlight", 8),
             report_folder(given.text("ackReport")),
         )

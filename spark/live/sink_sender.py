@@ -17,7 +17,8 @@ import msgspec
 
 from batonmq.client_instance import ClientInstance
 from batonmq.clock import boot_ms
-from batonmq.errors import NoNameServerError
+from batonmq.errors import MessageIllegalError, NoNameServerError
+from batonmq.outgoing import outgoing
 from batonmq.producer import Producer
 from batonmq.retry import pause_ms
 from batonmq.send_result import SendResult
@@ -49,7 +50,16 @@ class Row:
 
     @property
     def size_bytes(self) -> int:
-        return len(self.message.body) + 256
+        properties = sum(len(name) + len(value) for name, value in self.message.properties.items())
+        return len(self.message.body) + properties + 256
+
+    @property
+    def is_illegal(self) -> bool:
+        try:
+            outgoing(self.message, lambda: self.unique_key)
+        except MessageIllegalError:
+            return True
+        return False
 
 
 def row_of(number: int, prefix: str, values: Mapping[str, Any], topic: str) -> Row:
@@ -127,13 +137,12 @@ class SinkSender:
         for row in rows:
             queue = await self._queue_of(row)
             lane = self._lanes.setdefault((row.message.topic, queue), _Lane(queue))
+            size_bytes = row.size_bytes
             full = len(lane.waiting) >= self._options.batch_messages
-            if full or (
-                lane.waiting and lane.size_bytes + row.size_bytes > self._options.batch_bytes
-            ):
+            if full or (lane.waiting and lane.size_bytes + size_bytes > self._options.batch_bytes):
                 await self._flush(lane)
             lane.waiting.append(row)
-            lane.size_bytes += row.size_bytes
+            lane.size_bytes += size_bytes
 
     async def finish(self) -> None:
         """Sends the rest and waits for every acknowledgement. Raises what failed."""
@@ -187,6 +196,9 @@ class SinkSender:
                 why = f"stored, but {result.status.name}"
             except NoNameServerError as error:
                 why = str(error)
+            except MessageIllegalError as error:
+                guilty = [row for row in rows if row.is_illegal][:1]
+                raise SinkError(f"{_told(guilty or rows)}: {error}") from error
             except BatonError as error:
                 raise SinkError(f"{_told(rows)}: {error}") from error
             tries += 1

@@ -76,6 +76,7 @@ def test_options_are_read_in_every_documented_form():
         (None, {"startingOffsets": '{"T": {"b": {"q": 5}}}'}, "queueId is a number"),
         (None, {"startingOffsets": '{"T": {"b": {"1": -7}}}'}, "T, broker b, queue 1: -7 must be"),
         (None, {"startingOffsets": '{"T": true}'}, "True must be"),
+        (None, {"startingOffsets": '{"T": 9223372036854775808}'}, "must be an offset"),
         (None, {"startingTimestamp": "yesterday"}, "ms since 1970 or a time such as"),
         (None, {"operationTimeout": "soon"}, "a time such as 500ms, 30s or 2m"),
         (None, {"maxOffsetsPerTrigger": "0.5"}, "must be a number from 1 on"),
@@ -121,8 +122,12 @@ def test_checkpoints_keep_offsets_and_refuse_what_they_do_not_know():
         from_checkpoint({**raw, "version": 2}, ["T", "U"])
     with pytest.raises(ValueError, match="topic U, which option topic does not name"):
         from_checkpoint(raw, ["T"])
-    with pytest.raises(ValueError, match="not of the form"):
-        from_checkpoint({"version": 1, "topics": {"T": {"b": 5}}}, ["T"])
+    for wrong in (5, {"0": -1}, {"0": True}, {"0": "7"}, {"0": 1 << 63}, {"x": 7}):
+        with pytest.raises(ValueError, match=r"not of the form .* begin with a new checkpoint"):
+            from_checkpoint({"version": 1, "topics": {"T": {"b": wrong}}}, ["T"])
+    for wrong in ([], 7, None, {}):
+        with pytest.raises(ValueError, match="have version None; this program reads version 1"):
+            from_checkpoint(wrong, ["T"])
 
 
 def test_a_bound_says_it_for_queues_brokers_topics_or_all():
@@ -208,6 +213,7 @@ def test_what_can_be_written_is_checked():
         ({"ackReports": "x"}, "unknown option ackreports for writing; there are ackReport"),
         ({"topic": "T,U"}, "name one"),
         ({"table": "messages"}, "only topics are written"),
+        ({"batchBytes": "4194305"}, "batchBytes=4194305: a broker takes no more than 4194304"),
     ):
         with pytest.raises(ValueError, match=told):
             SinkOptions.from_mapping({"nameServers": "a:1", **wrong})

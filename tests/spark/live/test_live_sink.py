@@ -242,3 +242,49 @@ def test_each_line_is_an_entry_of_an_acknowledged_list():
         assert ack.keys() == names
         assert all(type(value) is kinds[name] for name, value in ack.items())
     assert [ack["queue_offset"] for ack in sender.acks] == [5, 6, 5]
+
+
+def test_large_properties_count_as_well(monkeypatch):
+    """Else a request of many rows with small bodies would be too large for a broker."""
+    sender = Sender(batch_messages=1000, batch_bytes=1 << 20)
+    sizes = []
+
+    async def send(rows, queue):
+        sizes.append(len(rows))
+        return SendResult(SendStatus.SEND_OK, "id", "", queue or QUEUE, 5)
+
+    async def run():
+        properties = [("a", "x" * 30_000)]
+        rows = [row_of(n, "j-", {"body": b"x", "properties": properties}, "T") for n in range(200)]
+        await sender.add(rows)
+        await sender.finish()
+
+    monkeypatch.setattr(sender, "_send", send)
+    asyncio.run(run())
+    assert sum(sizes) == 200 and max(sizes) == 34
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"body": b"x" * (4 << 20 | 1)}, "the message body has 4194305 bytes, at most 4194304"),
+        ({"body": b"x", "properties": [("a", "b\x01c")]}, "holds a separator"),
+        ({"body": b"x", "properties": [("a", "b" * 40_000)]}, "the properties have"),
+        ({"body": b"x", "topic": "a b"}, "topic"),
+    ],
+)
+def test_the_row_that_cannot_be_sent_is_named(values, told):
+    """And not the fifty that go in one request with it."""
+    rows = [row_of(n, "job-0-0-", {"body": b"%d" % n}, values.get("topic", "T")) for n in range(5)]
+    rows[3] = row_of(3, "job-0-0-", values, "T")
+
+    async def run():
+        sender = SinkSender(SinkOptions(("127.0.0.1:1",), topic="T"), lambda acks: None)
+        await sender.start()
+        try:
+            await sender._send(rows if "topic" not in values else rows[3:4], None)
+        finally:
+            await sender.close()
+
+    with pytest.raises(SinkError, match=rf"^row 3 of their partition .*: .*{told}"):
+        asyncio.run(run())
