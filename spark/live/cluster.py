@@ -22,7 +22,7 @@ from batonmq.retry import pause_ms
 from batonmq.route import TopicRoute
 from batonmq.subscription import build_subscription
 from epoch.entry import EpochEntry
-from protocol.bodies import EpochEntryCache
+from protocol.bodies import ClusterInfo, EpochEntryCache
 from protocol.codes import RequestCode, ResponseCode
 from protocol.errors import BatonError
 from protocol.message import MessageQueue
@@ -84,22 +84,19 @@ class LiveCluster:
         """The routes, fetched now. `known`: the topics were there, so they are waited for."""
 
         async def all_of_them() -> list[TopicRoute]:
-            return list(await asyncio.gather(*(self._route(topic, known) for topic in topics)))
+            deadline_ms = self.deadline_ms()
+            asked = (route_of(self.client, each, deadline_ms, known=known) for each in topics)
+            return list(await asyncio.gather(*asked))
 
-        return self.run(all_of_them())
-
-    async def _route(self, topic: str, known: bool) -> TopicRoute:
-        deadline_ms = self.deadline_ms()
-        failures = 0
-        while True:
-            try:
-                return await self.client.refresh_route(topic, deadline_ms=deadline_ms)
-            except (NoRouteError, NoNameServerError) as error:
-                failures += 1
-                hopeless = isinstance(error, NoRouteError) and not known
-                if hopeless or boot_ms() + pause_ms(failures) >= deadline_ms:
-                    raise
-            await asyncio.sleep(pause_ms(failures) / 1000)
+        found = self.run(all_of_them())
+        for route in found:
+            if not route.subscribe_queues:
+                raise ClusterError(
+                    f"topic {route.topic} has no queue that may be read, in "
+                    f"{', '.join(sorted(route.brokers)) or 'no broker group'}: its perm, see "
+                    f"`mqctl topicRoute -t {route.topic}`"
+                )
+        return found
 
     def bounds(
         self, queues: Sequence[MessageQueue], *, some: bool = False
@@ -154,6 +151,43 @@ class LiveCluster:
         return self.run(shortfall(self.client, self.group, queue, offset, self.deadline_ms()))
 
 
+async def route_of(
+    client: ClientInstance, topic: str, deadline_ms: int, *, known: bool = False
+) -> TopicRoute:
+    """The route, fetched now. Raises NoRouteError, NoNameServerError.
+
+    A topic that is not there is waited for if it is `known`, or if no broker is there at all.
+    """
+    failures = 0
+    while True:
+        try:
+            return await client.refresh_route(topic, deadline_ms=deadline_ms)
+        except (NoRouteError, NoNameServerError) as error:
+            failures += 1
+            missing = isinstance(error, NoRouteError)
+            down = missing and await is_down(client, deadline_ms)
+            hopeless = missing and not known and not down
+            if hopeless or boot_ms() + pause_ms(failures) >= deadline_ms:
+                if down:
+                    hint = "they know no broker at all, see `mqctl health`"
+                    raise NoRouteError(topic, client.name_server_addresses, hint) from error
+                raise
+        await asyncio.sleep(pause_ms(failures) / 1000)
+
+
+async def is_down(client: ClientInstance, deadline_ms: int) -> bool:
+    """Whether no broker is known at all, as while all of them start: that a topic is not known
+    says nothing then."""
+    request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+    try:
+        reply = await client.name_servers.invoke(request, deadline_ms=deadline_ms)
+    except NoNameServerError:
+        return True
+    return reply.code == ResponseCode.SUCCESS and not (
+        ClusterInfo.decode(reply.body).broker_addr_table
+    )
+
+
 async def shortfall(
     client: ClientInstance, group: str, queue: MessageQueue, offset: int, deadline_ms: int
 ) -> tuple[int, int] | None:
@@ -205,4 +239,12 @@ async def epochs_of(
         await client.refresh_route(topic, deadline_ms=deadline_ms)
 
 
-__all__ = ["LOSS_CONFIRM_MS", "ClusterError", "LiveCluster", "epochs_of", "shortfall"]
+__all__ = [
+    "LOSS_CONFIRM_MS",
+    "ClusterError",
+    "LiveCluster",
+    "epochs_of",
+    "is_down",
+    "route_of",
+    "shortfall",
+]

@@ -17,7 +17,7 @@ import msgspec
 
 from batonmq.client_instance import ClientInstance
 from batonmq.clock import boot_ms
-from batonmq.errors import MessageIllegalError, NoNameServerError
+from batonmq.errors import MessageIllegalError, NoNameServerError, NoRouteError
 from batonmq.outgoing import outgoing
 from batonmq.producer import Producer
 from batonmq.retry import pause_ms
@@ -27,6 +27,7 @@ from protocol.errors import BatonError
 from protocol.message import Message, MessageQueue
 from protocol.tags import java_string_hash
 from spark.live.ack_report import Ack
+from spark.live.cluster import is_down, route_of
 from spark.live.sink_options import SinkOptions
 
 _HASH_BYTES: Final = 8
@@ -196,6 +197,10 @@ class SinkSender:
                 why = f"stored, but {result.status.name}"
             except NoNameServerError as error:
                 why = str(error)
+            except NoRouteError as error:
+                if not await is_down(self._client, deadline_ms):
+                    raise SinkError(f"{_told(rows)}: {error}") from error
+                why = "the name servers know no broker at all, see `mqctl health`"
             except MessageIllegalError as error:
                 guilty = [row for row in rows if row.is_illegal][:1]
                 raise SinkError(f"{_told(guilty or rows)}: {error}") from error
@@ -233,7 +238,7 @@ class SinkSender:
         if queues is None:
             deadline_ms = boot_ms() + self._options.send_timeout_ms
             try:
-                route = await self._client.route(topic, deadline_ms=deadline_ms)
+                route = await route_of(self._client, topic, deadline_ms)
             except BatonError as error:
                 raise SinkError(f"{_told([row])}: {error}") from error
             queues = self._queues[topic] = route.subscribe_queues

@@ -1,13 +1,20 @@
-"""The bounds of queues, of which some have no master."""
+"""What is asked of a cluster: bounds of queues, some without a master; routes of topics."""
+
+import asyncio
+from types import SimpleNamespace
 
 import pytest
 
-from batonmq.errors import NoMasterError
+from batonmq.clock import boot_ms
+from batonmq.errors import NoMasterError, NoNameServerError, NoRouteError
 from batonmq.master_pull import PulledRecords
 from batonmq.pull_result import PullStatus
+from batonmq.route import TopicRoute
+from protocol.bodies import BrokerData, ClusterInfo
 from protocol.message import MessageQueue
+from remoting.command import RemotingCommand
 from spark.live import cluster as module
-from spark.live.cluster import ClusterError, LiveCluster
+from spark.live.cluster import ClusterError, LiveCluster, route_of
 
 LIVING, DEAD = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-b", 0)
 
@@ -45,3 +52,61 @@ def test_some_may_be_silent_but_not_all(cluster):
     assert cluster.bounds([], some=True) == {}
     with pytest.raises(ClusterError, match="broker-b"):
         cluster.bounds([DEAD], some=True)
+
+
+class Client:
+    """`answers`: what asking for the route gives, one after the other; errors are raised.
+
+    `groups`: the broker groups that the name servers know; none: no name server answers.
+    """
+
+    name_server_addresses = ("ns:1",)
+
+    def __init__(self, *answers, groups=()):
+        self.answers = list(answers)
+        self.groups = groups
+        self.name_servers = SimpleNamespace(invoke=self.invoke)
+
+    async def refresh_route(self, topic, *, deadline_ms):
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def invoke(self, request, *, deadline_ms):
+        if self.groups is None:
+            raise NoNameServerError([("ns:1", "refused")])
+        table = {name: BrokerData(broker_name=name) for name in self.groups}
+        info = ClusterInfo(broker_addr_table=table)
+        return RemotingCommand.response_to(request, body=info.encode())
+
+
+ROUTE = TopicRoute("T", (), (LIVING,), {"broker-a": {0: "h:1"}}, {"broker-a": "c"})
+UNKNOWN = NoRouteError("T", ["ns:1"])
+
+
+def route(client, *, known=False, patience_ms=60_000):
+    return asyncio.run(route_of(client, "T", boot_ms() + patience_ms, known=known))
+
+
+def test_an_unknown_topic_is_told_at_once_unless_it_was_there_or_the_cluster_begins():
+    with pytest.raises(NoRouteError, match="create it with"):
+        route(Client(UNKNOWN, groups=["broker-b"]))
+    assert route(Client(UNKNOWN, UNKNOWN, ROUTE, groups=["broker-b"]), known=True) == ROUTE
+    assert route(Client(UNKNOWN, UNKNOWN, ROUTE, groups=[])) == ROUTE, "all brokers are starting"
+    assert route(Client(UNKNOWN, NoNameServerError([]), ROUTE, groups=None)) == ROUTE
+    with pytest.raises(NoRouteError, match=r"topic T at ns:1: they know no broker at all"):
+        route(Client(UNKNOWN, groups=[]), patience_ms=20)
+
+
+def test_a_topic_that_may_not_be_read_is_not_an_empty_one(cluster, monkeypatch):
+    closed = TopicRoute("T", (), (), {"broker-a": {0: "h:1"}}, {"broker-a": "c"})
+    for client, found in ((Client(ROUTE), [ROUTE]), (Client(closed), None)):
+        monkeypatch.setattr(cluster.client, "refresh_route", client.refresh_route)
+        if found is not None:
+            assert cluster.routes(["T"]) == found
+            continue
+        with pytest.raises(
+            ClusterError, match=r"topic T has no queue that may be read, in broker-a"
+        ):
+            cluster.routes(["T"])

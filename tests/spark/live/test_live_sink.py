@@ -8,10 +8,12 @@ import threading
 import pyarrow as pa
 import pytest
 
+from batonmq.errors import NoRouteError
 from batonmq.send_result import SendResult, SendStatus
 from protocol.message import MessageQueue
 from spark.audit.acked_list import COLUMNS
 from spark.live import sink
+from spark.live import sink_sender as sender_module
 from spark.live.ack_report import AckFile, report_folder
 from spark.live.sink import Sent
 from spark.live.sink_options import SinkOptions
@@ -288,3 +290,38 @@ def test_the_row_that_cannot_be_sent_is_named(values, told):
 
     with pytest.raises(SinkError, match=rf"^row 3 of their partition .*: .*{told}"):
         asyncio.run(run())
+
+
+def test_a_cluster_whose_brokers_all_start_is_waited_for_and_an_unknown_topic_is_not(monkeypatch):
+    down = [True, True, False]
+
+    async def is_down(client, deadline_ms):
+        return down.pop(0)
+
+    monkeypatch.setattr(sender_module, "is_down", is_down)
+
+    def send(*answers, timeout_ms=60_000):
+        left = list(answers)
+
+        async def request(rows, queue, timeout_ms):
+            answer = left.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        async def run():
+            options = SinkOptions(("127.0.0.1:1",), topic="T", send_timeout_ms=timeout_ms)
+            sender = SinkSender(options, lambda acks: None)
+            monkeypatch.setattr(sender, "_request", request)
+            return await sender._send(rows_of(b"a"), None)
+
+        return asyncio.run(run())
+
+    unknown = NoRouteError("T", ["ns:1"])
+    stored = SendResult(SendStatus.SEND_OK, "id", "", QUEUE, 5)
+    assert send(unknown, unknown, stored) is stored
+    with pytest.raises(SinkError, match=r"row 0 .*: no route for topic T at ns:1: create it"):
+        send(unknown)
+    down.append(True)
+    with pytest.raises(SinkError, match=r"not acknowledged in 1 ms .*: the name servers know no"):
+        send(unknown, timeout_ms=1)
