@@ -154,7 +154,7 @@ def merged(sources: Mapping[str, Iterable[Raw]]) -> Merged:
             other, known = first.setdefault(key, (source, event))
             if known is event:
                 events.append(event)
-            elif dict(known) != dict(event):
+            elif _of_event(known) != _of_event(event):
                 disagreed.setdefault((other, source), []).append(key)
     problems = [
         f"{one} and {other} disagree about {len(keys)} events, the first of them at index "
@@ -162,6 +162,11 @@ def merged(sources: Mapping[str, Iterable[Raw]]) -> Merged:
         for (one, other), keys in disagreed.items()
     ]
     return Merged(tuple(events), tuple(problems))
+
+
+def _of_event(raw: Raw) -> dict[str, Any]:
+    """Without `gap`, which tells of one controller's file and not of the event."""
+    return {name: value for name, value in raw.items() if name != "gap"}
 
 
 def _happening(event: Raw) -> Happening:

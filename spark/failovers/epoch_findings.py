@@ -15,6 +15,8 @@ from collections.abc import Collection
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from spark.failovers.sources import EpochFiles
+
 
 def of_files(files: DataFrame) -> list[DataFrame]:
     """Findings of the files alone; `files` is table `epochs` with damaged files."""
@@ -43,7 +45,50 @@ def against_histories(
     return [_untold(good, stories), _not_in_files(good, stories), _starts(good, stories)]
 
 
+def of_bare_stores(given: EpochFiles, files: DataFrame, stories: DataFrame) -> list[DataFrame]:
+    """Stores of which nothing, or nothing that could be compared, is in the table."""
+    found = []
+    if given.without_list:
+        found.append(_without_list(given, files, stories))
+    if given.unnamed:
+        found.append(_unnamed(given, files))
+    return found
+
+
 _NO_TIME = "CAST(NULL AS BIGINT) AS at_ms"
+
+
+def _without_list(given: EpochFiles, files: DataFrame, stories: DataFrame) -> DataFrame:
+    """No news where no replica has a list, as outside of the controllers' care."""
+    session = files.sparkSession
+    return session.sql(
+        f"""
+        SELECT coalesce(s.broker, '') AS group, {_NO_TIME},
+          CASE WHEN k.broker IS NULL THEN 'info' ELSE 'warning' END AS severity,
+          'epoch_file_missing' AS kind, concat(s.store, ' has no epoch list.') AS text,
+          s.store AS subject, to_json(named_struct('store', s.store)) AS evidence
+        FROM {{bare}} s LEFT JOIN (
+          SELECT broker FROM {{files}} WHERE broker IS NOT NULL
+          UNION SELECT group FROM {{stories}} WHERE e IS NOT NULL) k ON k.broker = s.broker
+        """,
+        bare=session.createDataFrame(list(given.without_list), "store STRING, broker STRING"),
+        files=files,
+        stories=stories,
+    )
+
+
+def _unnamed(given: EpochFiles, files: DataFrame) -> DataFrame:
+    session = files.sparkSession
+    return session.sql(
+        f"""
+        SELECT '' AS group, {_NO_TIME}, 'warning' AS severity, 'store_without_identity' AS kind,
+          concat('The epoch list of ', store, ' is compared with none: without brokerIdentity ',
+            'nobody knows whose it is.') AS text,
+          store AS subject, to_json(named_struct('store', store)) AS evidence
+        FROM {{unnamed}}
+        """,
+        unnamed=session.createDataFrame([(path,) for path in given.unnamed], "store STRING"),
+    )
 
 
 def _unreadable(files: DataFrame) -> DataFrame:

@@ -35,6 +35,7 @@ _DETAIL: Final = (
     "fromOffset LONG, toOffset LONG, appliedMs LONG, maxOffset LONG, confirmOffset LONG, "
     "reason STRING"
 )
+_SETS: Final = ("set_before", "sync_state_set")
 PART_BITS: Final = 12
 PLACE: Final = (
     f"(shiftleft(raft_index, {PART_BITS}) | CAST(least(part, {(1 << PART_BITS) - 1}) AS BIGINT))"
@@ -65,6 +66,12 @@ def merged(told: DataFrame, controllers: Sequence[str]) -> DataFrame:
         rank = F.when(who == name, F.lit(number)).otherwise(rank)
     damaged = F.col("corrupt").isNotNull()
     content = [name for name in EVENT_FIELDS if name not in ("log", "raft_index", "part")]
+    # A hash passes over null, and over where an array ends: what moves to the next column would
+    # go unseen.
+    kept = [
+        F.coalesce(F.size(name), F.lit(0)) if name in _SETS else F.isnotnull(name)
+        for name in content
+    ]
     lines = told.select(
         F.when(damaged, F.concat(F.lit(_DAMAGED), "corrupt.file"))
         .otherwise(F.col("log"))
@@ -74,7 +81,7 @@ def merged(told: DataFrame, controllers: Sequence[str]) -> DataFrame:
         F.struct(
             rank.alias("rank"),
             F.coalesce("line_offset", F.lit(0)).alias("line_offset"),
-            F.xxhash64(*content).alias("hash"),
+            F.xxhash64(*content, *kept).alias("hash"),
             who.alias("who"),
             *[F.col(name) for name in content if name != "reason"],
             F.coalesce("corrupt.reason", "reason").alias("reason"),

@@ -14,8 +14,9 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from spark.failovers import clock_findings
 from spark.failovers.events import PART_BITS, PLACE, Logs
-from spark.failovers.tables import GAP_DAYS, NEVER_SERVED, OUTSIDE
+from spark.failovers.tables import NEVER_SERVED
 
 CRITICAL: Final = "critical"
 WARNING: Final = "warning"
@@ -24,8 +25,6 @@ SEVERITIES: Final = (CRITICAL, WARNING, INFO)
 COLUMNS: Final = ("group", "at_ms", "severity", "kind", "text", "subject", "evidence")
 ALONE_MS: Final = 60_000
 """A set of one for so long is worth a look."""
-CLOCK_MS: Final = 1_000
-"""Clocks of hosts that keep time differ by less."""
 
 
 def of_histories(
@@ -42,9 +41,7 @@ def of_histories(
         _second_masters(told, reigns),
         _elections(stories),
         _open_outages(stories),
-        _clocks(stories),
-        _outside(stories, bounds),
-        _strays(bounds),
+        *clock_findings.of_clocks(stories, bounds),
         _alone(told, bounds),
         _begins(stories),
     ]
@@ -54,11 +51,14 @@ def _disagree(told: DataFrame) -> DataFrame:
     return told.sparkSession.sql(
         """
         SELECT group, first.at_ms AS at_ms, 'critical' AS severity, 'events_disagree' AS kind,
-          concat('Controllers ', one, ' and ', other, ' tell ', many, ' events differently, the ',
-            'first at index ', first.raft_index, ' part ', first.part, ' of log ', first.log, '.')
-            AS text,
-          concat(one, ', ', other) AS subject,
-          to_json(named_struct('controllers', array(one, other), 'events', many, 'log', first.log,
+          concat(CASE WHEN one = other THEN concat('Controller ', one, ' tells ', many, ' events ',
+              'more than once, and otherwise each time')
+            ELSE concat('Controllers ', one, ' and ', other, ' tell ', many, ' events differently')
+            END, ', the first at index ', first.raft_index, ' part ', first.part, ' of log ',
+            first.log, '.') AS text,
+          array_join(array_distinct(array(one, other)), ', ') AS subject,
+          to_json(named_struct('controllers', array_distinct(array(one, other)),
+            'events', many, 'log', first.log,
             'raftIndex', first.raft_index, 'part', first.part, 'eventKind', first.kind)) AS evidence
         FROM (
           SELECT group, one, other, count(*) AS many,
@@ -261,61 +261,6 @@ def _open_outages(stories: DataFrame) -> DataFrame:
         WHERE (kind IS NULL AND m IS NOT NULL) OR ({NEVER_SERVED})
         """,
         rows=stories,
-    )
-
-
-def _clocks(stories: DataFrame) -> DataFrame:
-    return stories.sparkSession.sql(
-        f"""
-        SELECT group, elected_ms AS at_ms,
-          CASE WHEN CAST(regexp_extract(clock_problem, '([0-9]+) ms', 1) AS BIGINT) >= {CLOCK_MS}
-            THEN 'warning' ELSE 'info' END AS severity,
-          'clock_problem' AS kind,
-          concat('How long the election of epoch ', e.master_epoch, ' took cannot be told: ',
-            clock_problem, '.') AS text,
-          concat('epoch ', e.master_epoch) AS subject,
-          to_json(named_struct('masterEpoch', e.master_epoch, 'problem', clock_problem)) AS evidence
-        FROM {{rows}} WHERE kind IS NOT NULL AND clock_problem IS NOT NULL
-        """,
-        rows=stories,
-    )
-
-
-def _outside(stories: DataFrame, bounds: DataFrame) -> DataFrame:
-    """Outages that are not counted: they would have begun or ended far from all else."""
-    return stories.sparkSession.sql(
-        f"""
-        SELECT s.group, s.elected_ms AS at_ms, 'warning' AS severity, 'clock_problem' AS kind,
-          concat('How long the election of epoch ', s.e.master_epoch, ' took cannot be told: from ',
-            timestamp_millis(s.start_ms), ' to ', timestamp_millis(s.start_ms + s.unavailable_ms),
-            ' UTC it would reach beyond all that was told of the group; the clock of a broker was ',
-            'wrong. It is not counted as an outage.') AS text,
-          concat('epoch ', s.e.master_epoch) AS subject,
-          to_json(named_struct('masterEpoch', s.e.master_epoch, 'beginMs', s.start_ms,
-            'unavailableMs', s.unavailable_ms)) AS evidence
-        FROM {{rows}} s JOIN {{bounds}} b ON b.group = s.group
-        WHERE s.unavailable_ms IS NOT NULL AND ({OUTSIDE})
-        """,
-        rows=stories,
-        bounds=bounds,
-    )
-
-
-def _strays(bounds: DataFrame) -> DataFrame:
-    return bounds.sparkSession.sql(
-        f"""
-        SELECT group, CAST(NULL AS BIGINT) AS at_ms, 'warning' AS severity,
-          'clock_problem' AS kind,
-          concat('Controllers told ', strays, ' events at times more than {GAP_DAYS} days from ',
-            'the others: all lie between ', timestamp_millis(least_ms), ' and ',
-            timestamp_millis(most_ms), ' UTC. The clock of a controller was wrong, or the group ',
-            'rested that long; these days are not in table unavailability.') AS text,
-          group AS subject,
-          to_json(named_struct('events', strays, 'firstMs', least_ms, 'lastMs', most_ms))
-            AS evidence
-        FROM {{rows}} WHERE strays > 0
-        """,
-        rows=bounds,
     )
 
 

@@ -86,11 +86,7 @@ def _run(work: Work, inputs: Inputs, output: Output, step: Step) -> dict[str, An
     else:
         told = sources.told_in_parquet(session, inputs.history_parquet)
         controllers = sources.controllers_in(told)
-    files = (
-        sources.epoch_files(session, inputs.stores, small=small)
-        if inputs.stores
-        else sources.no_epoch_files(session)
-    )
+    files = sources.epoch_files(session, inputs.stores, small=small)
     with step("reading the histories"):
         merged = work.keep(events.merged(told, controllers), "events")
         overview = work.keep(events.overview(merged, controllers), "overview")
@@ -101,10 +97,10 @@ def _run(work: Work, inputs: Inputs, output: Output, step: Step) -> dict[str, An
     with step("telling the stories"):
         told_rows = work.keep(stories.told(told_once, work), "told")
         elected = work.keep(stories.elected(told_rows), "elected")
-        judged = work.keep(stories.stories(elected), "stories")
         bounds = work.keep(tables.bounds(overview), "bounds")
+        judged = work.keep(tables.believed(stories.stories(elected), bounds), "stories")
     with step("reading the epoch files"):
-        epochs = work.keep(files, "epochs")
+        epochs = work.keep(files.rows, "epochs")
     with step("writing the tables"):
         outages = work.keep(tables.outages(judged, bounds), "outages")
         made = {
@@ -125,6 +121,7 @@ def _run(work: Work, inputs: Inputs, output: Output, step: Step) -> dict[str, An
             [
                 *findings.of_histories(every, judged, reigns, bounds, logs),
                 *epoch_findings.of_files(epochs),
+                *epoch_findings.of_bare_stores(files, epochs, judged),
                 *epoch_findings.against_histories(epochs, judged, logs.shared),
             ]
         )

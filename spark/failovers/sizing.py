@@ -7,6 +7,7 @@ made code. A large one has all of them, and its steps are kept on disk.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -36,13 +37,14 @@ _SMALL: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
+_UTC: Final = {"spark.sql.session.timeZone": "UTC"}
 SMALL_JVM: Final = {"spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 """For a session that is started for a small input: compiling code well costs more than it saves."""
 
 
 def history_bytes(paths: Sequence[str]) -> int:
     """The size of all history files there. Raises OSError, ValueError."""
-    options = ReadOptions.from_mapping({"table": "history", "paths": ",".join(paths)})
+    options = ReadOptions.from_mapping({"table": "history", "paths": json.dumps(list(paths))})
     return sum(
         part.end - part.begin
         for work in Read(options, Selection()).plan()
@@ -74,9 +76,12 @@ def settings_for(size_bytes: int, *, small: bool) -> Mapping[str, str]:
 
 @contextmanager
 def fitted(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """With those settings until the end; what the user set when Spark was started wins."""
+    """With those settings until the end; what the user set when Spark was started wins.
+
+    Days are UTC in any case.
+    """
     given = session.sparkContext.getConf()
-    used = {key: value for key, value in settings.items() if not given.contains(key)}
+    used = {key: value for key, value in settings.items() if not given.contains(key)} | _UTC
     before = {key: session.conf.get(key) for key in used}
     for key, value in used.items():
         session.conf.set(key, value)

@@ -6,19 +6,23 @@ A line that is no event, or a file that cannot be read, stays in these frames as
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark.history_table import controller_of
 from spark.options import ReadOptions
-from spark.reading import Read
+from spark.reading import Read, Work
 from spark.schemas import CORRUPT, TABLES, table_schema
 from spark.selection import Selection
+from spark.store_facts import StoreFacts
 
 CONTROLLERS_MAX: Final = 63
 """As many as a bit mask of 64 bits has room for."""
@@ -31,7 +35,8 @@ def told_in_files(session: SparkSession, paths: Sequence[str], *, small: bool = 
 
     `small`: they are read here, not in Python processes of Spark.
     """
-    return _read(session, "history", paths, small)
+    read = Read(_options("history", paths), Selection())
+    return _rows(session, read, read.plan(), small)
 
 
 def told_in_parquet(session: SparkSession, paths: Sequence[str]) -> DataFrame:
@@ -39,7 +44,13 @@ def told_in_parquet(session: SparkSession, paths: Sequence[str]) -> DataFrame:
 
     Raises ValueError for a folder that has not even what names an event.
     """
-    found = session.read.parquet(*paths)
+    try:
+        found = session.read.parquet(*paths)
+    except AnalysisException as error:
+        raise ValueError(
+            f"--history-parquet {','.join(paths)}: no Parquet files are there; it must be what "
+            "stream_history writes, or the table history"
+        ) from error
     wanted = from_arrow_schema(table_schema("history", (), with_corrupt=True))
     needed = {"log", "raft_index", "time", "kind"} - set(found.columns)
     if needed:
@@ -69,39 +80,54 @@ def controllers_in(told: DataFrame) -> list[str]:
     return sorted(row.controller for row in rows)
 
 
-def epoch_files(session: SparkSession, paths: Sequence[str], *, small: bool = False) -> DataFrame:
-    """The table `epochs` of those stores, unreadable files too. Raises OSError, ValueError.
+@dataclass(frozen=True, slots=True)
+class EpochFiles:
+    """`rows`: the table `epochs` of stores, unreadable files too.
+
+    What is not in it: `without_list`, the stores (folder, broker or None) that have no epoch file.
+    What cannot be compared: `unnamed`, the folders of stores with a list and no brokerIdentity.
+    """
+
+    rows: DataFrame
+    without_list: tuple[tuple[str, str | None], ...] = ()
+    unnamed: tuple[str, ...] = ()
+
+
+def epoch_files(session: SparkSession, paths: Sequence[str], *, small: bool = False) -> EpochFiles:
+    """The epoch files of those stores; of none without paths. Raises OSError, ValueError.
 
     `small`: they are read here, not in Python processes of Spark.
     """
-    return _read(session, "epochs", paths, small)
-
-
-def no_epoch_files(session: SparkSession) -> DataFrame:
-    """The table `epochs` of no store at all."""
-    schema = from_arrow_schema(table_schema("epochs", (), with_corrupt=True))
-    return session.createDataFrame([], schema)
+    if not paths:
+        schema = from_arrow_schema(table_schema("epochs", (), with_corrupt=True))
+        return EpochFiles(session.createDataFrame([], schema))
+    read = Read(_options("epochs", paths), Selection())
+    plan = read.plan()
+    stores = [part for work in plan for part in work.parts if isinstance(part, StoreFacts)]
+    bare = [facts for facts in stores if not facts.epochs and not facts.epochs_fault]
+    return EpochFiles(
+        _rows(session, read, plan, small),
+        tuple((facts.path, facts.broker) for facts in bare),
+        tuple(facts.path for facts in stores if facts.epochs and facts.broker is None),
+    )
 
 
 def _options(table: str, paths: Sequence[str]) -> ReadOptions:
     return ReadOptions.from_mapping(
-        {"table": table, "mode": "PERMISSIVE", "paths": ",".join(paths)}
+        {"table": table, "mode": "PERMISSIVE", "paths": json.dumps(list(paths))}
     )
 
 
-def _read(session: SparkSession, table: str, paths: Sequence[str], small: bool) -> DataFrame:
-    read = Read(_options(table, paths), Selection())
-    plan = read.plan()  # what is missing is told before Spark is
+def _rows(session: SparkSession, read: Read, plan: Sequence[Work], small: bool) -> DataFrame:
     if small:
-        rows = pa.Table.from_batches(
-            [batch for work in plan for batch in read.run(work)], read.schema
-        )
-        return session.createDataFrame(rows)
+        # A batch without rows would end the stream for Spark: all behind it would be lost.
+        batches = [batch for work in plan for batch in read.run(work) if batch.num_rows]
+        return session.createDataFrame(pa.Table.from_batches(batches, read.schema))
     return (
         session.read.format("batonmq")
-        .option("table", table)
+        .option("table", read.options.table)
         .option("mode", "PERMISSIVE")
-        .option("paths", ",".join(paths))
+        .option("paths", json.dumps(list(read.options.paths)))
         .load()
     )
 
@@ -115,10 +141,10 @@ __all__ = [
     "CORRUPT",
     "EVENT_FIELDS",
     "STREAM",
+    "EpochFiles",
     "controllers_in",
     "controllers_in_files",
     "epoch_files",
-    "no_epoch_files",
     "told_in_files",
     "told_in_parquet",
 ]

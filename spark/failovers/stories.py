@@ -96,6 +96,7 @@ def elected(told_rows: DataFrame) -> DataFrame:
             lag(opened) OVER g AS opened_before,
             lead(late_blocked_ms) OVER g AS next_late_blocked_ms,
             lead(elected_ms) OVER g AS next_elected_ms,
+            lead(e.node) OVER g AS next_node,
             lead(failed) OVER g AS next_failed,
             lead(m) OVER g AS next_loss,
             lead(e.seq) OVER g AS next_seq

@@ -134,13 +134,16 @@ def _worst(failovers: DataFrame) -> list[dict[str, Any]]:
         failovers.where("without_writes_ms IS NOT NULL AND kind <> 'first_election'")
         .orderBy(F.desc("without_writes_ms"), "group", "master_epoch")
         .limit(_WORST)
-        .select(*_OF_WORST)
+        # As text: Python would give a time of its own zone.
+        .select(*_OF_WORST, F.date_format("detected_at", "yyyy-MM-dd HH:mm:ss").alias("at"))
         .collect()
     )
-    return [
-        row.asDict() | {"detected_at": row.detected_at and f"{row.detected_at:%Y-%m-%d %H:%M:%S}"}
-        for row in rows
-    ]
+    told = []
+    for row in rows:
+        fields = row.asDict()
+        fields["detected_at"] = fields.pop("at")
+        told.append(fields)
+    return told
 
 
 def _first(findings: DataFrame) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def failovers(stories: DataFrame) -> DataFrame:
         _after("opened_ms", "role_ms", "open_ms"),
         _after("first_ack_ms", "opened_ms", "first_ack_ms"),
         "unavailable_ms",
-        f"unavailable_ms + {SILENCE} AS without_writes_ms",
+        f"CASE WHEN astray IS NULL THEN unavailable_ms + {SILENCE} END AS without_writes_ms",
         held,
         "idle",
         "e.unclean AS unclean",
@@ -117,33 +117,61 @@ NEVER_SERVED: Final = (
 )
 """SQL: the newest master of a group, which did not get to work."""
 _LOST_MS: Final = "coalesce(s.lost_since_ms, s.detected_ms, s.elected_ms, s.m.told_ms)"
-OUTSIDE: Final = (
-    f"s.start_ms < b.first_ms - {_DAY_MS} OR s.start_ms + s.unavailable_ms > b.last_ms + {_DAY_MS}"
-)
-"""SQL: story `s` began or ended on a clock that is far from the time of its group, `b`."""
+CLOCK_MS: Final = 1_000
+"""Clocks of hosts that keep time differ by less."""
 
 
-def outages(stories: DataFrame, bounds: DataFrame) -> DataFrame:
-    """(group, start_ms, end_ms, open): when nobody could write. A first election is none.
+def believed(stories: DataFrame, bounds: DataFrame) -> DataFrame:
+    """Stories with `astray`: why an outage is not counted that clocks say there was; null if it is.
 
-    The silence by which a hung master was noticed is part of it: nobody answered writers either.
-    An outage is open if nobody acknowledged or opened until the last event of the group; a master
-    that was overtaken, or lost before it served, leaves its outage to what followed. One that lies
-    outside of the group's time is none: a clock was wrong.
+    `outside`: it began or ended far from the time of its group. `after_next`: its master began to
+    serve after the next one was elected, by their clocks, though before it in the log.
     """
     return stories.sparkSession.sql(
         f"""
-        SELECT s.group, s.start_ms - {SILENCE} AS start_ms,
-          s.start_ms + s.unavailable_ms AS end_ms, false AS open
-        FROM {{rows}} s JOIN {{bounds}} b ON b.group = s.group
-        WHERE s.unavailable_ms IS NOT NULL AND s.kind <> 'first_election' AND NOT ({OUTSIDE})
-        UNION ALL
-        SELECT s.group, {_LOST_MS}, b.last_ms, true
-        FROM {{rows}} s JOIN {{bounds}} b ON b.group = s.group
-        WHERE {_LOST_MS} BETWEEN b.first_ms - {_DAY_MS} AND b.last_ms
-          AND ((s.kind IS NULL AND s.m IS NOT NULL AND (s.seg > 0
-              OR s.m.master_before > 0 OR size(s.m.set_before) > 0))
-            OR (s.kind <> 'first_election' AND {NEVER_SERVED}))
+        SELECT s.*, CASE
+            WHEN s.unavailable_ms IS NULL THEN NULL
+            WHEN s.start_ms < b.first_ms - {_DAY_MS}
+              OR s.start_ms + s.unavailable_ms > b.last_ms + {_DAY_MS} THEN 'outside'
+            WHEN s.next_elected_ms >= s.elected_ms
+              AND s.start_ms + s.unavailable_ms > s.next_elected_ms + {CLOCK_MS} THEN 'after_next'
+          END AS astray
+        FROM {{rows}} s LEFT JOIN {{bounds}} b ON b.group = s.group
+        """,
+        rows=stories,
+        bounds=bounds,
+    )
+
+
+def outages(stories: DataFrame, bounds: DataFrame) -> DataFrame:
+    """(group, start_ms, end_ms, open): when nobody could write; they do not overlap.
+
+    A first election is none. The silence by which a hung master was noticed is part of an outage:
+    nobody answered writers either. It is open if nobody acknowledged or opened until the last event
+    of the group; a master that was overtaken, or lost before it served, leaves its outage to what
+    followed.
+    """
+    return stories.sparkSession.sql(
+        f"""
+        WITH told AS (
+          SELECT group, start_ms - {SILENCE} AS start_ms, start_ms + unavailable_ms AS end_ms,
+            false AS open
+          FROM {{rows}}
+          WHERE unavailable_ms IS NOT NULL AND astray IS NULL AND kind <> 'first_election'
+          UNION ALL
+          SELECT s.group, {_LOST_MS}, b.last_ms, true
+          FROM {{rows}} s JOIN {{bounds}} b ON b.group = s.group
+          WHERE {_LOST_MS} BETWEEN b.first_ms - {_DAY_MS} AND b.last_ms
+            AND ((s.kind IS NULL AND s.m IS NOT NULL AND (s.seg > 0
+                OR s.m.master_before > 0 OR size(s.m.set_before) > 0))
+              OR (s.kind <> 'first_election' AND {NEVER_SERVED}))
+        ), after AS (
+          SELECT *, greatest(start_ms, max(end_ms) OVER (
+              PARTITION BY group ORDER BY start_ms, end_ms, open
+              ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS from_ms
+          FROM told
+        )
+        SELECT group, from_ms AS start_ms, greatest(from_ms, end_ms) AS end_ms, open FROM after
         """,
         rows=stories,
         bounds=bounds,
@@ -174,7 +202,7 @@ def unavailability(outage_rows: DataFrame, bounds: DataFrame) -> DataFrame:
         ), sums AS (
           SELECT group, day, count_if(begins) AS outages, sum(part_ms) AS unavailable_ms,
             max(whole_ms) AS longest_ms, bool_or(open) AS open
-          FROM cut GROUP BY group, day
+          FROM cut WHERE part_ms > 0 OR begins OR open GROUP BY group, day
         )
         SELECT coalesce(s.outages, 0L) AS outages, coalesce(s.unavailable_ms, 0L) AS unavailable_ms,
           coalesce(s.longest_ms, 0L) AS longest_ms, coalesce(s.open, false) AS open,
@@ -235,7 +263,9 @@ def bounds(overview: DataFrame) -> DataFrame:
 
 def set_changes(events: DataFrame) -> DataFrame:
     """Every change of a SyncStateSet, by elections too."""
-    before, after = "coalesce(set_before, array())", "coalesce(sync_state_set, array())"
+    before, after = (
+        f"array_sort(coalesce({name}, array()))" for name in ("set_before", "sync_state_set")
+    )
     return events.where(
         f"`group` <> '' AND kind IN ('elected', 'set_altered', 'broker_cleaned') "
         f"AND time_ms IS NOT NULL AND {before} <> {after}"
@@ -284,8 +314,10 @@ def controllers(events: DataFrame) -> DataFrame:
 
 
 __all__ = [
+    "CLOCK_MS",
+    "GAP_DAYS",
     "NEVER_SERVED",
-    "OUTSIDE",
+    "believed",
     "bounds",
     "controllers",
     "failovers",

@@ -437,10 +437,15 @@ def _or_words(section: Section) -> Section:
     return section
 
 
+_INPUTS: Final = ("history", "history_parquet", "stores")
+
+
 def _reading(facts: _Facts, summary: Mapping[str, Any]) -> Section:
-    inputs = summary.get("inputs", ())
-    paths = [inputs] if isinstance(inputs, str) else [str(each) for each in inputs]
+    inputs = summary.get("inputs", {})
+    paths = [str(path) for name in _INPUTS for path in inputs.get(name) or ()]
     shown = ", ".join(paths[:50]) + (f" and {len(paths) - 50} more" if len(paths) > 50 else "")
+    span = [f"{name} {inputs[name]}" for name in ("since", "until") if inputs.get(name)]
+    shown += f"; rows {' '.join(span)}" if span else ""
     return Section(
         "reading",
         "How to read this, and what it was made from",

@@ -128,8 +128,7 @@ class EpochTables:
         rows = self._session.read.schema(schema).parquet(str(path))
         if name == "failovers":
             # The page tells of all the time in which nobody could write, noticed or not.
-            cost = F.coalesce("without_writes_ms", "unavailable_ms")
-            rows = rows.withColumn("unavailable_ms", cost)
+            rows = rows.withColumn("unavailable_ms", F.col("without_writes_ms"))
         return rows
 
     def groups(self) -> tuple[Totals, list[Group]]:
@@ -268,6 +267,7 @@ class EpochTables:
         return number, with_ms(changes, "at").orderBy(F.desc("at")).limit(LEADERS_LISTED).collect()
 
 
+_DAY_MS: Final = 86_400_000
 _SUMS: Final = ("masterships", "failovers", "set_changes", "outages", "unavailable_ms")
 
 
@@ -313,6 +313,8 @@ def _per_group(tables: EpochTables) -> DataFrame:
             unavailable_ms=F.sum("unavailable_ms"),
             longest_ms=F.max("longest_ms"),
             is_open=F.max(F.col("open").cast("int")),
+            first_day_ms=F.min(F.unix_date("day").cast("long") * _DAY_MS),
+            last_day_ms=F.max((F.unix_date("day").cast("long") + 1) * _DAY_MS),
         ),
     ]
     whole = parts[0]
@@ -324,8 +326,9 @@ def _per_group(tables: EpochTables) -> DataFrame:
         .agg(
             *(_or_zero(F.sum(name), name) for name in _SUMS),
             _or_zero(F.max("longest_ms"), "longest_ms"),
-            F.min("first_ms").alias("first_ms"),
-            F.max("last_ms").alias("last_ms"),
+            # A wrong clock must not stretch the pictures: days without outages are told, too.
+            F.greatest(F.min("first_ms"), F.max("first_day_ms")).alias("first_ms"),
+            F.least(F.max("last_ms"), F.max("last_day_ms")).alias("last_ms"),
             _or_zero(F.max("is_open"), "is_open"),
             F.max("lost_ms").alias("lost_ms"),
         )
@@ -333,7 +336,10 @@ def _per_group(tables: EpochTables) -> DataFrame:
 
 
 def _sums(frame: DataFrame, **values: Column) -> DataFrame:
-    names = (*_SUMS, "longest_ms", "first_ms", "last_ms", "is_open", "lost_ms")
+    names = (
+        *_SUMS, "longest_ms", "first_ms", "last_ms", "is_open", "lost_ms", "first_day_ms",
+        "last_day_ms",
+    )  # fmt: skip
     made = [values.get(name, F.max(F.lit(None))).cast("long").alias(name) for name in names]
     return frame.groupBy("group").agg(*made)
 

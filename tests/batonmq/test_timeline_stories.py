@@ -495,6 +495,8 @@ def test_what_several_controllers_tell_is_told_once_and_disagreement_is_named():
     (problem,) = both.problems
     assert problem.startswith("n0 and n1 disagree about 2 events, the first of them at index ")
     assert merged({"n0": REAL, "n1": REAL}).problems == ()
+    behind_a_hole = [REAL[0] | {"gap": True}, *REAL[1:]]
+    assert merged({"n0": REAL, "n1": behind_a_hole}).problems == ()
 
 
 def test_logs_follow_one_another_by_their_times():

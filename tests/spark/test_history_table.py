@@ -1,6 +1,7 @@
 """Histories of controllers as a table, against the events that were written."""
 
 import json
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -26,6 +27,8 @@ TIMES = {
     "leader_seen_ms": "leader_seen_at",
 }
 
+# `gap` is of one controller's file, not of the event.
+FIELDS = [name for name in HistoryEvent.__struct_fields__ if name != "gap"]
 UNKNOWN_IS_MINUS_ONE = ("max_offset", "confirm_offset", "silent_ms")
 
 
@@ -70,7 +73,7 @@ EVENTS = [
 def expected(event):
     """The row of an event: what does not apply is null, times are timestamps in UTC."""
     row = {}
-    for name in HistoryEvent.__struct_fields__:
+    for name in FIELDS:
         value = getattr(event, name)
         if name in TIMES:
             value = None if value == 0 else datetime.fromtimestamp(value / 1000, UTC)
@@ -96,7 +99,7 @@ def write(path, events, **limits):
 
 
 def test_every_field_of_an_event_is_a_column():
-    names = {TIMES.get(name, name) for name in HistoryEvent.__struct_fields__}
+    names = {TIMES.get(name, name) for name in FIELDS}
     assert set(SCHEMA.names) == names | {"file", "controller", "line_offset"}
 
 
@@ -167,3 +170,41 @@ def test_a_kind_and_a_field_of_a_later_version_do_not_hurt(tmp_path):
     wanted = HistoryRange(str(path), 0, path.stat().st_size)
     (batch,) = read_history(Storage(""), wanted, SCHEMA)
     assert batch.to_pylist()[0]["kind"] == "new_kind"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"reason": b'"\xff\xfe"'}, "can't decode byte 0xff"),
+        ({"time_ms": b"9" * 30}, "too large"),
+        ({"broker_id": b'"1"'}, "convert '1'"),
+        ({"set_before": b"[[1]]"}, "Expected|convert"),
+        ({"json": b"[" * 100_000}, "nested too deeply"),
+    ],
+)
+def test_a_line_that_no_column_can_hold_costs_itself_only(tmp_path, given, reason):
+    fields = {"log": b'"l"', "raft_index": b"1", "time_ms": b"5", "kind": b'"elected"'}
+
+    def line(fields):
+        return b"{" + b", ".join(b'"%s": %s' % (k.encode(), v) for k, v in fields.items()) + b"}\n"
+
+    path = tmp_path / "history-n0.jsonl"
+    path.write_bytes(line(fields) + line(fields | given) + line(fields))
+    wanted = HistoryRange(str(path), 0, path.stat().st_size)
+    items = list(read_history(Storage(""), wanted, SCHEMA))
+    (damage,) = [item for item in items if isinstance(item, Damage)]
+    assert re.search(reason, damage.reason), damage.reason
+    assert damage.offset == len(line(fields))
+    rows = [row for item in items if not isinstance(item, Damage) for row in item.to_pylist()]
+    assert [row["kind"] for row in rows] == ["elected", "elected"]
+
+
+@pytest.mark.parametrize("time_ms", [1_760_000_000_000_000, 2**63 - 1, -(2**63)])
+def test_a_time_that_no_timestamp_holds_is_unknown(tmp_path, time_ms):
+    path = tmp_path / "history-n0.jsonl"
+    line = {"log": "l", "raft_index": 1, "time_ms": time_ms, "kind": "x", "detected_ms": 7}
+    path.write_text(json.dumps(line) + "\n")
+    wanted = HistoryRange(str(path), 0, path.stat().st_size)
+    (batch,) = read_history(Storage(""), wanted, SCHEMA)
+    (row,) = batch.to_pylist()
+    assert (row["time"], row["detected_at"]) == (None, datetime.fromtimestamp(0.007, UTC))

@@ -6,7 +6,10 @@ One run over three controllers' files and some stores; each broker group is a ca
 import json
 import os
 import random
+import time
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,8 @@ GOLDEN = ROOT / "tests/golden/java-5.3.3/store/*"
 CHANCES = 60
 HOUR = 3_600_000
 DAY = 24 * HOUR
+ODD = "a/b=c %41\u00fc '{x}' 001"
+ELSEWHERE = "America/New_York"
 YEAR_2100 = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
@@ -164,6 +169,55 @@ def by_hand():
     told.first("unheard", NOON)
     told.elected("unheard", 2, 2, NOON + 1_000, master_before=1)
     told.altered("unheard", 2, NOON + HOUR, [1, 2, 3], [2, 3])
+    # The clock of broker 2 is 10 hours ahead, which is a time zone taken for UTC.
+    told.first("ahead", NOON)
+    for epoch in range(2, 8):
+        at = NOON + HOUR * epoch
+        told.elected("ahead", epoch, 1 + (epoch + 1) % 2, at, master_before=1 + epoch % 2)
+        told.served("ahead", epoch, 1 + (epoch + 1) % 2, at + 10 * HOUR * ((epoch + 1) % 2))
+    # The clock of controller n1 is an hour behind that of n0.
+    told.first("backwards", NOON)
+    told.elected("backwards", 2, 2, NOON + 2 * HOUR, master_before=1)
+    told.served("backwards", 2, 2, NOON + 2 * HOUR)
+    told.elected("backwards", 3, 1, NOON + HOUR, master_before=2, node="n1")
+    told.served("backwards", 3, 1, NOON + HOUR)
+    # It hangs right after it was elected: its silence began before that.
+    told.first("hangs", NOON)
+    told.elected("hangs", 2, 2, NOON + 10_000, master_before=1, silent_ms=800,
+                 reason="session_silent")  # fmt: skip
+    told.served("hangs", 2, 2, NOON + 10_000)
+    told.elected("hangs", 3, 3, NOON + 10_400, master_before=2, silent_ms=800,
+                 reason="session_silent")  # fmt: skip
+    told.served("hangs", 3, 3, NOON + 10_400)
+    # Three days, and one that ends as the next day begins.
+    told.first("days", NOON)
+    told.elected("days", 2, 2, NOON + 2, master_before=1)
+    told.served("days", 2, 2, NOON, role=DAY, opened=DAY, ack=2 * DAY, waited=2 * DAY)
+    told.elected("days", 3, 1, MIDNIGHT + 2 * DAY - 998, master_before=2)
+    told.served("days", 3, 1, MIDNIGHT + 2 * DAY - 1_000, ack=1_000, waited=1_000)
+    told.altered("days", 3, MIDNIGHT + 3 * DAY - 1, [1, 2, 3], [1, 2])
+    # All brokers were stopped, and stay so.
+    told.first("stopped", NOON)
+    told.tell("election_failed", NOON + HOUR, "stopped", broker_id=1, master_before=1, node="n0",
+              master_epoch=2, set_before=[1, 2, 3], sync_state_set=[1, 2, 3],
+              detected_ms=NOON + HOUR, proposed_ms=NOON + HOUR,
+              reason="goodbye: nobody lives")  # fmt: skip
+    # The histories begin in epoch 5; see LISTS for the files of these.
+    told.elected("rotated", 5, 2, NOON, master_before=1)
+    told.served("rotated", 5, 2, NOON, log_end=500)
+    for group in ("lacking", "elsewhere", "copied"):
+        told.first(group, NOON, log_end=0)
+        for epoch, winner, start in ((2, 2, 100), (3, 1, 200), (4, 2, 300)):
+            at = NOON + 1_000 * epoch
+            told.elected(group, epoch, winner, at, master_before=3 - winner, confirm_offset=start)
+            told.served(group, epoch, winner, at, log_end=start)
+    # Told in another order, a set is the same; n1 moves a broker from one set to the other.
+    told.first("moved", NOON)
+    told.altered("moved", 1, NOON + 1_000, [1, 2, 3], [3, 1, 2])
+    told.altered("moved", 1, NOON + 2_000, [1, 2, 3], [1, 2])
+    # Of a later version, of a strange name, and nothing else.
+    told.tell("moon_phase", NOON, ODD, json={"phase": "full"}, new_field=7)
+    told.elected(ODD, 1, 1, NOON, set_before=[], sync_state_set=[1], reason="no master is known")
     # Another cluster has a group of this name.
     told.first("shared", NOON)
     told.elected("shared", 2, 2, NOON + 1_000, master_before=1)
@@ -194,6 +248,10 @@ LISTS = {
     # A cluster of its own each, so nothing of them can be compared.
     ("waits", 1): [(1, 0), (2, 100)],
     ("waits", 2): [(1, 0), (2, 50), (3, 60)],
+    ("rotated", 1): [(3, 300), (4, 400), (5, 500)],
+    ("lacking", 1): [(1, 0), (2, 100), (4, 300)],
+    ("elsewhere", 1): [(1, 0), (2, 100), (3, 210), (4, 300)],
+    ("copied", 1): [(1, 0), (2, 100)],
 }
 CLUSTERS = {("waits", 2): "d"}
 
@@ -208,6 +266,14 @@ def stores(folder):
         made = [EpochEntry(epoch, start) for epoch, start in entries]
         (store / "epochFileCheckpoint").write_bytes(encode_entries(made))
     (folder / "midnight-2" / "epochFileCheckpoint").write_bytes(b"torn")
+    list_of_copied = folder / "copied-1" / "epochFileCheckpoint"
+    list_of_copied.rename(f"{list_of_copied}.bak")
+    list_of_copied.write_bytes(b"torn")
+    for name in ("copied-2", "nobody-1"):
+        (folder / name / "config").mkdir(parents=True)
+        (folder / name / "brokerIdentity").write_text(f"c#{name[:-2]}#{name[-1]}")
+    (folder / "nameless").mkdir()
+    (folder / "nameless" / "epochFileCheckpoint").write_bytes(encode_entries([EpochEntry(1, 0)]))
 
 
 def by_timeline():
@@ -224,6 +290,21 @@ def by_timeline():
     return chances, log, [event | {"broker_name": "real"} for event in REAL], made
 
 
+@contextmanager
+def somewhere(zone):
+    """This process in another time zone, where clocks go back for the winter in these days."""
+    before = os.environ.get("TZ")
+    try:
+        os.environ["TZ"] = zone
+        time.tzset()
+        yield
+    finally:
+        os.environ.pop("TZ")
+        if before is not None:
+            os.environ["TZ"] = before
+        time.tzset()
+
+
 @pytest.fixture(scope="module")
 def ran(session, tmp_path_factory):
     """(result of the command, its summary, its folder, all events)."""
@@ -238,24 +319,36 @@ def ran(session, tmp_path_factory):
         (store / "brokerIdentity").write_text(f"c#generated#{number}")
         (store / "epochFileCheckpoint").write_bytes(encode_entries(made.epochs))
     write(folder / "n0" / "history-n0.jsonl", every, tail=b'{"log":"torn')
-    # n1 tells one event otherwise, and has two lines that are none.
+    # n1 tells two events otherwise and one twice, contradicts itself in a log of its own, and has
+    # two lines that are none.
     other = [
-        event | {"winner": 9, "broker_id": 3} if event is hand[20] else event for event in hand
-    ]
+        event | {"winner": 9, "broker_id": 3} if event is hand[20]
+        else event | {"set_before": [1, 2], "sync_state_set": [3, 1, 2]}
+        if (event.get("broker_name"), event.get("sync_state_set")) == ("moved", [1, 2])
+        and event["time_ms"] == NOON + 2_000
+        else event
+        for event in hand
+    ]  # fmt: skip
+    itself = Told("log-d")
+    itself.first("itself", NOON)
+    itself.events += [itself.events[1] | {"broker_id": 2}]
     write(
         folder / "n1" / "history-n1.jsonl",
-        [*other[:30], b"garbage", b"{}", *other[30:], *chances, *generated, *real],
-    )
-    # n2 begins late and lacks an event in between; its full file has a number.
-    late = [event for event in hand[10:] if event is not hand[40]]
+        [*other[:30], b"garbage", b"{}", *other[30:], other[5], *chances, *generated, *real,
+         *itself.events],
+    )  # fmt: skip
+    every += itself.events[:-1]
+    # n2 begins late, ends early, and lacks an event in between; its full file has a number.
+    late = [event for event in hand[10:-1] if event is not hand[40]]
     write(folder / "n2" / "history-n2.000001.jsonl", late[:50])
     write(folder / "n2" / "history-n2.jsonl", late[50:] + generated + real)
     arguments = [
         "--history", f"{folder}/n0,{folder}/n1", "--history", f"{folder}/n2",
         "--stores", f"{folder}/stores/*", "--stores", str(GOLDEN), "--output", f"{folder}/out",
-        "--no-report", "--json", "--quiet",
+        "--no-report", "--json", "--quiet", "--conf", f"spark.sql.session.timeZone={ELSEWHERE}",
     ]  # fmt: skip
-    result = CliRunner().invoke(main, arguments)
+    with somewhere(ELSEWHERE):
+        result = CliRunner().invoke(main, arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     return result, json.loads(result.stdout), folder, every
 
@@ -421,6 +514,48 @@ def test_a_wrong_clock_makes_no_outage_and_no_days(table, group):
     assert (str(row["day"]), row["outages"], row["unavailable_ms"]) == ("2026-11-20", 0, 0)
 
 
+def test_an_outage_of_several_days_has_24_hours_in_each_at_most(table):
+    days = [
+        (str(r["day"]), r["outages"], r["unavailable_ms"], r["longest_ms"])
+        for r in table("unavailability", "days")
+    ]
+    assert days == [
+        ("2026-11-20", 1, DAY // 2, 2 * DAY),
+        ("2026-11-21", 0, DAY, 2 * DAY),
+        ("2026-11-22", 1, DAY // 2 + 1_000, 2 * DAY),
+        ("2026-11-23", 0, 0, 0),  # the second one ended as this day began
+    ]
+    assert all(row["unavailable_ms"] <= DAY for row in table("unavailability"))
+
+
+def test_a_clock_that_is_hours_ahead_makes_no_hours_of_outages(table):
+    rows = table("failovers", "ahead", "master_epoch")[1:]
+    assert [row["unavailable_ms"] for row in rows] == [10 * HOUR + 22, 22] * 3
+    assert [row["without_writes_ms"] for row in rows] == [None, 22] * 3
+    row = one(table("unavailability", "ahead"))
+    assert (row["outages"], row["unavailable_ms"]) == (3, 3 * 22)
+
+
+def test_a_silence_that_began_in_an_outage_counts_once(table):
+    rows = table("failovers", "hangs", "master_epoch")
+    assert [row["without_writes_ms"] for row in rows[1:]] == [822, 822]
+    row = one(table("unavailability", "hangs"))
+    assert (row["outages"], row["unavailable_ms"]) == (2, 822 + 400)
+
+
+def test_reigns_of_one_group_follow_one_another(table):
+    """Each ends where the next one begins, or its loss; contradicting clocks tell no duration."""
+    for group in ("days", "ahead", "backwards", "files", "generated"):
+        rows = sorted(table("masterships", group), key=lambda row: row["master_epoch"])
+        assert len(rows) >= 3
+        for row, after in pairwise(rows):
+            lost = row["ended_by"] == "master_lost"
+            assert row["ended_at"] == after["began_at"] or lost
+            assert not lost or row["began_at"] < row["ended_at"] < after["began_at"]
+        assert all((row["duration_ms"] or 0) >= 0 for row in rows)
+    assert table("masterships", "backwards", "master_epoch")[1]["duration_ms"] is None
+
+
 def test_a_master_lost_before_it_served_leaves_one_outage(table):
     row = one(table("unavailability", "again"))
     assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, 2 * HOUR + 2)
@@ -469,6 +604,8 @@ def test_set_changes_truncations_and_controllers(table):
         ([1], [], [2, 3], 1), ([1, 2, 3], [2, 3], [], 3),
     ]  # fmt: skip
     assert [r["kind"] for r in rows] == ["elected"] + ["set_altered"] * 4
+    moved = table("set_changes", "moved", "at")  # told in another order it did not change
+    assert [r["set_after"] for r in moved] == [[1], [1, 2], [1, 2, 3], [1, 2]]
     cuts = table("truncations", "midnight", "at")
     assert [(r["broker_id"], r["from_offset"], r["to_offset"], r["bytes"]) for r in cuts] == [
         (1, 900, 700, 200), (3, 50, 40, 10),
@@ -505,6 +642,26 @@ def test_set_changes_truncations_and_controllers(table):
         ("untold", "group_untold", "info", "from 4 to 5"),
         ("broker-a", "group_untold", "info", "from 1 to 3"),
         (None, "damaged_lines", "warning", "2 lines of"),
+        (None, "history_ends_early", "info", f"controller n2 ends at index 9 of log {OTHER_LOG}"),
+        (
+            "ahead",
+            "clock_problem",
+            "warning",
+            "beyond the next election, at 2026-11-20 14:59:59.999",
+        ),
+        ("backwards", "clock_problem", "warning", "is 3600000 ms older than its own"),
+        ("stopped", "outage_open", "info", "said goodbye"),
+        ("rotated", "epochs_before_history", "info", "begin with epoch 5"),
+        ("rotated", "epochs_older_than_history", "info", "2 epochs from 3 to 4"),
+        ("lacking", "epoch_not_in_files", "warning", "1 epochs from 3 to 3"),
+        ("elsewhere", "start_not_as_told", "warning", "begins at 210 in"),
+        ("copied", "files_older_than_history", "info", "2 epochs from 3 to 4"),
+        ("copied", "epoch_file_from_backup", "info", "copied-1"),
+        ("copied", "epoch_file_missing", "warning", "copied-2"),
+        ("nobody", "epoch_file_missing", "info", "nobody-1"),
+        (None, "store_without_identity", "warning", "nameless"),
+        ("moved", "events_disagree", "critical", " tell 1 events differently"),
+        ("itself", "events_disagree", "critical", "Controller n1 tells 1 events more than once"),
         (None, "history_begins_late", "info", "controller n2 begins at index 11"),
     ],
 )
@@ -517,7 +674,7 @@ def test_each_finding(table, group, kind, severity, words):
 
 
 def test_what_controllers_tell_differently_or_not_at_all(table):
-    (differ,) = [row for row in table("findings") if row["kind"] == "events_disagree"]
+    (differ,) = [row for row in table("findings", "open") if row["kind"] == "events_disagree"]
     evidence = json.loads(differ["evidence"])
     assert differ["severity"] == "critical"
     assert evidence["controllers"] in (["n0", "n1"], ["n1", "n2"])
@@ -556,6 +713,8 @@ def test_the_command_says_what_it_found(ran):
     group = one(summary["groups"], group="midnight")
     assert (group["masters"], group["failovers"], group["outages"]) == (2, 1, 1)
     assert group["unavailable_ms"] == 75_812
+    worst = summary["worst_failovers"][0]
+    assert (worst["group"], worst["detected_at"]) == ("days", "2026-11-20 12:00:00")
     assert group["first_event"] == "2026-11-20T12:00:00.000+00:00"
     assert summary["failover_ms"]["planned_switch"]["count"] >= 1
     assert not [path for path in (folder / "out").iterdir() if path.name.startswith("_")]

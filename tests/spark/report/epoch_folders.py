@@ -23,8 +23,9 @@ TABLES = {
         "sync_state_set": IDS, "detected_at": TIME, "elected_at": TIME, "role_at": TIME,
         "opened_at": TIME, "first_ack_at": TIME, "silent_ms": LONG, "detect_ms": LONG,
         "elect_ms": LONG, "role_ms": LONG, "open_ms": LONG, "first_ack_ms": LONG,
-        "unavailable_ms": LONG, "held_ms": LONG, "idle": TRUTH, "unclean": TRUTH,
-        "complete": TRUTH, "truncated_bytes": LONG, "clock_problem": TEXT,
+        "unavailable_ms": LONG, "without_writes_ms": LONG, "held_ms": LONG,
+        "idle": TRUTH, "unclean": TRUTH, "complete": TRUTH, "truncated_bytes": LONG,
+        "clock_problem": TEXT,
     },
     "unavailability": {
         "outages": LONG, "unavailable_ms": LONG, "longest_ms": LONG, "open": TRUTH,
@@ -82,7 +83,7 @@ class EpochFolder:
             "first_ack_ms": part, "detected_at": when, "truncated_bytes": 0,
             "elected_at": when + timedelta(milliseconds=part or 0),
             "opened_at": end - timedelta(milliseconds=part or 0) if ms else None,
-            "first_ack_at": end if ms else None,
+            "first_ack_at": end if ms else None, "without_writes_ms": ms,
         }  # fmt: skip
         self.add(
             "failovers", group, when, master_epoch=epoch, kind=kind, master_before=before,

@@ -17,7 +17,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
 ]
-SUMMARY = {"inputs": ["/data/n*/history"], "generated_at": "2026-11-21 12:00:00", "version": "9.9"}
+SUMMARY = {
+    "inputs": {
+        "history": ["/data/n*/history"],
+        "history_parquet": [],
+        "stores": ["/data/b-*/store"],
+        "since": "2026-11-01T00:00:00",
+        "until": None,
+    },
+    "generated_at": "2026-11-21 12:00:00",
+    "version": "9.9",
+}
 EVIL = "<script>alert(1)</script>"
 BARS = "#masterships .plot .bars .point path"
 
@@ -143,7 +153,8 @@ def test_an_incident_says_its_numbers(browser, incident):
         "Nobody could write for 2.90 s altogether",
         "The worst took 2.40 s: broker-a, 2026-11-21 10:45:00.600, session silent",
         "No unclean election and no critical finding", "1 warning", "4 KiB", "epoch 3 in its file",
-        '{"epochs": [3]}', "1,052,672", "n1", "/data/n*/history", "BatonMQ 9.9",
+        '{"epochs": [3]}', "1,052,672", "n1", "BatonMQ 9.9",
+        "/data/n*/history, /data/b-*/store; rows since 2026-11-01T00:00:00",
     ):  # fmt: skip
         assert said in text, said
     rows = browser.run(
