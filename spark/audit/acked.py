@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.storagelevel import StorageLevel
 
 from spark.audit.acked_list import AckedList, is_numbered, is_placed
 from spark.audit.acked_match import (
@@ -29,6 +28,7 @@ from spark.audit.acked_match import (
     other_body,
 )
 from spark.audit.findings import CRITICAL, INFO, QUEUE, WARNING
+from spark.audit.kept import Kept
 from spark.audit.relations import finding_frame
 from spark.audit.replicas import Group
 
@@ -65,8 +65,14 @@ class AckedCheck:
     """
 
     def __init__(
-        self, session: SparkSession, acked: AckedList, rows: DataFrame, groups: Sequence[Group]
+        self,
+        session: SparkSession,
+        acked: AckedList,
+        rows: DataFrame,
+        groups: Sequence[Group],
+        kept: Kept,
     ) -> None:
+        self._kept = kept
         self._list = acked
         self._rows = rows
         self._groups = groups
@@ -84,7 +90,7 @@ class AckedCheck:
         self._mine = entries.where(known)
         marks = self._facts.select("m_group", "confirm")
         placed = at_places(self._mine, self._messages, marks)
-        self._placed = placed.persist(StorageLevel.DISK_ONLY)
+        self._placed = kept.keep(placed)
         self._rest: DataFrame | None = None
         self._untold = self._other_bodies = 0
         self.counts = AckedCounts(entries=acked.count)
@@ -159,7 +165,7 @@ class AckedCheck:
         self._other_bodies = sum(part["other_bodies"] for part in parts)
 
     def _look_up(self, entries: DataFrame, count: int) -> DataFrame:
-        kept = (
+        begins = (
             self._rows.where(F.col("part") == QUEUE)
             .groupBy("group", "topic", "queue_id")
             .agg(F.min("queue_offset").alias("kept_from"))
@@ -169,7 +175,7 @@ class AckedCheck:
         facts = self._facts.select(F.col("m_group").alias("group"), "first", "confirm")
         found = found.join(F.broadcast(facts), "group", "left")
         first = max(group.first for group in self._groups)
-        return judged(found, kept, first).persist(StorageLevel.DISK_ONLY)
+        return self._kept.keep(judged(found, begins, first))
 
     def _named(self, source: DataFrame, bits: str) -> DataFrame:
         """With the names of the replicas of a column of bits."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Final
 
+from pyarrow import fs
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.storagelevel import StorageLevel
 
 from spark.audit.acked_lines import ALLOWED, COLUMNS, first_fault, has_torn_end, place_of
+from spark.audit.kept import Kept
 from spark.storage import locate
 
 _BAD: Final = "_bad_line"
@@ -34,14 +35,14 @@ class AckedList:
     notes: list[str] = field(default_factory=list)
 
 
-def read_acked(session: SparkSession, patterns: Sequence[str]) -> AckedList:
+def read_acked(session: SparkSession, patterns: Sequence[str], kept: Kept) -> AckedList:
     """The entries of lists: JSON lines, or Parquet or CSV by the names; folders of one kind.
 
     A last line without its end, as a killed writer leaves it, is left out with a note. Raises
     ValueError, FileNotFoundError for what is no such list.
     """
     frames = [_read(session, path) for pattern in patterns for path in _paths(pattern)]
-    every = reduce(DataFrame.union, frames).persist(StorageLevel.DISK_ONLY)
+    every = kept.keep(reduce(DataFrame.union, frames))
     good = F.col(_FILE).isNull()
     row = every.agg(
         F.count_if(good).alias("count"),
@@ -52,6 +53,18 @@ def read_acked(session: SparkSession, patterns: Sequence[str]) -> AckedList:
     entries = every.where(good).drop(_BAD, _FILE, _ROW)
     notes = _torn(every.where(~good)) if row.bad else []
     return AckedList(entries, row["count"], row.numbered, notes)
+
+
+def size_of_lists(patterns: Sequence[str]) -> int:
+    """The bytes of all files of lists. Raises FileNotFoundError if nothing matches, OSError."""
+    size = 0
+    for path in (path for pattern in patterns for path in _paths(pattern)):
+        storage, inner = locate(path)
+        below = inner if _is_file(path) else fs.FileSelector(inner, recursive=True)
+        found = storage.file_system.get_file_info(below)
+        infos = [found] if isinstance(found, fs.FileInfo) else found
+        size += sum(info.size or 0 for info in infos if info.is_file)
+    return size
 
 
 def is_placed() -> Column:
@@ -161,4 +174,4 @@ def _is_file(path: str) -> bool:
     return bool(storage.file_system.get_file_info(inner).is_file)
 
 
-__all__ = ["AckedList", "is_numbered", "is_placed", "read_acked"]
+__all__ = ["AckedList", "is_numbered", "is_placed", "read_acked", "size_of_lists"]

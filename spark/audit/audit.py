@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.storagelevel import StorageLevel
 
 from spark.audit.acked import AckedCheck, AckedCounts
-from spark.audit.acked_list import read_acked
+from spark.audit.acked_list import read_acked, size_of_lists
 from spark.audit.epoch_lists import compare_epochs
 from spark.audit.findings import COUNT, FINDING, FINDING_NAMES, SEVERITIES, Finding
+from spark.audit.kept import Kept
 from spark.audit.relations import (
     duplicates,
     finding_schema,
@@ -27,10 +27,14 @@ from spark.audit.relations import (
 from spark.audit.replicas import Group, find_groups, log_files, outside
 from spark.audit.scan import RangeTask, ScanOptions, plan_tasks
 from spark.audit.scan_source import scan_frame
+from spark.fitting import SMALL, fitted
 from spark.storage import Storage, locate
 
 Step = Callable[[str], AbstractContextManager[None]]
 _SORTS_MAX: Final = 1000
+SMALL_BYTES: Final = 64 << 20
+"""Logs of at most so many bytes, one log a group, with lists of at most as many, are small: some
+100,000 messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,37 @@ class AuditRequest:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be read of the stores, and what was found while that was planned."""
+
+    groups: list[Group]
+    tasks: list[RangeTask]
+    found: list[Finding]
+
+    def is_small(self, request: AuditRequest) -> bool:
+        """Whether Spark is fitted to a small input. Raises OSError."""
+        size = sum(task.end - task.begin for task in self.tasks)
+        return size <= SMALL_BYTES and size_of_lists(request.acked) <= SMALL_BYTES
+
+
+def plan_audit(request: AuditRequest) -> Plan:
+    """Reads what the stores say of themselves. Raises ValueError, StoreError, OSError."""
+    groups = find_groups(
+        request.stores,
+        group=request.group,
+        unconfirmed=request.unconfirmed,
+        with_tails=bool(request.acked),
+    )
+    plan = Plan(groups, [], [])
+    for number, group in enumerate(groups):
+        files = log_files(group)
+        plan.found.extend(outside(group, files, unconfirmed=request.unconfirmed))
+        plan.found.extend(compare_epochs(group))
+        plan.tasks.extend(plan_tasks(number, group, files, request.range_bytes))
+    return plan
+
+
 @dataclass(slots=True)
 class GroupCounts:
     """One group: messages in its confirmed log, those that two or more replicas hold alike, and the
@@ -87,6 +122,11 @@ class AuditResult:
     kinds: list[dict[str, Any]]
     acked: AckedCounts | None
     warnings: list[str] = field(default_factory=list)
+    kept: Kept = field(default_factory=Kept)
+
+    def close(self) -> None:
+        """Forget what Spark keeps of it; `findings` cannot be read any more."""
+        self.kept.forget()
 
     def count(self, severity: str | None = None, *, group: str | None = None) -> int:
         """How many findings there are of a severity, of a group; None: of all."""
@@ -113,30 +153,39 @@ def _no_step(_: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def run_audit(session: SparkSession, request: AuditRequest, step: Step = _no_step) -> AuditResult:
-    """Audit all groups of the stores. `step` is told what begins.
+def run_audit(
+    session: SparkSession,
+    request: AuditRequest,
+    step: Step = _no_step,
+    plan: Plan | None = None,
+) -> AuditResult:
+    """Audit all groups of the stores. `step` is told what begins; `plan` is that of the request.
 
     Raises ValueError, StoreError, OSError for what cannot be audited as asked; what a task raises
-    comes as Spark's error.
+    comes as Spark's error. Close the result.
     """
-    with step("reading what the stores say of themselves"):
-        groups = find_groups(
-            request.stores,
-            group=request.group,
-            unconfirmed=request.unconfirmed,
-            with_tails=bool(request.acked),
-        )
-        told: list[Finding] = []
-        tasks: list[RangeTask] = []
-        for number, group in enumerate(groups):
-            files = log_files(group)
-            told += outside(group, files) + compare_epochs(group)
-            tasks += plan_tasks(number, group, files, request.range_bytes)
+    if plan is None:
+        with step("reading what the stores say of themselves"):
+            plan = plan_audit(request)
+    small = plan.is_small(request)
+    kept = Kept(small=small)
+    try:
+        with fitted(session, SMALL if small else {}):
+            return _audited(session, request, plan, step, kept)
+    except BaseException:
+        kept.forget()
+        raise
+
+
+def _audited(
+    session: SparkSession, request: AuditRequest, plan: Plan, step: Step, kept: Kept
+) -> AuditResult:
+    groups, told = plan.groups, [*plan.found]
     entries = None
     if request.acked:
         with step("reading the acknowledged list"):
-            entries = read_acked(session, request.acked)
-    rows = scan_frame(session, tasks, groups, request.scan).persist(StorageLevel.DISK_ONLY)
+            entries = read_acked(session, request.acked, kept)
+    rows = kept.keep(scan_frame(session, plan.tasks, groups, request.scan))
     by_name = {group.name: group for group in groups}
     with step("comparing the replicas"):
         found, counts = _counted(rows, groups)
@@ -156,7 +205,7 @@ def run_audit(session: SparkSession, request: AuditRequest, step: Step = _no_ste
         if request.duplicates:
             parts.append(duplicates(rows))
         if entries is not None:
-            check = AckedCheck(session, entries, rows, groups)
+            check = AckedCheck(session, entries, rows, groups, kept)
             acked = check.counts
             parts += check.findings()
             warnings += entries.notes
@@ -166,11 +215,11 @@ def run_audit(session: SparkSession, request: AuditRequest, step: Step = _no_ste
             )
         )
         findings = reduce(DataFrame.union, parts).coalesce(session.sparkContext.defaultParallelism)
-        findings = findings.persist(StorageLevel.DISK_ONLY)
+        findings = kept.keep(findings)
         totals, kinds = _totals(findings), _kinds(findings)
         if sum(row["count"] for row in kinds) < sum(totals.values()):
             warnings.append(f"the gravest {len(kinds)} sorts of findings are summed up below")
-    return AuditResult(groups, counts, findings, totals, kinds, acked, warnings)
+    return AuditResult(groups, counts, findings, totals, kinds, acked, warnings, kept)
 
 
 def _counted(
@@ -265,7 +314,9 @@ __all__ = [
     "AuditRequest",
     "AuditResult",
     "GroupCounts",
+    "Plan",
     "check_output",
+    "plan_audit",
     "run_audit",
     "write_result",
 ]

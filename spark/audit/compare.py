@@ -126,6 +126,9 @@ class Comparison:
                 result.held.append(
                     Held(window, base, records, ones * mask, ones * lack, ones * is_true > 0)
                 )
+        for place in judge.strays():
+            places.append(place)
+            result.findings += place.findings
         result.findings += judge.damages(places)
         return result
 

@@ -5,6 +5,7 @@ the latest epoch (then of the highest confirmOffset) sides. A replica whose byte
 no vote; one that holds another record across the place, or a blank, says that none begins there.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from spark.audit.findings import CRITICAL, INFO, Finding
 from spark.audit.layout import Message, differences, message_at
 from spark.audit.replicas import Group
 from spark.audit.sides import Absent, Items, Side, Stretch
+from spark.audit.strays import Stray, strays
 from spark.log_range import Damage
 from spark.record_columns import Records
 from spark.record_scan import is_record
@@ -57,6 +59,11 @@ class Judge:
         self._sides = sides
         self._every = every
         self._unconfirmed = unconfirmed
+        starts = np.unique(np.concatenate([items.starts for items in every.values()]))
+        self._strays = {
+            side.index: strays(side, sides, every[side.index], stretch, starts, record_bytes_max)
+            for side in sides
+        }
 
     def place(self, offset: int) -> Place:
         """What the replicas hold at a log offset at which a record begins in one of them."""
@@ -86,7 +93,7 @@ class Judge:
         if told is not None:
             place.truth_end = told.end
             for side in [*refusing, *rest]:
-                self._add(place, side, told, self._missing(side, told, holders.get(truth or b"")))
+                self._add(place, side, told, self._missing(side, told), holders[truth or b""])
         for raw, its in holders.items():
             window, base, message = messages[raw]
             have = sum(1 << side.index for side in its)
@@ -100,22 +107,36 @@ class Judge:
                 continue
             for side in its:
                 if told is not None and told.identity == message.identity:
-                    self._add(place, side, told, self._divergent(side, told, message.raw))
+                    said = self._divergent(told, message.raw)
+                    self._add(place, side, told, said, holders[truth or b""])
                     continue
                 if told is not None:
                     what = f"another message lies there: {_key(message)}"
-                    self._add(place, side, told, ("missing", what, None))
-                self._add(place, side, message, ("extra", self._against(its), None))
+                    self._add(place, side, told, ("missing", what, None), holders[truth or b""])
+                self._add(place, side, message, ("extra", self._against(its), None), its)
         return place
+
+    def strays(self) -> list[Place]:
+        """What is said about whole records that lie where they do not belong."""
+        places = []
+        for side in self._sides:
+            for stray in self._strays[side.index]:
+                place = Place(stray.place, stray.end)
+                what = f"a whole record that says it belongs at {stray.message.offset}"
+                self._add(place, side, stray.message, ("extra", what, None), [side], at=stray.place)
+                places.append(place)
+        return places
 
     def damages(self, places: Sequence[Place]) -> list[Finding]:
         """Damaged stretches that no finding about a message speaks of."""
         told: dict[tuple[int, int], list[AnySide]] = {}
         for side in self._sides:
             known = [p for p in places if side.index in p.deviating and p.truth_end]
+            begins = np.array([place.offset for place in known], np.int64)
+            ends = np.array([place.truth_end for place in known], np.int64)
             for damage in self._every[side.index].damages:
                 end = damage.offset + damage.size
-                if any(p.offset < end and damage.offset < p.truth_end for p in known):
+                if ((begins < end) & (damage.offset < ends)).any():
                     continue
                 if damage.offset >= side.confirm and not self._unconfirmed:
                     continue
@@ -126,7 +147,7 @@ class Judge:
         for (offset, size), sides in told.items():
             bad = self._every[sides[0].index].damage_at(offset)
             assert bad is not None, "the stretch that was just listed"
-            epoch, doubt = self._group.epoch_at(offset)
+            epoch, doubt = self._group.epoch_at(offset, [side.index for side in sides])
             confirmed = any(offset < side.confirm for side in sides)
             findings.append(
                 Finding(
@@ -192,17 +213,20 @@ class Judge:
                 return None
         return chosen
 
-    def _missing(
-        self, side: AnySide, told: Message, holders: Sequence[AnySide] | None
-    ) -> tuple[str, str, str | None]:
+    def _missing(self, side: AnySide, told: Message) -> tuple[str, str, str | None]:
         """(kind, detail, field) for a replica without a whole record where others have one."""
-        damage = self._every[side.index].damage_at(told.offset)
         if isinstance(side, Absent):
-            return "missing", f"{side.path} is missing", None
+            return "missing", side.what, None
+        stray = self._stray_at(side, told)
+        if stray is not None:
+            what = f"another message lies there, which says it belongs at {stray.message.offset}"
+            return "missing", f"{what}: {_key(stray.message)}", None
+        damage = self._every[side.index].damage_at(told.offset)
         theirs = side.read(told.offset, told.end)
         differs = differences(told, theirs)
         if _mostly(differs.count, told):
-            reason = damage.reason if damage is not None else _problem(theirs)
+            begins_here = damage is not None and damage.offset == told.offset
+            reason = damage.reason if damage and begins_here else _problem(theirs)
             found = f"{differs.text(told.offset)}; {reason}"
             return "divergent", found, ", ".join(differs.parts)
         if not theirs:
@@ -211,30 +235,53 @@ class Judge:
             return "missing", "zeros where it should be", None
         if theirs[4:8] == MAGIC_BLANK.to_bytes(4, "big"):
             return "missing", "a blank where it should be", None
-        reason = damage.reason if damage is not None else "other bytes where it should be"
+        reason = "other bytes where it should be"
+        if damage is not None:
+            reason = damage.reason
+            if damage.offset != told.offset:
+                reason = f"within {damage.size} damaged bytes from {damage.offset} on: {reason}"
         return "missing", reason, None
 
-    def _divergent(
-        self, side: AnySide, told: Message, theirs: bytes
-    ) -> tuple[str, str, str | None]:
+    def _stray_at(self, side: AnySide, told: Message) -> Stray | None:
+        """Another message's record in the place of one; a copy of its own is that, with a wrong
+        place in its header.
+        """
+        every = self._strays[side.index]
+        at = bisect_left(every, told.end, key=lambda stray: stray.place) - 1
+        if at < 0 or every[at].end <= told.offset:
+            return None
+        return None if every[at].message.identity == told.identity else every[at]
+
+    def _divergent(self, told: Message, theirs: bytes) -> tuple[str, str, str | None]:
         differs = differences(told, theirs)
         text = f"{differs.text(told.offset)}; both are whole records"
         return "divergent", text, ", ".join(differs.parts)
 
     def _against(self, sides: Sequence[AnySide]) -> str:
         others = len(self._sides) - len(sides)
-        return f"{len(sides)} of {len(self._sides)} replicas hold it, {others} do not"
+        hold, do = "hold" + "s" * (len(sides) == 1), "does" if others == 1 else "do"
+        return f"{len(sides)} of {len(self._sides)} replicas {hold} it, {others} {do} not"
 
     def _add(
-        self, place: Place, side: AnySide, message: Message, said: tuple[str, str, str | None]
+        self,
+        place: Place,
+        side: AnySide,
+        message: Message,
+        said: tuple[str, str, str | None],
+        holders: Sequence[AnySide],
+        *,
+        at: int | None = None,
     ) -> None:
+        """A finding about one side; `holders` have the message. `at`: not where it belongs."""
         kind, detail, part = said
-        confirmed = message.end <= side.confirm
-        if not confirmed and (not self._unconfirmed or message.end > side.limit):
+        offset = message.offset if at is None else at
+        end = offset + len(message.raw)
+        confirmed = end <= side.confirm
+        if not confirmed and (not self._unconfirmed or end > side.limit):
             return
         if not confirmed:
             detail = f"above its confirmOffset {side.confirm}: {detail}"
-        epoch, doubt = self._group.epoch_at(message.offset)
+        epoch, doubt = self._group.epoch_at(offset, [each.index for each in holders])
         place.deviating.add(side.index)
         place.findings.append(
             Finding(
@@ -246,7 +293,7 @@ class Judge:
                 message.ext.topic,
                 message.ext.queue_id,
                 message.ext.queue_offset,
-                message.offset,
+                offset,
                 len(message.raw),
                 epoch,
                 message.unique_key,

@@ -17,7 +17,14 @@ from spark.queue_units import Queue
 from spark.queues import list_queues
 from spark.selection import HIGH, Selection
 from spark.storage import Storage, locate
-from spark.store_facts import Segment, StoreError, StoreFacts, read_facts, segments
+from spark.store_facts import (
+    NAME_DIGITS,
+    Segment,
+    StoreError,
+    StoreFacts,
+    read_facts,
+    segments,
+)
 
 _WINDOW_BYTES = 8 << 20
 _SIGNS = ("commitlog", "checkpoint", "epochFileCheckpoint", "brokerIdentity")
@@ -85,6 +92,10 @@ class Group:
         """Up to here at least one replica calls the log confirmed."""
         return max(replica.confirm for replica in self.replicas)
 
+    def confirming(self, end: int) -> list[int]:
+        """Numbers of the replicas that call the log confirmed up to an offset."""
+        return [at for at, replica in enumerate(self.replicas) if replica.confirm >= end]
+
     @property
     def brokers(self) -> frozenset[str]:
         """Names that a list of messages may call this group by."""
@@ -94,16 +105,20 @@ class Group:
     def names(self, which: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.replicas[index].name for index in which)
 
-    def epoch_at(self, offset: int) -> tuple[int | None, str]:
-        """(epoch, text) of a log offset; if the lists disagree None, and what each one says."""
-        said = {replica.name: replica.epoch_at(offset) for replica in self.replicas}
-        values = set(said.values()) - {None}
-        if len(values) == 1:
-            return values.pop(), ""
-        if not values:
-            return None, ""
-        listed = ", ".join(f"{epoch} by {name}" for name, epoch in said.items())
-        return None, f"; its epoch is {listed}"
+    def epoch_at(self, offset: int, holders: Sequence[int] = ()) -> tuple[int | None, str]:
+        """(epoch, text) of a log offset by the lists of its holders, which are numbers of replicas;
+        by all lists if none of theirs tells it. None if these disagree. The text says what each
+        replica says if not all say the same.
+        """
+        said = [replica.epoch_at(offset) for replica in self.replicas]
+        every = set(said) - {None}
+        values = {said[index] for index in holders} - {None} or every
+        epoch = values.pop() if len(values) == 1 else None
+        if len(every) < 2:
+            return epoch, ""
+        names = (replica.name for replica in self.replicas)
+        listed = ", ".join(f"{each} by {name}" for name, each in zip(names, said, strict=True))
+        return epoch, f"; its epoch is {listed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +217,19 @@ def _replica(
         end = max(confirm, log_end(storage, files, confirm))
     if not knows:
         confirm = end
-    first = files[0].start if files else confirm
+    first = confirm
+    if files:  # a file that was emptied is there: it has not expired
+        first = min([files[0].start, *_emptied(storage, f"{facts.path}/commitlog")])
     queues = tuple(list_queues(storage, facts.path, Selection()))
     return Replica(name, storage, facts, files, first, confirm, end, knows, queues)
+
+
+def _emptied(storage: Storage, folder: str) -> Iterator[int]:
+    """Where files of a log begin that hold nothing."""
+    for info in storage.children(folder):
+        name = info.base_name
+        if info.is_file and not info.size and len(name) == NAME_DIGITS and name.isdecimal():
+            yield int(name)
 
 
 def log_end(storage: Storage, files: Sequence[Segment], confirm: int) -> int:
@@ -258,12 +283,13 @@ def _some(paths: Sequence[str | None]) -> str:
     return next(path for path in paths if path is not None)
 
 
-def outside(group: Group, files: Sequence[LogFile]) -> list[Finding]:
+def outside(group: Group, files: Sequence[LogFile], *, unconfirmed: bool = False) -> list[Finding]:
     """What not all replicas can answer for, as findings: kept longer, lag; files nobody has.
 
     A broker always keeps its newest file, so a confirmed log without any file is gone.
+    `unconfirmed`: how far logs reach above what is confirmed is told, too.
     """
-    found = []
+    found = list(_shorter(group)) if unconfirmed else []
     longest = group.confirm
     for replica in group.replicas:
         if not replica.files and replica.confirm:
@@ -295,7 +321,8 @@ def outside(group: Group, files: Sequence[LogFile]) -> list[Finding]:
                     f"{replica.name} is confirmed up to {replica.confirm}, another one up to "
                     f"{longest}",
                     (replica.name,), physical_offset=replica.confirm,
-                    size=longest - replica.confirm, epoch=group.epoch_at(replica.confirm)[0],
+                    size=longest - replica.confirm,
+                    epoch=group.epoch_at(replica.confirm, group.confirming(longest))[0],
                 )
             )  # fmt: skip
     if not longest:
@@ -316,6 +343,20 @@ def outside(group: Group, files: Sequence[LogFile]) -> list[Finding]:
             )  # fmt: skip
         at = max(at, end)
     return found
+
+
+def _shorter(group: Group) -> Iterator[Finding]:
+    """Replicas whose logs end before another one's, which has more that is not confirmed."""
+    longest = max(group.replicas, key=lambda replica: replica.end)
+    for replica in group.replicas:
+        if replica.end < longest.end and longest.end > longest.confirm:
+            yield Finding(
+                group.name, INFO, "lagging",
+                f"the log of {replica.name} ends at {replica.end}, that of {longest.name} at "
+                f"{longest.end}, not confirmed from {longest.confirm} on",
+                (replica.name,), physical_offset=replica.end, size=longest.end - replica.end,
+                epoch=longest.epoch_at(replica.end),
+            )  # fmt: skip
 
 
 def _nothing_confirmed(group: Group) -> Iterator[Finding]:

@@ -169,24 +169,35 @@ def _hashes(tags: pa.Array) -> Int64s:
 
 
 def _epochs(group: Group, starts: Int64s, have: Int64s) -> tuple[Int64s, Bools, Bools]:
-    """(epochs, missing, current) of log offsets: their epochs by all replicas; missing where the
-    lists disagree. `current`: one of the replicas that have it (bits) gives it to the latest epoch
-    that any list does; otherwise a later master went on without it, and it will be given up.
+    """(epochs, missing, current) of log offsets: their epochs by the replicas that have them
+    (bits), by all if none of those tells; missing where the lists disagree. `current`: one that has
+    it gives it to the latest epoch that any list does; otherwise a later master went on without it,
+    and it will be given up.
     """
-    epochs, missing = group.replicas[0].facts.epoch_of(starts)
-    epochs, missing = epochs.copy(), missing.copy()
-    latest = np.zeros(len(starts), np.int64)
-    for replica in group.replicas:
-        theirs, unknown = replica.facts.epoch_of(starts)
-        doubtful = ~unknown & ~missing & (theirs != epochs)
-        latest = np.maximum(latest, np.where(unknown, 0, theirs))
-        epochs = np.where(missing, theirs, epochs)
-        missing = (missing & unknown) | doubtful
+    said = [replica.facts.epoch_of(starts) for replica in group.replicas]
+    everybody = np.full(len(starts), -1, np.int64)
+    low, high = _least_and_latest(said, have)
+    all_low, latest = _least_and_latest(said, everybody)
+    low, high = np.where(high < 0, all_low, low), np.where(high < 0, latest, high)
     current = np.zeros(len(starts), np.bool_)
-    for index, replica in enumerate(group.replicas):
-        theirs, unknown = replica.facts.epoch_of(starts)
-        current |= ((have >> index) & 1 == 1) & (unknown | (theirs == latest))
-    return epochs, missing, current
+    for index, (epochs, unknown) in enumerate(said):
+        current |= ((have >> index) & 1 == 1) & (unknown | (epochs == latest))
+    return high, low != high, current
+
+
+def _least_and_latest(
+    said: Sequence[tuple[Int64s, Bools]], wanted: Int64s
+) -> tuple[Int64s, Int64s]:
+    """The least and the latest epoch that the wanted (bits) of several lists say: the greatest
+    number there is, and -1, where none of them says one.
+    """
+    least = np.full(len(wanted), np.iinfo(np.int64).max)
+    latest = np.full(len(wanted), -1, np.int64)
+    for index, (epochs, unknown) in enumerate(said):
+        tells = ~unknown & ((wanted >> index) & 1 == 1)
+        least = np.where(tells, np.minimum(least, epochs), least)
+        latest = np.where(tells, np.maximum(latest, epochs), latest)
+    return least, latest
 
 
 def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

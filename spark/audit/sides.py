@@ -135,6 +135,8 @@ class Absent:
         replica = group.replicas[index]
         self.index = index
         self.path = f"{replica.facts.path}/commitlog/{file.start:020d}"
+        is_there = replica.storage.exists(self.path)
+        self.what = f"{self.path} is {'empty' if is_there else 'missing'}"
         self.first = replica.first
         self.confirm = replica.confirm
         self.limit = min(replica.end, file.end)

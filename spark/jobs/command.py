@@ -34,6 +34,7 @@ from spark.damage import DamagedFile
 from spark.jobs.progress import Progress
 from spark.live.cluster import ClusterError
 from spark.session import open_session
+from spark.storage import split_paths
 from spark.store_facts import StoreError
 
 DONE: Final = 0
@@ -45,11 +46,17 @@ STOPPED: Final = 130
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 done and something was found, 2 wrong usage or input, 3 failed."
 )
+NO_JVM: Final = (
+    "Spark's JVM did not start; what it said is above. It needs a JDK 17 (JAVA_HOME, or `java` on "
+    "the PATH), and settings (--master, --conf) that spark-submit takes"
+)
+_NO_JVM: Final = ("JAVA_GATEWAY_EXITED",)
 _QUIET_SPARK: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
 }
+# Days of all tables are UTC, whatever a user's defaults say.
+_UTC: Final = {"spark.sql.session.timeZone": "UTC"}
 
 
 class Job:
@@ -66,7 +73,7 @@ class Job:
         self.as_json = as_json
         self.progress = Progress(quiet=quiet)
         self._master = master
-        self._settings = _QUIET_SPARK | (settings or {})
+        self._settings = _QUIET_SPARK | (settings or {}) | _UTC
 
     @contextmanager
     def session(self, name: str, **defaults: str) -> Iterator[SparkSession]:
@@ -111,6 +118,9 @@ class JobCommand(click.Command):
             click.echo(f"error: {error}", err=True)
             ctx.exit(WRONG)
         except PySparkException as error:
+            if error.getCondition() in _NO_JVM:
+                click.echo(f"error: {NO_JVM}", err=True)
+                ctx.exit(WRONG)
             click.echo(f"error: {what_failed(str(error))}", err=True)
         except Py4JError as error:
             click.echo(f"error: Spark: {what_failed(str(error))}", err=True)
@@ -141,6 +151,19 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
         function(job, **rest)
 
     return command
+
+
+def paths_of(option: str, given: Sequence[str]) -> tuple[str, ...]:
+    """The paths of a repeated option, each a path, a pattern or several with commas. Raises
+    click.BadParameter for one that names none: a shell's empty variable must not turn off a check.
+    """
+    every: list[str] = []
+    for text in given:
+        paths = split_paths(text)
+        if not paths:
+            raise click.BadParameter(f"{option} {text!r}: it must name a path")
+        every += paths
+    return tuple(every)
 
 
 def what_failed(text: str) -> str:
@@ -179,5 +202,6 @@ __all__ = [
     "Job",
     "JobCommand",
     "job_options",
+    "paths_of",
     "what_failed",
 ]

@@ -10,11 +10,10 @@ import sys
 
 import click
 
-from spark.audit.audit import AuditRequest, check_output, run_audit, write_result
+from spark.audit.audit import AuditRequest, check_output, plan_audit, run_audit, write_result
 from spark.audit.verdict import lines_of, summary_of
-from spark.jobs.command import DONE, FOUND, Job, JobCommand, job_options
-from spark.storage import split_paths
-from spark.store_facts import StoreError
+from spark.fitting import SMALL, SMALL_JVM, fitted
+from spark.jobs.command import DONE, FOUND, Job, JobCommand, job_options, paths_of
 
 _MIB = 1 << 20
 _EPILOG = (
@@ -81,8 +80,8 @@ def main(
 ) -> None:
     """Compare replicas' stores with each other, and with what producers were told."""
     request = AuditRequest(
-        stores=tuple(path for text in stores for path in split_paths(text)),
-        acked=tuple(path for text in acked for path in split_paths(text)),
+        stores=paths_of("--stores", stores),
+        acked=paths_of("--acked", acked),
         group=group,
         unconfirmed=unconfirmed,
         check_crc=crc,
@@ -93,15 +92,21 @@ def main(
     )
     if output is not None:
         check_output(output, overwrite=overwrite)
-    with job.session("message_audit") as session:
+    with job.progress.step("reading what the stores say of themselves"):
+        plan = plan_audit(request)
+    small = plan.is_small(request)
+    with (
+        job.session("message_audit", **(SMALL_JVM if small else {})) as session,
+        fitted(session, SMALL if small else {}),
+    ):
+        result = run_audit(session, request, job.progress.step, plan)
         try:
-            result = run_audit(session, request, job.progress.step)
-        except StoreError as error:
-            raise ValueError(str(error)) from error
-        summary = summary_of(result, request.stores, limit)
-        if output is not None:
-            with job.progress.step(f"writing {output}"):
-                write_result(result, output, summary)
+            summary = summary_of(result, request.stores, limit)
+            if output is not None:
+                with job.progress.step(f"writing {output}"):
+                    write_result(result, output, summary)
+        finally:
+            result.close()
     job.result(summary, lines_of(summary))
     sys.exit(DONE if result.is_clean else FOUND)
 

@@ -258,3 +258,16 @@ def test_a_planned_cluster_has_a_data_folder(tmp_path: Path) -> None:
     other: dict[str, Any] = {"BATONMQ_DATA": "elsewhere"}
     assert data_folder(other, folder=tmp_path, hint=None) is None
     assert kept_in(tmp_path).stores == ()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_started_by_hand_without_its_packages_says_so(job: str) -> None:
+    root = Path(__file__).parents[2]
+    # -S: an interpreter without installed packages.
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", f"spark.jobs.{job}", "--help"],
+        cwd=root, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: jobs run on Spark and need plotly, pyarrow, pyspark:")
+    assert "make setup-spark" in done.stderr and done.stderr.count("\n") == 1

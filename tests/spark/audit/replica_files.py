@@ -79,6 +79,31 @@ class Replicas:
         set_confirm(self.roots[replica - 1], offset)
 
 
+def edit(replicas, which, change):
+    """The first log file of replica `which`, from 1, as `change` makes it of its bytes."""
+    path = replicas.roots[which - 1] / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    change(data)
+    assert len(data) == FILE_SIZE
+    path.write_bytes(data)
+
+
+def raw(replicas, number):
+    """Where the bytes of a message lie in the first file."""
+    begin = replicas.offsets[number]
+    return slice(begin, begin + replicas.size(number))
+
+
+def exchange(replicas, which, first, second):
+    """Exchange the bytes of two messages of one size in replica `which`, as they are."""
+    one, two = raw(replicas, first), raw(replicas, second)
+
+    def change(data):
+        data[one], data[two] = data[two], data[one]
+
+    edit(replicas, which, change)
+
+
 def patch(root, offset, data, file_size=FILE_SIZE):
     path = root / "commitlog" / f"{offset - offset % file_size:020d}"
     with path.open("r+b") as file:
@@ -101,7 +126,7 @@ def scan(paths, *, group=None, unconfirmed=False, with_tails=False, **options):
     chosen = ScanOptions(unconfirmed=unconfirmed, **options)
     for number, each in enumerate(groups):
         files = log_files(each)
-        for finding in outside(each, files) + compare_epochs(each):
+        for finding in outside(each, files, unconfirmed=unconfirmed) + compare_epochs(each):
             rows.append({"part": "finding", **finding.row()})
         for task in plan_tasks(number, each, files, chosen.range_bytes):
             for batch in run_task(task, each, chosen):

@@ -162,3 +162,28 @@ def test_a_wrong_size_leads_no_message_behind_it_astray(replicas, number):
     held = {r["unique_key"]: (r["have"], r["lack"]) for r in rows}
     assert held.pop(key(number)) == (6, 1)
     assert set(held.values()) == {(7, 0)}
+
+
+def test_the_epoch_of_a_finding_is_that_of_the_replicas_that_hold_the_message(replicas):
+    """The third replica has a tail of its own in epoch 4, the others went on in epoch 5."""
+    at = replicas.offsets[58]
+    raw = message(at, **{**fields(58), "properties": fields(158)["properties"]})
+    replicas.write(3, at, raw)
+    for root in replicas.roots[:2]:
+        (root / "epochFileCheckpoint").write_text(
+            epochs_text((3, 0), (4, replicas.offsets[30]), (5, at))
+        )
+    rows = scan(replicas.paths, queues=False)
+    told = {
+        (row["kind"], row["unique_key"]): (row["epoch"], row["detail"])
+        for row in rows
+        if row["part"] == "finding" and row["kind"] != "epochs_differ"
+    }
+    said = "its epoch is 5 by broker-a#1, 5 by broker-a#2, 4 by broker-a#3"
+    assert {which: epoch for which, (epoch, _) in told.items()} == {
+        ("missing", key(58)): 5,
+        ("extra", key(158)): 4,
+    }
+    assert all(detail.endswith(said) for _, detail in told.values())
+    held = {row["unique_key"]: row["epoch"] for row in rows if row["part"] == "message"}
+    assert (held[key(57)], held[key(58)], held[key(158)], held[key(59)]) == (4, 5, 4, None)

@@ -168,8 +168,11 @@ def test_a_tail_counts_only_below_confirm_offset(tmp_path, options):
     assert findings(three.paths, queues=False, **options) == []
     assert counts(three.paths, queues=False, **options) == (55, 55)
     found = findings(three.paths, queues=False, unconfirmed=True, **options)
-    assert brief(found) == [("info", "divergent", ["broker-a#2"], three.offsets[58], key(58))]
-    assert found[0]["detail"].startswith(f"above its confirmOffset {cut}: ")
+    assert brief(found) == [
+        ("info", "lagging", ["broker-a#3"], cut, None),
+        ("info", "divergent", ["broker-a#2"], three.offsets[58], key(58)),
+    ]
+    assert found[1]["detail"].startswith(f"above its confirmOffset {cut}: ")
     three.confirm(2, three.end)
     three.confirm(3, three.end)
     found = findings(three.paths, queues=False, **options)

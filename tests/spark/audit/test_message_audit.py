@@ -29,6 +29,7 @@ from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,
     epochs_text,
+    exchange,
     fields,
     key,
     write_acked,
@@ -74,6 +75,9 @@ def many(session, tmp_path_factory):
     first, second = swap.offsets[20], swap.offsets[22]
     swap.write(2, first, message(first, **{**fields(22), "queue_offset": 10}))
     swap.write(2, second, message(second, **{**fields(20), "queue_offset": 11}))
+
+    exchanged = Replicas(root, broker="exchanged")
+    exchange(exchanged, 2, 20, 22)
 
     gap = Replicas(root, count=2, broker="gap")
     last = max(n for n in range(60) if gap.offsets[n] < FILE_SIZE)
@@ -145,7 +149,9 @@ def many(session, tmp_path_factory):
     return {
         "result": result,
         "rows": rows,
-        "stores": {each.broker: each for each in (clean, swap, gap, moved, old, tail, passed)},
+        "stores": {
+            each.broker: each for each in (clean, swap, exchanged, gap, moved, old, tail, passed)
+        },
         "last": last,
         "twice": places,
     }
@@ -167,16 +173,19 @@ def test_a_clean_group_among_others(many):
     assert (counts.messages, counts.agreed) == (60, 60)
 
 
-def test_what_is_missing_here_and_extra_there_was_reordered(many):
-    found = of(many, "swap")
-    offsets = many["stores"]["swap"].offsets
+@pytest.mark.parametrize(("group", "offset_of"), [("swap", (10, 11)), ("exchanged", (11, 10))])
+def test_what_is_missing_here_and_extra_there_was_reordered(many, group, offset_of):
+    """Two messages were exchanged: written anew for their places, or their bytes as they were."""
+    found = of(many, group)
+    offsets = many["stores"][group].offsets
     assert {(f["kind"], f["severity"], *f["replicas"]) for f in found} == {
-        ("reordered", "critical", "swap#2")
+        ("reordered", "critical", f"{group}#2")
     }
     told = {f["unique_key"]: (f["physical_offset"], f["detail"]) for f in found}
+    lies = "in this replica it lies at {}, queue 0 offset {}"
     assert told == {
-        key(20): (offsets[20], f"in this replica it lies at {offsets[22]}, queue 0 offset 11"),
-        key(22): (offsets[22], f"in this replica it lies at {offsets[20]}, queue 0 offset 10"),
+        key(20): (offsets[20], lies.format(offsets[22], offset_of[1])),
+        key(22): (offsets[22], lies.format(offsets[20], offset_of[0])),
     }
     assert {f["epoch"] for f in found} == {3}
 
@@ -373,6 +382,40 @@ def test_the_command_finds_writes_and_replaces(session, tmp_path):
     assert pq.read_table(out / "findings").num_rows == 0
 
 
+def test_two_clusters_have_a_group_of_one_name(session, tmp_path):
+    clusters = ("east", "west")
+    for cluster in clusters:
+        stores = Replicas(tmp_path / cluster, count=2, messages=10)
+        for number, root in enumerate(stores.roots, 1):
+            (root / "brokerIdentity").write_text(f"{cluster}#broker-a#{number}")
+    arguments = [
+        "--stores",
+        tmp_path / "*" / "broker-*",
+        "--no-duplicates",
+        "--no-queues",
+        "--acked",
+    ]
+    names = [f"{cluster}#broker-a" for cluster in clusters]
+    acked = tmp_path / "acked.jsonl"
+    # Which of the two is meant nobody can know. The list grows between the runs.
+    refused = run(*arguments, write_acked(acked, [entry("broker-a", 1)]))
+    assert refused.exit_code == 2 and refused.stdout == ""
+    said = (
+        "names broker broker-a, which may be any of east#broker-a, west#broker-a: give the stores"
+    )
+    assert said in refused.stderr
+    entries = [entry(name, number) for name in names for number in range(10)]
+    lost = run(*arguments, write_acked(acked, [*entries, entry(names[1], 10)]), "--json")
+    assert lost.exit_code == 1, lost.output
+    summary = json.loads(lost.stdout)
+    assert [(g["group"], g["messages"], g["agreed"]) for g in summary["groups"]] == [
+        (name, 10, 10) for name in names
+    ]
+    assert (summary["acked"]["entries"], summary["acked"]["found"]) == (21, 20)
+    (found,) = [f for f in summary["first"] if f["severity"] == "critical"]
+    assert (found["group"], found["kind"], found["unique_key"]) == (names[1], "lost", key(10))
+
+
 def test_lists_of_the_sink_and_of_the_probe_are_taken_as_they_are(session, tmp_path):
     """A task of the sink was killed while it wrote; its last line is cut off."""
     files = LogFiles(tmp_path / "b-1", file_size=FILE_SIZE)
@@ -434,5 +477,9 @@ def test_wrong_input_is_a_sentence(session, tmp_path):
         bad = run("--stores", GOLDEN / "*", "--acked", table)
         assert bad.exit_code == 2, bad.output
         assert f"{table}" in bad.stderr and says in bad.stderr
+    # A shell's empty variable must not turn off what was asked for.
+    for option in ("--stores", "--acked"):
+        nothing = run("--stores", GOLDEN / "*", option, "")
+        assert nothing.exit_code == 2 and f"{option} '': it must name a path" in nothing.stderr
     missing = run("--stores", GOLDEN / "*", "--acked", tmp_path / "none.jsonl")
     assert missing.exit_code == 2 and "nothing matches" in missing.stderr
