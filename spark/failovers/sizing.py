@@ -8,13 +8,12 @@ made code. A large one has all of them, and its steps are kept on disk.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pyarrow import fs
-from pyspark.sql import SparkSession
 
+from spark.fitting import SMALL, SMALL_JVM, fitted
 from spark.history_table import HistoryRange
 from spark.options import ReadOptions
 from spark.reading import Read
@@ -28,18 +27,6 @@ _PARQUET_TIMES: Final = 8
 _TASK_BYTES: Final = 8 << 20
 _TASKS_USUAL: Final = 200
 _LARGE_TASK_BYTES: Final = 64 << 20
-
-_SMALL: Final = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.autoBroadcastJoinThreshold": "-1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-
-_UTC: Final = {"spark.sql.session.timeZone": "UTC"}
-SMALL_JVM: Final = {"spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-"""For a session that is started for a small input: compiling code well costs more than it saves."""
 
 
 def history_bytes(paths: Sequence[str]) -> int:
@@ -69,28 +56,9 @@ def parquet_bytes(paths: Sequence[str]) -> int:
 def settings_for(size_bytes: int, *, small: bool) -> Mapping[str, str]:
     """Settings of Spark for an input of that size."""
     if small:
-        return _SMALL
+        return SMALL
     usual = min(_TASKS_USUAL, max(2, size_bytes // _TASK_BYTES))
     return {"spark.sql.shuffle.partitions": str(max(usual, size_bytes // _LARGE_TASK_BYTES))}
-
-
-@contextmanager
-def fitted(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """With those settings until the end; what the user set when Spark was started wins.
-
-    Days are UTC in any case.
-    """
-    given = session.sparkContext.getConf()
-    used = {key: value for key, value in settings.items() if not given.contains(key)} | _UTC
-    before = {key: session.conf.get(key) for key in used}
-    for key, value in used.items():
-        session.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is not None:
-                session.conf.set(key, old)
 
 
 __all__ = ["SMALL_BYTES", "SMALL_JVM", "fitted", "history_bytes", "parquet_bytes", "settings_for"]
