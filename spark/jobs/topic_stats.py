@@ -11,11 +11,12 @@ from typing import Final
 
 import click
 
-from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options
+from spark.fitting import SMALL, SMALL_JVM, fitted
+from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options, paths_of
 from spark.stats.output import Output
+from spark.stats.replicas import one_per_group
 from spark.stats.run import Wanted, lines, run
 from spark.stats.stats_report import write_stats_report
-from spark.storage import split_paths
 
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d"]
@@ -42,6 +43,7 @@ _MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "
     "--at", "moment", type=click.DateTime(_MOMENTS),
     help="when the offsets were committed, in UTC; default: now. Set it for copied stores",
 )  # fmt: skip
+@click.option("--unconfirmed", is_flag=True, help="count what lies above confirmOffset, too")
 @click.option(
     "--mode", type=click.Choice(["FAILFAST", "DROPMALFORMED"]), default="FAILFAST",
     show_default=True, help="what to do where a log is damaged",
@@ -59,21 +61,30 @@ def main(
     bucket: str,
     topics: str,
     moment: datetime | None,
+    unconfirmed: bool,
     mode: str,
     max_lag: int | None,
     no_report: bool,
 ) -> None:
     """Statistics of topics, from the stores of brokers."""
     wanted = Wanted(
-        tuple(path for each in stores for path in split_paths(each)),
+        paths_of("--stores", stores),
         tuple(name.strip() for name in topics.split(",") if name.strip()),
         span_ms(bucket),
         mode,
         (moment.replace(tzinfo=UTC) if moment else datetime.now(UTC)).replace(microsecond=0),
+        unconfirmed,
     )
     report = ""
-    with Output(output, overwrite=overwrite) as place, job.session("topic_stats") as spark:
-        summary = run(spark, wanted, place, job.progress.step)
+    with job.progress.step("reading what the stores say of themselves"):
+        sources = one_per_group(wanted.patterns, unconfirmed=unconfirmed)
+    small = sources.is_small()
+    with (
+        Output(output, overwrite=overwrite) as place,
+        job.session("topic_stats", **(SMALL_JVM if small else {})) as spark,
+        fitted(spark, SMALL if small else {}),
+    ):
+        summary = run(spark, wanted, sources, place, job.progress.step)
         if not no_report:
             with job.progress.step("drawing the report"):
                 report = write_stats_report(spark, str(place.path), summary)

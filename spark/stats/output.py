@@ -31,16 +31,25 @@ class Output(ResultFolder):
             folder, TABLES, overwrite=overwrite, keeps=" and keeps its snapshots of consumer_lag"
         )
 
-    def write(self, name: str, frame: DataFrame, snapshot: datetime | None = None) -> DataFrame:
+    def write(
+        self,
+        name: str,
+        frame: DataFrame,
+        snapshot: datetime | None = None,
+        *,
+        small: bool = False,
+    ) -> DataFrame:
         """Write a table, not yet where readers look; what it is when read back.
 
-        With `snapshot` it is partitioned by that as well.
+        With `snapshot` it is partitioned by that as well. `small`: its rows go into one task.
         """
         parts = ["day"]
         if snapshot is not None:
             frame = frame.withColumn("snapshot", F.lit(f"{snapshot:%Y-%m-%dT%H-%M-%S}"))
             parts.append("snapshot")
-        return self.write_table(name, frame.repartition("day"), parts)
+        return self.write_table(
+            name, frame.coalesce(1) if small else frame.repartition("day"), parts
+        )
 
     def publish(self, summary: Mapping[str, Any]) -> None:
         """Put the tables in the place of earlier ones, then the summary. Raises OSError."""

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from spark.storage import locate
-from spark.store_facts import StoreFacts, read_facts
+from spark.storage import Storage, locate
+from spark.store_facts import StoreError, StoreFacts, read_facts, segments
+
+_SIGNS: Final = ("commitlog", "checkpoint", "epochFileCheckpoint", "brokerIdentity", "config")
+SMALL_BYTES: Final = 64 << 20
+"""Logs of at most so many bytes together are small: some 100,000 messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One group's store that is read, and how many of its replicas are left aside."""
+    """One group's store that is read, and how many of its replicas are left aside.
+
+    `broker` is the group's name: where clusters have one of the same name, `cluster#name`; the path
+    of a store that has no identity. `log_bytes`: how much of its log is read, or less.
+    """
 
     store: str
     broker: str
     broker_id: int | None
     confirm_offset: int | None
     others: int
+    log_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +37,64 @@ class Sources:
     patterns: list[str]
     chosen: list[Chosen]
 
+    def is_small(self) -> bool:
+        """Whether Spark is fitted to a small input."""
+        return sum(each.log_bytes for each in self.chosen) <= SMALL_BYTES
 
-def one_per_group(patterns: Sequence[str]) -> Sources:
+
+def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> Sources:
     """Of the replicas of each group the one whose confirmed log is longest, then the lowest id.
 
-    A store without an identity is a group of its own. Raises FileNotFoundError, which names the
-    pattern, if nothing matches one; StoreError for a store that cannot be understood.
+    A store without an identity is a group of its own. `unconfirmed`: one that does not say what is
+    confirmed may be among them. Raises FileNotFoundError, which names the pattern, if nothing
+    matches one; StoreError for what is no store, or cannot be understood.
     """
     groups: dict[tuple[str, str], dict[str, StoreFacts]] = {}
+    stores: dict[str, tuple[Storage, StoreFacts]] = {}
     for pattern in patterns:
         storage, place = locate(pattern)
         found = storage.glob(place)
         if not found:
             raise FileNotFoundError(f"{pattern}: nothing matches")
         for path in found:
-            facts = read_facts(storage, path)
+            facts = _facts(storage, path, unconfirmed=unconfirmed)
             group = (facts.cluster or "", facts.broker) if facts.broker else ("", path)
             groups.setdefault(group, {})[path] = facts
+            stores[path] = storage, facts
+    names = [name for _, name in groups]
     chosen = []
-    for (_, name), members in sorted(groups.items()):
+    for (cluster, name), members in sorted(groups.items()):
+        if names.count(name) > 1:
+            name = f"{cluster}#{name}"
         best = min(members.values(), key=_rank)
-        chosen.append(
-            Chosen(best.path, name, best.broker_id, best.confirm_offset, len(members) - 1)
-        )
+        others, size = len(members) - 1, _log_bytes(*stores[best.path], unconfirmed=unconfirmed)
+        chosen.append(Chosen(best.path, name, best.broker_id, best.confirm_offset, others, size))
     return Sources(list(patterns), chosen)
+
+
+def _facts(storage: Storage, path: str, *, unconfirmed: bool) -> StoreFacts:
+    if not any(storage.exists(f"{path}/{sign}") for sign in _SIGNS):
+        raise StoreError(
+            f"{path} is no store: none of {', '.join(_SIGNS)} is there; give the folder that "
+            "storePathRootDir names, or a pattern of such folders"
+        )
+    facts = read_facts(storage, path)
+    # A broker without a controller has no identity, and keeps 0.
+    told = facts.confirm_offset is not None and facts.confirm_offset >= (not facts.broker)
+    if not told and not unconfirmed and segments(storage, f"{path}/commitlog"):
+        raise StoreError(
+            f"{path} does not tell a confirmOffset: its checkpoint is missing, or it was written "
+            "without a controller; --unconfirmed reads its log to the end"
+        )
+    return facts
+
+
+def _log_bytes(storage: Storage, facts: StoreFacts, *, unconfirmed: bool) -> int:
+    """What is confirmed of a log; `unconfirmed`: its files, though they may be nearly empty."""
+    files = segments(storage, f"{facts.path}/commitlog")
+    if unconfirmed or not files:
+        return sum(file.size for file in files)
+    return max(0, (facts.confirm_offset or 0) - files[0].start)
 
 
 def _rank(facts: StoreFacts) -> tuple[int, int]:

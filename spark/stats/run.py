@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark.stats import scan, tables
 from spark.stats.output import LAG, Output
-from spark.stats.replicas import one_per_group
+from spark.stats.replicas import Sources
 from spark.work import Work
 
 Step = Callable[[str], AbstractContextManager[None]]
@@ -22,33 +22,37 @@ Step = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`snapshot`: the moment of the committed offsets, in UTC. `topics` empty: all."""
+    """`snapshot`: the moment of the committed offsets, in UTC. `topics` empty: all. `unconfirmed`:
+    what lies above confirmOffset counts, too.
+    """
 
     patterns: tuple[str, ...]
     topics: tuple[str, ...]
     bucket_ms: int
     mode: str
     snapshot: datetime
+    unconfirmed: bool = False
 
 
-def run(session: SparkSession, wanted: Wanted, output: Output, step: Step) -> dict[str, Any]:
+def run(
+    session: SparkSession, wanted: Wanted, sources: Sources, output: Output, step: Step
+) -> dict[str, Any]:
     """Write and publish all tables; the summary, as it stands in summary.json."""
-    sources = one_per_group(wanted.patterns)
+    work = Work(session, output.work_folder, small=sources.is_small())
     with step("counting messages"):
-        messages = scan.read_messages(session, sources, wanted.topics, mode=wanted.mode)
-        counted = scan.counted(messages, wanted.bucket_ms)
-        counts = Work(session, output.work_folder).keep(counted, "counts")
-    with step("writing the tables"):
-        traffic = output.write("traffic", tables.traffic(counts, wanted.bucket_ms))
-        queues = output.write("queues", tables.queues(counts))
-        hot = output.write("hot_queues", tables.hot_queues(queues))
-        output.write("sizes", tables.values(counts, "size"))
-        output.write("delays", tables.values(counts, "delay_ms"))
-        lag = output.write(
-            LAG,
-            tables.consumer_lag(session, sources, wanted.topics, queues, wanted.snapshot),
-            wanted.snapshot,
+        messages = scan.read_messages(
+            session, sources, wanted.topics, mode=wanted.mode, unconfirmed=wanted.unconfirmed
         )
+        counted = scan.counted(messages, wanted.bucket_ms, sources)
+        counts = work.keep(counted, "counts")
+    with step("writing the tables"):
+        traffic = _written(output, work, "traffic", tables.traffic(counts, wanted.bucket_ms))
+        queues = _written(output, work, "queues", tables.queues(counts))
+        hot = _written(output, work, "hot_queues", tables.hot_queues(queues))
+        for name, value in (("sizes", "size"), ("delays", "delay_ms")):
+            output.write(name, tables.values(counts, value), small=work.small)
+        late = tables.consumer_lag(session, sources, wanted.topics, queues, wanted.snapshot)
+        lag = _written(output, work, LAG, late, wanted.snapshot)
     total = traffic.agg(
         F.sum("messages").alias("messages"),
         F.sum("bytes").alias("bytes"),
@@ -92,6 +96,15 @@ def run(session: SparkSession, wanted: Wanted, output: Output, step: Step) -> di
     }  # fmt: skip
     output.publish(summary)
     return summary
+
+
+def _written(
+    output: Output, work: Work, name: str, frame: DataFrame, snapshot: datetime | None = None
+) -> DataFrame:
+    """Write a table that is used further: as it was kept, or as it is read back."""
+    kept = work.keep_small(frame)
+    written = output.write(name, kept, snapshot, small=work.small)
+    return kept if work.small else written
 
 
 def lines(summary: dict[str, Any]) -> list[str]:

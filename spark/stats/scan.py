@@ -19,12 +19,17 @@ from pyspark.sql import functions as F
 from protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from spark.stats.replicas import Sources
 
-COLUMNS: Final = "store,broker,topic,queue_id,queue_offset,size,born_at,store_at"
+COLUMNS: Final = "store,topic,queue_id,queue_offset,size,born_at,store_at"
 _DIGITS: Final = 6
 
 
 def read_messages(
-    session: SparkSession, sources: Sources, topics: Sequence[str], *, mode: str
+    session: SparkSession,
+    sources: Sources,
+    topics: Sequence[str],
+    *,
+    mode: str,
+    unconfirmed: bool = False,
 ) -> DataFrame:
     """The messages of the chosen stores, without bodies; `topics` empty: all of them."""
 
@@ -34,14 +39,15 @@ def read_messages(
         .option("table", "messages")
         .option("columns", COLUMNS)
         .option("mode", mode)
+        .option("unconfirmed", str(unconfirmed).lower())
         .load()
         .where(F.col("store").isin([each.store for each in sources.chosen]))  # not even planned
     )
     return frame.where(F.col("topic").isin(list(topics))) if topics else frame
 
 
-def counted(messages: DataFrame, bucket_ms: int) -> DataFrame:
-    """Counts of two kinds, told apart by `is_delay`:
+def counted(messages: DataFrame, bucket_ms: int, sources: Sources) -> DataFrame:
+    """Counts of two kinds, told apart by `is_delay`; `broker` is the name of the group:
 
     0: broker, topic, queue_id, bucket_ms, size -> messages, bytes, first_offset, last_offset,
     first_store_ms; 1: topic, bucket_ms, delay_ms -> messages, late (clocks: born after stored).
@@ -49,7 +55,7 @@ def counted(messages: DataFrame, bucket_ms: int) -> DataFrame:
     store_ms = F.unix_millis("store_at")
     delay_ms = store_ms - F.unix_millis("born_at")
     prepared = messages.where("store_at is not null").select(
-        F.coalesce("broker", F.lit("")).alias("broker"),
+        "store",
         "topic",
         "queue_id",
         (store_ms - store_ms % bucket_ms).alias("bucket_ms"),
@@ -61,11 +67,11 @@ def counted(messages: DataFrame, bucket_ms: int) -> DataFrame:
         (delay_ms < 0).alias("late"),
     )
     sets = [
-        [F.col(name) for name in ("broker", "topic", "queue_id", "bucket_ms", "size")],
+        [F.col(name) for name in ("store", "topic", "queue_id", "bucket_ms", "size")],
         [F.col(name) for name in ("topic", "bucket_ms", "delay_ms")],
     ]
-    return prepared.groupingSets(
-        sets, "broker", "topic", "queue_id", "bucket_ms", "size", "delay_ms"
+    counts = prepared.groupingSets(
+        sets, "store", "topic", "queue_id", "bucket_ms", "size", "delay_ms"
     ).agg(
         F.grouping("size").cast("int").alias("is_delay"),
         F.count("*").alias("messages"),
@@ -75,6 +81,13 @@ def counted(messages: DataFrame, bucket_ms: int) -> DataFrame:
         F.min("store_ms").alias("first_store_ms"),
         F.count_if("late").alias("late"),
     )
+    return counts.withColumn("broker", group_of(F.col("store"), sources)).drop("store")
+
+
+def group_of(store: Column, sources: Sources) -> Column:
+    """The name of the broker group that a store stands for: one store of each is read."""
+    pairs = [F.lit(text) for each in sources.chosen for text in (each.store, each.broker)]
+    return F.element_at(F.create_map(*pairs), store)
 
 
 def coarse(value: Column) -> Column:
@@ -99,4 +112,12 @@ def is_system(topic: Column) -> Column:
     )
 
 
-__all__ = ["COLUMNS", "coarse", "counted", "is_system", "not_below_zero", "read_messages"]
+__all__ = [
+    "COLUMNS",
+    "coarse",
+    "counted",
+    "group_of",
+    "is_system",
+    "not_below_zero",
+    "read_messages",
+]

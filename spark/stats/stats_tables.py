@@ -29,9 +29,12 @@ class StatsTables:
     def __init__(self, session: SparkSession, folder: str) -> None:
         self._session = session
         self._folder = folder
+        self._read: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
-        return self._session.read.parquet(str(Path(self._folder) / name))
+        if name not in self._read:  # to find out its columns takes a task
+            self._read[name] = self._session.read.parquet(str(Path(self._folder) / name))
+        return self._read[name]
 
     def topics(self) -> list[Any]:
         """Per topic: messages, bytes, peak rate, worst delays of a bucket; the largest ones."""

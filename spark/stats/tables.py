@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark.stats.replicas import Sources
-from spark.stats.scan import is_system, not_below_zero
+from spark.stats.scan import group_of, is_system, not_below_zero
 
 TABLES: Final = ("traffic", "queues", "hot_queues", "sizes", "delays", "consumer_lag")
 _SHARES: Final = "array(0.5D, 0.95D, 0.99D, 1.0D)"
@@ -130,7 +130,7 @@ def consumer_lag(
         .load()
         .where(F.col("store").isin([each.store for each in sources.chosen]))
         .select(
-            "group", "topic", F.coalesce("broker", F.lit("")).alias("broker"), "queue_id",
+            "group", "topic", group_of(F.col("store"), sources).alias("broker"), "queue_id",
             "offset", "max_offset", not_below_zero(F.col("lag")).alias("lag"),
         )
     )  # fmt: skip

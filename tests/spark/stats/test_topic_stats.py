@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from spark.jobs.topic_stats import main, span_ms
 from spark.stats.replicas import one_per_group
+from spark.store_facts import StoreError
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.log_files import LogFiles
 from tests.spark.spark_session import spark_session
@@ -78,6 +79,11 @@ def stores(tmp_path_factory):
         root / "b1", offsets={"slow": {"0": 70, "1": 10}, "done": {"0": 75, "1": 25, "9": 3}}
     )
     write_store(root / "b2", confirmed_of=50, offsets={"slow": {"0": 0, "1": 0}})
+    # Two brokers of their own, whose queues have the same names.
+    for name in ("b3", "b4"):
+        files = LogFiles(root / name, file_size=1 << 16)
+        message(files, "Lonely", 0, 7, NOON_MS, 1)
+        files.save(identity="", epochs="")
     return str(root / "b*")
 
 
@@ -100,10 +106,10 @@ def test_each_message_counts_once_although_two_replicas_hold_it(done):
     out, result = done
     assert result.exit_code == 1, result.output + result.stderr  # a group is 20 behind
     summary = json.loads(result.stdout)
-    assert summary["messages"] == 102
-    (store,) = summary["stores"]
+    assert summary["messages"] == 104
+    store = next(each for each in summary["stores"] if each["broker"] == "broker-a")
     assert store["store"].endswith("b1") and store["replicas_left_aside"] == 1
-    assert sum(row["messages"] for row in rows(out, "traffic")) == 102
+    assert sum(row["messages"] for row in rows(out, "traffic")) == 104
     assert [row["topic"] for row in rows(out, "traffic", is_system=True)] == [
         "rmq_sys_BATON_METADATA"
     ]
@@ -133,10 +139,21 @@ def test_a_hot_queue_against_an_even_spread(done):
     assert {row["even_share"] for row in by_queue.values()} == {0.5}
 
 
+def test_stores_without_an_identity_are_brokers_of_their_own(done, stores):
+    out, result = done
+    paths = [stores.replace("*", number) for number in "34"]
+    lonely = rows(out, "queues", topic="Lonely")
+    assert sorted((r["broker"], r["messages"], r["first_offset"]) for r in lonely) == [
+        (path, 1, 7) for path in paths
+    ]
+    assert {row["share"] for row in rows(out, "hot_queues", topic="Lonely")} == {0.5}
+    assert set(paths) < {each["broker"] for each in json.loads(result.stdout)["stores"]}
+
+
 def test_every_size_and_delay_is_in_the_histograms(done):
     out, _ = done
     for name in ("sizes", "delays"):
-        assert sum(row["messages"] for row in rows(out, name)) == 102
+        assert sum(row["messages"] for row in rows(out, name)) == 104
     assert {row["delay_ms"]: row["messages"] for row in rows(out, "delays", topic=EVIL)} == {5: 1}
 
 
@@ -171,7 +188,7 @@ def test_the_report_is_drawn_and_stands_alone(done, tmp_path_factory):
             "messages", "bytes", "sizes", "sizes-over-time", "delays", "delays-over-time",
             "queue-heat", "lag", "lag-over-time",
         ]  # fmt: skip
-        for picture, number in (("messages", 3), ("bytes", 3), ("lag", 1)):
+        for picture, number in (("messages", 4), ("bytes", 4), ("lag", 1)):
             boxes = browser.boxes(f"#{picture} .plot .bars .point path")
             assert len(boxes) == number, picture
             assert all(width > 0 and height > 0 for width, height in boxes)
@@ -198,6 +215,23 @@ def test_an_output_that_holds_something_is_not_overwritten_unasked(done, stores)
     assert result.exit_code == 2 and "--overwrite replaces it" in result.stderr
 
 
+def test_which_stores_stand_for_their_groups(tmp_path):
+    def store(name, identity, confirm=None):
+        files = LogFiles(tmp_path / name)
+        files.add()
+        return files.save(identity=identity, confirm=confirm)
+
+    store("a1", "east#a#1", confirm=0)
+    longest, west = store("a2", "east#a#2"), store("w1", "west#a#1")
+    plain = store("plain", "", confirm=0)  # as a broker without a controller leaves it
+    with pytest.raises(StoreError, match=r"plain does not tell a confirmOffset.* --unconfirmed"):
+        one_per_group([str(tmp_path / "*")])
+    found = one_per_group([str(tmp_path / "*")], unconfirmed=True).chosen
+    assert {(each.broker, each.store, each.others) for each in found} == {
+        ("east#a", longest, 1), ("west#a", west, 0), (plain, plain, 0),
+    }  # fmt: skip
+
+
 def test_bad_input_is_named(tmp_path):
     result = CliRunner().invoke(
         main, ["--stores", "x", "--output", str(tmp_path), "--bucket", "1w", "--quiet"]
@@ -205,6 +239,8 @@ def test_bad_input_is_named(tmp_path):
     assert result.exit_code == 2 and "s, m, h or d" in result.stderr
     with pytest.raises(FileNotFoundError, match=r"nowhere.*: nothing matches"):
         one_per_group([str(tmp_path / "nowhere*")])
+    with pytest.raises(StoreError, match="is no store: none of commitlog, "):
+        one_per_group([str(tmp_path)])
     assert [span_ms(each) for each in ("30s", "1m", "2h", "1d")] == [
         30_000, 60_000, 7_200_000, 86_400_000,
     ]  # fmt: skip
