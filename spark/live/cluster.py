@@ -7,7 +7,9 @@ Its loop runs only while something is asked.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
 import uvloop
@@ -16,7 +18,7 @@ from batonmq.broker_calls import PullRequest, QueueCalls
 from batonmq.client_instance import ClientInstance
 from batonmq.clock import boot_ms, wall_ms
 from batonmq.errors import NoMasterError, NoNameServerError, NoRouteError
-from batonmq.master_pull import pull_records
+from batonmq.master_pull import PulledRecords, pull_records
 from batonmq.pull_result import PullStatus
 from batonmq.retry import pause_ms
 from batonmq.route import TopicRoute
@@ -30,10 +32,13 @@ from remoting.command import RemotingCommand
 from spark.live.offsets import Offsets
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 # How long a master must say that a queue ends below an offset until it is believed: one that was
 # just replaced may still answer, and knows less than its successor.
 LOSS_CONFIRM_MS: Final = 2_000
+# How long a new master may take to show what its log holds.
+SETTLE_MS: Final = 10_000
 
 
 class ClusterError(Exception):
@@ -99,11 +104,12 @@ class LiveCluster:
         return found
 
     def bounds(
-        self, queues: Sequence[MessageQueue], *, some: bool = False
+        self, queues: Sequence[MessageQueue], *, some: bool = False, whole: bool = False
     ) -> dict[MessageQueue, tuple[int, int]]:
         """[lowest, end) of what each queue holds and shows, as its master says.
 
-        `some`: without those whose master does not answer, unless none does.
+        `some`: without those whose master does not answer, unless none does. `whole`: a new master
+        that shows less than its log held when it was asked is waited for.
         """
         deadline_ms = self.deadline_ms()
 
@@ -114,7 +120,10 @@ class LiveCluster:
             subscription = build_subscription(queue.topic, "*", wall_ms())
             request = PullRequest(self.group, queue, end, subscription, max_messages=1)
             answer = await pull_records(self.client, request, deadline_ms=deadline_ms)
-            return answer.min_offset, answer.max_offset
+            if not whole:
+                return answer.min_offset, answer.max_offset
+            end = await shown_end(self.client, request, answer.max_offset, deadline_ms)
+            return answer.min_offset, end
 
         async def all_of_them() -> dict[MessageQueue, tuple[int, int]]:
             answers = await asyncio.gather(*map(one, queues), return_exceptions=True)
@@ -188,6 +197,47 @@ async def is_down(client: ClientInstance, deadline_ms: int) -> bool:
     )
 
 
+async def shown_end(
+    client: ClientInstance, request: PullRequest, end: int, deadline_ms: int
+) -> int:
+    """The end of a queue once it shows what its master's log holds now. `end`: what it shows now.
+
+    A new master shows less for a moment, and what it does not show may have been acknowledged. Not
+    waited for longer than SETTLE_MS: what is confirmed by nobody is no consumer's yet.
+    """
+    settled_ms = min(boot_ms() + SETTLE_MS, deadline_ms)
+
+    async def pulled(offset: int) -> PulledRecords:
+        return await pull_records(client, replace(request, offset=offset), deadline_ms=deadline_ms)
+
+    async def reaches(offset: int) -> bool:
+        answer = await pulled(offset)
+        return answer.status is not PullStatus.OFFSET_ILLEGAL or offset <= answer.max_offset
+
+    if not await reaches(end + 1):
+        return end
+    low, step = end + 1, 1
+    while await reaches(low + step):
+        low, step = low + step, 2 * step
+    high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if await reaches(middle) else (low, middle)
+    tries = 0
+    while True:
+        answer = await pulled(low)
+        if answer.max_offset >= low:
+            return answer.max_offset
+        if answer.status is PullStatus.OFFSET_ILLEGAL:  # another master never had them
+            low = answer.max_offset
+            continue
+        tries += 1
+        if boot_ms() + pause_ms(tries) >= settled_ms:
+            log.warning("not_confirmed queue=%s from=%d to=%d", request.queue, end, low)
+            return answer.max_offset
+        await asyncio.sleep(pause_ms(tries) / 1000)
+
+
 async def shortfall(
     client: ClientInstance, group: str, queue: MessageQueue, offset: int, deadline_ms: int
 ) -> tuple[int, int] | None:
@@ -241,10 +291,12 @@ async def epochs_of(
 
 __all__ = [
     "LOSS_CONFIRM_MS",
+    "SETTLE_MS",
     "ClusterError",
     "LiveCluster",
     "epochs_of",
     "is_down",
     "route_of",
     "shortfall",
+    "shown_end",
 ]

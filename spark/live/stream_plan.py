@@ -76,7 +76,7 @@ class StreamPlan:
 
     def aim(self) -> None:
         """From now on nothing is offered that is not there already."""
-        self._target = {queue: high for queue, (_, high) in self._bounds().items()}
+        self._target = {queue: high for queue, (_, high) in self._bounds(whole=True).items()}
 
     def next_end(self, start: Offsets, most: int, *, limited: bool) -> Offsets:
         """How far the batch after `start` goes: `start` itself if there is nothing to read.
@@ -124,10 +124,12 @@ class StreamPlan:
     def _queues(self, *, known: bool) -> list[MessageQueue]:
         return [queue for route in self._route(known=known) for queue in route.subscribe_queues]
 
-    def _bounds(self, *, some: bool = False) -> dict[MessageQueue, tuple[int, int]]:
+    def _bounds(
+        self, *, some: bool = False, whole: bool = False
+    ) -> dict[MessageQueue, tuple[int, int]]:
         """`some`: without those of silent groups, which are in `_silent` then."""
         queues = self._queues(known=True)
-        bounds = self._open().bounds(queues, some=some)
+        bounds = self._open().bounds(queues, some=some, whole=whole)
         silent = {queue for queue in queues if queue not in bounds}
         for name in sorted({queue.broker_name for queue in silent - self._silent}):
             log.warning("group_silent broker_name=%s: its queues are passed over for now", name)

@@ -71,7 +71,7 @@ class TopicRead:
             for bound, name in ((options.starting, "starting"), (options.ending, "ending")):
                 (bound or _OPEN).check_known(queues, f"{name}Offsets")
             queues = [queue for queue in queues if self._wants(queue)]
-            bounds = cluster.bounds(queues)
+            bounds = cluster.bounds(queues, whole=True)
             starts = resolve(cluster, options.starting or _OPEN, EARLIEST, bounds)
             ends = resolve(cluster, options.ending or _OPEN, LATEST, bounds)
             ranges = [QueueRange(queue, starts[queue], ends[queue]) for queue in queues]

@@ -5,16 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from batonmq.broker_calls import PullRequest
 from batonmq.clock import boot_ms
 from batonmq.errors import NoMasterError, NoNameServerError, NoRouteError
 from batonmq.master_pull import PulledRecords
 from batonmq.pull_result import PullStatus
 from batonmq.route import TopicRoute
+from batonmq.subscription import build_subscription
 from protocol.bodies import BrokerData, ClusterInfo
 from protocol.message import MessageQueue
 from remoting.command import RemotingCommand
 from spark.live import cluster as module
-from spark.live.cluster import ClusterError, LiveCluster, route_of
+from spark.live.cluster import ClusterError, LiveCluster, route_of, shown_end
 
 LIVING, DEAD = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-b", 0)
 
@@ -110,3 +112,44 @@ def test_a_topic_that_may_not_be_read_is_not_an_empty_one(cluster, monkeypatch):
             ClusterError, match=r"topic T has no queue that may be read, in broker-a"
         ):
             cluster.routes(["T"])
+
+
+class NewMaster:
+    """Shows `shown` messages of `held` until it was asked `settles` times; then it has `then`."""
+
+    def __init__(self, shown, held, *, settles=10**9, then=None):
+        self.shown, self.held, self.settles = shown, held, settles
+        self.then = held if then is None else then
+        self.asked = 0
+
+    async def pull(self, client, request, *, deadline_ms):
+        self.asked += 1
+        if self.asked >= self.settles:
+            self.shown = self.held = self.then
+        if request.offset > self.held:
+            status = PullStatus.OFFSET_ILLEGAL
+        else:
+            status = PullStatus.FOUND if request.offset < self.shown else PullStatus.NO_NEW_MSG
+        return PulledRecords(status, request.offset, 0, self.shown, b"")
+
+
+@pytest.mark.parametrize("hidden", [0, 1, 2, 3, 7, 8, 100])
+@pytest.mark.parametrize("then", [0, -1, 50])
+def test_what_a_new_master_does_not_show_yet_is_waited_for(monkeypatch, hidden, then):
+    """It may have been acknowledged by the master before. With `then` -1 it never was, and goes."""
+    master = NewMaster(40, 40 + hidden, settles=30, then=max(40, 40 + hidden + then))
+    monkeypatch.setattr(module, "pull_records", master.pull)
+    monkeypatch.setattr(module, "pause_ms", lambda failures: 0)
+    request = PullRequest("g", LIVING, 40, build_subscription("T", "*", 0), max_messages=1)
+    end = asyncio.run(shown_end(None, request, 40, boot_ms() + 60_000))
+    assert end == (master.then if hidden else 40)
+    assert hidden or master.asked == 1, "one more question where nothing is hidden"
+
+
+def test_what_nobody_confirms_is_not_waited_for_for_ever(monkeypatch, caplog):
+    master = NewMaster(40, 43)
+    monkeypatch.setattr(module, "pull_records", master.pull)
+    monkeypatch.setattr(module, "SETTLE_MS", 30)
+    request = PullRequest("g", LIVING, 40, build_subscription("T", "*", 0), max_messages=1)
+    assert asyncio.run(shown_end(None, request, 40, boot_ms() + 60_000)) == 40
+    assert "not_confirmed queue=T@broker-a:0 from=40 to=43" in caplog.text

@@ -38,7 +38,7 @@ class Cluster:
         self.unknown -= {name for name, asks in self.back.items() if self.asked >= asks}
         return [TopicRoute("T", (), named, brokers, dict.fromkeys(brokers, "c"))]
 
-    def bounds(self, queues, *, some=False):
+    def bounds(self, queues, *, some=False, whole=False):
         if self.silent and not some:
             raise ClusterError("no master answers")
         return {queue: self.held[queue] for queue in queues if queue not in self.silent}
