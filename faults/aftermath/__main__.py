@@ -73,7 +73,10 @@ def main() -> int:
 
 def _tell(run: Aftermath, verdict: Verdict, reporter: Reporter) -> None:
     reports = [run.paths.report(job).as_uri() for job in REPORTS]
-    text = "\n".join(["verdict", *summary.lines(verdict), *reports])
+    where = [f"report of {job}: {uri}" for job, uri in zip(REPORTS, reports, strict=True)]
+    where.append(f"findings of message_audit: {run.paths.output('message_audit')}")
+    where.append(f"cluster, logs and tables: {run.paths.folder}")
+    text = "\n".join(["verdict", *summary.lines(verdict), *where])
     fields = {**summary.document(verdict), "reports": reports}
     reporter.report(Event("verdict", text, fields, bad=not verdict.is_good))
 

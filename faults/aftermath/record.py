@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
-from faults.aftermath.deeds import kind_of
+from faults.aftermath.deeds import PLANNED, kind_of
 from faults.fault import Fault
 from faults.lab import Trial
 
@@ -45,6 +45,16 @@ class Deed:
 
     def line(self) -> str:
         return json.dumps(asdict(self)) + "\n"
+
+    @property
+    def struck(self) -> str:
+        """`whom` in words, with the ids by which controllers and tables call the brokers."""
+        ids = iter(self.brokers)
+        words = [
+            f"{name} (broker {next(ids)})" if name.startswith(f"{self.group}-") else name
+            for name in self.whom
+        ]
+        return ("away from " if self.kind == PLANNED else "") + ", ".join(words)
 
     @property
     def elections(self) -> int:

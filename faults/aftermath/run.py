@@ -138,10 +138,9 @@ class Aftermath:
                 self._tell_deed(done, found)
 
     def _tell_deed(self, done: Deed, found: Sequence[Finding]) -> None:
-        whom = ", ".join(done.whom)
-        text = f"{done.number:2} {done.title}: {whom}; "
+        text = f"{done.number:2} {done.title}: {done.struck}; "
         if done.elections:
-            text += f"broker {done.master_before} -> {done.master_after}"
+            text += f"master: broker {done.master_before} -> {done.master_after}"
             text += f" (epoch {done.epoch_after})"
         else:
             text += f"broker {done.master_after} stays master"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from faults.aftermath.compare import Comparison, Told
@@ -10,7 +10,7 @@ from faults.aftermath.record import Deed
 from faults.aftermath.tables import Failover
 from faults.aftermath.verdict import Verdict
 
-HEAD: Final = ("", "what was done", "to whom", "gap", "epoch", "told as", "master", "unavailable")
+HEAD: Final = ("", "what was done", "to whom", "gap", "epoch", "told as", "master", "no writes")
 RIGHT: Final = frozenset({0, 3, 4, 7})
 SHOWN: Final = 20
 
@@ -22,6 +22,12 @@ def lines(verdict: Verdict) -> list[str]:
     elections = sum(len(one.failovers) for one in told)
     disagree = sum(len(one.wrong) for one in told) + len(comparison.wrong)
     shown = [
+        "all good: nothing acknowledged is missing, and the history tells what was done"
+        if verdict.is_good
+        else "NOT GOOD: what is wrong stands below the table",
+        "gap: the longest time between two acknowledgements that the load saw; no writes: what the"
+        " history says of it",
+        "",
         *table(comparison),
         "",
         f"{len(told)} faults, {elections} changes of master: the history tells every one as it was"
@@ -38,12 +44,24 @@ def lines(verdict: Verdict) -> list[str]:
         if audit.code == 0
         else f"{verdict.acked:,} acknowledged writes looked for: the audit FOUND something"
     )
+    shown += _found(audit.document)
     if verdict.streamed:
         once = "each once" if not verdict.stream_wrong else "NOT as the controllers kept them"
         shown.append(f"{verdict.streamed} events streamed from the history topic, {once}")
     shown += [f"  {text}" for text in verdict.stream_wrong[:SHOWN]]
     shown += [f"  {one.rule}: {one.text}" for one in verdict.findings[:SHOWN]]
     return shown
+
+
+def _found(document: Mapping[str, Any]) -> list[str]:
+    """What the audit calls critical or a warning, by kind and replica."""
+    rows = [row for row in document.get("kinds", ()) if row["severity"] != "info"]
+    told = [
+        f"  {row['severity']}: {row['count']:,} {row['kind'].replace('_', ' ')}"
+        + (f" in {', '.join(row['replicas'])}" if row["replicas"] else "")
+        for row in rows[:SHOWN]
+    ]
+    return [*told, f"  and {len(rows) - SHOWN} sorts more"] if len(rows) > SHOWN else told
 
 
 def table(comparison: Comparison) -> list[str]:
@@ -61,7 +79,7 @@ def table(comparison: Comparison) -> list[str]:
 
 def _rows(told: Told) -> Iterable[tuple[str, ...]]:
     deed = told.deed
-    done = (str(deed.number), deed.title, ", ".join(deed.whom), f"{deed.gap_ms:.0f} ms")
+    done = (str(deed.number), deed.title, deed.struck, f"{deed.gap_ms:.0f} ms")
     if not told.failovers:
         yield (*done, str(deed.epoch_after), "-", f"{deed.master_after} stays", "-")
     for number, row in enumerate(told.failovers):
@@ -69,7 +87,8 @@ def _rows(told: Told) -> Iterable[tuple[str, ...]]:
 
 
 def _told(row: Failover) -> tuple[str, ...]:
-    cost = "-" if row.unavailable_ms is None else f"{row.unavailable_ms} ms"
+    lost_ms = row.unavailable_ms if row.without_writes_ms is None else row.without_writes_ms
+    cost = "-" if lost_ms is None else f"{lost_ms} ms"
     kind, cause = row.kind.replace("_", " "), row.cause.replace("_", " ")
     why = f"{kind}: {cause}" if cause not in ("", kind) else kind
     return (str(row.epoch), why, f"{row.master_before} -> {row.master}", cost)
@@ -86,6 +105,7 @@ def document(verdict: Verdict) -> dict[str, Any]:
         "unasked": [row.epoch for row in comparison.unasked],
         "acknowledged": verdict.acked,
         "auditExitCode": audit.code,
+        "auditFound": audit.document.get("kinds", []),
         "streamed": verdict.streamed,
         "streamWrong": verdict.stream_wrong,
         "findings": [[one.rule, one.text] for one in verdict.findings],
@@ -107,6 +127,7 @@ def _document(told: Told) -> dict[str, Any]:
                 "masterBefore": row.master_before,
                 "master": row.master,
                 "unavailableMs": row.unavailable_ms,
+                "withoutWritesMs": row.without_writes_ms,
             }
             for row in told.failovers
         ],

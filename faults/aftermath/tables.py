@@ -12,6 +12,7 @@ from typing import Any
 class Failover:
     """A row of the table `failovers`. `times_ms`: the moments that are known, since 1970.
 
+    `without_writes_ms`: `unavailable_ms` with the silence of a master that hung before.
     `changed_set`: whether the SyncStateSet is another one than before the election.
     """
 
@@ -25,6 +26,7 @@ class Failover:
     unavailable_ms: int | None
     truncated_bytes: int
     changed_set: bool
+    without_writes_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def read_tables(output: Path) -> Tables:
             row["unavailable_ms"],
             row["truncated_bytes"] or 0,
             sorted(row["set_before"] or ()) != sorted(row["sync_state_set"] or ()),
+            row["without_writes_ms"],
         )
         for row in _rows(output / "failovers")
     ]

@@ -38,7 +38,7 @@ SWITCH = Deed(
 def failover(epoch: int, before: int, master: int, at_ms: int, kind: str = FAILOVER) -> Failover:
     times = {"detected_at": at_ms, "elected_at": at_ms + 2, "first_ack_at": at_ms + 30}
     changed = kind != PLANNED
-    return Failover(GROUP, epoch, kind, "session_closed", before, master, times, 30, 0, changed)
+    return Failover(GROUP, epoch, kind, "session_closed", before, master, times, 30, 0, changed, 45)
 
 
 def change(epoch: int, at_ms: int, left: int = 0, joined: int = 0) -> SetChange:
@@ -200,6 +200,7 @@ def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
     assert (done.began_ms, done.at_ms, done.first_ack_ms) == (1_001_000, 1_001_250, 1_001_300)
     assert (done.master_before, done.master_after, done.elections) == (1, 2, 1)
     assert done.whom == ("namesrv-1", "broker-a-1") and done.brokers == (3,)
+    assert done.struck == "namesrv-1, broker-a-1 (broker 3)"
     assert done.gap_ms == 50.0
     unhurt = replace(span, hurt=())
     planned = deed(8, PlannedSwitch(), replace(trial, span=unhurt), group=GROUP, names=names,
@@ -227,22 +228,34 @@ def test_an_acked_line_says_where_the_message_is() -> None:
     }  # fmt: skip
 
 
+AUDITED = [
+    {"severity": "critical", "kind": "missing", "count": 1_204, "replicas": ["broker-a#2"]},
+    {"severity": "critical", "kind": "lost", "count": 3, "replicas": []},
+    {"severity": "info", "kind": "lagging", "count": 1, "replicas": ["broker-a#3"]},
+]
+
+
 def test_the_summary_shows_each_fault_with_its_failovers_and_what_is_wrong() -> None:
     good = Verdict([KILL, SWITCH], 1_234, [], judged(TABLES), Result(0, {}, 1.0), 17)
     text = "\n".join(summary.lines(good))
-    assert "failover: session closed" in text and "1 -> 2" in text and "30 ms" in text
+    assert "failover: session closed" in text and "1 -> 2" in text and "45 ms" in text
+    assert text.startswith("all good: ") and "broker-a-0 (broker 1)" in text
+    assert "away from broker-a-1 (broker 2)" in text
     assert "tells every one as it was" in text and "1,234" in text and "none is missing" in text
     assert "17 events streamed" in text and "each once" in text
     assert good.is_good and summary.document(good)["good"] is True
     bad = replace(
         good,
         comparison=judged(with_failover(1, master=3)),
-        audit=Result(1, {}, 1.0),
+        audit=Result(1, {"kinds": AUDITED}, 1.0),
         findings=[Finding("lost", "a write")],
         stream_wrong=["the stream lacks one"],
     )
     text = "\n".join(summary.lines(bad))
     assert "DISAGREEMENTS" in text and "broker 3 is master" in text
+    assert text.startswith("NOT GOOD: ")
+    assert "critical: 1,204 missing in broker-a#2" in text and "critical: 3 lost\n" in text
+    assert "lagging" not in text
     assert "FOUND" in text and "lost: a write" in text and "the stream lacks one" in text
     document = summary.document(bad)
     assert document["agrees"] is False and document["auditExitCode"] == 1
