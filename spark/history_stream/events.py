@@ -19,6 +19,9 @@ from spark.history_stream.seen import PART_BITS
 from spark.schemas import TABLES
 
 _OF_FILE: Final = ("file", "controller", "line_offset")
+_TIME_MIN_MS: Final = -62_135_596_800_000
+_TIME_MAX_MS: Final = 253_402_300_799_999
+"""Of the years 1 and 9999."""
 _ZERO_LEFT_OUT: Final = (
     "part", "broker_id", "master_epoch", "sync_state_set_epoch", "controller_epoch",
     "master_before",
@@ -55,8 +58,13 @@ def events(messages: DataFrame) -> DataFrame:
         _position(F.col("line.raft_index"), part).alias("position"),
         _position(index_after.try_cast("bigint"), part_after.try_cast("int")).alias("after"),
         F.col("line.broker_name").alias("group"),
-        F.to_date(F.timestamp_millis("line.time_ms")).alias("day"),
+        F.to_date(_moment(F.col("line.time_ms"))).alias("day"),
     )
+
+
+def _moment(time_ms: Column) -> Column:
+    """Null for what no timestamp can hold: anybody may send to the topic of a Java broker."""
+    return F.timestamp_millis(F.when(time_ms.between(_TIME_MIN_MS, _TIME_MAX_MS), time_ms))
 
 
 def _position(raft_index: Column, part: Column) -> Column:
@@ -95,7 +103,7 @@ def _column(field: pa.Field) -> Column:
         return F.lit(None).cast(from_arrow_type(field.type)).alias(name)
     value = F.col(f"line.{_in_line(field)}")
     if _is_time(field):
-        value = F.timestamp_millis(F.when(value != 0, value))
+        value = _moment(F.when(value != 0, value))
     elif name in _UNKNOWN_IS_MINUS_ONE:
         value = F.when(value != -1, value)
     elif name in _ZERO_LEFT_OUT:

@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import reduce
 from operator import or_
 from typing import Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -155,14 +157,15 @@ class HistoryStream:
         # What is read counts once it is committed: a copy until then.
         seen = Seen.from_json(self._output.seen.to_json())
         taken = seen.take(index)
+        if not self._output.commits:
+            self._tell_beginning(index)
         holes = len(self._output.seen.holes())
         staging = self._output.begin()
         if taken.fresh:
             _write(batch.where(_new(taken)), str(staging))
         files = self._output.commit(seen, taken.fresh, number)
         if taken.fresh:
-            newest = pc.max(index["time"]).as_py()
-            self._tell_batch(taken, newest.timestamp())
+            self._tell_batch(taken, pc.max(index["time"]).as_py())
             if len(seen.holes()) > holes:
                 self._tell(holes_told(seen))
         self._count(taken, files)
@@ -173,11 +176,21 @@ class HistoryStream:
         self.counts.repeats += taken.repeats
         self.counts.files += files
 
-    def _tell_batch(self, taken: Taken, newest_s: float) -> None:
+    def _tell_beginning(self, index: pa.Table) -> None:
+        found = index.group_by(["broker", "queue_id"]).aggregate([("queue_offset", "min")])
+        for queue in found.to_pylist():
+            if queue["queue_offset_min"] > 0:
+                self._tell(
+                    f"the topic begins at offset {queue['queue_offset_min']} in {queue['broker']}: "
+                    "what stood before has expired and is not in the table"
+                )
+
+    def _tell_batch(self, taken: Taken, newest: datetime | None) -> None:
         repeats = f", {taken.repeats} repeats" if taken.repeats else ""
+        age_s = max(0.0, time.time() - newest.timestamp()) if newest is not None else 0
         self._tell(
             f"{taken.fresh} events{repeats}; {self._output.rows} in all; "
-            f"the newest is {max(0.0, time.time() - newest_s):.0f} s old"
+            f"the newest is {age_s:.0f} s old"
         )
 
 

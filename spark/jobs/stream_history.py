@@ -77,6 +77,10 @@ def main(
             job.session("stream_history", spark_sql_shuffle_partitions="4") as session,
         ):
             _listen(stopping)  # Spark has set a handler of its own meanwhile
+            if not session.conf.get("spark.log.level", ""):
+                # Of a failed query Spark logs the trace of its JVM, with each outage of the cluster
+                # again; the job says it in a line.
+                session.sparkContext.setLogLevel("FATAL")
             job.progress.say(f"reading BATON_SYS_HISTORY into {table.folder}")
             place = checkpoint or str(table.checkpoint)
             plan = StreamPlan(name_servers, place, max_events, every, accept_loss)

@@ -1,14 +1,16 @@
-"""What a real query says when no cluster answers: the stream must understand it."""
+"""What only Spark itself can show: what a query says when no cluster answers, odd messages."""
 
 import socket
 import threading
 import warnings
+from datetime import date, datetime
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark.history_stream import stream as module
+from spark.history_stream.events import events
 from spark.history_stream.output import StreamOutput
 from spark.history_stream.stream import HistoryStream, StreamPlan
 from spark.session import open_session
@@ -61,3 +63,33 @@ def test_a_cluster_that_went_is_asked_again_and_one_that_never_was_is_not(
     stream.run(session, plan, stopping)
     (line,) = told
     assert nobody in line and line.endswith("asked again in 5 s")
+
+
+def test_messages_that_are_no_events_and_wild_times_stop_nothing(session):
+    """Anybody may send to the topic of a Java broker."""
+    event = '{"log":"a","raft_index":%d,"time_ms":%d,"kind":"elected","broker_name":"g"}'
+    bodies = [
+        event % (1, 1_795_000_000_000),
+        event % (2, 9_200_000_000_000_000_000),
+        event % (3, -9_200_000_000_000_000_000),
+        '{"log":"a","raft_index":"x","time_ms":1,"kind":"elected"}',
+        '{"log":"a"}',
+        "nonsense",
+        "[1]",
+        "",
+    ]
+    afters = ["0-3", "1-0", "none", "9" * 40 + "-0", "-", "", "5", None]
+    rows = [
+        ("b", 0, at, datetime(2026, 11, 22), body.encode(), {"BATON_AFTER": after})
+        for at, (body, after) in enumerate(zip(bodies, afters, strict=True))
+    ]
+    schema = (
+        "broker string, queue_id int, queue_offset bigint, store_at timestamp, body binary, "
+        "properties map<string,string>"
+    )
+    found = events(session.createDataFrame(rows, schema)).sort("queue_offset").collect()
+    assert [(row.log, row.raft_index) for row in found[:3]] == [("a", 1), ("a", 2), ("a", 3)]
+    assert [row.log for row in found[3:]] == [None] * 5
+    assert [row.time is None for row in found[:3]] == [False, True, True]
+    assert (found[0].day, found[1].day) == (date(2026, 11, 18), None)
+    assert [row.after for row in found[:4]] == [3, 1 << 16, None, None]

@@ -2,11 +2,15 @@
 
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from spark.history_stream import stream as module
 from spark.history_stream.output import StreamOutput
+from spark.history_stream.seen import INDEX_SCHEMA, PART_BITS
 from spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan
 from spark.jobs.stream_history import _interval
 
@@ -181,3 +185,75 @@ def test_a_busy_machine_gets_a_few_more_chances(queries, trigger):
     stream, told, _ = queries(*(Query(error=failed(BUSY)) for _ in range(6)))
     with pytest.raises(StreamingQueryException, match="connect back"):
         stream.run(None, plan, threading.Event())
+
+
+class Batch:
+    """Messages of the history as a query hands them over: (offset, Raft index, that in front)."""
+
+    def __init__(self, *rows):
+        self.index = pa.Table.from_pylist(
+            [
+                {"broker": "b", "queue_id": 0, "queue_offset": offset, "log": "a",
+                 "position": index << PART_BITS,
+                 "after": None if after is None else after << PART_BITS,
+                 "time": datetime(2026, 11, 22, tzinfo=UTC)}
+                for offset, index, after in rows
+            ],
+            INDEX_SCHEMA.append(pa.field("time", pa.timestamp("us", "UTC"))),
+        )  # fmt: skip
+
+    def select(self, *_):
+        return self
+
+    where = select
+
+    def toArrow(self):
+        return self.index
+
+    def persist(self): ...
+
+    def unpersist(self): ...
+
+
+@pytest.fixture
+def taking(tmp_path, monkeypatch):
+    """(stream, what it told) whose batches are not written as files."""
+    monkeypatch.setattr(module, "_write", lambda rows, folder: None)
+    monkeypatch.setattr(module, "_new", lambda taken: None)
+    told = []
+    output = StreamOutput(tmp_path / "out")
+    output.open()
+    yield HistoryStream(output, told.append), told
+    output.close()
+
+
+def test_a_topic_that_has_lost_its_beginning_and_holes_are_told_once(taking):
+    stream, told = taking
+    stream._take(Batch((7, 20, 19), (8, 21, 20)), 0)
+    begins, counted = told
+    assert begins.startswith("the topic begins at offset 7 in b: what stood before has expired")
+    assert counted.startswith("2 events; 2 in all")
+    del told[:]
+    stream._take(Batch((9, 30, None), (10, 31, 30)), 1)
+    stream._take(Batch((11, 32, 31)), 2)
+    assert [line.split()[:4] for line in told] == [
+        ["2", "events;", "4", "in"],
+        ["1", "hole:", "log", "a,"],
+        ["1", "events;", "5", "in"],
+    ]
+    assert "between Raft index 21 and 30:" in told[1]
+    stream._take(Batch((12, 40, None)), 3)
+    assert told[-1].startswith("2 holes; the last one: log a, between Raft index 32 and 40:")
+    assert stream.counts.events == 6
+
+
+def test_a_batch_that_does_not_follow_the_table_ends_the_query(taking):
+    stream, _ = taking
+    with pytest.raises(ValueError, match="the checkpoint goes on with batch 4"):
+        stream._take(Batch((7, 20, 19)), 4)
+    stream._take(Batch(), 0)  # nothing in it is an event
+    stream._take(Batch((7, 20, 19)), 1)
+    stream._take(Batch((7, 20, 19)), 1)  # again, as after a crash
+    assert (stream.counts.events, stream.counts.repeats) == (1, 1)
+    with pytest.raises(ValueError, match="nothing behind batch 1"):
+        stream._take(Batch((9, 22, 20)), 3)
