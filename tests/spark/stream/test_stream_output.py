@@ -193,3 +193,77 @@ def test_every_name_is_durable_before_and_behind_the_commit(folder, monkeypatch)
     output.commit(Seen.from_json(SEEN), 7, 0)
     output.close()
     assert {(folder / name).parent for name in FIRST} < set(synced) and folder in synced
+
+
+class Killed(BaseException):
+    """As kill -9: nothing is cleaned up."""
+
+
+STEPS = (
+    (os, "replace"),
+    (os, "fsync"),
+    (module.shutil, "rmtree"),
+    (module, "replace_file"),
+    (module, "sync_directory"),
+    (Path, "mkdir"),
+)
+
+
+def test_killed_before_any_step_each_batch_is_in_the_table_once(tmp_path, monkeypatch):
+    """Two batches of two files; the job is started again until it comes through."""
+    wanted = {f"group=g{n}/day=d/batch-{batch}" for batch in (0, 1) for n in (0, 1)}
+
+    def job(folder):
+        output = opened(folder)
+        try:
+            for batch in range(output.batch or 0, 2):  # the checkpoint may lag by one
+                output.check_follows(batch)
+                seen = Seen.from_json([{"log": "a", "seen": [[1, batch + 1]]}])
+                staging = output.begin()
+                if seen.to_json() != output.seen.to_json() and batch >= len(held(output)):
+                    for n in (0, 1):
+                        path = staging / f"group=g{n}" / "day=d" / "x.parquet"
+                        path.parent.mkdir(parents=True)
+                        path.write_text(f"batch-{batch}")
+                    output.commit(seen, 2, batch)
+        finally:
+            output.close()
+
+    def held(output):
+        return range(output.seen.to_json()[0]["seen"][0][1]) if output.seen.to_json() else ()
+
+    def rows(folder):
+        return sorted(
+            f"{Path(name).parent}/{(folder / name).read_text()}" for name in table(folder)
+        )
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a kill is no power cut
+    for at in range(1, 200):
+        folder = tmp_path / str(at)
+        left = [at]
+        with monkeypatch.context() as patched:
+            for place, name in STEPS:
+                patched.setattr(place, name, _killing(getattr(place, name), left))
+            try:
+                job(folder)
+            except Killed:
+                pass
+        found = rows(folder) if folder.exists() else []
+        assert len(set(found)) == len(found) and set(found) <= wanted
+        job(folder)
+        assert rows(folder) == sorted(wanted), at
+        if left[0] > 0:
+            break
+    assert 30 < at < 199
+
+
+def _killing(step, left):
+    """Killed before the step that `left` counts down to: so behind the one before it, too."""
+
+    def stepped(*given, **more):
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        return step(*given, **more)
+
+    return stepped
