@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from spark.report.quantities import DURATION_TICKS_MS, duration_text, plot_text
@@ -60,7 +61,7 @@ def row_axis(labels: Sequence[str], **more: Any) -> dict[str, Any]:
     return {
         "tickmode": "array",
         "tickvals": list(range(len(labels))),
-        "ticktext": [plot_text(short(label)) for label in labels],
+        "ticktext": [plot_text(label) for label in short_labels(labels)],
         "range": [len(labels) - 0.4, -0.7],
         "fixedrange": True, "showgrid": False, "zeroline": False, "automargin": True,
         **more,
@@ -109,7 +110,11 @@ def pointed_out(
 ) -> dict[str, Any]:
     """Shapes and annotations of a layout: named lines across a `log_axis` from `low` to `high`."""
     shapes, notes = [], []
-    known = sorted((value, name) for name, value in lines.items() if value is not None)
+    every = sorted((value, name) for name, value in lines.items() if value is not None)
+    known = [
+        (value, ", ".join(name for _, name in same))
+        for value, same in groupby(every, key=lambda each: each[0])
+    ]
     for at, (value, name) in enumerate(known):
         x = math.log10(max(1.0, value))
         shapes.append(
@@ -145,9 +150,51 @@ def round_steps(longest_ms: float, most: int = 7) -> list[int]:
     return [n * step for n in range(math.ceil(longest_ms / step) + 1)]
 
 
-def short(label: str, most: int = 24) -> str:
+_LABEL_MOST: Final = 24
+
+
+def short(label: str, most: int = _LABEL_MOST) -> str:
     """A label that leaves room for the picture on a phone."""
     return label if len(label) <= most else f"{label[: most - 1]}…"
+
+
+def short_labels(labels: Sequence[str], most: int = _LABEL_MOST) -> list[str]:
+    """The same for several labels, so that those that differ still do where that can be.
+
+    What is cut off is the end, or else what all long ones have in common.
+    """
+    cut = [short(label, most) for label in labels]
+    long = [label for label in dict.fromkeys(labels) if len(label) > most]
+    if len(set(cut)) == len(set(labels)) or not long:
+        return cut
+    head, tail = _common(long), _common([label[::-1] for label in long])
+    tail = min(tail, min(map(len, long)) - head)
+    words = head  # whole words and numbers are easier to read
+    while words and long[0][words - 1].isalnum():
+        words -= 1
+    for begin in (words, head):
+        cut = [
+            label if len(label) <= most else _around(label, begin, len(label) - tail, most)
+            for label in labels
+        ]
+        if len(set(cut)) == len(set(labels)):
+            break
+    return cut
+
+
+def _common(labels: Sequence[str]) -> int:
+    """How many characters all begin with."""
+    least, greatest = min(labels), max(labels)
+    same = (at for at, (a, b) in enumerate(zip(least, greatest, strict=False)) if a != b)
+    return next(same, min(len(least), len(greatest)))
+
+
+def _around(label: str, begin: int, end: int, most: int) -> str:
+    """`label[begin:end]` and as much of the label's beginning as there is room for."""
+    core = f"…{label[begin:end]}" + ("…" if end < len(label) else "")
+    if len(core) > most:
+        return f"…{core[1 - most :]}"
+    return label[: min(begin, most - len(core))] + core
 
 
 __all__ = [
@@ -162,5 +209,6 @@ __all__ = [
     "round_steps",
     "row_axis",
     "short",
+    "short_labels",
     "time_axis",
 ]

@@ -70,7 +70,7 @@ def parts_figure(rows: Sequence[tuple[str, str, Mapping[str, int | None], int | 
     labels = [label for label, *_ in rows]
     data: list[dict[str, Any]] = []
     rests = [
-        max(0, (whole or 0) - sum(v or 0 for key, v in parts.items() if key != "detect_ms"))
+        max(0, (whole or 0) - sum(value or 0 for value in parts.values()))
         for _, _, parts, whole in rows
     ]
     series = [

@@ -6,12 +6,14 @@ Reads the Parquet tables of `epoch_history` and writes `report.html` beside them
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
 from spark.report import epoch_lines
+from spark.report.axes import short_labels
 from spark.report.calendar_figure import calendar_figure, group_calendar_figure
 from spark.report.duration_figures import distribution_figure, parts_figure
 from spark.report.epoch_rows import (
@@ -92,17 +94,29 @@ def write_epoch_report(session: SparkSession, out_dir: str, summary: Mapping[str
 
 def _page(tables: EpochTables, summary: Mapping[str, Any]) -> Page:
     totals, groups = tables.groups()
+    totals = replace(totals, last_ms=_last_ms(totals, summary))
     facts = _Facts(
         totals, groups, tables.kinds(), tables.dearest(), tables.truncations(),
         tables.findings(), tables.leaders(),
     )  # fmt: skip
-    sections = [*_pictures(tables, facts), *_lists(facts), _reading(facts, summary)]
+    compared = bool(summary.get("inputs", {}).get("stores"))
+    sections = [*_pictures(tables, facts), *_lists(facts, compared), _reading(facts, summary)]
     return Page(
         "Epoch history",
         _subtitle(totals, summary),
         _verdicts(facts),
         _cards(facts),
         [section for section in sections if section.parts],
+    )
+
+
+def _last_ms(totals: Totals, summary: Mapping[str, Any]) -> int | None:
+    """Until when something was told: the newest master reigns beyond the last row of a table."""
+    if totals.last_ms is None or summary.get("inputs", {}).get("until"):
+        return totals.last_ms
+    told = [group["last_event"] for group in summary.get("groups", ()) if group.get("last_event")]
+    return max(
+        [totals.last_ms, *(int(datetime.fromisoformat(at).timestamp() * 1000) for at in told)]
     )
 
 
@@ -339,7 +353,7 @@ def _durations(tables: EpochTables, facts: _Facts) -> list[Picture]:
         pictures.append(
             Picture(
                 "worst",
-                parts_figure([_worst_bar(row) for row in worst]),
+                parts_figure(_worst_bars(worst)),
                 f"Where the time of the {len(worst)} longest went." if len(worst) > 1
                 else "Where its time went.",
                 "Grey: the clocks or the histories do not tell that part apart.",
@@ -348,13 +362,21 @@ def _durations(tables: EpochTables, facts: _Facts) -> list[Picture]:
     return pictures
 
 
-def _worst_bar(row: Any) -> tuple[str, str, dict[str, int | None], int]:
-    parts = {name: row[name] for name in PARTS}
+_Bar = tuple[str, str, dict[str, int | None], int]
+
+
+def _worst_bars(rows: Sequence[Any]) -> list[_Bar]:
+    names = short_labels([str(row.group) for row in rows], 16)
+    return [_worst_bar(row, name) for row, name in zip(rows, names, strict=True)]
+
+
+def _worst_bar(row: Any, name: str) -> _Bar:
+    parts = {name: row[name] for name in PARTS} | {"detect_ms": row.detect_part_ms}
     if row.idle:
         parts["first_ack_ms"] = None
     took = duration_text(row.unavailable_ms)
     text = f"{moment_text(row.elected_at)}, {kind_label(row.kind)}, {took}"
-    return f"{row.group} #{row.master_epoch}", text, parts, row.unavailable_ms
+    return f"{name} #{row.master_epoch}", f"{row.group}, {text}", parts, row.unavailable_ms
 
 
 def _calendar(
@@ -406,7 +428,8 @@ def _sets(
     ]
 
 
-def _lists(facts: _Facts) -> list[Section]:
+def _lists(facts: _Facts, compared: bool) -> list[Section]:
+    """`compared`: epoch files were given, too."""
     numbers, findings = facts.findings
     cuts, cut_bytes, largest = facts.truncations
     leader_changes, leaders = facts.leaders
@@ -418,7 +441,8 @@ def _lists(facts: _Facts) -> list[Section]:
         Section("truncations", "Cut when brokers rejoined", [cut_table]),
         Section("leaders", "Leading controllers", [leader_table(leader_changes, leaders)]),
     ]
-    return [_or_words(section) for section in sections]
+    nothing = _NONE if compared else _NONE | {"findings": "None. No epoch files were compared."}
+    return [_or_words(section, nothing) for section in sections]
 
 
 _NONE: Final = {
@@ -430,10 +454,10 @@ _NONE: Final = {
 }
 
 
-def _or_words(section: Section) -> Section:
+def _or_words(section: Section, nothing: Mapping[str, str]) -> Section:
     table = section.parts[0]
     if isinstance(table, Table) and not table.rows:
-        return Section(section.key, section.title, [Words(_NONE[section.key])])
+        return Section(section.key, section.title, [Words(nothing[section.key])])
     return section
 
 

@@ -122,13 +122,21 @@ class EpochTables:
     def _open(self, name: str) -> DataFrame:
         schema = f"{_SCHEMAS[name]}, `group` STRING, day DATE"
         path = Path(self._folder) / name
-        if not path.exists():
-            return self._session.createDataFrame([], schema)
         # Partition columns by their schema: a group called 007 stays a text.
-        rows = self._session.read.schema(schema).parquet(str(path))
+        rows = (
+            self._session.read.schema(schema).parquet(str(path))
+            if path.exists()
+            else self._session.createDataFrame([], schema)
+        )
         if name == "failovers":
-            # The page tells of all the time in which nobody could write, noticed or not.
-            rows = rows.withColumn("unavailable_ms", F.col("without_writes_ms"))
+            # The page tells of all the time in which nobody could write, noticed or not. What was
+            # silence before a session closed is no part of that.
+            rows = rows.withColumn(
+                "detect_part_ms",
+                F.when(F.col("kind") == "planned_switch", F.col("detect_ms")).otherwise(
+                    F.col("without_writes_ms") - F.col("unavailable_ms")
+                ),
+            ).withColumn("unavailable_ms", F.col("without_writes_ms"))
         return rows
 
     def groups(self) -> tuple[Totals, list[Group]]:
@@ -277,7 +285,9 @@ def with_ms(frame: DataFrame, *names: str) -> DataFrame:
 
 
 def _part(name: str) -> Column:
-    """A part of a failover; nobody waited for the first write of an idle one."""
+    """A part of its time without writes; nobody waited for the first write of an idle one."""
+    if name == "detect_ms":
+        return F.col("detect_part_ms")
     if name != "first_ack_ms":
         return F.col(name)
     return F.when(~F.coalesce("idle", F.lit(False)), F.col(name))

@@ -7,6 +7,7 @@ constant size above its row as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from spark.report.axes import ROW_PX, layout, named, row_axis, time_axis
@@ -36,6 +37,9 @@ def mastership_figure(
 ) -> Figure:
     """`open_since`: groups without a master at the end, and since when."""
     rows = {name: row for row, name in enumerate(groups)}
+    slack = max(1, (last_ms - first_ms) // 50)
+    # A master since the last minute of a long history is seen, too.
+    masterships = [replace(m, end_ms=last_ms + slack) if m.is_open else m for m in masterships]
     data = []
     for at, broker in enumerate(sorted({m.broker_id for m in masterships})):
         its = [m for m in masterships if m.broker_id == broker]
@@ -46,7 +50,6 @@ def mastership_figure(
         data.append(gaps)
     for kind in sorted({c.kind for c in changes}, key=_order):
         data.append(_marks(kind, [c for c in changes if c.kind == kind], rows))
-    slack = max(1, (last_ms - first_ms) // 100)
     span = [plot_time(first_ms - slack), plot_time(last_ms + slack)]
     height = 62 + max(2, len(groups)) * ROW_PX
     return Figure(
@@ -88,13 +91,15 @@ def _told(m: Mastership) -> str:
             f"<b>{plot_text(m.group)}</b><br>{span}<br>mostly broker {m.broker_id}, "
             f"of {count_text(m.masterships)} masterships in this time"
         )
-    ended = "still master at the end" if m.is_open else f"ended by {kind_label(m.ended_by)}"
     address = f" at {plot_text(m.address)}" if m.address else ""
-    return (
+    head = (
         f"<b>{plot_text(m.group)}: broker {m.broker_id}</b>{address}<br>"
-        f"epoch {UNKNOWN if m.epoch is None else m.epoch}<br>{span}<br>"
-        f"{duration_text(m.end_ms - m.start_ms)}, {plot_text(ended)}"
+        f"epoch {UNKNOWN if m.epoch is None else m.epoch}<br>"
     )
+    if m.is_open:
+        return f"{head}since {moment_text(m.start_ms)}, still master at the end"
+    ended = plot_text(f"ended by {kind_label(m.ended_by)}")
+    return f"{head}{span}<br>{duration_text(m.end_ms - m.start_ms)}, {ended}"
 
 
 def _gaps(

@@ -155,7 +155,7 @@ def render(page: Page) -> str:
 
 
 def write_page(path: str, page: Page) -> str:
-    """Write it whole or not at all; the path again."""
+    """Write it whole or not at all; the path again. Raises OSError that names it."""
     place = Path(path)
     unready = place.with_name(f".{place.name}.{os.getpid()}")
     try:
@@ -164,6 +164,8 @@ def write_page(path: str, page: Page) -> str:
             file.flush()
             os.fsync(file.fileno())
         unready.replace(place)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
     finally:
         unready.unlink(missing_ok=True)
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spark.report.axes import layout, short, time_axis
+from spark.report.axes import layout, short_labels, time_axis
 from spark.report.epoch_lines import SetSize
 from spark.report.page import Figure
 from spark.report.palette import RED, SERIES
@@ -25,6 +25,7 @@ def set_size_figure(
     axes: dict[str, Any] = {}
     notes = []
     lane = 1 / len(shown)
+    titles = short_labels(shown, 40)
     for at, name in enumerate(shown):
         steps = by_group[name]
         if steps[-1].at_ms < last_ms:
@@ -40,7 +41,7 @@ def set_size_figure(
             {
                 "xref": "paper", "x": 0, "xanchor": "left", "yref": f"y{axis} domain", "y": 1,
                 "yanchor": "bottom", "showarrow": False, "font": {"size": 12},
-                "text": f"<b>{plot_text(short(name, 40))}</b>",
+                "text": f"<b>{plot_text(titles[at])}</b>",
             }
         )  # fmt: skip
         least = min(s.size for s in steps)

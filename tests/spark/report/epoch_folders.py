@@ -152,8 +152,9 @@ def incident_hour(root, *, group="broker-a"):
         cause="session_silent",
         silent_ms=900,
         detect_ms=900,
+        without_writes_ms=3_300,
     )
-    made.day(group, ten, 3, 2_904, 2_400)
+    made.day(group, ten, 3, 3_804, 3_300)
     made.set_change(group, after(1), [1], [1, 2, 3], "caught up")
     made.set_change(group, after(600.3), [1, 2, 3], [2, 3], "election")
     made.set_change(group, after(640), [2, 3], [1, 2, 3], "caught up")

@@ -27,6 +27,7 @@ SUMMARY = {
     },
     "generated_at": "2026-11-21 12:00:00",
     "version": "9.9",
+    "groups": [{"group": "broker-a", "last_event": "2026-11-21T11:30:00.000+00:00"}],
 }
 EVIL = "<script>alert(1)</script>"
 BARS = "#masterships .plot .bars .point path"
@@ -54,7 +55,8 @@ def incident(session, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def nothing(session, tmp_path_factory):
-    return write_epoch_report(session, str(tmp_path_factory.mktemp("nothing")), SUMMARY)
+    summary = SUMMARY | {"inputs": {"history": ["/data/n0"]}, "groups": []}
+    return write_epoch_report(session, str(tmp_path_factory.mktemp("nothing")), summary)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +137,7 @@ def test_an_incident_is_drawn_with_all_its_marks(browser, incident):
     assert all(width > 100 for width, _ in bars[:4])  # an outage may be narrower than a pixel,
     marks = browser.boxes("#masterships .plot .scatterlayer .point")
     assert len(marks) == 4 and all(width > 4 for width, _ in marks)  # its mark never is
-    for picture, number in (("distribution", 3), ("typical", 10), ("worst", 15)):
+    for picture, number in (("distribution", 3), ("typical", 9), ("worst", 14)):
         boxes = browser.boxes(f"#{picture} .plot .bars .point path")
         assert len(boxes) == number, picture
         assert all(width > 0 and height > 0 for width, height in boxes)
@@ -149,9 +151,10 @@ def test_an_incident_says_its_numbers(browser, incident):
     browser.open(incident)
     text = browser.text()
     for said in (
-        "1 broker group", "All times are UTC", "The master changed 3 times in broker-a",
-        "Nobody could write for 2.90 s altogether",
-        "The worst took 2.40 s: broker-a, 2026-11-21 10:45:00.600, session silent",
+        "1 broker group", "to 2026-11-21 11:30:00", "All times are UTC",
+        "The master changed 3 times in broker-a",
+        "Nobody could write for 3.80 s altogether",
+        "The worst took 3.30 s: broker-a, 2026-11-21 10:45:00.600, session silent",
         "No unclean election and no critical finding", "1 warning", "4 KiB", "epoch 3 in its file",
         '{"epochs": [3]}', "1,052,672", "n1", "BatonMQ 9.9",
         "/data/n*/history, /data/b-*/store; rows since 2026-11-01T00:00:00",
@@ -161,7 +164,16 @@ def test_an_incident_says_its_numbers(browser, incident):
         "return [...document.querySelectorAll('#failovers tbody tr')].map((r) => r.innerText)"
     )
     assert len(rows) == 3
-    assert "2.40 s" in rows[0] and "900 ms" in rows[0] and "600 ms" in rows[0]
+    assert "3.30 s" in rows[0] and "900 ms" in rows[0] and "600 ms" in rows[0]
+
+
+def test_the_bars_of_a_change_are_as_long_as_it_took(incident):
+    """A silence by which a master was missed is a part, one before a closed session is none."""
+    whole = [0, 0, 0]
+    for trace in figures(incident)["worst"]["data"]:
+        for row, part in zip(trace["y"], trace["x"], strict=True):
+            whole[row] += part
+    assert whole[:2] == [3_300, 480]
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -183,6 +195,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser, incident, dark):
 def test_no_event_at_all_is_a_page_too(browser, nothing):
     text = Path(nothing).read_text()
     assert "No event of any broker group" in text and "<figure" not in text
+    assert "None. No epoch files were compared." in text
     assert "Nothing was cut." in text and "None in this time." in text
 
 
