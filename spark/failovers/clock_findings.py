@@ -11,9 +11,12 @@ from pyspark.sql import DataFrame
 from spark.failovers.tables import CLOCK_MS, GAP_DAYS
 
 
-def of_clocks(stories: DataFrame, bounds: DataFrame) -> list[DataFrame]:
-    """Stories of `spark.failovers.tables.believed`, and groups whose events are far apart."""
-    return [_clocks(stories), _astray(stories), _backwards(stories), _strays(bounds)]
+def of_clocks(stories: DataFrame, bounds: DataFrame, overview: DataFrame) -> list[DataFrame]:
+    """Of stories that are `believed`, and of groups whose events are far apart or without time."""
+    return [
+        _clocks(stories), _astray(stories), _backwards(stories), _strays(bounds),
+        _timeless(overview),
+    ]  # fmt: skip
 
 
 def _clocks(stories: DataFrame) -> DataFrame:
@@ -90,6 +93,21 @@ def _strays(bounds: DataFrame) -> DataFrame:
         FROM {{rows}} WHERE strays > 0
         """,
         rows=bounds,
+    )
+
+
+def _timeless(overview: DataFrame) -> DataFrame:
+    return overview.sparkSession.sql(
+        """
+        SELECT group, CAST(NULL AS BIGINT) AS at_ms, 'warning' AS severity,
+          'clock_problem' AS kind,
+          concat(sum(timeless), ' of ', sum(events), ' events have no time of the years 1970 to ',
+            '9999 in ms: tables that are ordered by time lack them.') AS text,
+          group AS subject,
+          to_json(named_struct('events', sum(timeless), 'all', sum(events))) AS evidence
+        FROM {rows} GROUP BY group HAVING sum(timeless) > 0
+        """,
+        rows=overview,
     )
 
 

@@ -129,7 +129,8 @@ def overview(events: DataFrame, controllers: Sequence[str]) -> DataFrame:
 
     `day`, `first_ms` and `last_ms` are of events on controllers' clocks; a broker's clock may be
     years off, and its reports have a null day. `begins` is the earliest time of all, `any_first_ms`
-    and `any_last_ms` are also of all. `low<n>` and `high<n>` tell from where to where controller n
+    and `any_last_ms` are also of all; `timeless` counts those without a time. `low<n>` and
+    `high<n>` tell from where to where controller n
     tells, as PLACE counts.
     """
     reported = ", ".join(f"'{kind}'" for kind in sorted(REPORTED))
@@ -148,6 +149,7 @@ def overview(events: DataFrame, controllers: Sequence[str]) -> DataFrame:
             F.max(own_ms).alias("last_ms"),
             F.min("time_ms").alias("any_first_ms"),
             F.max("time_ms").alias("any_last_ms"),
+            F.count_if(F.col("time_ms").isNull()).alias("timeless"),
             *ends,
         )
     )

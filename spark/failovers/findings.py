@@ -28,7 +28,12 @@ ALONE_MS: Final = 60_000
 
 
 def of_histories(
-    events: DataFrame, stories: DataFrame, reigns: DataFrame, bounds: DataFrame, logs: Logs
+    events: DataFrame,
+    stories: DataFrame,
+    reigns: DataFrame,
+    bounds: DataFrame,
+    overview: DataFrame,
+    logs: Logs,
 ) -> list[DataFrame]:
     """Findings of the histories alone; `events` with the rows of damaged files."""
     told = events.where("kind IS NOT NULL")
@@ -41,7 +46,7 @@ def of_histories(
         _second_masters(told, reigns),
         _elections(stories),
         _open_outages(stories),
-        *clock_findings.of_clocks(stories, bounds),
+        *clock_findings.of_clocks(stories, bounds, overview),
         _alone(told, bounds),
         _begins(stories),
     ]

@@ -119,7 +119,7 @@ def _run(work: Work, inputs: Inputs, output: Output, step: Step) -> dict[str, An
         reigns = members.reigns(judged)
         found = findings.together(
             [
-                *findings.of_histories(every, judged, reigns, bounds, logs),
+                *findings.of_histories(every, judged, reigns, bounds, overview, logs),
                 *epoch_findings.of_files(epochs),
                 *epoch_findings.of_bare_stores(files, epochs, judged),
                 *epoch_findings.against_histories(epochs, judged, logs.shared),

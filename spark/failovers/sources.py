@@ -122,6 +122,8 @@ def _rows(session: SparkSession, read: Read, plan: Sequence[Work], small: bool) 
     if small:
         # A batch without rows would end the stream for Spark: all behind it would be lost.
         batches = [batch for work in plan for batch in read.run(work) if batch.num_rows]
+        if not batches:
+            return session.createDataFrame([], from_arrow_schema(read.schema))
         return session.createDataFrame(pa.Table.from_batches(batches, read.schema))
     return (
         session.read.format("batonmq")

@@ -15,9 +15,8 @@ from spark.failovers.output import Output
 from spark.failovers.run import Inputs, run
 from spark.failovers.sizing import SMALL_JVM, fitted
 from spark.failovers.summary import lines
-from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options
+from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options, paths_of
 from spark.report.epoch_report import write_epoch_report
-from spark.storage import split_paths
 
 _MOMENTS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 
@@ -58,7 +57,13 @@ def main(
     no_report: bool,
 ) -> None:
     """Failovers as tables: from controllers' histories and brokers' epoch files."""
-    inputs = Inputs(_paths(history), _paths(history_parquet), _paths(stores), since, until)
+    inputs = Inputs(
+        paths_of("--history", history),
+        paths_of("--history-parquet", history_parquet),
+        paths_of("--stores", stores),
+        since,
+        until,
+    )
     report = ""
     with (
         Output(output, overwrite=overwrite) as place,
@@ -77,10 +82,6 @@ def main(
     worse = found[CRITICAL] + (found[WARNING] if fail_on == WARNING else 0)
     if worse and fail_on != "never":
         click.get_current_context().exit(FOUND)
-
-
-def _paths(given: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(path for each in given for path in split_paths(each))
 
 
 if __name__ == "__main__":

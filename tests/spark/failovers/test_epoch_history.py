@@ -730,6 +730,24 @@ def test_an_earlier_result_is_not_mixed_with(ran, tmp_path):
     assert (tmp_path / "mine.txt").read_text() == "kept"
 
 
+def test_a_history_without_events_is_a_result_too(tmp_path, session):
+    """One controller wrote nothing yet, another one only what nobody can put into a calendar."""
+    write(tmp_path / "n0" / "history-n0.jsonl", [], tail=b'{"log":"torn')
+    out = str(tmp_path / "out")
+    arguments = ["--quiet", "--no-report", "--json", "--output", out, "--history"]
+    empty = CliRunner().invoke(main, [*arguments, f"{tmp_path}/n0"])
+    assert (empty.exit_code, json.loads(empty.stdout)["events"]) == (0, 0), empty.stderr
+    for name in TABLES:
+        assert session.read.parquet(f"{out}/{name}").count() == 0, name
+    told = Told()
+    told.first("micros", NOON * 1000)
+    write(tmp_path / "n1" / "history-n1.jsonl", told.events)
+    odd = CliRunner().invoke(main, [*arguments, f"{tmp_path}/n*", "--overwrite"])
+    assert odd.exit_code == 0, odd.stderr
+    texts = [each["text"] for each in json.loads(odd.stdout)["first_findings"]]
+    assert any(text.startswith("6 of 6 events have no time") for text in texts), texts
+
+
 def test_wrong_input_is_told_by_name(tmp_path, session):
     def said(*arguments):
         output = str(tmp_path / "out")
@@ -740,6 +758,10 @@ def test_wrong_input_is_told_by_name(tmp_path, session):
     assert (code, "nowhere" in text) == (2, True)
     code, text = said()
     assert (code, "--history-parquet" in text) == (2, True)
+    code, text = said("--history", "x", "--stores", "")
+    assert (code, "--stores" in text) == (2, True)
+    code, text = said("--history-parquet", str(tmp_path))
+    assert (code, "no Parquet files are there" in text) == (2, True)
     code, text = said("--history", "x", "--since", "2026-11-21", "--until", "2026-11-20")
     assert (code, "--until" in text) == (2, True)
     assert not (tmp_path / "out" / "summary.json").exists()
