@@ -21,7 +21,7 @@ from batonmq.errors import NoMasterError, NoNameServerError, NoRouteError
 from batonmq.master_pull import PulledRecords, pull_records
 from batonmq.pull_result import PullStatus
 from batonmq.retry import pause_ms
-from batonmq.route import TopicRoute
+from batonmq.route import MASTER_ID, TopicRoute
 from batonmq.subscription import build_subscription
 from epoch.entry import EpochEntry
 from protocol.bodies import ClusterInfo, EpochEntryCache
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 LOSS_CONFIRM_MS: Final = 2_000
 # How long a new master may take to show what its log holds.
 SETTLE_MS: Final = 10_000
+DOWN: Final = "they know no broker, or a group without a master"
 
 
 class ClusterError(Exception):
@@ -119,7 +120,7 @@ class LiveCluster:
             end = await self._calls.max_offset(queue, deadline_ms=deadline_ms)
             subscription = build_subscription(queue.topic, "*", wall_ms())
             request = PullRequest(self.group, queue, end, subscription, max_messages=1)
-            answer = await pull_records(self.client, request, deadline_ms=deadline_ms)
+            answer = await pulled(self.client, request, deadline_ms)
             if not whole:
                 return answer.min_offset, answer.max_offset
             end = await shown_end(self.client, request, answer.max_offset, deadline_ms)
@@ -165,9 +166,10 @@ async def route_of(
 ) -> TopicRoute:
     """The route, fetched now. Raises NoRouteError, NoNameServerError.
 
-    A topic that is not there is waited for if it is `known`, or if no broker is there at all.
+    A topic that is not there is waited for if it is `known`, or if its brokers may be starting.
     """
     failures = 0
+    unknown = 0
     while True:
         try:
             return await client.refresh_route(topic, deadline_ms=deadline_ms)
@@ -175,26 +177,42 @@ async def route_of(
             failures += 1
             missing = isinstance(error, NoRouteError)
             down = missing and await is_down(client, deadline_ms)
-            hopeless = missing and not known and not down
+            # Asked twice: its brokers may have come between the two questions.
+            unknown = unknown + 1 if missing and not down else 0
+            hopeless = not known and unknown > 1
             if hopeless or boot_ms() + pause_ms(failures) >= deadline_ms:
                 if down:
-                    hint = "they know no broker at all, see `mqctl health`"
+                    hint = f"{DOWN}, see `mqctl health`"
                     raise NoRouteError(topic, client.name_server_addresses, hint) from error
                 raise
         await asyncio.sleep(pause_ms(failures) / 1000)
 
 
 async def is_down(client: ClientInstance, deadline_ms: int) -> bool:
-    """Whether no broker is known at all, as while all of them start: that a topic is not known
-    says nothing then."""
+    """Whether some broker group has no master, or none is known at all, as while all of its
+    brokers start: that a topic is not known says nothing then."""
     request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
     try:
         reply = await client.name_servers.invoke(request, deadline_ms=deadline_ms)
     except NoNameServerError:
         return True
-    return reply.code == ResponseCode.SUCCESS and not (
-        ClusterInfo.decode(reply.body).broker_addr_table
-    )
+    if reply.code != ResponseCode.SUCCESS:
+        return False
+    groups = ClusterInfo.decode(reply.body).broker_addr_table
+    return not groups or any(MASTER_ID not in group.broker_addrs for group in groups.values())
+
+
+async def pulled(client: ClientInstance, request: PullRequest, deadline_ms: int) -> PulledRecords:
+    """As `pull_records`; the topic was there, so it is waited for where no name server knows it."""
+    failures = 0
+    while True:
+        try:
+            return await pull_records(client, request, deadline_ms=deadline_ms)
+        except NoRouteError:
+            failures += 1
+            if boot_ms() + pause_ms(failures) >= deadline_ms:
+                raise
+        await asyncio.sleep(pause_ms(failures) / 1000)
 
 
 async def shown_end(
@@ -207,11 +225,11 @@ async def shown_end(
     """
     settled_ms = min(boot_ms() + SETTLE_MS, deadline_ms)
 
-    async def pulled(offset: int) -> PulledRecords:
-        return await pull_records(client, replace(request, offset=offset), deadline_ms=deadline_ms)
+    async def pulled_at(offset: int) -> PulledRecords:
+        return await pulled(client, replace(request, offset=offset), deadline_ms)
 
     async def reaches(offset: int) -> bool:
-        answer = await pulled(offset)
+        answer = await pulled_at(offset)
         return answer.status is not PullStatus.OFFSET_ILLEGAL or offset <= answer.max_offset
 
     if not await reaches(end + 1):
@@ -225,7 +243,7 @@ async def shown_end(
         low, high = (middle, high) if await reaches(middle) else (low, middle)
     tries = 0
     while True:
-        answer = await pulled(low)
+        answer = await pulled_at(low)
         if answer.max_offset >= low:
             return answer.max_offset
         if answer.status is PullStatus.OFFSET_ILLEGAL:  # another master never had them
@@ -247,7 +265,7 @@ async def shortfall(
     believed_ms = boot_ms() + LOSS_CONFIRM_MS
     tries = 0
     while True:
-        answer = await pull_records(client, request, deadline_ms=deadline_ms)
+        answer = await pulled(client, request, deadline_ms)
         if answer.status is not PullStatus.OFFSET_ILLEGAL or offset <= answer.max_offset:
             return None
         if boot_ms() >= min(believed_ms, deadline_ms):
@@ -290,12 +308,14 @@ async def epochs_of(
 
 
 __all__ = [
+    "DOWN",
     "LOSS_CONFIRM_MS",
     "SETTLE_MS",
     "ClusterError",
     "LiveCluster",
     "epochs_of",
     "is_down",
+    "pulled",
     "route_of",
     "shortfall",
     "shown_end",

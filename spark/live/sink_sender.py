@@ -27,7 +27,7 @@ from protocol.errors import BatonError
 from protocol.message import Message, MessageQueue
 from protocol.tags import java_string_hash
 from spark.live.ack_report import Ack
-from spark.live.cluster import is_down, route_of
+from spark.live.cluster import DOWN, is_down, route_of
 from spark.live.sink_options import SinkOptions
 
 _HASH_BYTES: Final = 8
@@ -187,7 +187,7 @@ class SinkSender:
     async def _send(self, rows: list[Row], queue: MessageQueue | None) -> SendResult:
         options = self._options
         deadline_ms = boot_ms() + options.send_timeout_ms
-        tries = 0
+        tries = unknown = 0
         while True:
             left_ms = deadline_ms - boot_ms()
             try:
@@ -198,9 +198,11 @@ class SinkSender:
             except NoNameServerError as error:
                 why = str(error)
             except NoRouteError as error:
-                if not await is_down(self._client, deadline_ms):
+                # Asked twice: its brokers may have come between the two questions.
+                unknown = 0 if await is_down(self._client, deadline_ms) else unknown + 1
+                if unknown > 1:
                     raise SinkError(f"{_told(rows)}: {error}") from error
-                why = "the name servers know no broker at all, see `mqctl health`"
+                why = f"no route, as the name servers say: {DOWN}; see `mqctl health`"
             except MessageIllegalError as error:
                 guilty = [row for row in rows if row.is_illegal][:1]
                 raise SinkError(f"{_told(guilty or rows)}: {error}") from error

@@ -27,7 +27,12 @@ class Calls:
     async def max_offset(self, queue, *, deadline_ms):
         return 4
 
+    forgotten = 0  # so often no name server knows the topic
+
     async def pull(self, client, request, *, deadline_ms):
+        if self.forgotten:
+            self.forgotten -= 1
+            raise NoRouteError("T", ["ns:1"])
         if request.queue.broker_name == "broker-b":
             raise NoMasterError(request.queue.broker_name, "nobody answers")
         assert (request.offset, request.max_messages, request.group) == (4, 1, "readers")
@@ -44,6 +49,8 @@ def cluster(monkeypatch):
 
 def test_all_are_asked_and_all_must_answer(cluster):
     assert cluster.bounds([LIVING]) == {LIVING: (2, 5)}
+    cluster.patience_ms, cluster._calls.forgotten = 60_000, 2
+    assert cluster.bounds([LIVING]) == {LIVING: (2, 5)}, "all of its brokers are starting"
     assert cluster.bounds([]) == {}
     with pytest.raises(ClusterError, match="broker-b"):
         cluster.bounds([LIVING, DEAD])
@@ -59,12 +66,12 @@ def test_some_may_be_silent_but_not_all(cluster):
 class Client:
     """`answers`: what asking for the route gives, one after the other; errors are raised.
 
-    `groups`: the broker groups that the name servers know; none: no name server answers.
+    `groups`: the id of each broker group's one broker; None: no name server answers.
     """
 
     name_server_addresses = ("ns:1",)
 
-    def __init__(self, *answers, groups=()):
+    def __init__(self, *answers, groups):
         self.answers = list(answers)
         self.groups = groups
         self.name_servers = SimpleNamespace(invoke=self.invoke)
@@ -78,7 +85,10 @@ class Client:
     async def invoke(self, request, *, deadline_ms):
         if self.groups is None:
             raise NoNameServerError([("ns:1", "refused")])
-        table = {name: BrokerData(broker_name=name) for name in self.groups}
+        table = {
+            name: BrokerData(broker_name=name, broker_addrs={self.groups[name]: "h:1"})
+            for name in self.groups
+        }
         info = ClusterInfo(broker_addr_table=table)
         return RemotingCommand.response_to(request, body=info.encode())
 
@@ -93,17 +103,19 @@ def route(client, *, known=False, patience_ms=60_000):
 
 def test_an_unknown_topic_is_told_at_once_unless_it_was_there_or_the_cluster_begins():
     with pytest.raises(NoRouteError, match="create it with"):
-        route(Client(UNKNOWN, groups=["broker-b"]))
-    assert route(Client(UNKNOWN, UNKNOWN, ROUTE, groups=["broker-b"]), known=True) == ROUTE
-    assert route(Client(UNKNOWN, UNKNOWN, ROUTE, groups=[])) == ROUTE, "all brokers are starting"
+        route(Client(UNKNOWN, groups={"broker-b": 0}))
+    assert route(Client(UNKNOWN, ROUTE, groups={"broker-b": 0})) == ROUTE, "it came in between"
+    assert route(Client(UNKNOWN, UNKNOWN, ROUTE, groups={"broker-b": 0}), known=True) == ROUTE
+    for starting in ({}, {"broker-a": 2, "broker-b": 0}):
+        assert route(Client(UNKNOWN, UNKNOWN, UNKNOWN, ROUTE, groups=starting)) == ROUTE
     assert route(Client(UNKNOWN, NoNameServerError([]), ROUTE, groups=None)) == ROUTE
-    with pytest.raises(NoRouteError, match=r"topic T at ns:1: they know no broker at all"):
-        route(Client(UNKNOWN, groups=[]), patience_ms=20)
+    with pytest.raises(NoRouteError, match=r"topic T at ns:1: they know no broker, or a group"):
+        route(Client(UNKNOWN, groups={}), patience_ms=20)
 
 
 def test_a_topic_that_may_not_be_read_is_not_an_empty_one(cluster, monkeypatch):
     closed = TopicRoute("T", (), (), {"broker-a": {0: "h:1"}}, {"broker-a": "c"})
-    for client, found in ((Client(ROUTE), [ROUTE]), (Client(closed), None)):
+    for client, found in ((Client(ROUTE, groups={}), [ROUTE]), (Client(closed, groups={}), None)):
         monkeypatch.setattr(cluster.client, "refresh_route", client.refresh_route)
         if found is not None:
             assert cluster.routes(["T"]) == found
