@@ -120,9 +120,10 @@ def _read(session: SparkSession, path: str) -> DataFrame:
         frame = session.read.parquet(path)
         _check_types(frame, path)
         row = F.col("_metadata.row_index")
-    elif any(name.endswith((".csv", ".csv.gz")) for name in names):
+    elif any(name.endswith((".csv", ".csv.gz")) for name in names) and (
+        columns := session.read.option("header", "true").csv(path).columns
+    ):  # without a line there is no header either
         plain = session.read.option("header", "true")
-        columns = plain.csv(path).columns
         schema = ", ".join(f"`{name}` string" for name in (*columns, _BAD))
         frame = (
             plain.option("columnNameOfCorruptRecord", _BAD)

@@ -18,10 +18,14 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Final
 
 import click
@@ -83,12 +87,24 @@ class Job:
         """
         theirs = SparkSession.getActiveSession()
         settings = {key.replace("_", "."): value for key, value in defaults.items()}
-        with self.progress.step("starting Spark"):
-            session = open_session(name, master=self._master, settings=settings | self._settings)
-            session.sparkContext.setLogLevel(self._settings.get("spark.log.level", "ERROR"))
+        try:
+            with self.progress.step("starting Spark"), _ctrl_c_waits(self.progress):
+                session = open_session(
+                    name, master=self._master, settings=settings | self._settings
+                )
+                session.sparkContext.setLogLevel(self._settings.get("spark.log.level", "ERROR"))
+        except BaseException:
+            started = SparkSession.getActiveSession()
+            if theirs is None and started is not None:
+                started.stop()
+            raise
+        logging.getLogger().addFilter(_is_news)
         self.progress.watch(session.sparkContext)
         try:
             yield session
+        except KeyboardInterrupt:
+            _silence_counters(session)
+            raise
         finally:
             if theirs is None:
                 session.stop()
@@ -151,6 +167,46 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
         function(job, **rest)
 
     return command
+
+
+@contextmanager
+def _ctrl_c_waits(progress: Progress) -> Iterator[None]:
+    """ctrl-C takes effect at the end of the block: a JVM that is left alone while it starts stays
+    for good. A second one does at once. A handler that the block sets does not last.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        progress.say("stopping as soon as Spark has started")
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        # Spark's own asks the JVM within a call of the JVM.
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Of calls of the JVM that ctrl-C cuts off its bridge tells with a traceback."""
+    return not str(record.msg).startswith("KeyboardInterrupt while sending command")
+
+
+def _silence_counters(session: SparkSession) -> None:
+    """They would tell of the end of the JVM in the middle of a message."""
+    server = getattr(session.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: None
 
 
 def paths_of(option: str, given: Sequence[str]) -> tuple[str, ...]:

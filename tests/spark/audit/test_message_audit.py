@@ -18,8 +18,10 @@ from faults.records import key_of
 from protocol.message import MessageQueue
 from protocol.message_id import encode_offset_msg_id
 from spark.audit import audit
+from spark.audit.acked_list import read_acked
 from spark.audit.audit import AuditRequest, AuditResult, run_audit
 from spark.audit.findings import CRITICAL, INFO, Finding
+from spark.audit.kept import Kept
 from spark.audit.relations import finding_schema
 from spark.audit.verdict import lines_of, summary_of
 from spark.jobs.message_audit import main
@@ -451,6 +453,18 @@ def test_lists_of_the_sink_and_of_the_probe_are_taken_as_they_are(session, tmp_p
     empty.write_text("")
     done = run("--stores", tmp_path / "b-1", "--acked", empty, "--no-duplicates")
     assert done.exit_code == 1 and "has no entry, so nothing is held against it" in done.stdout
+
+
+def test_lists_of_every_form_may_be_empty(session, tmp_path):
+    kept = Kept()
+    empty = {"a.jsonl": "", "b.csv": "", "c.csv": "unique_key,number\n"}
+    for name, text in {**empty, "d.csv": 'number,unique_key\n1,K\n2,"L,M"\n'}.items():
+        (tmp_path / name).write_text(text)
+        read = read_acked(session, [str(tmp_path / name)], kept)
+        assert [row.unique_key for row in read.entries.collect()] == (
+            [] if name in empty else ["K", "L,M"]
+        )
+    kept.forget()
 
 
 def test_wrong_input_is_a_sentence(session, tmp_path):

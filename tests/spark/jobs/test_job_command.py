@@ -1,13 +1,15 @@
 """What every job does alike: exit codes, errors as sentences, results on standard output only."""
 
 import json
+import signal
 
 import click
 import pytest
 from click.testing import CliRunner
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkRuntimeError
 
 from spark.damage import DamagedFile
+from spark.jobs import command
 from spark.jobs.command import Job, JobCommand, job_options, what_failed
 from spark.live.cluster import ClusterError
 from spark.store_facts import StoreError
@@ -28,10 +30,10 @@ def run(body, *args):
     @click.command(cls=JobCommand)
     @job_options
     @click.option("--number", type=int, default=0)
-    def command(job: Job, number: int) -> None:
+    def made(job: Job, number: int) -> None:
         body(job, number)
 
-    return CliRunner().invoke(command, args)
+    return CliRunner().invoke(made, args)
 
 
 def test_a_result_goes_to_standard_output_for_people_or_for_scripts():
@@ -54,6 +56,7 @@ def test_a_result_goes_to_standard_output_for_people_or_for_scripts():
         (ValueError("--bucket '0s': it must be a span of at least 1s"), 2, "--bucket '0s'"),
         (FileNotFoundError("/nowhere: nothing matches"), 2, "/nowhere: nothing matches"),
         (StoreError("/x is no store"), 2, "/x is no store"),
+        (PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={}), 2, "JDK 17"),
         (AnalysisException("[X] no such table"), 3, "no such table"),
         (ClusterError("no name server answers"), 3, "no name server answers"),
         (DamagedFile("commitlog/0: offset 4096: wrong CRC"), 3, "offset 4096"),
@@ -90,6 +93,50 @@ def test_control_c_is_no_finding():
 
     result = run(body)
     assert (result.exit_code, result.stderr) == (130, "stopped\n")
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_control_c_waits_until_spark_has_started(monkeypatch, starts):
+    """A JVM that was left in the middle of its start would stay."""
+    done = []
+
+    def start(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+        done.append("started")
+        if not starts:
+            raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+        return Session()
+
+    class Session:
+        def __init__(self):
+            self.sparkContext = self
+
+        def setLogLevel(self, _):
+            done.append("set")
+
+        def stop(self):
+            done.append("stopped")
+
+    class Sessions:
+        @staticmethod
+        def getActiveSession():
+            return Session() if "set" in done else None
+
+    def body(job, number):
+        with job.session("x"):
+            done.append("worked")
+
+    monkeypatch.setattr(command, "open_session", start)
+    monkeypatch.setattr(command, "SparkSession", Sessions)
+    before = signal.getsignal(signal.SIGINT)
+    result = run(body)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "stopping as soon as Spark has started" in result.stderr
+    if starts:
+        assert (result.exit_code, done) == (130, ["started", "set", "stopped"])
+        assert result.stderr.endswith("stopped\n")
+    else:
+        assert (result.exit_code, done) == (2, ["started"])
 
 
 def test_a_bug_is_neither_bad_input_nor_a_finding():
