@@ -13,8 +13,8 @@ from spark.record_scan import Int64s
 # Spark counts time in microseconds, stores in milliseconds.
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _US_PER_MS: Final = 1000
-# SQL and Python know times from the year 1 to the year 9999. Spark stores more, and then fails where
-# rows are collected; so it does at both ends of that, for the sake of time zones.
+# SQL and Python know times from the year 1 to the year 9999. Spark stores more, and then fails
+# where rows are collected; so it does at both ends of that, for the sake of time zones.
 _MS_MIN: Final = -62_104_060_800_000
 _MS_MAX: Final = 253_370_764_799_999
 
