@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -77,13 +77,15 @@ class HistoryStream:
         self._output = output
         self._tell = tell
         self._batch = threading.Lock()
+        self._failed: Exception | None = None
+        """What a commit failed with: Spark hides its sentence in traces."""
 
     def run(self, session: SparkSession, plan: StreamPlan, stopping: threading.Event) -> None:
         """Until all is read (`trigger` None), or `stopping` is set: then after the present batch.
 
-        Raises HistoryLost, or what the query failed with; for an outage of the cluster only if it
-        was never read from, or `trigger` is None. A machine too busy to start Spark's Python
-        processes is given a few more chances.
+        Raises HistoryLost, ValueError and OSError of the output, or what the query failed with; for
+        an outage of the cluster only if it was never read from, or `trigger` is None. A machine too
+        busy to start Spark's Python processes is given a few more chances.
         """
         slow_starts = 0
         while True:
@@ -91,6 +93,8 @@ class HistoryStream:
             try:
                 return self._run(self._start(session, plan), stopping)
             except StreamingQueryException as error:
+                if self._failed is not None:
+                    raise self._failed from error
                 lost, outage = _LOSS.search(str(error)), _OUTAGE.search(str(error))
                 if lost is not None:
                     raise HistoryLost(
@@ -145,10 +149,15 @@ class HistoryStream:
 
     def _take(self, batch: DataFrame, number: int) -> None:
         with self._batch:
-            self._output.check_follows(number)
-            batch.persist()  # looked at twice
             try:
+                self._output.check_follows(number)
+                batch.persist()  # looked at twice
                 self._commit(batch, number)
+            except PySparkException:
+                raise  # of a task, as a cluster that does not answer
+            except (ValueError, OSError) as error:
+                self._failed = error
+                raise
             finally:
                 batch.unpersist()
 

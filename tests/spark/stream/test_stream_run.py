@@ -257,3 +257,14 @@ def test_a_batch_that_does_not_follow_the_table_ends_the_query(taking):
     assert (stream.counts.events, stream.counts.repeats) == (1, 1)
     with pytest.raises(ValueError, match="nothing behind batch 1"):
         stream._take(Batch((9, 22, 20)), 3)
+
+
+def test_why_a_commit_failed_is_told_and_not_the_trace_of_spark(taking, monkeypatch):
+    stream, _ = taking
+    query = Query(error=failed(f"[FOREACH_BATCH_USER_FUNCTION_ERROR] Traceback:\n{OUTAGE}"))
+    query.batch = threading.Event()
+    monkeypatch.setattr(stream, "_start", lambda session, plan: query)
+    with pytest.raises(ValueError, match="goes on with batch 4"):
+        stream._take(Batch((7, 20, 19)), 4)
+    with pytest.raises(ValueError, match="goes on with batch 4"):
+        stream.run(None, PLAN, threading.Event())
