@@ -90,10 +90,10 @@ class StreamOutput:
         """Raises ValueError if the checkpoint is further than the table: it would lack a part."""
         held = self.batch if self.commits else -1
         if held is not None and batch > held + 1:
+            has = f"has nothing behind batch {held}" if held >= 0 else "has no batch yet"
             raise ValueError(
-                f"the checkpoint goes on with batch {batch}, and {self.folder} has nothing behind "
-                f"batch {held}: it is the checkpoint of another table, or the table is an old "
-                "copy. Begin with a new folder as --checkpoint (the default one: remove "
+                f"the checkpoint goes on with batch {batch}, and {self.folder} {has}: it is "
+                "the checkpoint of another table, or the table is an old copy. Begin with a new folder as --checkpoint (the default one: remove "
                 f"{self.checkpoint}); events that the table has are passed over"
             )
 
