@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from spark.report.axes import (
     ROW_PX,
@@ -19,6 +19,18 @@ from spark.report.axes import (
 from spark.report.page import Figure
 from spark.report.palette import GREY, HEAT, NOTHING, SERIES, series_colour
 from spark.report.quantities import count_text, duration_text, moment_text, plot_text, plot_time
+
+_THOUSAND: Final = 1000
+_FEW: Final = 6
+_COLUMNS_NAMED: Final = 20
+
+
+def amount_ticks(values: Iterable[float], *, whole: bool) -> dict[str, Any]:
+    """How the ticks of an axis of amounts are written: no thousandths, and whole ones of few."""
+    most = max(values, default=0)
+    if whole and most <= _FEW:
+        return {"dtick": 1, "tickformat": "d"}
+    return {"tickformat": "~s" if most >= _THOUSAND else "~g"}
 
 
 def rates_figure(
@@ -48,11 +60,12 @@ def rates_figure(
                 "hoverinfo": "text", "marker": {"color": colour, "line": {"width": 0}},
             }
         )  # fmt: skip
+    rates = amount_ticks((value for points in series.values() for _, value in points), whole=False)
     return Figure(
         data,
         layout(
             320, barmode="stack", bargap=0, xaxis=time_axis(),
-            yaxis=number_axis(title, fixedrange=True, tickformat="~s"),
+            yaxis=number_axis(title, fixedrange=True, **rates),
         ),
     )  # fmt: skip
 
@@ -92,7 +105,9 @@ def histogram_figure(
         layout(
             300, dragmode=False, bargap=0.05, **pointed_out(lines, low, high, text),
             xaxis=log_axis(title, low, high, ticks=ticks, text=text, showline=True),
-            yaxis=number_axis("messages", fixedrange=True, tickformat="~s"),
+            yaxis=number_axis(
+                "messages", fixedrange=True, **amount_ticks(merged.values(), whole=True)
+            ),
         ),
     )  # fmt: skip
 
@@ -165,7 +180,8 @@ def queue_heat_figure(
             110 + max(2, len(topics)) * ROW_PX, dragmode=False,
             xaxis=number_axis(
                 "queues of the topic, over all brokers", fixedrange=True, showgrid=False,
-                tickformat=",d", rangemode="normal", showticklabels=columns > 1,
+                tickformat=",d", showticklabels=columns > 1, range=[-0.5, columns - 0.5],
+                **({"dtick": 1} if columns <= _COLUMNS_NAMED else {}),
             ),
             yaxis=row_axis(
                 [name for name, _ in topics], range=[len(topics) - 0.5, -0.5], showline=False
@@ -198,7 +214,10 @@ def lag_figure(rows: Sequence[tuple[str, str, int, int | None]]) -> Figure:
         layout(
             80 + max(1, len(rows)) * ROW_PX,
             dragmode=False,
-            xaxis=number_axis("messages behind", tickformat="~s", showline=True),
+            xaxis=number_axis(
+                "messages behind", showline=True,
+                **amount_ticks((lag for _, _, lag, _ in rows), whole=True),
+            ),
             yaxis=row_axis([f"{group} · {topic}" for group, topic, _, _ in rows]),
         ),
     )  # fmt: skip
@@ -221,7 +240,8 @@ def lag_lines_figure(lines: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
         }
         for at, (name, points) in enumerate(lines.items())
     ]  # fmt: skip
-    axis = number_axis("messages behind", tickformat="~s", fixedrange=True)
+    ticks = amount_ticks((lag for points in lines.values() for _, lag in points), whole=True)
+    axis = number_axis("messages behind", fixedrange=True, **ticks)
     return Figure(data, layout(300, xaxis=time_axis(), yaxis=axis))
 
 

@@ -31,6 +31,12 @@ from spark.report.quantities import (
     plot_text,
     plot_time,
 )
+from spark.report.traffic_figures import (
+    amount_ticks,
+    histogram_figure,
+    queue_heat_figure,
+    rates_figure,
+)
 
 EVIL = "</script><script>alert('1')</script>&amp;\"x"
 
@@ -146,3 +152,14 @@ def test_parts_of_a_change_add_up_to_the_whole():
     drawn = parts_figure([("a #1", "", parts, 1_000)]).data
     assert sum(trace["x"][0] for trace in drawn) == 1_000
     assert drawn[-1]["x"] == [100]
+
+
+def test_ticks_of_small_amounts_are_neither_thousandths_nor_parts_of_a_message():
+    one_a_minute = rates_figure({"T": [(0, 1 / 60)]}, 60_000, "messages/s", str)
+    assert one_a_minute.layout["yaxis"]["tickformat"] == "~g"
+    assert amount_ticks([3, 12_000.0], whole=True)["tickformat"] == "~s"
+    few = histogram_figure([(118, 1)], {}, "size", ticks=[64, 256], text=str).layout["yaxis"]
+    assert (few["dtick"], few["tickformat"]) == (1, "d")
+    queues = [(f"queue {number}", 5, 1.0) for number in range(4)]
+    axis = queue_heat_figure([("T", queues)]).layout["xaxis"]
+    assert (axis["dtick"], axis["range"]) == (1, [-0.5, 3.5])
