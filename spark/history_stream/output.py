@@ -92,9 +92,10 @@ class StreamOutput:
         if held is not None and batch > held + 1:
             has = f"has nothing behind batch {held}" if held >= 0 else "has no batch yet"
             raise ValueError(
-                f"the checkpoint goes on with batch {batch}, and {self.folder} {has}: it is "
-                "the checkpoint of another table, or the table is an old copy. Begin with a new folder as --checkpoint (the default one: remove "
-                f"{self.checkpoint}); events that the table has are passed over"
+                f"the checkpoint goes on with batch {batch}, and {self.folder} {has}: it is the "
+                "checkpoint of another table, or the table is an old copy. Begin with a new folder "
+                f"as --checkpoint (the default one: remove {self.checkpoint}); events that the "
+                "table has are passed over"
             )
 
     def begin(self) -> Path:
