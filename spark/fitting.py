@@ -22,6 +22,8 @@ SMALL: Final[Mapping[str, str]] = {
 }
 SMALL_JVM: Final = {"spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 """For a session that is started for a small input: compiling code well costs more than it saves."""
+SMALL_LOG_BYTES: Final = 64 << 20
+"""Logs of at most so many bytes together are small: some 100,000 messages."""
 _UTC: Final = {"spark.sql.session.timeZone": "UTC"}
 
 
@@ -44,4 +46,4 @@ def fitted(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]
                 session.conf.set(key, old)
 
 
-__all__ = ["SMALL", "SMALL_JVM", "fitted"]
+__all__ = ["SMALL", "SMALL_JVM", "SMALL_LOG_BYTES", "fitted"]

@@ -27,14 +27,11 @@ from spark.audit.relations import (
 from spark.audit.replicas import Group, find_groups, log_files, outside
 from spark.audit.scan import RangeTask, ScanOptions, plan_tasks
 from spark.audit.scan_source import scan_frame
-from spark.fitting import SMALL, fitted
+from spark.fitting import SMALL, SMALL_LOG_BYTES, fitted
 from spark.storage import Storage, locate
 
 Step = Callable[[str], AbstractContextManager[None]]
 _SORTS_MAX: Final = 1000
-SMALL_BYTES: Final = 64 << 20
-"""Logs of at most so many bytes, one log a group, with lists of at most as many, are small: some
-100,000 messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +64,15 @@ class AuditRequest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be read of the stores, and what was found while that was planned."""
+    """What is to be read of the stores, and what was found while that was planned.
+
+    `is_small`: logs, one a group, and lists are both little: Spark is fitted to a small input.
+    """
 
     groups: list[Group]
     tasks: list[RangeTask]
     found: list[Finding]
-
-    def is_small(self, request: AuditRequest) -> bool:
-        """Whether Spark is fitted to a small input. Raises OSError."""
-        size = sum(task.end - task.begin for task in self.tasks)
-        return size <= SMALL_BYTES and size_of_lists(request.acked) <= SMALL_BYTES
+    is_small: bool
 
 
 def plan_audit(request: AuditRequest) -> Plan:
@@ -87,13 +83,16 @@ def plan_audit(request: AuditRequest) -> Plan:
         unconfirmed=request.unconfirmed,
         with_tails=bool(request.acked),
     )
-    plan = Plan(groups, [], [])
+    tasks: list[RangeTask] = []
+    found: list[Finding] = []
     for number, group in enumerate(groups):
         files = log_files(group)
-        plan.found.extend(outside(group, files, unconfirmed=request.unconfirmed))
-        plan.found.extend(compare_epochs(group))
-        plan.tasks.extend(plan_tasks(number, group, files, request.range_bytes))
-    return plan
+        found.extend(outside(group, files, unconfirmed=request.unconfirmed))
+        found.extend(compare_epochs(group))
+        tasks.extend(plan_tasks(number, group, files, request.range_bytes))
+    log_bytes = sum(task.end - task.begin for task in tasks)
+    is_small = max(log_bytes, size_of_lists(request.acked)) <= SMALL_LOG_BYTES
+    return Plan(groups, tasks, found, is_small)
 
 
 @dataclass(slots=True)
@@ -167,10 +166,9 @@ def run_audit(
     if plan is None:
         with step("reading what the stores say of themselves"):
             plan = plan_audit(request)
-    small = plan.is_small(request)
-    kept = Kept(small=small)
+    kept = Kept(small=plan.is_small)
     try:
-        with fitted(session, SMALL if small else {}):
+        with fitted(session, SMALL if plan.is_small else {}):
             return _audited(session, request, plan, step, kept)
     except BaseException:
         kept.forget()

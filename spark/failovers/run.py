@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -23,12 +24,13 @@ from spark.failovers import (
 )
 from spark.failovers.output import Output
 from spark.failovers.summary import summarise
+from spark.fitting import fitted
 from spark.work import Work
 
 Step = Callable[[str], AbstractContextManager[None]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inputs:
     """What to read: history files or Parquet of them, and stores; what to write: [since, until)."""
 
@@ -47,13 +49,15 @@ class Inputs:
 
     def is_small(self) -> bool:
         """Whether what controllers told is little. Raises OSError, ValueError for what is not."""
-        return self._size_bytes() <= sizing.SMALL_BYTES
+        return self._size_bytes <= sizing.SMALL_BYTES
 
     def settings(self) -> Mapping[str, str]:
         """Settings of Spark that suit the size of the input."""
-        return sizing.settings_for(self._size_bytes(), small=self.is_small())
+        return sizing.settings_for(self._size_bytes, small=self.is_small())
 
+    @cached_property
     def _size_bytes(self) -> int:
+        """Asked of the storage once: files that grow meanwhile change no step's size."""
         if self.history:
             return sizing.history_bytes(self.history)
         return sizing.parquet_bytes(self.history_parquet)
@@ -73,7 +77,7 @@ def run(session: SparkSession, inputs: Inputs, output: Output, step: Step) -> di
 
     Raises ValueError and OSError for input that cannot be read.
     """
-    with sizing.fitted(session, inputs.settings()):
+    with fitted(session, inputs.settings()):
         work = Work(session, output.work_folder, small=inputs.is_small())
         return _run(work, inputs, output, step)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from pyarrow import fs
 
-from spark.fitting import SMALL, SMALL_JVM, fitted
+from spark.fitting import SMALL
 from spark.history_table import HistoryRange
 from spark.options import ReadOptions
 from spark.reading import Read
@@ -65,4 +65,4 @@ def settings_for(size_bytes: int, *, small: bool) -> Mapping[str, str]:
     return {"spark.sql.shuffle.partitions": str(max(usual, size_bytes // _LARGE_TASK_BYTES))}
 
 
-__all__ = ["SMALL_BYTES", "SMALL_JVM", "fitted", "history_bytes", "parquet_bytes", "settings_for"]
+__all__ = ["SMALL_BYTES", "history_bytes", "parquet_bytes", "settings_for"]

@@ -13,8 +13,8 @@ import click
 from spark.failovers.findings import CRITICAL, WARNING
 from spark.failovers.output import Output
 from spark.failovers.run import Inputs, run
-from spark.failovers.sizing import SMALL_JVM, fitted
 from spark.failovers.summary import lines
+from spark.fitting import SMALL_JVM, fitted
 from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options, paths_of
 from spark.report.epoch_report import write_epoch_report
 

@@ -94,10 +94,9 @@ def main(
         check_output(output, overwrite=overwrite)
     with job.progress.step("reading what the stores say of themselves"):
         plan = plan_audit(request)
-    small = plan.is_small(request)
     with (
-        job.session("message_audit", **(SMALL_JVM if small else {})) as session,
-        fitted(session, SMALL if small else {}),
+        job.session("message_audit", **(SMALL_JVM if plan.is_small else {})) as session,
+        fitted(session, SMALL if plan.is_small else {}),
     ):
         result = run_audit(session, request, job.progress.step, plan)
         try:

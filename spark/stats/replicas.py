@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from spark.fitting import SMALL_LOG_BYTES
 from spark.storage import Storage, locate
 from spark.store_facts import StoreError, StoreFacts, read_facts, segments
 
 _SIGNS: Final = ("commitlog", "checkpoint", "epochFileCheckpoint", "brokerIdentity", "config")
-SMALL_BYTES: Final = 64 << 20
-"""Logs of at most so many bytes together are small: some 100,000 messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Sources:
 
     def is_small(self) -> bool:
         """Whether Spark is fitted to a small input."""
-        return sum(each.log_bytes for each in self.chosen) <= SMALL_BYTES
+        return sum(each.log_bytes for each in self.chosen) <= SMALL_LOG_BYTES
 
 
 def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> Sources:
