@@ -8,14 +8,14 @@ SPARK_STAMP := $(VENV)/.spark-ready
 .PHONY: help setup setup-spark demo demo-spark test lint bench faults soak proto lock clean
 
 help:
-	@echo "make demo         a three-replica cluster, its master killed a few times, and the verdict"
+	@echo "make demo         a three-replica cluster, its master killed a few times, and the result"
 	@echo "make test         all tests (fast ones first; what a machine lacks is named)"
 	@echo "make setup        the virtual environment with .venv/bin/batonmq and .venv/bin/mqctl"
 	@echo "make lint         formatting, lint, types, import layers"
 	@echo "make bench        side by side with Apache RocketMQ 5.3.3 (needs a JDK 17 and Maven)"
 	@echo "make faults       every fault 20 times on real processes, and the table of what it cost"
 	@echo "make soak         the long tests, then an hour of random faults (SOAK_MINUTES=60)"
-	@echo "make demo-spark   a dozen failovers of all kinds, and what Spark tells of them (JDK 17)"
+	@echo "make demo-spark   a dozen failovers of all kinds, and Spark's report on them (JDK 17)"
 	@echo "make setup-spark  the packages for Spark (800 MB)"
 
 setup: $(STAMP)
@@ -45,7 +45,7 @@ demo: $(STAMP)
 demo-spark: $(SPARK_STAMP)
 	@$(BIN)/python -m faults.aftermath $(DEMO_ARGS)
 
-# Without network for Spark's packages the runner says that it leaves those tests out.
+# If Spark's packages cannot be fetched, the runner reports that it leaves those tests out.
 test: $(STAMP)
 	-@$(MAKE) --no-print-directory setup-spark
 	@$(BIN)/python -m tests.run
@@ -68,12 +68,12 @@ soak: $(STAMP)
 	@$(BIN)/python -m faults soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 proto: $(STAMP)
-	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --grpc_python_out=proto --pyi_out=proto proto/baton/controller/v1/controller.proto
+	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --pyi_out=. batonmq/proto/controller/v1/controller.proto
 
 lock:
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip -q install pip-tools
-	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra dev -o requirements.lock pyproject.toml
-	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra spark --extra report-tests -c requirements.lock -o requirements-spark.lock pyproject.toml
+	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra server --extra dev -o requirements.lock pyproject.toml
+	.venv-lock/bin/pip-compile -q --no-emit-index-url --no-emit-find-links --strip-extras --extra server --extra spark --extra report-tests -c requirements.lock -o requirements-spark.lock pyproject.toml
 	rm -rf .venv-lock
 
 clean:

@@ -1,36 +1,34 @@
-"""A thin blocking facade for scripts: each object here drives its asyncio twin.
+"""The client for scripts: each class here runs its asyncio twin and waits for each call.
 
-One event loop runs in a daemon thread and is shared by all blocking objects of the process; every
-call is handed to it and waited for. Errors are those of the asyncio classes. Not for use inside a
-running loop: there the asyncio classes are at home.
+One event loop runs in a daemon thread and is shared by all blocking objects of the process.
+Parameters, results and errors are those of the asyncio classes. Not for use inside a running loop:
+use the asyncio classes there.
 """
 
 import asyncio
 import atexit
+import functools
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import uvloop
 
-from batonmq.admin import Admin
-from batonmq.admin_types import GroupProgress, QueueStats
-from batonmq.client_instance import ClientInstance, ClientOptions
-from batonmq.consume_types import ConsumeFromWhere, Listener
-from batonmq.controller_admin import ControllerAdmin
-from batonmq.errors import ClientError
-from batonmq.producer import Producer, ProducerOptions, QueueSelector
-from batonmq.pull_consumer import PullConsumer
-from batonmq.pull_result import PullResult
-from batonmq.push_consumer import PushConsumer
-from batonmq.push_options import PushConsumerOptions
-from batonmq.send_result import SendResult
-from batonmq.subscription import ALL
-from protocol.bodies import ClusterInfo, TopicConfig, TopicRouteData
-from protocol.message import Message, MessageExt, MessageQueue
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.cluster import BrokerAdmin, ClusterAdmin
+from batonmq.client.admin.consumer_groups import ConsumerGroupAdmin
+from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.client.admin.messages import MessageAdmin
+from batonmq.client.admin.topics import TopicAdmin
+from batonmq.client.consumer.pull_consumer import PullConsumer
+from batonmq.client.consumer.push_consumer import PushConsumer
+from batonmq.client.errors import ClientError
+from batonmq.client.producer.producer import Producer
 
+P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class _LoopThread:
@@ -73,26 +71,81 @@ class _LoopThread:
 _loop_thread = _LoopThread()
 
 
+class _Blocking(Generic[S]):
+    def __init__(self, twin: S) -> None:
+        self._twin = twin
+
+    @property
+    def twin(self) -> S:
+        """The asyncio object. Its coroutines may be handed to `run`."""
+        return self._twin
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it on the loop and waits for its result."""
+        return _loop_thread.run(work)
+
+
+def _blocking(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Blocking[S], P], T]:
+    """The method of the twin, waited for."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.run(method(self.twin, *args, **kwargs))
+
+    return call
+
+
+def _on_loop(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[_Blocking[S], P], T]:
+    """The plain method of the twin, called on the loop, as it is not thread safe."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def work() -> T:
+            return method(self.twin, *args, **kwargs)
+
+        return self.run(work())
+
+    return call
+
+
+def _parameters_of(
+    twin_class: Callable[P, S],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[_Blocking[S], P], None]]:
+    """Makes an `__init__` that takes what the twin's takes."""
+
+    def make(
+        declared: Callable[..., None],
+    ) -> Callable[Concatenate[_Blocking[S], P], None]:
+        def init(self: _Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> None:
+            self._twin = twin_class(*args, **kwargs)
+
+        # `help` and `inspect.signature` show the twin's parameters.
+        return functools.update_wrapper(init, twin_class.__init__)
+
+    return make
+
+
 class _Startable(Protocol):
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
 
 
-S = TypeVar("S", bound=_Startable)
+R = TypeVar("R", bound=_Startable)
 
 
-class _Blocking(Generic[S]):
-    """Lifecycle of a twin; usable as `with`."""
-
-    def __init__(self, twin: S) -> None:
-        self._twin = twin
+class _BlockingStartable(_Blocking[R]):
+    """Usable as `with`."""
 
     def start(self) -> None:
-        self._run(self._twin.start())
+        self.run(self._twin.start())
 
     def close(self) -> None:
-        self._run(self._twin.close())
+        self.run(self._twin.close())
 
     def __enter__(self) -> Self:
         self.start()
@@ -106,209 +159,121 @@ class _Blocking(Generic[S]):
     ) -> None:
         self.close()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return _loop_thread.run(work)
 
-
-class BlockingProducer(_Blocking[Producer]):
+class BlockingProducer(_BlockingStartable[Producer]):
     """See `Producer`."""
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        name_servers: str | Sequence[str] | None = None,
-        options: ProducerOptions | None = None,
-        client_options: ClientOptions | None = None,
-    ) -> None:
-        super().__init__(
-            Producer(
-                group, name_servers=name_servers, options=options, client_options=client_options
-            )
-        )
+    @_parameters_of(Producer)
+    def __init__(self) -> None: ...
 
-    def send(
-        self,
-        message: Message,
-        *,
-        queue: MessageQueue | None = None,
-        selector: QueueSelector | None = None,
-        timeout_ms: int | None = None,
-    ) -> SendResult:
-        return self._run(
-            self._twin.send(message, queue=queue, selector=selector, timeout_ms=timeout_ms)
-        )
-
-    def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        queue: MessageQueue | None = None,
-        timeout_ms: int | None = None,
-    ) -> SendResult:
-        return self._run(self._twin.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
-
-    def send_oneway(
-        self,
-        message: Message,
-        *,
-        queue: MessageQueue | None = None,
-        selector: QueueSelector | None = None,
-    ) -> None:
-        self._run(self._twin.send_oneway(message, queue=queue, selector=selector))
-
-    def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        return self._run(self._twin.publish_queues(topic))
+    send = _blocking(Producer.send)
+    send_batch = _blocking(Producer.send_batch)
+    send_oneway = _blocking(Producer.send_oneway)
+    publish_queues = _blocking(Producer.publish_queues)
 
 
-class BlockingPullConsumer(_Blocking[PullConsumer]):
+class BlockingPullConsumer(_BlockingStartable[PullConsumer]):
     """See `PullConsumer`."""
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        name_servers: str | Sequence[str] | None = None,
-        client_options: ClientOptions | None = None,
-        from_where: ConsumeFromWhere = ConsumeFromWhere.FIRST,
-    ) -> None:
-        super().__init__(
-            PullConsumer(
-                group,
-                name_servers=name_servers,
-                client_options=client_options,
-                from_where=from_where,
-            )
-        )
+    @_parameters_of(PullConsumer)
+    def __init__(self) -> None: ...
 
-    def fetch_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        return self._run(self._twin.fetch_queues(topic))
-
-    def assign(self, queues: Sequence[MessageQueue], expression: str = ALL) -> None:
-        self._run(self._twin.assign(queues, expression))
-
-    def seek(self, queue: MessageQueue, offset: int) -> None:
-        self._run(self._twin.seek(queue, offset))
-
-    def poll(self, timeout_ms: int = 1000, *, max_messages: int = 32) -> list[MessageExt]:
-        return self._run(self._twin.poll(timeout_ms, max_messages=max_messages))
-
-    def pull(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        max_messages: int = 32,
-        *,
-        expression: str = ALL,
-        timeout_ms: int = 3000,
-        block: bool = False,
-    ) -> PullResult:
-        return self._run(
-            self._twin.pull(
-                queue,
-                offset,
-                max_messages,
-                expression=expression,
-                timeout_ms=timeout_ms,
-                block=block,
-            )
-        )
-
-    def commit(self, offsets: dict[MessageQueue, int] | None = None) -> None:
-        self._run(self._twin.commit(offsets))
-
-    def committed(self, queue: MessageQueue) -> int | None:
-        return self._run(self._twin.committed(queue))
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        return self._run(self._twin.max_offset(queue))
-
-    def min_offset(self, queue: MessageQueue) -> int:
-        return self._run(self._twin.min_offset(queue))
-
-    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        return self._run(self._twin.offset_by_time(queue, timestamp_ms))
+    fetch_queues = _blocking(PullConsumer.fetch_queues)
+    assign = _blocking(PullConsumer.assign)
+    position = _on_loop(PullConsumer.position)
+    seek = _blocking(PullConsumer.seek)
+    poll = _blocking(PullConsumer.poll)
+    pull = _blocking(PullConsumer.pull)
+    commit = _blocking(PullConsumer.commit)
+    committed = _blocking(PullConsumer.committed)
+    max_offset = _blocking(PullConsumer.max_offset)
+    min_offset = _blocking(PullConsumer.min_offset)
+    offset_by_time = _blocking(PullConsumer.offset_by_time)
 
 
-class BlockingPushConsumer(_Blocking[PushConsumer]):
+class BlockingPushConsumer(_BlockingStartable[PushConsumer]):
     """See `PushConsumer`. A plain listener runs in threads of its own and may block."""
 
-    def __init__(
-        self,
-        group: str,
-        listener: Listener,
-        *,
-        orderly: bool = False,
-        name_servers: str | Sequence[str] | None = None,
-        options: PushConsumerOptions | None = None,
-        client_options: ClientOptions | None = None,
-    ) -> None:
-        super().__init__(
-            PushConsumer(
-                group,
-                listener,
-                orderly=orderly,
-                name_servers=name_servers,
-                options=options,
-                client_options=client_options,
-            )
-        )
+    @_parameters_of(PushConsumer)
+    def __init__(self) -> None: ...
 
-    def subscribe(self, topic: str, expression: str = ALL) -> None:
-        async def on_loop() -> None:
-            self._twin.subscribe(topic, expression)
-
-        self._run(on_loop())
+    subscribe = _on_loop(PushConsumer.subscribe)
+    unsubscribe = _on_loop(PushConsumer.unsubscribe)
 
 
-class BlockingAdmin(_Blocking[Admin]):
-    """The commonest calls of `Admin`; any other: `admin.run(admin.twin.topic_list())`."""
+class BlockingAdmin(_BlockingStartable[Admin]):
+    """See `Admin`: `admin.topics.names()`."""
 
-    def __init__(
-        self,
-        name_servers: str | Sequence[str] | None = None,
-        *,
-        client: ClientInstance | None = None,
-        timeout_ms: int = 5_000,
-    ) -> None:
-        super().__init__(Admin(name_servers, client=client, timeout_ms=timeout_ms))
+    @_parameters_of(Admin)
+    def __init__(self) -> None: ...
 
     @property
-    def twin(self) -> Admin:
-        return self._twin
+    def cluster(self) -> "_Cluster":
+        return _Cluster(self.twin.cluster)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._run(work)
+    @property
+    def brokers(self) -> "_Brokers":
+        return _Brokers(self.twin.brokers)
 
-    def controller(self, addresses: str | Sequence[str]) -> ControllerAdmin:
-        """Its methods are coroutines: hand them to `run`."""
-        return self._twin.controller(addresses)
+    @property
+    def topics(self) -> "_Topics":
+        return _Topics(self.twin.topics)
 
-    def cluster_info(self) -> ClusterInfo:
-        return self._run(self._twin.cluster_info())
+    @property
+    def messages(self) -> "_Messages":
+        return _Messages(self.twin.messages)
 
-    def topic_list(self) -> list[str]:
-        return self._run(self._twin.topic_list())
+    @property
+    def consumer_groups(self) -> "_ConsumerGroups":
+        return _ConsumerGroups(self.twin.consumer_groups)
 
-    def topic_route(self, topic: str) -> TopicRouteData:
-        return self._run(self._twin.topic_route(topic))
+    def controller(self, addresses: str | Sequence[str]) -> "_Controllers":
+        return _Controllers(self.twin.controller(addresses))
 
-    def topic_stats(self, topic: str) -> tuple[QueueStats, ...]:
-        return self._run(self._twin.topic_stats(topic))
 
-    def create_or_update_topic(
-        self, config: TopicConfig, *, cluster: str | None = None, broker: str | None = None
-    ) -> dict[str, str]:
-        return self._run(self._twin.create_or_update_topic(config, cluster=cluster, broker=broker))
+class _Cluster(_Blocking[ClusterAdmin]):
+    info = _blocking(ClusterAdmin.info)
+    name_server_states = _blocking(ClusterAdmin.name_server_states)
+    masters = _blocking(ClusterAdmin.masters)
 
-    def delete_topic(self, topic: str, cluster: str) -> dict[str, str]:
-        return self._run(self._twin.delete_topic(topic, cluster))
 
-    def message_by_id(self, msg_id: str, topic: str = "") -> MessageExt | None:
-        return self._run(self._twin.message_by_id(msg_id, topic))
+class _Brokers(_Blocking[BrokerAdmin]):
+    runtime_info = _blocking(BrokerAdmin.runtime_info)
+    ha_status = _blocking(BrokerAdmin.ha_status)
+    epochs = _blocking(BrokerAdmin.epochs)
+    repair = _blocking(BrokerAdmin.repair)
 
-    def messages_by_key(self, topic: str, key: str, max_messages: int = 64) -> list[MessageExt]:
-        return self._run(self._twin.messages_by_key(topic, key, max_messages=max_messages))
 
-    def consumer_progress(self, group: str, topic: str | None = None) -> GroupProgress:
-        return self._run(self._twin.consumer_progress(group, topic))
+class _Topics(_Blocking[TopicAdmin]):
+    names = _blocking(TopicAdmin.names)
+    route = _blocking(TopicAdmin.route)
+    stats = _blocking(TopicAdmin.stats)
+    configs = _blocking(TopicAdmin.configs)
+    create_or_update = _blocking(TopicAdmin.create_or_update)
+    delete = _blocking(TopicAdmin.delete)
+
+
+class _Messages(_Blocking[MessageAdmin]):
+    by_id = _blocking(MessageAdmin.by_id)
+    by_key = _blocking(MessageAdmin.by_key)
+    by_unique_key = _blocking(MessageAdmin.by_unique_key)
+
+
+class _ConsumerGroups(_Blocking[ConsumerGroupAdmin]):
+    settings = _blocking(ConsumerGroupAdmin.settings)
+    update = _blocking(ConsumerGroupAdmin.update)
+    offsets = _blocking(ConsumerGroupAdmin.offsets)
+    names = _blocking(ConsumerGroupAdmin.names)
+    members = _blocking(ConsumerGroupAdmin.members)
+    progress = _blocking(ConsumerGroupAdmin.progress)
+
+
+class _Controllers(_Blocking[ControllerAdmin]):
+    metadata = _blocking(ControllerAdmin.metadata)
+    all_metadata = _blocking(ControllerAdmin.all_metadata)
+    sync_state_data = _blocking(ControllerAdmin.sync_state_data)
+    elect_master = _blocking(ControllerAdmin.elect_master)
+    clean_broker_data = _blocking(ControllerAdmin.clean_broker_data)
+    config = _blocking(ControllerAdmin.config)
+    update_config = _blocking(ControllerAdmin.update_config)
+    history = _blocking(ControllerAdmin.history)

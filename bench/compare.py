@@ -22,15 +22,10 @@ from pathlib import Path
 from typing import Final
 
 from bench import part_catchup, part_consume, part_failover, part_sends, part_start
-from bench.java_programs import (
-    PEER_VERSION,
-    JavaProgramError,
-    MissingToolError,
-    compile_programs,
-    fetch_jars,
-)
 from bench.report import Row, table
-from bench.run import SIDES, Part, Run, say
+from bench.run import SIDES, Part, Run, progress
+from lab.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
+from lab.processes import ROOT
 
 PARTS: Final = (
     part_start.PART,
@@ -49,24 +44,32 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
     parts = [part for part in PARTS if not options.only or part.name in options.only]
-    lib = classes = None
+    classpath = ""
     try:
         if "java" in options.sides or any(part.needs_programs for part in parts):
-            lib = fetch_jars(say)
-            classes = compile_programs(lib, say)
+            classpath = _prepare_java()
         _check_disk(options.folder, DISK_NEEDED_QUICK if options.quick else DISK_NEEDED)
-    except (MissingToolError, JavaProgramError, OSError) as exc:
+    except (JavaError, OSError) as exc:
         print(f"bench: {exc}", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(
         prefix="batonmq-bench-", dir=options.folder, ignore_cleanup_errors=True
     ) as folder:
-        run = Run(options.rounds, options.quick, options.sides, Path(folder), lib, classes)
+        run = Run(options.rounds, options.quick, options.sides, Path(folder), classpath)
         try:
             return _run_all(run, parts, options.json)
         except KeyboardInterrupt:
             print("bench: interrupted; all processes have ended", file=sys.stderr)
             return 130
+
+
+def _prepare_java() -> str:
+    lacks = missing_tools()
+    if lacks:
+        raise JavaError(f"not installed: {' and '.join(lacks)}")
+    if not is_fetched():
+        progress(f"fetching RocketMQ {PEER_VERSION} with Maven (about 90 MB, once)")
+    return prepared_classpath(ROOT / "bench" / "java")
 
 
 def _run_all(run: Run, parts: list[Part], json_file: Path | None) -> int:
@@ -76,16 +79,16 @@ def _run_all(run: Run, parts: list[Part], json_file: Path | None) -> int:
     machine = _machine()
     try:
         for part in parts:
-            say(f"== {part.what} ==")
+            progress(f"== {part.what} ==")
             own = part.rows()
             rows += own
             try:
                 part.measure(run, {row.key: row for row in own})
             except Exception as exc:  # a part may fail in any way; the others still run
                 failures[part.name] = "".join(traceback.format_exception(exc))
-                say(f"FAILED: {part.name}: {exc}")
+                progress(f"FAILED: {part.name}: {exc}")
     finally:
-        say("done")
+        progress("done")
         _print(run, rows, failures, machine)
         if json_file is not None:
             document = {

@@ -2,7 +2,7 @@
 
 For each of `--events` (by default 1 and 10 million) it generates the histories of `--controllers`
 controllers (a million events are about 300 MB a controller) with `--groups` broker groups, runs
-`python -m spark.jobs.epoch_history --no-report` as a process of its own on `--master` with
+`python -m batonmq.spark.jobs.epoch_history --no-report` as a process of its own on `--master` with
 `--driver-memory`, and prints the wall time, the processor time and the peak memory of all its
 processes together: driver JVM and Python workers. Files go to `--folder`, and are removed.
 """
@@ -20,12 +20,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from spark.failovers.generated import generate
+from bench.process_tree import TreeSampler
+from tests.spark.generated_histories import generate
 
 MIB = 1 << 20
-_SAMPLE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def measured(folder: Path, count: int, asked: argparse.Namespace) -> Cost:
     generate(data, count=count, groups=asked.groups, controllers=asked.controllers, days=asked.days)
     size = sum(path.stat().st_size for path in data.glob("history/*/*.jsonl"))
     command = [
-        sys.executable, "-m", "spark.jobs.epoch_history", "--history", f"{data}/history/*",
+        sys.executable, "-m", "batonmq.spark.jobs.epoch_history", "--history", f"{data}/history/*",
         "--stores", f"{data}/stores/*", "--output", str(out), "--no-report", "--json",
         "--fail-on", "never", "--master", asked.master,
         "--conf", f"spark.driver.memory={asked.driver_memory}",
@@ -57,45 +55,25 @@ def measured(folder: Path, count: int, asked: argparse.Namespace) -> Cost:
     began = time.monotonic()
     with log.open("w") as errors, (folder / "job.json").open("w") as result:
         job = subprocess.Popen(command, stdout=result, stderr=errors, env=os.environ)
-        peak, jvm, cpu = _watch(job)
+        with TreeSampler(job.pid) as used:
+            job.wait()
     wall_s = time.monotonic() - began
     if job.returncode:
         raise RuntimeError(f"the job ended with {job.returncode}: {log.read_text()[-2000:]}")
     summary = json.loads((folder / "job.json").read_text())
     if asked.steps:
         print(log.read_text(), end="")
-    for used in (data, out, folder / "spark"):
-        shutil.rmtree(used, ignore_errors=True)
+    for made in (data, out, folder / "spark"):
+        shutil.rmtree(made, ignore_errors=True)
     return Cost(
-        summary["events"], size // MIB, wall_s, cpu, peak, jvm, summary["rows"]["failovers"]
+        summary["events"],
+        size // MIB,
+        wall_s,
+        used.cpu_s,
+        used.peak // MIB,
+        used.peak_java // MIB,
+        summary["rows"]["failovers"],
     )
-
-
-def _watch(job: subprocess.Popen[bytes]) -> tuple[int, int, float]:
-    """Peak MiB of all processes of the job, of its JVM, and processor seconds, until it ends."""
-    peak = jvm = 0
-    spent: dict[int, float] = {}
-    root = psutil.Process(job.pid)
-    while job.poll() is None:
-        total = 0
-        try:
-            family = [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            family = []
-        for each in family:
-            try:
-                held = each.memory_info().rss // MIB
-                times = each.cpu_times()
-                name = each.name()
-            except psutil.NoSuchProcess:
-                continue
-            total += held
-            spent[each.pid] = times.user + times.system
-            if name == "java":
-                jvm = max(jvm, held)
-        peak = max(peak, total)
-        time.sleep(_SAMPLE_S)
-    return peak, jvm, sum(spent.values())
 
 
 def main() -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
 from typing import Final
 
-from bench.java_programs import JVM_OPENINGS
-from bench.proc import spawn, stop_all, tail
-from bench.side import BROKERS, GROUP, HOST, NAME_SERVERS, Side
+from bench.side import BROKERS, NAME_SERVERS, Side
+from lab.frames import BROKER_NAME
+from lab.java import JVM_OPENINGS, LIB
+from lab.processes import HOST, spawn, stop_all, tail
+from lab.stores import wipe
 
 HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")
 NAMESRV_MAIN: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
 BROKER_MAIN: Final = "org.apache.rocketmq.broker.BrokerStartup"
-KEPT: Final = "brokerIdentity"
 
 
 class JavaPeer(Side):
@@ -24,9 +24,8 @@ class JavaPeer(Side):
 
     name = "java"
 
-    def __init__(self, folder: Path, lib: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._lib = lib
         self._name_servers: list[subprocess.Popen[bytes]] = []
         self._brokers: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -68,15 +67,9 @@ class JavaPeer(Side):
         self._brokers[address] = self._jvm(BROKER_MAIN, home / "broker.conf", home)
 
     def empty_store(self, address: str) -> None:
-        for entry in (self._broker_home(address) / "store").iterdir():
-            if entry.name.startswith(KEPT):
-                continue
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+        wipe(self._broker_home(address) / "store")
 
-    def complaint(self) -> str:
+    def diagnostics(self) -> str:
         logs = sorted(self.folder.glob("*/process.log"))
         return "\n".join(f"-- {log.parent.name}: {text}" for log in logs if (text := tail(log)))
 
@@ -90,7 +83,7 @@ class JavaPeer(Side):
 
     def _jvm(self, main: str, config: Path, home: Path) -> subprocess.Popen[bytes]:
         homes = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
-        classpath = f"{home}:{self._lib}/*"
+        classpath = f"{home}:{LIB}/*"
         argv = ["java", *HEAP, *homes, *JVM_OPENINGS, "-cp", classpath, main, "-c", str(config)]
         return spawn(argv, home / "process.log", cwd=home)
 
@@ -113,7 +106,7 @@ class JavaPeer(Side):
         controllers = (f"{HOST}:{self.base_port + 100 * k + 2}" for k in range(NAME_SERVERS))
         return {
             "brokerClusterName": "DefaultCluster",
-            "brokerName": GROUP,
+            "brokerName": BROKER_NAME,
             "brokerId": -1,
             "brokerRole": "SLAVE",
             "listenPort": port,

@@ -2,7 +2,7 @@
 
 The log is filled with 1 KiB messages, 64 to a batch frame, so that it has as many records as a real
 one. The slave is stopped, its store removed but for the broker's identity, and started. The
-master's HA status (907) is polled: from the last look with nothing acknowledged to the first with
+master's HA status (907) is polled: from the last reply with nothing acknowledged to the first with
 everything.
 """
 
@@ -12,12 +12,12 @@ import struct
 import time
 import uuid
 
-from bench import wire
-from bench.probe import HaStatus, ha_status, parse_ha_status
-from bench.proc import CpuMeter
+from bench.cpu import CpuMeter
 from bench.report import Mark, Row
-from bench.run import Part, Run, say
+from bench.run import Part, Run, progress
 from bench.side import Side, SideError
+from lab import frames
+from lab.connection import Connection, HaStatus, ha_status, parse_ha_status
 
 TOPIC = "BenchCatchUp"
 QUEUES = 8
@@ -41,9 +41,9 @@ def measure(run: Run, table: dict[str, Row]) -> None:
     size = run.count(1_400_000_000, 150_000_000)
     for name in run.sides:
         with run.side(name) as side:
-            side.settle_down()
+            side.wait_whole()
             side.create_topic(TOPIC, QUEUES)
-            say(f"catch-up: {name}, filling {size / 1e6:,.0f} MB")
+            progress(f"catch-up: {name}, filling {size / 1e6:,.0f} MB")
             fill(side.master(), size)
             side.wait_level()
             for _ in range(run.rounds):
@@ -68,7 +68,7 @@ def _round(run: Run, side: Side, table: dict[str, Row]) -> None:
         table[f"catch_up_{who}"].samples(side.name).append(used * 1e3 / (size / 1e6))
     seen = {"bytes": size, "firstS": first - began, "levelS": level - began, "cpuS": use.seconds}
     run.note("catchup", side.name, seen, use.others_percent)
-    say(
+    progress(
         f"  {rate:,.0f} MB/s, {size / 1e6:,.0f} MB, level {level - began:.1f} s after the start;"
         f" master {use.seconds['master']:.1f} s, slave {use.seconds['slave']:.1f} s of processor,"
         f" noise {use.others_percent:.0f} %"
@@ -77,13 +77,13 @@ def _round(run: Run, side: Side, table: dict[str, Row]) -> None:
 
 
 def _watch(master: str) -> tuple[float, float, int]:
-    """When the first byte was under way, when all were acknowledged, and how many they were."""
+    """When the first byte was sent, when all were acknowledged, and how many they were."""
     deadline = time.monotonic() + LIMIT_S
     first = time.monotonic()
     seen_start = False
-    with wire.Caller(master) as caller:
+    with Connection(master) as connection:
         while (now := time.monotonic()) < deadline:
-            status = _status(caller)
+            status = _status(connection)
             acked = max(status.acked.values(), default=0)
             if acked <= 0:
                 first, seen_start = now, True
@@ -95,8 +95,8 @@ def _watch(master: str) -> tuple[float, float, int]:
     raise SideError(f"the emptied slave was not level within {LIMIT_S:.0f} s: {ha_status(master)}")
 
 
-def _status(caller: wire.Caller) -> HaStatus:
-    return parse_ha_status(caller.call(wire.HA_STATUS, {}).body)
+def _status(connection: Connection) -> HaStatus:
+    return parse_ha_status(connection.request(frames.HA_STATUS).body)
 
 
 def batch_body(prefix: str, first: int, count: int) -> bytes:
@@ -116,24 +116,23 @@ def fill(master: str, size: int) -> None:
     """Writes until the log is at least `size` bytes long, a few frames under way at once."""
     prefix = uuid.uuid4().hex[:16]
     number = under_way = 0
-    with wire.Caller(master, timeout_s=30.0) as caller:
+    with Connection(master, timeout_s=30.0) as connection:
         while True:
             while under_way < FRAMES_UNDER_WAY:
-                ext = wire.send_ext(TOPIC, number // BATCH % QUEUES, "", wire.now_ms())
-                ext |= {"i": "", "m": "true"}
-                caller.post(wire.SEND_BATCH, ext, batch_body(prefix, number, BATCH))
+                ext = frames.send_ext(TOPIC, number // BATCH % QUEUES) | {"m": "true"}
+                connection.post(frames.SEND_BATCH, ext, batch_body(prefix, number, BATCH))
                 number += BATCH
                 under_way += 1
-            reply = caller.take()
+            reply = connection.take()
             under_way -= 1
-            if reply.code not in (wire.OK, 2):
+            if reply.code not in (frames.OK, 2):
                 raise SideError(f"a batch was refused: code {reply.code} {reply.remark}")
             if number % (BATCH * 512) == 0:
                 status = ha_status(master)
                 if status is not None and status.max_offset >= size:
                     break
         while under_way:
-            caller.take()
+            connection.take()
             under_way -= 1
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from bench.java_programs import JavaProgram, JavaProgramError
-from bench.proc import CpuMeter
+from bench.cpu import CpuMeter
 from bench.report import Mark, Row
-from bench.run import Part, Run, say
+from bench.run import Part, Run, progress
 from bench.side import Side
+from lab.java import JavaError, JavaProgram
 
 TOPIC = "BenchBacklog"
 QUEUES = 8
@@ -29,9 +29,9 @@ def measure(run: Run, table: dict[str, Row]) -> None:
     backlog = run.count(200_000, 20_000)
     for name in run.sides:
         with run.side(name) as side:
-            side.settle_down()
+            side.wait_whole()
             side.create_topic(TOPIC, QUEUES)
-            say(f"consume: {name}, filling {backlog:,} messages")
+            progress(f"consume: {name}, filling {backlog:,} messages")
             name_servers = ";".join(side.name_servers)
             with run.program("SendLoad", [name_servers]) as producer:
                 producer.ask(f"fill {TOPIC} {FILL_THREADS} {backlog}", 600)
@@ -55,7 +55,7 @@ def _round(
         table[f"consume_{who}"].samples(side.name).append(micros)
     seen = {"round": answer, "microsPerMessage": use}
     run.note("consume", side.name, seen, used.others_percent)
-    say(
+    progress(
         f"  {answer['perSecond']:,.0f} messages/s,"
         f" master {use['master']:.1f} us, client {use['client']:.1f} us a message,"
         f" noise {used.others_percent:.0f} %"
@@ -66,7 +66,7 @@ def _consume(side: Side, consumer: JavaProgram, group: str, backlog: int) -> dic
     group = f"bench_{group}_{time.monotonic_ns()}"
     answer = consumer.ask(f"run {TOPIC} {group} {backlog} {LIMIT_S}", LIMIT_S + 30)
     if not answer["finished"]:
-        raise JavaProgramError(
+        raise JavaError(
             f"{side.name}: {answer['count']} of {backlog} messages consumed in {LIMIT_S} s"
         )
     return answer

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 
-from bench.probe import TOPIC, Probe, read_keys
 from bench.report import Mark, Row
-from bench.run import Part, Run, say
-from bench.side import Side, SideError, wait_for
+from bench.run import Part, Run, progress
+from bench.side import Side, SideError
+from lab.load import Load
+from lab.processes import wait_for
+from lab.readback import ReadBack
 
-PROBE_INTERVAL_S = 0.002
 FAILOVER_LIMIT_S = 60.0
-QUEUES = 8
 
 
 def rows() -> list[Row]:
@@ -34,48 +34,53 @@ def measure(run: Run, table: dict[str, Row]) -> None:
     for name in run.sides:
         trials = run.count(20, 3) if name == "ours" else run.count(max(5, run.rounds), 2)
         with run.side(name) as side:
-            say(f"failover: {name}, {trials} trials")
-            side.settle_down()
+            progress(f"failover: {name}, {trials} trials")
+            side.wait_whole()
             _trials(run, side, trials, table)
 
 
 def _trials(run: Run, side: Side, trials: int, table: dict[str, Row]) -> None:
-    with Probe(side.brokers, prefix="fail", interval_s=PROBE_INTERVAL_S) as probe:
-        if probe.run_until_ack(FAILOVER_LIMIT_S) is None:
+    with Load(side.brokers, prefix="fail", log=side.folder / "probe.log") as load:
+        if load.first_ack(sent_after=time.monotonic(), limit_s=FAILOVER_LIMIT_S) is None:
             raise SideError(f"{side.name}: no write is acknowledged")
         for number in range(trials):
-            took, full = _trial(run, side, probe)
+            took, full = _trial(run, side, load)
             table["failover"].samples(side.name).append(took)
             table["set_full"].samples(side.name).append(full)
-            say(f"  {number + 1}: {took * 1000:.0f} ms, full set again after {full:.1f} s")
-        found = read_keys(side.master(), TOPIC, QUEUES)
-    lost = [ack.key for ack in probe.acks if ack.key not in found]
+            progress(f"  {number + 1}: {took * 1000:.0f} ms, full set again after {full:.1f} s")
+    reader = ReadBack()
+    reader.read_on(side.master())
+    stored = reader.of(load.prefix)
+    lost = [ack.number for ack in load.acks if ack.number not in stored]
     table["lost"].samples(side.name).append(len(lost))
     run.note(
         "failover",
         side.name,
         {
             "seconds": table["failover"].samples(side.name),
-            "sent": probe.sent,
-            "acked": len(probe.acks),
+            "acked": len(load.acks),
             "lost": lost,
-            "readTwice": sum(times - 1 for times in found.values()),
-            "codes": dict(probe.codes),
+            "readTwice": reader.repeats,
+            "codes": load.codes,
         },
     )
-    say(f"  {len(probe.acks)} acked, {len(lost)} lost")
+    progress(f"  {len(load.acks)} acked, {len(lost)} lost")
 
 
-def _trial(run: Run, side: Side, probe: Probe) -> tuple[float, float]:
+def _trial(run: Run, side: Side, load: Load) -> tuple[float, float]:
     master = side.master()
-    if not probe.run(run.seconds(1.0, 0.3)):
+    began = time.monotonic()
+    time.sleep(run.seconds(1.0, 0.3))
+    if not load.since(began):
         raise SideError(f"{side.name}: no write was acknowledged before the kill")
     killed = time.monotonic()
     side.kill_broker(master)
-    ack = probe.run_until_ack(FAILOVER_LIMIT_S, not_from=master)
+    ack = load.first_ack(
+        sent_after=killed, limit_s=FAILOVER_LIMIT_S, not_from=side.brokers.index(master)
+    )
     if ack is None:
         raise SideError(f"{side.name}: no write acknowledged within {FAILOVER_LIMIT_S:.0f} s")
-    probe.run(run.seconds(1.0, 0.3))
+    time.sleep(run.seconds(1.0, 0.3))
     started = time.monotonic()
     side.start_broker(master)
     wait_for("a full and level set", side.level, 120.0)

@@ -6,11 +6,11 @@ holds several rounds, so that the minute is not spent for each of them.
 
 from __future__ import annotations
 
-from bench.java_programs import JavaProgram
-from bench.proc import CpuMeter
+from bench.cpu import CpuMeter
 from bench.report import Mark, Row
-from bench.run import Part, Run, say
+from bench.run import Part, Run, progress
 from bench.side import Side
+from lab.java import JavaProgram
 
 TOPIC = "BenchSends"
 QUEUES = 8
@@ -40,9 +40,9 @@ def measure(run: Run, table: dict[str, Row]) -> None:
     for session in range(sessions):
         rounds = len(range(session, run.rounds, sessions))
         for name in run.sides:
-            say(f"sends: session {session + 1} of {sessions}, {name}, {rounds} rounds")
+            progress(f"sends: session {session + 1} of {sessions}, {name}, {rounds} rounds")
             with run.side(name) as side:
-                side.settle_down()
+                side.wait_whole()
                 side.create_topic(TOPIC, QUEUES)
                 with run.program("SendLoad", [";".join(side.name_servers)]) as client:
                     _warm_up(run, client)
@@ -52,7 +52,7 @@ def measure(run: Run, table: dict[str, Row]) -> None:
 
 
 def _warm_up(run: Run, client: JavaProgram) -> None:
-    say("  warming up")
+    progress("  warming up")
     for threads, full, quick in ((64, 30, 4), (16, 20, 2), (1, 10, 2)):
         seconds = run.seconds(full, quick)
         client.ask(f"run {TOPIC} {threads} {seconds * 1000:.0f}", seconds + ANSWER_EXTRA_S)
@@ -82,7 +82,7 @@ def _window(run: Run, side: Side, client: JavaProgram, threads: int, table: dict
     seen = {"window": answer, "microsPerSend": use}
     run.note("sends", side.name, seen, used.others_percent)
     failed = f", {answer['failed']} FAILED" if answer["failed"] else ""
-    say(
+    progress(
         f"  {threads:2d} threads: {answer['perSecond']:,.0f}/s, {answer['meanMs']:.2f} ms, master"
         f" {use['master']:.0f} + slave {use['slave']:.0f} us, client {use['client']:.0f} us,"
         f" noise {used.others_percent:.0f} %{failed}"

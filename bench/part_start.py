@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from bench.probe import Probe
-from bench.proc import CpuMeter, rss_anon_mib
+from bench.cpu import CpuMeter, rss_anon_mib
 from bench.report import Mark, Row
-from bench.run import Part, Run, say
+from bench.run import Part, Run, progress
 from bench.side import SideError
+from lab.load import Load
 
-PROBE_INTERVAL_S = 0.02
+PACE = ("--interval-ms", "20")
 START_LIMIT_S = 120.0
 
 
@@ -27,19 +27,23 @@ def rows() -> list[Row]:
 def measure(run: Run, table: dict[str, Row]) -> None:
     for number in range(run.rounds):
         for name in run.sides:
-            say(f"start: round {number + 1} of {run.rounds}, {name}")
+            progress(f"start: round {number + 1} of {run.rounds}, {name}")
             _round(run, name, table)
 
 
 def _round(run: Run, name: str, table: dict[str, Row]) -> None:
-    began = time.monotonic()
-    with run.side(name) as side:
-        with Probe(side.brokers, prefix="start", interval_s=PROBE_INTERVAL_S) as probe:
-            ack = probe.run_until_ack(START_LIMIT_S)
+    with run.side(name, spawned=False) as side:
+        with Load(
+            side.brokers, prefix="start", log=side.folder / "probe.log", options=PACE
+        ) as load:
+            load.wait_started()
+            began = time.monotonic()
+            side.spawn()
+            ack = load.first_ack(sent_after=began, limit_s=START_LIMIT_S)
         if ack is None:
             raise SideError(f"{name}: no write acknowledged within {START_LIMIT_S:.0f} s")
         cold = ack.acked_s - began
-        side.settle_down()
+        side.wait_whole()
         level = time.monotonic() - began
         time.sleep(run.seconds(10, 2))
         groups = {
@@ -60,7 +64,7 @@ def _round(run: Run, name: str, table: dict[str, Row]) -> None:
         table["idle_cpu_supervisor"].samples(name).append(percent["supervisor"])
     seen = {"coldStartS": cold, "fullSetS": level, "rssAnonMiB": memory, "idlePercent": percent}
     run.note("start", name, seen, use.others_percent)
-    say(
+    progress(
         f"  first ack {cold:.2f} s, full set {level:.2f} s, {memory['serving']:.0f} MiB,"
         f" {percent['serving']:.1f} % of a core"
     )

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Final
 
 from bench.java_peer import JavaPeer
-from bench.java_programs import JavaProgram
 from bench.our_cluster import OurCluster
 from bench.report import Row
 from bench.side import Side
+from lab.java import JavaProgram
 
 SIDES: Final = ("java", "ours")
+JVM: Final = ("-Xms512m", "-Xmx512m")
 _BEGAN: Final = time.monotonic()
 
 
-def say(text: str) -> None:
+def progress(text: str) -> None:
     """One line of progress, on standard error."""
     minutes, seconds = divmod(int(time.monotonic() - _BEGAN), 60)
     print(f"[{minutes:3d}:{seconds:02d}] {text}", file=sys.stderr, flush=True)
@@ -34,8 +35,8 @@ class Run:
     quick: bool
     sides: tuple[str, ...]
     folder: Path
-    lib: Path | None
-    classes: Path | None
+    classpath: str
+    """Of the Java programs; empty if no part needs Java."""
     raw: dict[str, object] = field(default_factory=dict)
     noise: list[float] = field(default_factory=list)
 
@@ -46,26 +47,25 @@ class Run:
         return quick if self.quick else full
 
     @contextmanager
-    def side(self, name: str) -> Iterator[Side]:
-        """A side just spawned. What goes wrong inside is reported with the end of its logs."""
+    def side(self, name: str, *, spawned: bool = True) -> Iterator[Side]:
+        """A side just spawned, or one to spawn. An exception inside gets the end of its logs."""
         folder = self.folder / name
         side: Side
-        if name == "java":
-            assert self.lib is not None
-            side = JavaPeer(folder, self.lib)
-        else:
-            side = OurCluster(folder)
+        side = JavaPeer(folder) if name == "java" else OurCluster(folder)
         with side:
             try:
+                if spawned:
+                    side.spawn()
                 yield side
             except Exception as exc:
-                exc.add_note(f"{name}:\n{side.complaint()[-6000:]}")
+                exc.add_note(f"{name}:\n{side.diagnostics()[-6000:]}")
                 raise
 
     def program(self, main: str, args: list[str]) -> JavaProgram:
-        """One of our Java programs, started."""
-        assert self.lib is not None and self.classes is not None
-        return JavaProgram(self.lib, self.classes, main, args, self.folder / "programs")
+        """One of our Java programs, ready."""
+        program = JavaProgram(self.classpath, self.folder / "programs", main, *args, jvm=JVM)
+        program.wait_for("its start", lambda: program.lines)
+        return program
 
     def note(self, part: str, side: str, value: object, noise_percent: float | None = None) -> None:
         """Keeps a raw observation for `--json`, with the noise of the machine (% of a core)."""

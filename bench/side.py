@@ -1,4 +1,4 @@
-"""What both sides have in common: the shape of the cluster, and questions any of them answers.
+"""What both sides have in common: the shape of the cluster, and requests that both reply to.
 
 Three name servers with an embedded controller each, two brokers of one group, a write acknowledged
 only when the whole set has it. Ports as `batonmq up` lays them out, for both.
@@ -6,28 +6,20 @@ only when the whole set has it. Ports as `batonmq up` lays them out, for both.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import socket
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
-from bench import wire
-from bench.probe import HaStatus, ha_status
+from lab import frames
+from lab.connection import HaStatus, ask, ha_status
+from lab.processes import HOST, free_base_port, wait_for
 
-HOST: Final = "127.0.0.1"
 NAME_SERVERS: Final = 3
 BROKERS: Final = 2
-GROUP: Final = "broker-a"
-TEMPLATE_TOPIC: Final = "TBW102"
 WHOLE_LIMIT_S: Final = 120.0
 READ_WRITE: Final = "6"
-
-T = TypeVar("T")
 
 
 class SideError(RuntimeError):
@@ -35,17 +27,16 @@ class SideError(RuntimeError):
 
 
 class Side(ABC):
-    """One running cluster. A context manager: nothing of it is left after the `with` block."""
+    """One cluster. A context manager: nothing of it is left after the `with` block."""
 
     name: str
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.base_port = free_base_port()
+        self.base_port = free_base_port(BROKERS)
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.spawn()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -77,7 +68,7 @@ class Side(ABC):
 
     @abstractmethod
     def supervisor_pids(self) -> list[int]:
-        """Processes that serve nobody."""
+        """Processes that serve no client."""
 
     @abstractmethod
     def kill_broker(self, address: str) -> None:
@@ -93,13 +84,13 @@ class Side(ABC):
 
     @abstractmethod
     def empty_store(self, address: str) -> None:
-        """Removes everything that a stopped broker stored, but for its identity."""
+        """Removes everything that a stopped broker stored except its identity."""
 
     @abstractmethod
-    def complaint(self) -> str:
-        """The end of the logs, for a report of what failed."""
+    def diagnostics(self) -> str:
+        """The end of the logs, for the report of a failure."""
 
-    def settle_down(self) -> None:
+    def wait_whole(self) -> None:
         """Returns when the cluster is whole, and all pids are known."""
         self.wait_level()
 
@@ -107,8 +98,8 @@ class Side(ABC):
         return [*self.name_server_pids(), *map(self.broker_pid, self.brokers)]
 
     def master(self) -> str:
-        """The broker that says it is master; waits for one."""
-        return wait_for("a master", self._master)
+        """The broker that reports to be master; waits for one."""
+        return wait_for("a master", self._master, WHOLE_LIMIT_S)
 
     def _master(self) -> str | None:
         for address in self.brokers:
@@ -132,60 +123,23 @@ class Side(ABC):
         """Creates a topic on the master, and waits for its route."""
         ext = {
             "topic": topic,
-            "defaultTopic": TEMPLATE_TOPIC,
-            "readQueueNums": str(queues),
-            "writeQueueNums": str(queues),
+            "defaultTopic": frames.TEMPLATE_TOPIC,
+            "readQueueNums": queues,
+            "writeQueueNums": queues,
             "perm": READ_WRITE,
             "topicFilterType": "SINGLE_TAG",
             "topicSysFlag": "0",
             "order": "false",
         }
-        reply = wire.ask(self.master(), wire.UPDATE_TOPIC, ext)
-        if reply.code != wire.OK:
+        reply = ask(self.master(), frames.UPDATE_TOPIC, ext)
+        if reply.code != frames.OK:
             raise SideError(f"{self.name}: topic {topic}: code {reply.code} {reply.remark}")
         for address in self.name_servers:
-            wait_for(f"the route of {topic}", partial(_has_route, address, topic))
+            wait_for(f"the route of {topic}", partial(_has_route, address, topic), WHOLE_LIMIT_S)
 
 
 def _has_route(address: str, topic: str) -> bool:
     try:
-        return wire.ask(address, wire.ROUTE, {"topic": topic}).code == wire.OK
+        return ask(address, frames.ROUTE, {"topic": topic}).code == frames.OK
     except OSError:
         return False
-
-
-def wait_for(what: str, found: Callable[[], T | None], limit_s: float = WHOLE_LIMIT_S) -> T:
-    """Polls until `found` gives something true. Raises SideError that names `what`."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        result = found()
-        if result:
-            return result
-        time.sleep(0.02)
-    raise SideError(f"waited {limit_s:.0f} s in vain for {what}")
-
-
-def ports_of(base: int) -> Iterator[int]:
-    """Every port that a cluster on this base may take, on either side."""
-    for i in range(NAME_SERVERS):
-        yield from (base + 100 * i + step for step in (0, 2, 3, 4))
-    for j in range(BROKERS):
-        yield from (base + 1035 + 100 * j + step for step in (-2, 0, 1))
-
-
-def free_base_port() -> int:
-    """A base whose ports are all free; below the range that the kernel gives to clients."""
-    for base in range(11_000, 30_000, 1_500):
-        if all(map(_is_free, ports_of(base))):
-            return base
-    raise SideError("no free range of ports between 11000 and 31500")
-
-
-def _is_free(port: int) -> bool:
-    with contextlib.closing(socket.socket()) as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind((HOST, port))
-        except OSError:
-            return False
-    return True

@@ -1,32 +1,26 @@
-"""One read on several Sparks, each started by `spark-submit` with the wheel as `--py-files`.
+"""One read on several Sparks, each started by `spark-submit`, for `bench.spark_read`.
 
-For `bench.spark_read`: the processes share nothing with this checkout but the log's files. Each
-run says how many rows there were, a digest of all columns in whatever order, and its seconds (the
+Each run prints the number of rows, a digest of all columns in any order, and its seconds (the
 median of several).
 """
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyspark
+from lab.spark_submit import build_package, environment, spark_home, submit
 
-ROOT = Path(__file__).parents[1]
-SPARK_HOME = Path(pyspark.__file__).parent
 JOB = """
 import json, os, shutil, statistics, sys, time
 from pyspark.sql import functions as F
-from spark.parquet_files import write_parquet
-from spark.session import open_session
+from batonmq.spark.parquet_files import write_parquet
+from batonmq.spark.session import open_session
 
 session = open_session("bench")
 path, out, executors, runs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -40,21 +34,21 @@ def parquet():
     return sum(file.rows for file in write_parquet(session, {"path": path}, out))
 
 def seconds(work):
-    told = []
+    costs = []
     for _ in range(runs):
         shutil.rmtree(out, ignore_errors=True)
         os.sync()
         began = time.perf_counter()
         found = work()
-        told.append(time.perf_counter() - began)
-    return found, statistics.median(told)
+        costs.append(time.perf_counter() - began)
+    return found, statistics.median(costs)
 
 deadline = time.monotonic() + 120
 while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < executors + 1:
     if time.monotonic() > deadline:
         sys.exit(f"no {executors} executors in two minutes")
     time.sleep(0.2)
-digest()  # wakes the executors
+digest()  # starts the executors' Python
 result = {}
 result["digest"], result["digest_s"] = seconds(digest)
 result["rows"], result["parquet_s"] = seconds(parquet)
@@ -66,7 +60,7 @@ session.stop()
 
 @dataclass(frozen=True)
 class Run:
-    """What one Spark made of the log; seconds of wall time, executors awake."""
+    """What one Spark made of the log; seconds of wall time, executors started."""
 
     master: str
     digest: tuple[int, int, int]
@@ -75,40 +69,15 @@ class Run:
     parquet_s: float
 
 
-def build_package(folder: Path) -> Path:
-    """The wheel, built by pip's backend, under the name that `--py-files` takes."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel.rename(wheel.with_name("batonmq.zip"))
-
-
-def submit(folder: Path, package: Path, store: Path, master: str, executors: int, runs: int) -> Run:
-    """Run the job from a folder of its own, as soon as there are so many executors; 0 if the driver
-    is the only one. Raises RuntimeError with what Spark said."""
-    folder.mkdir()
-    (folder / "job.py").write_text(JOB)
-    argv = [
-        str(SPARK_HOME / "bin" / "spark-submit"),
-        *("--master", master, "--py-files", str(package), "--driver-memory", "1g"),
-        *("--conf", "spark.executor.memory=1g", "--conf", "spark.executor.cores=1"),
-        *("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2"),
-        *(str(folder / "job.py"), str(store), str(folder / "out"), str(executors), str(runs)),
-    ]
-    done = subprocess.run(
-        argv, cwd=folder, env=_environment(), capture_output=True, text=True, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        raise RuntimeError(f"{master}: {done.stderr[-3000:]}")
-    result = json.loads(lines[0].removeprefix("RESULT "))
-    return Run(
-        master,
-        tuple(result["digest"]),
-        result["rows"],
-        result["digest_s"],
-        result["parquet_s"],
-    )
+def run_job(
+    folder: Path, package: Path, store: Path, master: str, executors: int, repeats: int
+) -> Run:
+    """Runs the job in a folder of its own, as soon as there are so many executors; 0 if the driver
+    is the only one."""
+    arguments = (store, folder / "out", executors, repeats)
+    found = submit(folder, JOB, arguments, package=package, master=master, memory="1g")
+    digest = tuple(found["digest"])
+    return Run(master, digest, found["rows"], found["digest_s"], found["parquet_s"])
 
 
 @contextmanager
@@ -127,9 +96,9 @@ def standalone(folder: Path, workers: int) -> Iterator[str]:
     try:
         with log.open("ab") as sink:
             for command in commands:
-                argv = [str(SPARK_HOME / "bin" / "spark-class"), *command]
+                argv = [str(spark_home() / "bin" / "spark-class"), *command]
                 processes.append(
-                    subprocess.Popen(argv, cwd=folder, env=_environment(), stdout=sink, stderr=sink)
+                    subprocess.Popen(argv, cwd=folder, env=environment(), stdout=sink, stderr=sink)
                 )
         deadline = time.monotonic() + 120
         while log.read_text().count("Successfully registered with master") < workers:
@@ -147,17 +116,19 @@ def standalone(folder: Path, workers: int) -> Iterator[str]:
 def compare(
     folder: Path, store: Path, size_bytes: int, repeats: int, *, with_standalone: bool
 ) -> bool:
-    """Run all, print a line for each, and tell whether all found the same."""
+    """Runs all, prints a line for each; whether all found the same."""
     package = build_package(folder)
     masters = ["local[1]", "local-cluster[1,1,1024]", "local-cluster[2,1,1024]"]
-    runs = [_told(submit(folder / f"job-{n}", package, store, m, n, repeats), size_bytes)
-            for n, m in enumerate(masters)]  # fmt: skip
+    runs = [
+        _printed(run_job(folder / f"job-{n}", package, store, master, n, repeats), size_bytes)
+        for n, master in enumerate(masters)
+    ]
     if with_standalone:
         for workers in (1, 2):
             with standalone(folder / f"standalone-{workers}", workers) as address:
                 job = folder / f"job-standalone-{workers}"
-                run = submit(job, package, store, address, workers, repeats)
-                runs.append(_told(run, size_bytes, f"standalone, {workers} workers"))
+                run = run_job(job, package, store, address, workers, repeats)
+                runs.append(_printed(run, size_bytes, f"standalone, {workers} workers"))
     one, two = runs[1], runs[2]
     print(
         f"two workers instead of one: {one.parquet_s / two.parquet_s:.2f}x into Parquet, "
@@ -168,7 +139,7 @@ def compare(
     return same
 
 
-def _told(run: Run, size_bytes: int, name: str = "") -> Run:
+def _printed(run: Run, size_bytes: int, name: str = "") -> Run:
     print(
         f"{name or run.master:28} {run.rows} rows, digest {run.digest[2] & (1 << 64) - 1:016x}, "
         f"in {run.digest_s:.1f} s; into Parquet {run.parquet_s:.1f} s, "
@@ -176,12 +147,6 @@ def _told(run: Run, size_bytes: int, name: str = "") -> Run:
         flush=True,
     )
     return run
-
-
-def _environment() -> dict[str, str]:
-    """This one without what would lead Python to the checkout."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PY")}
-    return {**kept, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def _free_port() -> int:

@@ -24,26 +24,24 @@ import os
 import resource
 import shutil
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
-from protocol.message_id import host_bytes
-from protocol.record import decode_record, encode_blank, encode_record
-from spark.options import ReadOptions
-from spark.reading import Read
-from spark.selection import Selection
+from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
+from batonmq.protocol.message_id import host_bytes
+from batonmq.protocol.record import NewMessage, decode_record, encode_blank, encode_record
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.reading import Read
+from batonmq.spark.selection import Selection
+from bench.process_tree import TreeSampler, cpu_of_tree
 
 FILE_BYTES = 1 << 30
 PART_BYTES = 128 << 20
@@ -72,22 +70,20 @@ def make_log(root: Path, size_bytes: int) -> int:
             while True:
                 at = (count * 37) % (len(pool) - BODY_BYTES)
                 properties = b"TAGS\x01TagA\x02KEYS\x01k%d\x02UNIQ_KEY\x01%032X\x02WAIT\x01true\x02"
-                record = encode_record(
-                    topic=b"BenchTopic",
+                message = NewMessage(
+                    topic="BenchTopic",
                     queue_id=count % 8,
-                    queue_offset=count // 8,
-                    physical_offset=end,
-                    flag=0,
-                    sys_flag=0,
-                    born_timestamp=1_700_000_000_000 + count,
-                    born_host=host,
-                    store_timestamp=1_700_000_000_001 + count,
-                    store_host=host,
-                    reconsume_times=0,
-                    prepared_transaction_offset=0,
                     body=pool[at : at + BODY_BYTES],
                     properties=properties % (count, count),
-                    append_prop_crc=True,
+                    tags_code=0,
+                    keys=None,
+                    uniq_key=None,
+                    born_timestamp=1_700_000_000_000 + count,
+                    born_host=host,
+                )
+                stored_at = 1_700_000_000_001 + count
+                record = encode_record(
+                    message, b"BenchTopic", count // 8, end, stored_at, host, append_prop_crc=True
                 )
                 if end + len(record) + 8 > start + size:
                     file.write(encode_blank(start + size - end))
@@ -96,7 +92,7 @@ def make_log(root: Path, size_bytes: int) -> int:
                 file.write(record)
                 end += len(record)
                 count += 1
-    checkpoint = struct.pack(">qqqqq", 0, 0, 0, end, end).ljust(4096, b"\0")
+    checkpoint = CHECKPOINT.struct.pack(0, 0, 0, end, end).ljust(CHECKPOINT_SIZE, b"\0")
     (root / "checkpoint").write_bytes(checkpoint)
     (root / "brokerIdentity").write_text("Bench#broker-a#1")
     return count
@@ -116,19 +112,6 @@ def to_arrow(root: Path) -> int:
     """Rows of all batches, decoded in this process."""
     read = Read(ReadOptions.from_mapping({"path": str(root)}), Selection())
     return sum(batch.num_rows for work in read.plan() for batch in read.run(work))
-
-
-def cpu_of_tree() -> float:
-    """Processor seconds of this process and all below it, gone ones included where waited for."""
-    total = 0.0
-    me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
 
 
 def measure(
@@ -170,96 +153,74 @@ def cut(root: Path, folder: Path) -> Path:
     return folder
 
 
-@contextmanager
-def peak_memory() -> Iterator[dict[str, int]]:
-    """Peak resident bytes of Python workers (together) and of the JVM below this process."""
-    peak = {"python": 0, "java": 0}
-    done = threading.Event()
+class SparkRuns:
+    """The reads of one log on one Spark, each measured and printed."""
 
-    def watch() -> None:
-        while not done.wait(0.2):
-            now = {"python": 0, "java": 0}
-            for process in psutil.Process().children(recursive=True):
-                try:
-                    kind = "java" if "java" in process.name() else "python"
-                    now[kind] += process.memory_info().rss
-                except psutil.NoSuchProcess:
-                    continue
-            for kind in peak:
-                peak[kind] = max(peak[kind], now[kind])
+    def __init__(
+        self, root: Path, size_bytes: int, folder: Path, asked: argparse.Namespace
+    ) -> None:
+        self._root = str(root)
+        self._size_bytes = size_bytes
+        self._runs = asked.runs
+        self._out = str(folder / "parquet")
+        self._parts = str(cut(root, folder / "parts"))
+        self._session = _session(asked.master, asked.whole or "2g")
+        self._whole = bool(asked.whole)
+        self._written: list[int] = []
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield peak
-    finally:
-        done.set()
-        watcher.join()
+    def run(self) -> None:
+        scan = self._scan()
+        frame = self._session.read.format("batonmq").load(self._root)
+        one_column = self._session.read.format("batonmq").option("columns", "queue_id")
+        small = one_column.load(self._root)
+        small.count()  # starts Spark's Python processes
+        self._measure("batonmq, count() of one column", small.count)
+        self._measure("batonmq, count() of all columns", frame.count)
+        self._into_parquet(scan, "by Spark", lambda: frame.write.parquet(self._out))
+        self._into_parquet(scan, "by tasks", self._write_by_tasks)
+        print(f"messages in the files: {self._written}")
+        self._session.stop()
+        shutil.rmtree(self._out)
+        shutil.rmtree(self._parts)
 
+    def _scan(self) -> Cost:
+        """Spark's own scan of the bytes. A new frame each time: one that was collected keeps its
+        result."""
+        from pyspark.sql import functions as F
 
-def on_spark(root: Path, size_bytes: int, folder: Path, args: argparse.Namespace) -> None:
-    from pyspark.sql import functions as F
+        binary = self._session.read.format("binaryFile").load(self._parts)
+        length = F.sum(F.length("content"))
+        binary.agg(length).collect()  # starts Spark
+        scan = self._measure("binaryFile, contents", lambda: binary.agg(length).collect())
+        self._measure("binaryFile, count() alone", binary.count)
+        if self._whole:
+            whole = self._session.read.format("binaryFile").load(f"{self._root}/commitlog")
+            name = "binaryFile, contents, the whole file"
+            self._measure(name, lambda: whole.agg(length).collect())
+        return scan
 
-    from spark.parquet_files import write_parquet
+    def _write_by_tasks(self) -> None:
+        from batonmq.spark.parquet_files import write_parquet
 
-    session = _session(args.master, args.whole or "2g")
-    parts = str(cut(root, folder / "parts"))
-    out = str(folder / "parquet")
+        write_parquet(self._session, {"path": self._root}, self._out)
 
-    def remove_out() -> None:
-        shutil.rmtree(out, ignore_errors=True)
-
-    frame = session.read.format("batonmq").load(str(root))
-    small = session.read.format("batonmq").option("columns", "queue_id").load(str(root))
-    binary = session.read.format("binaryFile").load(parts)
-    length = F.sum(F.length("content"))
-    binary.agg(length).collect()  # wakes Spark up, and the next its Python processes
-    small.count()
-    # A new frame each time: one that was collected keeps its result.
-    scan = measure(
-        "binaryFile, contents", size_bytes, args.runs, lambda: binary.agg(length).collect()
-    )
-    measure("binaryFile, count() alone", size_bytes, args.runs, binary.count)
-    if args.whole:
-        whole = session.read.format("binaryFile").load(str(root / "commitlog"))
-        measure(
-            "binaryFile, contents, the whole file",
-            size_bytes,
-            args.runs,
-            lambda: whole.agg(length).collect(),
-        )
-    measure("batonmq, count() of one column", size_bytes, args.runs, small.count)
-    measure("batonmq, count() of all columns", size_bytes, args.runs, frame.count)
-    parquet = measure(
-        "batonmq into Parquet",
-        size_bytes,
-        args.runs,
-        lambda: frame.write.parquet(out),
-        remove_out,
-    )
-    written = [session.read.parquet(out).count()]
-
-    tasks = measure(
-        "batonmq into Parquet, written by tasks",
-        size_bytes,
-        args.runs,
-        lambda: write_parquet(session, {"path": str(root)}, out),
-        remove_out,
-    )
-    written.append(session.read.parquet(out).count())
-    for name, cost in (("by Spark", parquet), ("by tasks", tasks)):
+    def _into_parquet(self, scan: Cost, how: str, work: Callable[[], object]) -> None:
+        cost = self._measure(f"batonmq into Parquet, {how}", work)
+        self._written.append(self._session.read.parquet(self._out).count())
         print(
-            f"into Parquet {name}: {scan.wall_s / cost.wall_s:.2f}x the speed of the scan, "
+            f"into Parquet {how}: {scan.wall_s / cost.wall_s:.2f}x the speed of the scan, "
             f"{scan.cpu_s / cost.cpu_s:.2f}x by processor time"
         )
-    print(f"messages in the files: {written}")
-    session.stop()
-    shutil.rmtree(out)
-    shutil.rmtree(parts)
+
+    def _measure(self, name: str, work: Callable[[], object]) -> Cost:
+        def remove_out() -> None:
+            shutil.rmtree(self._out, ignore_errors=True)
+
+        return measure(name, self._size_bytes, self._runs, work, remove_out)
 
 
 def _session(master: str, heap: str = "2g") -> Any:
-    from spark.session import open_session
+    from batonmq.spark.session import open_session
 
     settings = {
         "spark.ui.enabled": "false",
@@ -298,10 +259,10 @@ def memory(folder: Path, size_bytes: int, root: Path, master: str) -> None:
 def peaks_into_parquet(master: str, log: Path, out: Path) -> dict[str, int]:
     """Peaks of one read of a log into Parquet by Spark, with a JVM of its own."""
     session = _session(master)
-    with peak_memory() as peak:
+    with TreeSampler() as used:
         session.read.format("batonmq").load(str(log)).write.parquet(str(out))
     session.stop()
-    return peak
+    return {"python": used.peak_python, "java": used.peak_java}
 
 
 def digest(master: str, root: Path) -> tuple[Any, ...]:
@@ -357,7 +318,7 @@ def main() -> int:
         )
         measure("to Arrow, one core", size_bytes, args.runs, lambda: to_arrow(root))
         if not args.no_spark:
-            on_spark(root, size_bytes, folder, args)
+            SparkRuns(root, size_bytes, folder, args).run()
         if args.memory:
             memory(folder, size_bytes, root, args.master)
         if args.cluster or args.standalone:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,40 +18,15 @@ from typing import Any
 
 import uvloop
 
-from batonmq import Admin, ClientError, Message, Producer
-from batonmq.controller_admin import ControllerAdmin
-from bench.our_cluster import ROOT
-from bench.proc import spawn, stop_all
-from bench.side import free_base_port, wait_for
-from protocol.controller_bodies import ReplicasInfo
+from batonmq import Admin, Message, Producer
+from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.protocol.bodies import ReplicasInfo
+from lab.client_load import ClientLoad
+from lab.up import ClusterProcess
 
 GROUP = "broker-a"
 TOPIC = "SwitchGap"
 REPLICAS = 3
-
-
-class Sends:
-    """Acks of all tasks in their order: (monotonic s, address), and what failed."""
-
-    def __init__(self, producer: Producer, body: bytes) -> None:
-        self.acks: list[tuple[float, str]] = []
-        self.failures: list[str] = []
-        self.stopped = False
-        self.awaited = ""
-        self.reached = asyncio.Event()
-        self._producer = producer
-        self._body = body
-
-    async def run(self) -> None:
-        while not self.stopped:
-            try:
-                result = await self._producer.send(Message(TOPIC, self._body))
-            except ClientError as error:
-                self.failures.append(str(error))
-                continue
-            self.acks.append((time.monotonic(), result.address))
-            if result.address == self.awaited:
-                self.reached.set()
 
 
 def gap_ms(acks: list[tuple[float, str]], new: str) -> float:
@@ -82,32 +55,31 @@ async def measure(document: dict[str, Any], switches: int, tasks: int, size: int
     ):
         admin = cluster.controller([node["address"] for node in document["controllers"]])
         await producer.send(Message(TOPIC, b"first"))
-        sends = Sends(producer, b"x" * size)
-        running = [asyncio.create_task(sends.run()) for _ in range(tasks)]
+        load = ClientLoad(producer, TOPIC, tasks=tasks, size=size)
+        running = asyncio.create_task(load.run())
         for number in range(switches):
             await asyncio.sleep(1.5)
             info = await whole(admin)
             others = [r for r in info.in_sync_replicas if r.broker_id != info.master_broker_id]
             target = others[number % len(others)]
-            sends.acks.clear()
-            sends.reached.clear()
-            sends.awaited = target.broker_address
+            load.acks.clear()
+            reached = asyncio.create_task(load.until(1, target.broker_address))
             began = time.monotonic()
             elected = await admin.elect_master("", GROUP, target.broker_id)
             took_ms = (time.monotonic() - began) * 1000
-            await sends.reached.wait()
-            gaps.append(gap_ms(list(sends.acks), target.broker_address))
+            await reached
+            gaps.append(gap_ms(list(load.acks), target.broker_address))
             print(
                 f"{time.strftime('%H:%M:%S')} {info.master_broker_id} -> {elected.master_broker_id}"
                 f" masterEpoch {elected.master_epoch}: gap {gaps[-1]:.1f} ms,"
                 f" command {took_ms:.0f} ms",
                 flush=True,
             )
-        sends.stopped = True
-        await asyncio.gather(*running)
-    for failure in sends.failures:
+        load.stop()
+        await running
+    for failure in load.failures:
         print(f"FAILED SEND: {failure}")
-    print(f"failed sends: {len(sends.failures)}")
+    print(f"failed sends: {len(load.failures)}")
     return gaps
 
 
@@ -120,21 +92,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="switch-gap-") as scratch:
         folder = options.keep or Path(scratch)
-        argv = [
-            sys.executable, "-m", "batonmq.launcher.main", "up", "--json",
-            "--replicas", str(REPLICAS),
-            "--data", str(folder / "data"), "--base-port", str(free_base_port()),
-        ]  # fmt: skip
-        folder.mkdir(parents=True, exist_ok=True)
-        up = spawn(argv, folder / "up.log", cwd=ROOT)
-        try:
-            file = folder / "data" / "cluster.json"
-            document = wait_for(
-                "cluster.json", lambda: file.exists() and json.loads(file.read_text())
-            )
+        with ClusterProcess(folder, replicas=REPLICAS, settings={}) as cluster:
+            document = cluster.document
             gaps = uvloop.run(measure(document, options.switches, options.tasks, options.size))
-        finally:
-            stop_all([up])
     print(
         f"gap of {len(gaps)} switches: min {min(gaps):.1f} median {statistics.median(gaps):.1f}"
         f" max {max(gaps):.1f} ms"

@@ -1,4 +1,4 @@
-"""Administration: topics and groups (17, 215, 200), and the broker on itself (28, 907, 1007).
+"""Administration: topics and groups (17, 215, 200), status (28, 907, 1007), repair (60001).
 
 A change is answered when every member of the required set has it (SAFETY R31): its record is in the
 log and confirmed. Origin: AdminBrokerProcessor in Java.
@@ -6,52 +6,35 @@ log and confirmed. Origin: AdminBrokerProcessor in Java.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
-from broker.pending_acks import PendingAcks
-from broker.request_fields import flag, number, text
-from broker.role_gate import RoleGate
-from broker.topics import TopicService
-from protocol.bodies import (
-    EpochEntryCache,
-    HARuntimeInfo,
+from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.status import BrokerStatus
+from batonmq.broker.topics import TopicService
+from batonmq.broker.write_path import WritePath
+from batonmq.protocol.bodies import (
     KVTable,
     SubscriptionGroupConfig,
     TopicConfig,
 )
-from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BrokerRefusal
-from protocol.topic_name import check_topic, is_system_topic
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.server import Processors
-from store.errors import StoreStateError
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.topic_name import check_topic, is_system_topic
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.store.errors import StoreStateError
 
 
 class AdminProcessor:
-    """Admin codes of one broker. The callables give what other parts know."""
+    """Admin codes of one broker."""
 
     def __init__(
         self,
+        path: WritePath,
         topics: TopicService,
-        gate: RoleGate,
-        acks: PendingAcks,
-        clock_ms: Callable[[], int],
-        *,
-        runtime_info: Callable[[], dict[str, str]],
-        ha_status: Callable[[], HARuntimeInfo],
-        epoch_cache: Callable[[], EpochEntryCache | None],
-        repair: Callable[[str], str],
+        status: BrokerStatus,
     ) -> None:
+        self._path = path
         self._topics = topics
-        self._gate = gate
-        self._acks = acks
-        self._clock_ms = clock_ms
-        self._runtime_info = runtime_info
-        self._ha_status = ha_status
-        self._epoch_cache = epoch_cache
-        self._repair = repair
+        self._status = status
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_topic)
@@ -67,10 +50,7 @@ class AdminProcessor:
         self._require_writable()
         topic = text(request, "topic")
         check_topic(topic)
-        if is_system_topic(topic):
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER, f"{topic} is a system topic: it stays as it is"
-            )
+        _refuse_system_topic(topic)
         config = TopicConfig(
             topic_name=topic,
             read_queue_nums=_queues(request, "readQueueNums"),
@@ -87,18 +67,17 @@ class AdminProcessor:
             )
         # Also if the table has it already: an earlier request may have ended before its record was
         # confirmed, or the record may have been cut since (R31).
-        await self._confirmed(self._topics.put_topic(config), f"topic {topic}")
+        await self._path.wait_confirmed(self._topics.put_topic(config), f"topic {topic}")
         return RemotingCommand.response_to(request)
 
     async def delete_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """215. The topic leaves the table and its queues go; the log keeps its records."""
         self._require_writable()
         topic = text(request, "topic")
-        if is_system_topic(topic):
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER, f"{topic} is a system topic: it stays as it is"
-            )
-        await self._confirmed(self._topics.delete_topic(topic), f"deletion of topic {topic}")
+        _refuse_system_topic(topic)
+        await self._path.wait_confirmed(
+            self._topics.delete_topic(topic), f"deletion of topic {topic}"
+        )
         return RemotingCommand.response_to(request)
 
     async def update_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -107,22 +86,24 @@ class AdminProcessor:
         config = SubscriptionGroupConfig.decode(request.body)
         if not config.group_name:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "the body lacks groupName")
-        await self._confirmed(self._topics.put_group(config), f"group {config.group_name}")
+        await self._path.wait_confirmed(
+            self._topics.put_group(config), f"group {config.group_name}"
+        )
         return RemotingCommand.response_to(request)
 
     def runtime(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """28. Key-value texts, with the keys that clusterList and brokerStatus read."""
         return RemotingCommand.response_to(
-            request, body=KVTable(table=self._runtime_info()).encode()
+            request, body=KVTable(table=self._status.table()).encode()
         )
 
     def ha(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """907. Who follows whom, and how far."""
-        return RemotingCommand.response_to(request, body=self._ha_status().encode())
+        return RemotingCommand.response_to(request, body=self._status.ha().encode())
 
     def epochs(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """1007. The epoch file; code 1 outside controller mode."""
-        cache = self._epoch_cache()
+        cache = self._status.epoch_cache()
         if cache is None:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, "this broker does not run in controller mode"
@@ -131,9 +112,9 @@ class AdminProcessor:
 
     def repair_replica(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """60001, our own: an operator trusts this suspect log again (R17). extFields: `suspect`,
-        what is wrong as `brokerStatus` tells it. The remark says what was done."""
+        what is wrong, as in `brokerStatus`. The remark says what was done."""
         try:
-            done = self._repair(text(request, "suspect"))
+            done = self._path.store.repair(text(request, "suspect"))
         except StoreStateError as error:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, str(error)) from error
         response = RemotingCommand.response_to(request)
@@ -141,23 +122,9 @@ class AdminProcessor:
         return response
 
     def _require_writable(self) -> None:
-        refusal = self._gate.refusal
+        refusal = self._path.gate.refusal
         if refusal is not None:
             raise BrokerRefusal(refusal.code, refusal.remark)
-
-    def _confirmed(self, end_offset: int, what: str) -> Awaitable[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def outcome(code: int, remark: str) -> None:
-            if future.done():
-                return
-            if code == ResponseCode.SUCCESS:
-                future.set_result(None)
-            else:
-                future.set_exception(BrokerRefusal(code, f"{what}: {remark}"))
-
-        self._acks.add_waiter(end_offset, self._clock_ms(), outcome)
-        return future
 
 
 def _queues(request: RemotingCommand, key: str) -> int:
@@ -167,3 +134,10 @@ def _queues(request: RemotingCommand, key: str) -> int:
             ResponseCode.INVALID_PARAMETER, f"{key} is {value}, allowed are 1 to 65536"
         )
     return value
+
+
+def _refuse_system_topic(topic: str) -> None:
+    if is_system_topic(topic):
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER, f"{topic} is a system topic: it stays as it is"
+        )

@@ -1,4 +1,4 @@
-"""Clients coming, staying and leaving: 34, 35, 38, and the notice 40 that goes out to members.
+"""Clients: heartbeat (34), leave (35), members of a group (38), and the notice 40 to members.
 
 Origin: ClientManageProcessor, ConsumerManageProcessor and Broker2Client in Java.
 """
@@ -6,37 +6,35 @@ Origin: ClientManageProcessor, ConsumerManageProcessor and Broker2Client in Java
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import cast
 
-from broker.consumer_manager import ConsumerManager, GroupChanged
-from broker.request_fields import text
-from broker.role_gate import RoleGate
-from broker.topics import TopicService
-from protocol.bodies import GetConsumerListByGroupResponseBody, HeartbeatData
-from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BrokerRefusal
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.server import Processors
+from batonmq.broker.consumer_manager import ConsumerManager, GroupChanged
+from batonmq.broker.request_fields import text
+from batonmq.broker.topics import TopicService
+from batonmq.broker.write_path import WritePath
+from batonmq.protocol.bodies import GetConsumerListByGroupResponseBody, HeartbeatData
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.topic_name import retry_topic
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
 
 log = logging.getLogger(__name__)
 
 
 class ClientProcessor:
-    """Keeps the ConsumerManager and tells members of a group that it changed."""
+    """Keeps the ConsumerManager and notifies the members of a group that changed."""
 
     def __init__(
         self,
         clients: ConsumerManager,
         topics: TopicService,
-        gate: RoleGate,
-        clock_ms: Callable[[], int],
+        path: WritePath,
     ) -> None:
         self._clients = clients
         self._topics = topics
-        self._gate = gate
-        self._clock_ms = clock_ms
+        self._gate = path.gate
+        self._clock_ms = path.clock_ms
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.HEART_BEAT, self.heartbeat)
@@ -51,7 +49,7 @@ class ClientProcessor:
         if self._gate.refusal is None:
             for consumer in data.consumer_data_set:
                 self._topics.group(consumer.group_name, writable=True)
-                retry = "%RETRY%" + consumer.group_name
+                retry = retry_topic(consumer.group_name)
                 if self._topics.get(retry) is None:
                     self._topics.for_send(retry, "", 1)
         changes = self._clients.heartbeat(

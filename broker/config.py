@@ -1,14 +1,25 @@
-"""The `broker:` section of a broker's configuration file, keys spelled as RocketMQ spells them.
+"""The configuration file of a broker: sections `broker:`, `replicas:`, `store:` and `ha:`.
 
-Origin: org.apache.rocketmq.common.BrokerConfig. Keys with `baton`-only meaning stand in the
-ReplicasManager's own section; the store's keys in `store:`, the HA keys in `ha:`.
+Keys are spelled as RocketMQ spells them; those that only BatonMQ has are in `replicas:`.
+Origin: org.apache.rocketmq.common.BrokerConfig.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import msgspec
 
-from replicas_manager.config import ELECTION_PRIORITY_LAST, SessionTimings, grpc_addresses
+from batonmq.ha.config import HAConfig
+from batonmq.protocol.message_id import host_bytes
+from batonmq.replicas_manager.config import (
+    ELECTION_PRIORITY_LAST,
+    ReplicasManagerConfig,
+    SessionTimings,
+    grpc_addresses,
+)
+from batonmq.store.config import StoreConfig
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,11 +52,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     region_id: str = msgspec.field(default="DefaultRegion", name="regionId")
 
     def __post_init__(self) -> None:
-        for key, port in (("listenPort", self.listen_port),):
-            if not 3 <= port <= 65535:
-                raise ValueError(
-                    f"{key} is {port}, allowed are 3 to 65535: the same handlers listen on port - 2"
-                )
+        if not 3 <= self.listen_port <= 65535:
+            raise ValueError(
+                f"listenPort is {self.listen_port}, allowed are 3 to 65535:"
+                " the same handlers listen on port - 2"
+            )
         for key, name in (
             ("brokerName", self.broker_name),
             ("brokerClusterName", self.broker_cluster_name),
@@ -62,7 +73,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def bind_host(self) -> str:
-        """The address to listen on; the advertised one unless `bindAddress` says otherwise."""
+        """The address to listen on: `bindAddress`, else the advertised one."""
         return self.bind_address or self.broker_ip1
 
     @property
@@ -72,15 +83,20 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def address(self) -> str:
-        """What clients dial, and what the records carry as their store host."""
+        """What clients dial."""
         return f"{self.broker_ip1}:{self.listen_port}"
+
+    @property
+    def store_host(self) -> bytes:
+        """The same as records carry it: ip and port."""
+        return host_bytes(self.broker_ip1, self.listen_port)
 
 
 class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `replicas:` section: controllers, sessions and the lease. Times in ms.
 
-    `controllerAddr` names the controllers' remoting doors as RocketMQ does; the gRPC doors are one
-    port above, unless `controllerGrpcAddr` names them.
+    `controllerAddr` names the controllers' remoting endpoints as RocketMQ does; the gRPC endpoints
+    are one port above, unless `controllerGrpcAddr` names them.
     """
 
     controller_addr: str = msgspec.field(default="", name="controllerAddr")
@@ -108,4 +124,36 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             follower_heartbeat_ms=self.broker_session_follower_heartbeat_ms,
             session_timeout_ms=self.broker_session_timeout_ms,
             master_lease_ms=self.master_lease_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSections:
+    """All sections of the file."""
+
+    broker: BrokerConfig
+    store: StoreConfig
+    ha: HAConfig
+    replicas: ReplicasConfig
+
+    @property
+    def ha_address(self) -> str:
+        """What slaves dial."""
+        return f"{self.broker.ha_ip}:{self.store.ha_listen_port}"
+
+    def replicas_manager(self) -> ReplicasManagerConfig:
+        """What the ReplicasManager of this broker needs to know."""
+        root, replicas = self.store.root, self.replicas
+        identity = replicas.store_path_broker_identity
+        return ReplicasManagerConfig(
+            cluster_name=self.broker.broker_cluster_name,
+            broker_name=self.broker.broker_name,
+            address=self.broker.address,
+            ha_address=self.ha_address,
+            controllers=grpc_addresses(replicas.controller_addr, replicas.controller_grpc_addr),
+            identity_path=Path(identity) if identity else root / "brokerIdentity",
+            role_path=root / "masterEpoch",
+            election_priority=replicas.broker_election_priority,
+            learner=self.ha.async_learner,
+            timings=replicas.timings,
         )

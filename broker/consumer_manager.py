@@ -1,6 +1,6 @@
 """Which clients are connected, as producers or as members of which consumer group.
 
-Pure: heartbeats and closed channels in, "these members must be told" out. A client is known by its
+Pure: heartbeats and closed channels in, the members to notify out. A client is known by its
 channel; it leaves with it, or after 120 s of silence. Origin: ConsumerManager, ProducerManager and
 ConsumerGroupInfo in Java.
 """
@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from batonmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 
 CLIENT_EXPIRED_MS: Final = 120_000
 
@@ -45,7 +45,7 @@ class ConsumerGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupChanged:
-    """Every one of `channels` is to be told that the members of `group` changed (code 40)."""
+    """The members of `group` changed: each of `channels` gets a notice (code 40)."""
 
     group: str
     channels: tuple[Hashable, ...]
@@ -106,7 +106,7 @@ class ConsumerManager:
     def unregister(
         self, channel: Hashable, producer_group: str | None, consumer_group: str | None
     ) -> list[GroupChanged]:
-        """A client says that it leaves the named groups."""
+        """A client leaves the named groups."""
         if producer_group:
             self._leave_producer(producer_group, channel)
         return self._leave_consumers([consumer_group] if consumer_group else [], channel)
@@ -129,7 +129,7 @@ class ConsumerManager:
         return [change for channel in silent for change in self.channel_closed(channel)]
 
     def client_ids(self, group: str) -> list[str]:
-        """The members' ids, sorted; empty if nobody is there."""
+        """The members' ids, sorted; empty if there are none."""
         known = self.groups.get(group)
         return known.client_ids if known else []
 

@@ -1,4 +1,4 @@
-"""`python -m broker.main -c FILE`: one broker process.
+"""`python -m batonmq.broker.main -c FILE`: one broker process.
 
 Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot run (a taken port, a locked folder, damage),
 2 for a configuration that cannot be read.
@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import sys
 
+from batonmq.process.extras import need_server
+
+if __name__ == "__main__":
+    need_server("broker")  # before the imports that would fail
+
 import msgspec
 
-from broker.config import BrokerConfig, ReplicasConfig
-from broker.service import BrokerSections, BrokerService
-from ha.config import HAConfig
-from settings.server_main import ServerMain, run_server
-from store.config import StoreConfig
+from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
+from batonmq.broker.service import BrokerService
+from batonmq.ha.config import HAConfig
+from batonmq.process.server_main import ServerMain, run_server
+from batonmq.store.config import StoreConfig
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "broker": BrokerConfig,
@@ -24,13 +29,13 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-# The flush thread, back from fdatasync, waits for the loop to let go of the interpreter: by default
-# up to 5 ms, which every SYNC_FLUSH ack would wait as well.
+# After fdatasync the flush thread waits until the loop releases the interpreter: by default up to
+# 5 ms, and every SYNC_FLUSH ack would wait as long.
 SWITCH_INTERVAL_S = 0.0005
 
 
 async def serve(main: ServerMain) -> None:
-    """Runs a broker until it is told to stop or must."""
+    """Runs a broker until SIGTERM, SIGINT or a fatal error."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     sections = main.sections
     config = BrokerSections(

@@ -1,6 +1,6 @@
 """Registration with every name server: at once when something changes, and every 30 s.
 
-One task per name server, each with its own wake-up, so that a dead one delays nobody. The body is
+One task per name server, each with its own event, so that a dead one delays no other. The body is
 RegisterBrokerBody, the masterEpoch travels as DataVersion.stateVersion.
 Origin: BrokerOuterAPI.registerBrokerAll in Java.
 """
@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BatonError, RequestTimeoutError
-from remoting.client import RemotingClient
-from remoting.command import RemotingCommand
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, RequestTimeoutError
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ RPC_TIMEOUT_MS = 3000
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What one registration says. `broker_id` is the role id: 0 for a master."""
+    """The content of one registration. `broker_id` is the role id: 0 for a master."""
 
     cluster_name: str
     broker_name: str
@@ -63,7 +63,7 @@ class Registration:
 
 
 class NameServerRegistrar:
-    """Keeps the name servers told. `current()` gives the registration, None while there is none."""
+    """Keeps this broker registered. `current()` is the registration, None while there is none."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class NameServerRegistrar:
         ]
 
     def changed(self) -> None:
-        """Something that routes are made of changed: every name server is told now."""
+        """The registration changed: it goes to every name server now."""
         for waker in self._wakers.values():
             waker.set()
 
     async def close(self) -> None:
-        """Stops telling, and says good-bye to the name servers that know this broker."""
+        """Stops registering, and unregisters at the name servers that have this broker."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -146,6 +146,6 @@ class NameServerRegistrar:
         return None
 
     def _lost(self, address: str) -> None:
-        """A name server drops what came over a connection that closed: it is told again."""
+        """A name server drops what came over a closed connection: register again."""
         self.registered[address] = False
         self._wakers[address].set()

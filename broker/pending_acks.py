@@ -3,7 +3,7 @@
 Invariant (SAFETY R4): entries belong to one masterEpoch; a role change fails all of them before a
 byte is cut, so no reply made for one epoch is ever released by the confirmOffset of another.
 Entries come in the order of their end offset and, the wait being one constant, of their deadline,
-so a deque is all that is needed. Origin: GroupTransferService in Java, without its thread.
+so a deque is all that is needed. Pure. Origin: GroupTransferService in Java, without its thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from broker.replies import recode
+from batonmq.broker.replies import recode
 
 
 class ReplySink(Protocol):
@@ -26,11 +26,13 @@ Outcome = Callable[[int, str], None]
 
 
 class PendingAcks:
-    """Acks in waiting, all of one masterEpoch. Offsets are exclusive ends; times are ms."""
+    """Acks that wait, all of one masterEpoch. Offsets are exclusive ends; times are ms."""
 
     def __init__(self, wait_ms: int) -> None:
         self.wait_ms = wait_ms
         self.master_epoch = 0
+        self.first_due = False
+        """No reply of this mastership has left yet."""
         self._replies: deque[tuple[int, int, ReplySink, bytes]] = deque()
         self._waiters: deque[tuple[int, int, Outcome]] = deque()
 
@@ -38,7 +40,7 @@ class PendingAcks:
         return len(self._replies) + len(self._waiters)
 
     def waited_ms(self, now_ms: int) -> int:
-        """How long the oldest reply waits by now, 0 if none does."""
+        """How long the oldest reply has waited, 0 if none waits."""
         return now_ms - (self._replies[0][1] - self.wait_ms) if self._replies else 0
 
     def add(self, end_offset: int, now_ms: int, sink: ReplySink, reply: bytes) -> None:
@@ -74,9 +76,10 @@ class PendingAcks:
         """Starts a mastership. What waited must have been failed before."""
         assert not self._replies, "acks of an older epoch are still pending (R4)"
         self.master_epoch = master_epoch
+        self.first_due = True
 
     def expire(self, now_ms: int, code_of: Callable[[int], tuple[int, str]]) -> int:
-        """Fails the entries whose time is over, as `code_of(end_offset)` says; how many."""
+        """Fails the expired entries, each with `code_of(end_offset)`; returns how many."""
         expired = 0
         replies = self._replies
         while replies and replies[0][1] <= now_ms:
@@ -88,3 +91,36 @@ class PendingAcks:
             outcome(*code_of(end_offset))
             expired += 1
         return expired
+
+
+class AckPause:
+    """After a stall of its own a master acknowledges nothing before its lease is renewed (R8).
+
+    A process that was stopped for longer than its lease finds the acks of its slaves in its
+    sockets when it wakes. Every member has those bytes, so releasing the replies would break no
+    promise (R1). But another replica may be master by then, and clients must not get replies from
+    two masters. So acks wait until the lease is renewed, or a role change fails them (R4), or
+    `most_ms` are over: then no controller can be reached, and a healthy group goes on (R36).
+    All times are ms of the clock of `lease_valid`.
+    """
+
+    def __init__(
+        self, lease_valid: Callable[[int], bool], *, stall_ms: int = 400, most_ms: int = 1_000
+    ) -> None:
+        self._lease_valid = lease_valid
+        self._stall_ms = stall_ms
+        self._most_ms = most_ms
+        self._seen_ms: int | None = None
+        self._until_ms = 0
+
+    def holds(self, now_ms: int) -> bool:
+        """Whether acks wait. Call it in every turn that could release one, and in every tick."""
+        if self._seen_ms is not None and now_ms - self._seen_ms >= self._stall_ms:
+            self._until_ms = now_ms + self._most_ms
+        self._seen_ms = now_ms
+        if now_ms >= self._until_ms:
+            return False
+        if self._lease_valid(now_ms):
+            self._until_ms = 0
+            return False
+        return True

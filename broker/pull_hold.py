@@ -1,8 +1,8 @@
 """Pulls that found nothing and wait for the next message of their queue.
 
-Pure: who waits where, who is woken by an arrival, whose time is over. A held pull is woken by the
-dispatch itself; the 5 s scan of Java's PullRequestHoldService remains as a net (`sweep`), which
-also catches what an arrival between the look-up and the hold would have missed.
+Pure: which pull waits for which queue, which an arrival ends, which have expired. The dispatch
+itself ends a held pull. The 5 s scan of Java's PullRequestHoldService remains as a second way
+(`PullProcessor.tick`): it finds a message that arrived between the look-up and the hold.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PullHold(Generic[P]):
         return (held for waiting in self._by_queue.values() for held in waiting)
 
     def queues(self) -> list[tuple[str, int]]:
-        """The queues somebody waits for."""
+        """The queues that a pull waits for."""
         return list(self._by_queue)
 
     def _remove(self, held: Held[P]) -> None:

@@ -14,22 +14,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from broker.consumer_manager import ConsumerManager
-from broker.pull_hold import Held, PullHold
-from broker.replies import pull_frame, pull_header, refusal
-from broker.role_gate import RoleGate
-from broker.topics import TopicService
-from protocol.bodies import PERM_READ
-from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BatonError, BrokerRefusal, CorruptLogError
-from protocol.sysflag import PULL_CLASS_FILTER, PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
-from protocol.tags import tags_code
-from remoting.connection import Connection
-from remoting.headers import PullFields, decode_pull
-from remoting.processors import Processors
-from store.consumer_offset import ConsumerOffsetManager
-from store.message_store import MessageStore
-from store.read_result import GetMessageResult, GetMessageStatus
+from batonmq.broker.consumer_manager import ConsumerManager
+from batonmq.broker.pull_hold import Held, PullHold
+from batonmq.broker.replies import pull_frame, pull_header, refusal, refusal_of
+from batonmq.broker.topics import TopicService
+from batonmq.broker.write_path import WritePath
+from batonmq.protocol.bodies import PERM_READ
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, BrokerRefusal, CorruptLogError
+from batonmq.protocol.sysflag import (
+    PULL_CLASS_FILTER,
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+)
+from batonmq.protocol.tags import tags_code
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.headers import PullFields, decode_pull
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.reader import GetMessageResult, GetMessageStatus
 
 log = logging.getLogger(__name__)
 
@@ -70,23 +73,21 @@ class PullProcessor:
 
     def __init__(
         self,
-        store: MessageStore,
+        path: WritePath,
         topics: TopicService,
         clients: ConsumerManager,
         offsets: ConsumerOffsetManager,
-        gate: RoleGate,
-        clock_ms: Callable[[], int],
         *,
         long_polling: bool,
         damaged: Callable[[str], None],
     ) -> None:
-        """`damaged` hears of a bad record of the log that a reader met."""
-        self._store = store
+        """`damaged` is called with the fault when a reader meets a bad record of the log."""
+        self._store = path.store
         self._topics = topics
         self._clients = clients
         self._offsets = offsets
-        self._gate = gate
-        self._clock_ms = clock_ms
+        self._gate = path.gate
+        self._clock_ms = path.clock_ms
         self._long_polling = long_polling
         self._damaged = damaged
         self._hold: PullHold[Pull] = PullHold()
@@ -107,9 +108,7 @@ class PullProcessor:
         try:
             pull = self._checked(channel, request.opaque, request.ext)
         except BatonError as exc:
-            code = exc.code if isinstance(exc, BrokerRefusal) else exc.response_code
-            remark = exc.remark if isinstance(exc, BrokerRefusal) else str(exc)
-            channel.write(refusal(request.opaque, code, remark))
+            channel.write(refusal_of(request.opaque, exc))
             return
         ext = request.ext
         if ext.sys_flag & PULL_COMMIT_OFFSET and ext.commit_offset >= 0:
@@ -120,26 +119,28 @@ class PullProcessor:
         self._answer_or_hold(pull, ext.queue_offset, self._clock_ms() + suspend_ms, suspend_ms > 0)
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
-        """Dispatch made messages of a queue visible: those who wait for them are answered."""
+        """Dispatch made messages of a queue visible: the pulls that wait for them are answered."""
         if not len(self._hold):
             return
         for held in self._hold.arrived(topic, queue_id, max_offset):
             self._answer_or_hold(held.pull, held.offset, held.deadline_ms, True)
 
     def tick(self, now_ms: int) -> None:
-        """Answers pulls whose time is over; every 5 s looks at all queues, as a net."""
+        """Answers expired pulls; every 5 s checks all queues, as a safeguard."""
         for held in self._hold.expired(now_ms):
             self._answer_or_hold(held.pull, held.offset, held.deadline_ms, False)
         if now_ms >= self._next_sweep_ms:
             self._next_sweep_ms = now_ms + SWEEP_MS
             for topic, queue_id in self._hold.queues():
-                self.arrived(topic, queue_id, self._store.max_offset_in_queue(topic, queue_id))
+                self.arrived(
+                    topic, queue_id, self._store.queries.max_offset_in_queue(topic, queue_id)
+                )
 
     def disconnected(self, channel: Connection) -> None:
         self._hold.drop_owner(channel)
 
     def role_changed(self) -> None:
-        """A slave holds nobody: those who wait learn at once that they must ask elsewhere."""
+        """A slave holds no pulls: those that wait are refused at once."""
         for held in self._hold.take_all():
             held.pull.channel.write(
                 refusal(
@@ -218,13 +219,13 @@ class PullProcessor:
         if pull.channel.closed:
             return
         try:
-            result = self._store.get_message(
+            result = self._store.queries.get_message(
                 pull.topic, pull.queue_id, offset, pull.max_num, pull.max_bytes, pull.wanted
             )
         except CorruptLogError as exc:
             log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
-            if not self._store.suspect and (fault := self._store.fault_at(exc.offset)):
-                self._damaged(fault)  # a replica that has the whole record had better lead (G8)
+            if not self._store.trust.reason and (fault := self._store.trust.fault_at(exc.offset)):
+                self._damaged(fault)  # a replica that has the whole record should lead (G8)
             pull.channel.write(refusal(pull.opaque, ResponseCode.SYSTEM_ERROR, str(exc)))
             return
         code = self._code(pull, offset, result)
@@ -260,13 +261,13 @@ class PullProcessor:
 
     def _code(self, pull: Pull, offset: int, result: GetMessageResult) -> int:
         if result.status in _NOTHING_THERE:
-            reaches = self._store.next_offset_in_queue(pull.topic, pull.queue_id)
+            reaches = self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
             if offset <= reaches:
                 return ResponseCode.PULL_NOT_FOUND
             return ResponseCode.PULL_OFFSET_MOVED
         if (
             result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY
-            and offset <= self._store.next_offset_in_queue(pull.topic, pull.queue_id)
+            and offset <= self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
         ):
             return ResponseCode.PULL_NOT_FOUND  # R28: the log reaches there, confirmation lags
         return _CODES[result.status]

@@ -1,7 +1,7 @@
 """Reply frames of the hot path, made from bytes templates.
 
-A frame is `u32 length, u32 (type << 24 | header length), header, body`; the
-headers here are JSON whatever the request used, as a Java server answers by default. Nothing that
+A frame is `u32 length, u32 (type << 24 | header length), header, body`. The headers here are JSON
+whatever the request used, as a Java server answers by default. Nothing that
 goes into a template needs JSON escaping: numbers, hex ids, and unique keys, which are checked.
 """
 
@@ -12,7 +12,8 @@ from typing import Final
 
 from msgspec.json import encode as json_encode
 
-from protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT, MQ_VERSION
+from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT, MQ_VERSION
+from batonmq.protocol.errors import BatonError, BrokerRefusal
 
 _LENGTHS: Final = struct.Struct(">II")
 _TAIL: Final = (
@@ -58,7 +59,7 @@ class SendReplies:
 def recode(reply: bytes, code: int, remark: str) -> bytes:
     """The same reply with another code and a remark: what a client needs of the header stays.
 
-    Codes 10 and 12 say "stored, but not as safely as asked", and a Java client reads their
+    Codes 10 and 12 mean "stored, but not as safely as required"; a Java client reads their
     extFields like those of code 0.
     """
     header = reply[8:]
@@ -87,6 +88,15 @@ def refusal(
         b'{"code":%d,"extFields":{%s},"flag":1,"remark":%s,' % (code, hint, json_encode(remark))
         + _TAIL % opaque
     )
+
+
+def refusal_of(
+    opaque: int, error: BatonError, master_address: str = "", master_epoch: int = 0
+) -> bytes:
+    """The refusal that `error` stands for, with the same hint."""
+    if isinstance(error, BrokerRefusal):
+        return refusal(opaque, error.code, error.remark, master_address, master_epoch)
+    return refusal(opaque, error.response_code, str(error), master_address, master_epoch)
 
 
 def pull_header(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.codes import ResponseCode
-from protocol.errors import BrokerRefusal
-from remoting.command import RemotingCommand
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.remoting.command import RemotingCommand
 
 
 def text(request: RemotingCommand, key: str) -> str:

@@ -1,24 +1,18 @@
-"""Whether this broker may take a write right now, and what it answers if not.
+"""The role that this broker acts in, whether it may take a write now, and the refusal if not.
 
-Pure: events in, one cached verdict out, so that the send path asks a single attribute. The gate is
-no fence (that is confirmOffset, SAFETY R1); it spares clients a wait that cannot end well (R36).
+`RoleGate` is the one owner of the role: `RoleActions` changes it, everything else reads it. (The
+ReplicasManager keeps the role views; a role in a view is one that is still to be taken.) Pure:
+events in, one cached refusal out, so that the send path reads a single attribute. The gate is no
+fence (that is confirmOffset, SAFETY R1); it spares clients a wait that cannot succeed (R36).
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-from protocol.codes import ResponseCode
-from protocol.errors import BrokerRefusal
-
-
-class Role(enum.Enum):
-    """What the broker is at the moment. FENCED: it knows no role that it may act in."""
-
-    MASTER = "MASTER"
-    SLAVE = "SLAVE"
-    FENCED = "FENCED"
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.role_view import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +20,7 @@ class Refusal:
     code: int
     remark: str
     master_address: str = ""
-    """Who is master instead, as far as this broker knows, in `master_epoch`."""
+    """Where to send instead: the master of `master_epoch`, if this broker has its address."""
     master_epoch: int = 0
 
     @property
@@ -47,7 +41,7 @@ _FENCED = Refusal(
     "this broker has no role yet or lost it: ask the name server for the master",
 )
 _SLAVE_REMARK = "this broker is a slave: ask the name server for the master"
-_LEFT_REMARK = "this broker is master no more: ask the name server for the new one"
+_LEFT_REMARK = "this broker is no longer the master: ask the name server for the new one"
 _OPENING = Refusal(
     ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is becoming master, it opens in a moment"
 )
@@ -58,7 +52,7 @@ _CUT_OFF = Refusal(
 
 
 class RoleGate:
-    """Role, masterEpoch and the verdict on writes. `refusal` is None when writes are welcome."""
+    """Role, masterEpoch, and the refusal of writes: None while they are taken."""
 
     def __init__(self) -> None:
         self.role = Role.FENCED
@@ -67,7 +61,7 @@ class RoleGate:
         self._lease = False
         self._whole = False
         self.was_cut_off = False
-        """Whether writes were refused for want of both since this was last set back."""
+        """Whether writes were refused for want of both since this was last reset."""
         self._stopping: Refusal | None = None
 
     def opening(self, master_epoch: int) -> None:
@@ -95,11 +89,11 @@ class RoleGate:
         )
 
     def fence(self) -> None:
-        """No role is known to hold."""
+        """This broker has no role."""
         self.role, self.refusal = Role.FENCED, _FENCED
 
     def close(self, remark: str) -> None:
-        """The process ends or may not trust its disk; nothing opens the gate again."""
+        """The process ends or cannot trust its disk; nothing opens the gate again."""
         self._stopping = Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self.refusal = self._stopping
 

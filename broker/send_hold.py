@@ -1,12 +1,13 @@
 """Sends that are kept for a moment instead of being refused, in their order.
 
-Two moments: a planned switch drains this master (R33), and a replica that was just elected has not
-opened yet, while clients that were sent here arrive already. Nothing that is held is in the log.
-Releasing handles each as if it came now: by then the gate takes it or refuses it. That is spread
-over turns of the loop, for thousands at once would keep heartbeats waiting for longer than R34
-allows; who comes meanwhile stands behind those that wait.
+Two cases: a planned switch drains this master (R33), and a replica that was just elected has not
+opened yet, while its first clients arrive. Nothing that is held is in the log. After the release
+each is handled as if it came then: by then the gate takes it or refuses it. The release is spread
+over turns of the loop, since thousands at once would delay heartbeats longer than R34 allows; a
+send that comes meanwhile is queued behind them.
 
-Bounded in number, bytes and time; what goes beyond is handled at once.
+Bounded in number, bytes and time. A send for which there is no room is refused at once (14); when
+the time is over, all are released.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from remoting.connection import Connection
+from batonmq.remoting.connection import Connection
 
 Handler = Callable[[Connection, int, bytes, bytes], None]
 
 HELD_MAX = 20_000
 HELD_BYTES_MAX = 64 << 20
 SLICE = 500
-"""So many more are handled in a turn than came in the turn before: some 10 ms."""
+"""How many more are handled in a turn than came in the turn before; about 10 ms."""
 HELD_MOST_S = 0.8
-"""Longer than a switch may hold (R33); a backstop for roles that do not come."""
+"""Longer than a switch may hold (R33): the limit if no role change comes."""
 
 
 class SendHold:
-    """`active` is all that the hot path looks at: on from `begin` until all is handled again."""
+    """The hot path checks `active` only: True from `begin` until all is handled."""
 
     def __init__(self) -> None:
         self.active = False
@@ -42,7 +43,7 @@ class SendHold:
         return len(self._held)
 
     def begin(self) -> None:
-        """From now on sends are kept. Again: for the full time from now."""
+        """Keep sends from now on. A second call starts the time limit anew."""
         self._stop_waiting()
         self.active = True
         self._timer = asyncio.get_running_loop().call_later(HELD_MOST_S, self.release)

@@ -2,53 +2,50 @@
 
 A request is checked, made a record in the store's turn buffer, and its finished reply waits in
 `PendingAcks` until confirmOffset passes the record's end: nothing else releases code 0 (SAFETY G1,
-R1, R4). WAIT=false does not lift that (R29). What is asked for and not there (DELAY, TIMER_*,
+R1, R4). WAIT=false does not lift that (R29). What this broker does not have (DELAY, TIMER_*,
 TRAN_MSG) is refused with 13, never stored as an ordinary message.
 
-The controllers' history (HISTORY_TOPIC) is taken from them only. It tells of failovers and may not
-change what it tells: its writes wait beside the clients', so that none of them is ever the first
+The controllers' history (HISTORY_TOPIC) is taken from them only. It records failovers and may not
+change what it records: its writes wait beside the clients', so that none of them is ever the first
 acknowledged write of a mastership.
 
-Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; check
-order as Java's.
+Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks come in its order.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
-from broker.pending_acks import PendingAcks
-from broker.replies import SendReplies, recode, refusal
-from broker.role_gate import GateClosedError, RoleGate
-from broker.send_hold import SendHold
-from broker.send_properties import SendProperties
-from broker.topics import TopicService
-from protocol.batch import split_batch
-from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BatonError, BrokerRefusal
-from protocol.message_id import host_bytes, split_address
-from protocol.topic_name import (
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.replies import SendReplies, recode, refusal_of
+from batonmq.broker.role_gate import GateClosedError
+from batonmq.broker.send_properties import SendProperties
+from batonmq.broker.topics import TopicService
+from batonmq.broker.write_path import WritePath
+from batonmq.protocol.batch import split_batch
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, BrokerRefusal
+from batonmq.protocol.message_id import host_bytes, split_address
+from batonmq.protocol.record import NewMessage
+from batonmq.protocol.topic_name import (
     HISTORY_TOPIC,
     RETRY_PREFIX,
     check_send_allowed,
     check_topic,
     dlq_topic,
 )
-from remoting.connection import Connection
-from remoting.headers import SendFields, SendFrame, decode_send_v1, decode_send_v2
-from remoting.processors import Processors, RawHandler
-from store.appender import BatchItem
-from store.message_store import MessageStore
+from batonmq.remoting.connection import Connection, Processors, RawHandler
+from batonmq.remoting.headers import (
+    SendFields,
+    SendFrame,
+    decode_send,
+    decode_send_v1,
+    decode_send_v2,
+)
 
 FLAG_ONEWAY: Final = 2
-
-
-class Turn(Protocol):
-    """The end of this loop turn, when everything put is written and shipped."""
-
-    def touched(self) -> None: ...
 
 
 class SendProcessor:
@@ -56,31 +53,25 @@ class SendProcessor:
 
     def __init__(
         self,
-        store: MessageStore,
+        config: BrokerSections,
+        path: WritePath,
         topics: TopicService,
-        gate: RoleGate,
-        acks: PendingAcks,
-        turn: Turn,
-        *,
-        cluster_name: str,
-        region_id: str,
-        store_host: bytes,
-        min_in_sync_replicas: int,
         in_sync_count: Callable[[], int],
-        clock_ms: Callable[[], int],
-        hold: SendHold,
     ) -> None:
-        self._store = store
-        self._hold = hold
+        broker = config.broker
+        self._path = path
+        self._store = path.store
+        self._hold = path.hold
+        self._gate = path.gate
+        self._acks = path.acks
+        self._clock_ms = path.clock_ms
         self._topics = topics
-        self._gate = gate
-        self._acks = acks
-        self._turn = turn
-        self._clock_ms = clock_ms
-        self._replies = SendReplies(region_id)
-        self._properties = SendProperties(cluster_name, region_id, store_host)
-        self._msg_id_prefix = store_host.hex().upper().encode("ascii")
-        self._min_in_sync = min_in_sync_replicas
+        self._replies = SendReplies(broker.region_id)
+        self._properties = SendProperties(
+            broker.broker_cluster_name, broker.region_id, broker.store_host
+        )
+        self._msg_id_prefix = broker.store_host.hex().upper().encode("ascii")
+        self._min_in_sync = config.store.min_in_sync_replicas
         self._in_sync_count = in_sync_count
         self._known: dict[str, int] = {}
         self._random = random.Random()
@@ -122,12 +113,11 @@ class SendProcessor:
     ) -> bool:
         """Kept until the hold ends (R33), or refused since there is no more room."""
         if not self._hold.take(handler, channel, kind, header, body):
-            version = decode_send_v1 if handler == self.send_v1 else decode_send_v2
             no_room = BrokerRefusal(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 f"the master of this group is changing, and {len(self._hold)} sends wait already",
             )
-            self._refuse(channel, version(kind, header), no_room)
+            self._refuse(channel, decode_send(kind, header), no_room)
         return True
 
     def _send(self, channel: Connection, request: SendFrame, body: bytes) -> None:
@@ -146,7 +136,7 @@ class SendProcessor:
         born_host = channel.attachments.get("born_host")
         if born_host is None:
             born_host = self._remember_host(channel)
-        result = self._store.put_message(
+        message = NewMessage(
             topic,
             queue_id,
             body,
@@ -154,12 +144,13 @@ class SendProcessor:
             tags,
             keys,
             unique_key,
-            flag=ext.flag,
-            sys_flag=ext.sys_flag,
-            born_timestamp=ext.born_timestamp,
-            born_host=born_host,  # type: ignore[arg-type]
-            reconsume_times=ext.reconsume_times or 0,
+            ext.born_timestamp,
+            born_host,  # type: ignore[arg-type]
+            ext.flag,
+            ext.sys_flag,
+            ext.reconsume_times or 0,
         )
+        result = self._store.appender.put_message(message)
         if not request.flag & FLAG_ONEWAY:
             reply = self._replies.ok(
                 request.opaque,
@@ -170,33 +161,40 @@ class SendProcessor:
             )
             self._wait(topic, result.end_offset, channel, reply)
         self.stored_total += 1
-        self._turn.touched()
+        self._path.schedule_flush()
 
     def _put_batch(self, channel: Connection, request: SendFrame, body: bytes) -> None:
         ext = request.ext
         topic, queue_id = self._target(ext)
         if topic.startswith(RETRY_PREFIX):
             raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "a batch may not hold retries")
-        items = []
+        born_host = channel.attachments.get("born_host") or self._remember_host(channel)
+        messages = []
         unique_keys = []
-        for message in split_batch(body):
+        for item in split_batch(body):
             properties, tags, keys, unique_key = self._properties.prepare(
-                message.properties.decode("utf-8")
+                item.properties.decode("utf-8")
             )
             unique_keys.append(unique_key)
-            items.append(BatchItem(message.body, properties, tags, keys, unique_key, message.flag))
-        if not items:
+            messages.append(
+                NewMessage(
+                    topic,
+                    queue_id,
+                    item.body,
+                    properties,
+                    tags,
+                    keys,
+                    unique_key,
+                    ext.born_timestamp,
+                    born_host,  # type: ignore[arg-type]
+                    item.flag,
+                    ext.sys_flag,
+                    ext.reconsume_times or 0,
+                )
+            )
+        if not messages:
             raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-        born_host = channel.attachments.get("born_host") or self._remember_host(channel)
-        results = self._store.put_batch(
-            topic,
-            queue_id,
-            items,
-            sys_flag=ext.sys_flag,
-            born_timestamp=ext.born_timestamp,
-            born_host=born_host,  # type: ignore[arg-type]
-            reconsume_times=ext.reconsume_times or 0,
-        )
+        results = self._store.appender.put_batch(messages)
         if not request.flag & FLAG_ONEWAY:
             reply = self._replies.ok(
                 request.opaque,
@@ -209,7 +207,7 @@ class SendProcessor:
             )
             self._wait(topic, results[-1].end_offset, channel, reply)
         self.stored_total += len(results)
-        self._turn.touched()
+        self._path.schedule_flush()
 
     def _wait(self, topic: str, end_offset: int, channel: Connection, reply: bytes) -> None:
         """The reply leaves when all below `end_offset` is confirmed, or will not be."""
@@ -257,7 +255,7 @@ class SendProcessor:
         check_send_allowed(topic, ext.producer_group)
         config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
         queues = max(config.read_queue_nums, config.write_queue_nums)
-        if topic != HISTORY_TOPIC:  # there it matters who sends, every time
+        if topic != HISTORY_TOPIC:  # there each sender is checked
             self._known[topic] = queues
         return topic, queues
 
@@ -278,8 +276,5 @@ class SendProcessor:
     def _refuse(self, channel: Connection, request: SendFrame, exc: BatonError) -> None:
         if request.flag & FLAG_ONEWAY:
             return
-        if isinstance(exc, BrokerRefusal):
-            hint = exc.refusal.hint if isinstance(exc, GateClosedError) else ("", 0)
-            channel.write(refusal(request.opaque, exc.code, exc.remark, *hint))
-        else:
-            channel.write(refusal(request.opaque, exc.response_code, str(exc)))
+        hint = exc.refusal.hint if isinstance(exc, GateClosedError) else ("", 0)
+        channel.write(refusal_of(request.opaque, exc, *hint))

@@ -2,20 +2,20 @@
 
 One pass that finds what the store needs (TAGS, KEYS, UNIQ_KEY), refuses what this broker does not
 do (delays, timers, transactions), and adds what every stored message carries. The common case
-touches the string a handful of times; anything unusual takes the slow way through a dictionary.
+searches the string a few times; anything unusual takes the slow way through a dictionary.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from typing import Final
 
-from protocol.codes import ResponseCode
-from protocol.errors import BrokerRefusal
-from protocol.message_id import UniqIdGenerator
-from protocol.properties import decode_properties, encode_properties
-from protocol.tags import tags_code
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.message_id import UniqIdGenerator
+from batonmq.protocol.properties import decode_properties, encode_properties
+from batonmq.protocol.tags import tags_code
 
 SEPARATOR: Final = "\x02"
 _TIMER_KEYS: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
@@ -32,9 +32,7 @@ class SendProperties:
         if not self._suffix.endswith(SEPARATOR):
             self._suffix += SEPARATOR
         self._mark = f"\x02CLUSTER\x01{cluster_name}\x02"
-        self._unique_ids = UniqIdGenerator(
-            store_host[:-4], os.getpid(), lambda: int(time.time() * 1000)
-        )
+        self._unique_ids = UniqIdGenerator(store_host[:-4], os.getpid(), wall_ms)
 
     def prepare(self, text: str) -> tuple[bytes, int, bytes | None, bytes]:
         """(property bytes to store, tagsCode, KEYS or None, UNIQ_KEY).
@@ -76,12 +74,12 @@ class SendProperties:
         properties = decode_properties(text)
         level = properties.get("DELAY", "0")
         if level.strip() not in ("", "0"):
-            raise _not_here(f"DELAY {level}", "delayed messages")
+            raise _not_supported(f"DELAY {level}", "delayed messages")
         for key in _TIMER_KEYS:
             if key in properties:
-                raise _not_here(key, "timer messages")
+                raise _not_supported(key, "timer messages")
         if properties.get("TRAN_MSG", "false").lower() == "true":
-            raise _not_here("TRAN_MSG", "transactions")
+            raise _not_supported("TRAN_MSG", "transactions")
         for key in _DROPPED:
             properties.pop(key, None)
         return encode_properties(properties)
@@ -92,7 +90,7 @@ def _fits_into_a_reply(unique_key: str) -> bool:
     return unique_key.isprintable() and not set(unique_key) & {'"', "\\"} and unique_key != ""
 
 
-def _not_here(what: str, feature: str) -> BrokerRefusal:
+def _not_supported(what: str, feature: str) -> BrokerRefusal:
     return BrokerRefusal(
         ResponseCode.MESSAGE_ILLEGAL,
         f"property {what}: this broker has no {feature} yet; the message was not stored",

@@ -1,10 +1,11 @@
-"""What a slave fetches from its master beside the log: consumer offsets, and whole tables at first.
+"""What a slave fetches from its master beside the log, and how a master answers it.
 
-Topics and groups travel in the log (`broker.metadata_log`); what lies before the slave's first byte
-is fetched once after following a master, and again when its versions say that something differs.
-Consumer offsets are asked for twice a second (SAFETY R31: to slaves within 1 s, with the
-masterEpoch; lower epochs are ignored). Codes 21, 43 and 201 on the master's port - 2, as a Java
-slave asks; our own fields ride in extFields that Java ignores.
+Topics and groups travel in the log (`broker.topics`); what lies before the slave's first byte is
+fetched once after the slave follows a master, and again when a version differs. Consumer offsets
+are fetched twice a second (SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs
+are ignored). Codes 21, 43, 45 and 201 on the master's port - 2, as a Java slave uses them; our own
+fields are extFields that Java ignores. A table is one answer: its total is given, so that a Java
+slave that reads pages is content with the first one.
 Origin: org.apache.rocketmq.broker.slave.SlaveSynchronize.
 """
 
@@ -15,31 +16,57 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
-from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BatonError, ResponseError
-from remoting.client import RemotingClient
-from remoting.command import RemotingCommand
-from store.consumer_offset import ConsumerOffsetManager
-from store.subscription_group import SubscriptionGroupManager
-from store.topic_config import TopicConfigManager
+import msgspec
+
+from batonmq.broker.role_gate import RoleGate
+from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.topic_config import TopicConfigManager
 
 log = logging.getLogger(__name__)
 
 RPC_TIMEOUT_MS = 1000
 EXT_MASTER_EPOCH = "batonMasterEpoch"
 NO_MASTER_EPOCH = -1
-"""What a broker that is no master says of its tables: nobody takes them over."""
+"""In the answer of a broker that is no master: no slave takes its tables over."""
 EXT_TABLE_VERSION = "batonTableVersion"
 EXT_OFFSET_VERSION = "batonOffsetVersion"
 
 
-def table_version(topics: TopicConfigManager, groups: SubscriptionGroupManager) -> str:
-    """One text that differs whenever the topic or the group table differs."""
-    t, g = topics.data_version, groups.data_version
-    return (
-        f"{t.state_version}.{t.timestamp}.{t.counter}/{g.state_version}.{g.timestamp}.{g.counter}"
-    )
+@dataclass(frozen=True, slots=True)
+class BrokerTables:
+    """The three tables of a broker that are files beside the log."""
+
+    topics: TopicConfigManager
+    groups: SubscriptionGroupManager
+    offsets: ConsumerOffsetManager
+
+    def load(self) -> None:
+        for table in (self.topics, self.groups, self.offsets):
+            table.load()
+
+    def shown_by_the_log(self) -> list[Callable[[], None]]:
+        """The writes that are due of topics and groups: below a checkpoint the log does not show
+        them again (R31)."""
+        return [*self.topics.writes_due(), *self.groups.writes_due()]
+
+    def writes_due(self) -> list[Callable[[], None]]:
+        return [*self.shown_by_the_log(), *self.offsets.writes_due()]
+
+    @property
+    def version(self) -> str:
+        """One text that differs whenever the topic or the group table differs."""
+        t, g = self.topics.data_version, self.groups.data_version
+        return (
+            f"{t.state_version}.{t.timestamp}.{t.counter}"
+            f"/{g.state_version}.{g.timestamp}.{g.counter}"
+        )
 
 
 def vip_address(address: str) -> str:
@@ -62,16 +89,12 @@ class SlaveSynchronize:
     def __init__(
         self,
         client: RemotingClient,
-        topics: TopicConfigManager,
-        groups: SubscriptionGroupManager,
-        offsets: ConsumerOffsetManager,
+        tables: BrokerTables,
         interval_ms: int,
         tables_changed: Callable[[], None],
     ) -> None:
         self._client = client
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
+        self._tables = tables
         self._interval_s = interval_ms / 1000
         self._tables_changed = tables_changed
         self._followed: Followed | None = None
@@ -89,7 +112,7 @@ class SlaveSynchronize:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def follow(self, followed: Followed | None) -> None:
-        """From now on this master's tables count; None: nobody's."""
+        """Take the tables of this master from now on; None: of no broker."""
         self._followed = followed
         self._table_version = self._offset_version = ""
         self._wake.set()
@@ -123,13 +146,13 @@ class SlaveSynchronize:
             RequestCode.GET_ALL_CONSUMER_OFFSET,
             {EXT_OFFSET_VERSION: self._offset_version},
         )
-        # A Java master says no epoch: then the one that this replica follows is meant.
+        # A Java master sends no epoch: then the one that this replica follows is meant.
         epoch = int(reply.ext.get(EXT_MASTER_EPOCH, followed.master_epoch))
         if followed is not self._followed or epoch < followed.master_epoch:
-            # A later life of that process is no master: its tables may lack what the log showed us.
+            # A later incarnation is no master: its tables may lack what the log showed us.
             return
         if reply.body:
-            self._offsets.apply_from_master(epoch, reply.body)
+            self._tables.offsets.apply_from_master(epoch, reply.body)
         self._offset_version = reply.ext.get(EXT_OFFSET_VERSION, "")
         version = reply.ext.get(EXT_TABLE_VERSION, "")
         is_level = version and version == self._table_version
@@ -137,17 +160,17 @@ class SlaveSynchronize:
             self._table_version = version
 
     async def _fetch_tables(self, address: str, followed: Followed) -> bool:
-        """False if what came may be older than what is here: to be fetched again."""
-        before = table_version(self._topics, self._groups)
+        """False if the answers may be older than what is here: to be fetched again."""
+        before = self._tables.version
         topics = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, {})
         groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
-        if followed is not self._followed or table_version(self._topics, self._groups) != before:
-            # Another master, or the log has shown a change that these answers cannot know (R31).
+        if followed is not self._followed or self._tables.version != before:
+            # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
         topic_table = TopicConfigAndMappingSerializeWrapper.decode(topics.body)
         group_table = SubscriptionGroupWrapper.decode(groups.body)
-        self._topics.replace_all(topic_table.topic_config_table, topic_table.data_version)
-        self._groups.replace_all(group_table)
+        self._tables.topics.replace_all(topic_table.topic_config_table, topic_table.data_version)
+        self._tables.groups.replace_all(group_table)
         self._tables_changed()
         log.info(
             "tables_followed master=%s topics=%d groups=%d",
@@ -164,3 +187,63 @@ class SlaveSynchronize:
         if reply.code != ResponseCode.SUCCESS:
             raise ResponseError(reply.code, reply.remark or "", address)
         return reply
+
+
+class SlaveSourceProcessor:
+    """Tables as they are now, stamped with the masterEpoch of the answering broker, which is
+    NO_MASTER_EPOCH while it is no master."""
+
+    def __init__(
+        self,
+        tables: BrokerTables,
+        gate: RoleGate,
+    ) -> None:
+        self._tables = tables
+        self._gate = gate
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics)
+        processors.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets)
+        processors.register(RequestCode.GET_ALL_DELAY_OFFSET, self.all_delay_offsets)
+        processors.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_groups)
+
+    def all_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """21."""
+        wrapper = TopicConfigAndMappingSerializeWrapper(
+            data_version=self._tables.topics.data_version,
+            topic_config_table=dict(self._tables.topics.table),
+        )
+        return RemotingCommand.response_to(
+            request,
+            ext={"totalTopicNum": str(len(wrapper.topic_config_table))},
+            body=wrapper.encode(),
+        )
+
+    def all_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """201."""
+        wrapper: SubscriptionGroupWrapper = self._tables.groups.wrapper()
+        return RemotingCommand.response_to(
+            request,
+            ext={"totalGroupNum": str(len(wrapper.subscription_group_table))},
+            body=wrapper.encode(),
+        )
+
+    def all_consumer_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """43. Without a body if the slave already has this version."""
+        master_epoch = self._gate.master_epoch if self._gate.is_master else NO_MASTER_EPOCH
+        version = f"{master_epoch}.{self._tables.offsets.change_count}"
+        ext = {
+            EXT_MASTER_EPOCH: str(master_epoch),
+            EXT_OFFSET_VERSION: version,
+            EXT_TABLE_VERSION: self._tables.version,
+        }
+        known = request.ext.get(EXT_OFFSET_VERSION) == version
+        body = b"" if known else self._tables.offsets.encode_json()
+        return RemotingCommand.response_to(request, ext=ext, body=body)
+
+    def all_delay_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """45. No delay level has any progress in a broker that takes no delayed messages."""
+        body = msgspec.json.encode(
+            {"dataVersion": {"counter": 0, "stateVersion": 0, "timestamp": 0}, "offsetTable": {}}
+        )
+        return RemotingCommand.response_to(request, body=body)

@@ -1,26 +1,64 @@
-"""Topics and groups of this broker: created, changed, deleted, followed (SAFETY R31).
+"""Topics and groups of this broker: created, changed, deleted, replicated (SAFETY R31).
 
-On a master a change is applied here, put into the log as a metadata record, and answered when that
-record is confirmed; on a slave it is applied when the record is dispatched. A deletion destroys, so
-a master, too, carries it out only when its record is confirmed, and takes no write for the topic
-until then: a record that is never confirmed must not cost the queues. Origin:
-TopicConfigManager.createTopicInSendMessageMethod and AdminBrokerProcessor in Java, which tell their
-slaves every ten seconds instead.
+A change of a topic or a group is a record of the system topic `rmq_sys_BATON_METADATA`. It is
+replicated, confirmed, truncated and recovered like any message, in order with the messages that
+need it, so "on every member of the set before it is answered" is nothing but confirmOffset. A Java
+replica stores such a record and does nothing with it.
+
+A master applies a change at once, appends the record, and answers when the record is confirmed; a
+slave applies it when the record is dispatched. A deletion destroys data, so a master, too, carries
+it out only when its record is confirmed, and takes no write for the topic until then: a record that
+is never confirmed must not cost the queues. Origin: TopicConfigManager and AdminBrokerProcessor in
+Java, whose slaves poll the tables every ten seconds instead.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
-from broker.metadata_log import METADATA_TOPIC, MetadataChange, decode_metadata
-from protocol.bodies import PERM_WRITE, SubscriptionGroupConfig, TopicConfig
-from protocol.codes import ResponseCode
-from protocol.errors import BrokerRefusal, RemoteProtocolError
-from store.subscription_group import SubscriptionGroupManager
-from store.topic_config import TopicConfigManager
+import msgspec
+
+from batonmq.protocol.bodies import PERM_WRITE, SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.protocol.topic_name import METADATA_TOPIC, is_retry_or_dlq
+from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.topic_config import TopicConfigManager
 
 log = logging.getLogger(__name__)
+
+
+METADATA_VERSION: Final = 1
+
+
+class MetadataChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What one record changes. Names that are absent are untouched."""
+
+    v: int = METADATA_VERSION
+    topics: dict[str, TopicConfig] = {}
+    deleted_topics: list[str] = []
+    groups: dict[str, SubscriptionGroupConfig] = {}
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+_decoder = msgspec.json.Decoder(MetadataChange)
+
+
+def decode_metadata(body: bytes) -> MetadataChange:
+    """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
+    try:
+        change = _decoder.decode(body)
+    except msgspec.DecodeError as exc:
+        raise RemoteProtocolError(f"metadata record: {exc}") from exc
+    if change.v != METADATA_VERSION:
+        raise RemoteProtocolError(
+            f"metadata record of version {change.v}; this broker reads {METADATA_VERSION}"
+        )
+    return change
 
 
 class TopicService:
@@ -40,7 +78,7 @@ class TopicService:
         auto_create_group: bool,
         append: Callable[[bytes], int],
         changed: Callable[[], None],
-        dropped: Callable[[str], None],
+        dropped: Callable[[str], object],
     ) -> None:
         self.topics = topics
         self.groups = groups
@@ -58,7 +96,7 @@ class TopicService:
     def for_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
         """The topic of a send, created from `default_topic` if that is allowed.
 
-        Queues: what the client asks for, at most what the template has. Raises BrokerRefusal 17
+        Queues: as many as the client wants, at most those of the template. Raises BrokerRefusal 17
         if there is no such topic and none may be made, 16 if it may not be written.
         """
         self._refuse_while_deleting(topic)
@@ -73,7 +111,7 @@ class TopicService:
 
     def _create_from_template(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
         derived = self.topics.derived(topic, default_topic, max(1, queue_nums))
-        if topic.startswith(("%RETRY%", "%DLQ%")):
+        if is_retry_or_dlq(topic):
             config = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1, perm=6)
         elif not self._auto_create_topic or derived is None:
             raise BrokerRefusal(
@@ -106,7 +144,7 @@ class TopicService:
         """Removes a topic and its queues once the returned offset is confirmed."""
         end = self._append(MetadataChange(deleted_topics=[topic]).encode())
         self._deleting.add(topic)
-        self._changed()  # whoever remembers the topic as writable asks anew
+        self._changed()  # a sender that remembers the topic as writable looks it up again
         return end
 
     def _refuse_while_deleting(self, topic: str) -> None:
@@ -138,7 +176,7 @@ class TopicService:
         return config
 
     def apply_record(self, body: bytes) -> None:
-        """Carries out, on a replica, what a confirmed metadata record says. Twice does no harm."""
+        """Applies a confirmed metadata record on a replica. Idempotent."""
         change = _readable(body)
         if change is not None:
             self._put(change)
@@ -146,7 +184,7 @@ class TopicService:
 
     def take_over_record(self, body: bytes) -> None:
         """A new master finds this record in its log, not confirmed yet: its creations count from
-        now on, its deletions when `own_record_confirmed` is told of it."""
+        now on, its deletions from `own_record_confirmed` on."""
         change = _readable(body)
         if change is not None:
             self._put(change)
@@ -160,11 +198,13 @@ class TopicService:
             return
         self._delete(change)
         for config in change.topics.values():
-            if self.topics.get(config.topic_name) is None:  # made anew right behind its deletion
+            if (
+                self.topics.get(config.topic_name) is None
+            ):  # created again right behind its deletion
                 self._put(change)
 
     def role_left(self) -> None:
-        """What was not confirmed may be cut; the log will show what comes of it."""
+        """What was not confirmed may be cut: the log decides."""
         self._deleting.clear()
 
     def _put(self, change: MetadataChange) -> None:
@@ -187,7 +227,7 @@ class TopicService:
             self._changed()
 
     def seen_in_log(self, topic: str, queue_id: int) -> None:
-        """A slave meets a message of a queue that its table lacks: it makes the room (R31)."""
+        """A slave finds a message of a queue that its table lacks: it creates the queue (R31)."""
         if topic == METADATA_TOPIC:
             return
         config = self.topics.get(topic)
@@ -199,8 +239,8 @@ class TopicService:
 
 
 def _readable(body: bytes) -> MetadataChange | None:
-    """A record of a newer version than this broker reads is named and passed by: the messages
-    behind it are worth more than the setting in it."""
+    """A record of a newer version than this broker reads is logged and skipped: the messages
+    behind it matter more than the setting in it."""
     try:
         return decode_metadata(body)
     except RemoteProtocolError as exc:

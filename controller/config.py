@@ -1,12 +1,12 @@
-"""Settings of one controller node, as they stand in the `controller:` section.
+"""Settings of one controller node: the `controller:` section.
 
-RocketMQ's keys keep RocketMQ's spelling and meaning (`ControllerConfig`, `JraftConfig` left out);
-ours stand beside them. Values that only make sense together are checked together (SAFETY R34): a
-lease that outlives the session timeout, or a Raft election slower than the failover budget, stops
-the start instead of surprising someone at night.
+RocketMQ's keys keep RocketMQ's spelling and meaning (`ControllerConfig`, without `JraftConfig`);
+BatonMQ adds its own. Values that depend on each other are checked together (SAFETY R34): a lease
+longer than the session timeout, or a Raft election slower than the failover budget, is an error at
+the start.
 
-Ports: a peer's address in `controllerDLegerPeers` is its remoting door; the gRPC door and the Raft
-port stand `grpcPortOffset` and `raftPortOffset` above it.
+Ports: a peer's address in `controllerDLegerPeers` is its remoting port; the gRPC and Raft ports are
+`grpcPortOffset` and `raftPortOffset` above it.
 """
 
 import os
@@ -17,20 +17,47 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["HISTORY_TOPIC_OFF", "ControllerConfig", "Peer", "RaftTimings", "parse_peers"]
+from batonmq.history.file import FILE_SIZE_DEFAULT, FILES_DEFAULT
+from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
+
+__all__ = [
+    "HISTORY_TOPIC_OFF",
+    "RUNTIME_KEYS",
+    "ControllerConfig",
+    "Peer",
+    "RaftTimings",
+    "RuntimeConfig",
+    "parse_peers",
+]
 
 HISTORY_TOPIC_OFF: Final = "none"
 
 PAUSE_ALLOWED_MS: Final = 300
-"""How long a broker or a controller may stand still without its lease running out (R34)."""
+"""How long a broker or a controller may pause without losing a lease (R34)."""
 LEASE_MARGIN_MS: Final = 100
 CLOCK_DRIFT_PERCENT: Final = 2
 FAILOVER_BUDGET_MS: Final = 1_000
 AFTER_RAFT_ELECTION_MS: Final = 200
-"""What is left for gate, election, push and first write after a Raft election (R34)."""
+"""The time for gate, election, push and first write after a Raft election (R34)."""
 
 HISTORY_TOPIC_DELAY_MAX_MS: Final = 60_000
 HISTORY_TOPIC_BATCH_MAX: Final = 1_000
+
+RUNTIME_KEYS: Final = frozenset(
+    {
+        "enableElectUncleanMaster",
+        "notifyBrokerRoleChanged",
+        "electMasterMaxRetryCount",
+        "isProcessReadEvent",
+        "scanNotActiveBrokerInterval",
+        "scanInactiveMasterInterval",
+        "historyTopicGroup",
+        "historyTopicDelayMs",
+        "historyTopicBatch",
+    }
+)
+"""Keys that may be changed while the node runs. The others name where it runs, or must be the same
+on all nodes: they belong into the file."""
 
 _INNER_HOST = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;:]+)")
 _PEER = re.compile(r"(?P<id>[^\s;-]+)-(?P<host>[^\s;]+):(?P<port>\d{1,5})")
@@ -90,9 +117,9 @@ def parse_peers(text: str, grpc_port_offset: int, raft_port_offset: int) -> tupl
                 "gRPC and Raft ports above it"
             )
         if any(peer.node_id == known.node_id for known in peers):
-            raise ValueError(f"controllerDLegerPeers: id {peer.node_id} stands twice")
+            raise ValueError(f"controllerDLegerPeers: id {peer.node_id} is listed twice")
         if any(peer.remoting_address == known.remoting_address for known in peers):
-            raise ValueError(f"controllerDLegerPeers: {peer.remoting_address} stands twice")
+            raise ValueError(f"controllerDLegerPeers: {peer.remoting_address} is listed twice")
         peers.append(peer)
     if not peers:
         raise ValueError("controllerDLegerPeers: needs at least one id-host:port")
@@ -107,7 +134,7 @@ def parse_inner_hosts(text: str) -> dict[str, str]:
         if match is None:
             raise ValueError(f"controllerInnerHosts: {item!r} is not of the form id-host")
         if match["id"] in hosts:
-            raise ValueError(f"controllerInnerHosts: id {match['id']} stands twice")
+            raise ValueError(f"controllerInnerHosts: id {match['id']} is listed twice")
         hosts[match["id"]] = match["host"]
     return hosts
 
@@ -115,34 +142,34 @@ def parse_inner_hosts(text: str) -> dict[str, str]:
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The `controller:` section. Times are milliseconds unless a key says otherwise."""
 
-    # Who I am, and who the others are.
+    # This node and the others.
     controller_group: str = msgspec.field(name="controllerDLegerGroup", default="group1")
     controller_peers: str = msgspec.field(name="controllerDLegerPeers", default="n0-127.0.0.1:9878")
     controller_self_id: str = msgspec.field(name="controllerDLegerSelfId", default="n0")
     controller_inner_hosts: str = ""
     """`n0-host;n1-host`: by which hosts the nodes reach each other's Raft port, and brokers their
-    gRPC door, where that is not the host that admin tools dial (containers, NAT). Empty: the hosts
+    gRPC port, where that is not the host that admin tools dial (containers, NAT). Empty: the hosts
     of controllerDLegerPeers."""
     grpc_port_offset: int = 1
     raft_port_offset: int = 2
     bind_address: str = "0.0.0.0"
     raft_bind_address: str = ""
-    """Empty: the host of the own peer entry."""
+    """Empty: the host of this node's entry in controllerDLegerPeers."""
     raft_password_file: str = ""
     """File of mode 0600 with the password of the Raft port, the same on every controller;
-    `batonmq raftPassword FILE` makes one. Empty: none, for trusted networks only, since whoever
-    reaches the port may then vote and write the log."""
+    `batonmq raftPassword FILE` creates one. Empty: none, for trusted networks only, since anyone
+    who reaches the port may then vote and write the log."""
 
-    # Where things are kept.
+    # Files.
     controller_store_path: str = "~/batonmq/controller"
     config_store_path: str = ""
     """Empty: `controller.properties` in controllerStorePath."""
     config_black_list: str = "configBlackList;configStorePath"
 
-    # The failover history: history-<id>.jsonl in controllerStorePath and its full elders.
-    history_file_size: int = 64 << 20
+    # The failover history: history-<id>.jsonl in controllerStorePath and its full, numbered files.
+    history_file_size: int = FILE_SIZE_DEFAULT
     """Bytes; a file that would grow above it becomes a numbered one."""
-    history_files: int = 4
+    history_files: int = FILES_DEFAULT
     """How many are kept, the growing one among them; the oldest goes."""
 
     # The same history in the topic BATON_SYS_HISTORY, sent there by the leading controller. These
@@ -178,7 +205,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     propose takes 1.1-1.4 ms with each. A tick as long as the heartbeat sends it every 51 ms."""
     propose_timeout_ms: int = 3_000
 
-    # What RocketMQ has and this controller has no use for; read, kept and shown, without effect.
+    # Keys of RocketMQ that have no effect here; they are read, kept and shown.
     controller_type: str = "DLedger"
     mapped_file_size: int = 1 << 30
     controller_thread_pool_nums: int = 16
@@ -315,3 +342,18 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
             self.raft_heartbeat_ms,
             self.raft_tick_ms,
         )
+
+
+class RuntimeConfig(RuntimeSettings[ControllerConfig]):
+    """The settings of a running node: read by code 1010, changed by code 1009."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        remark = "Can not update config {key}"
+        path = Path(config.config_path)
+        super().__init__(config, ChangeRules(RUNTIME_KEYS, config.black_list, remark, path))
+
+    def as_properties(self) -> str:
+        """With the listening port, as Java shows it."""
+        lines = super().as_properties().splitlines()
+        lines.append(f"listenPort={self.current.self_peer.port}")
+        return "\n".join(sorted(lines)) + "\n"

@@ -1,13 +1,13 @@
-"""The gate: this node decides things only behind it.
+"""The gate: this node decides only while it is open.
 
 Being Raft's leader is no permission: pysyncobj calls a node leader before it knows what its
 predecessor committed, and for a while after it was deposed. So a new leader proposes
-`BecomeController`, and only when that command comes back applied does the gate open, with the
-controller epoch it was given. By then everything older is applied here too. Commands carry that
-epoch; the state refuses older ones, so whatever a deposed leader still has under way is fenced.
+`BecomeController`, and the gate opens only when that command is applied, with the controller epoch
+in its answer. By then everything older is applied here, too. Commands carry that epoch and the
+state refuses older ones, so the commands that a deposed leader has under way are fenced.
 
-The gate closes at any other role, and when another node's `BecomeController` is applied here. If
-that was a late one, of a node that leads no more, this node proposes anew.
+The gate closes when this node loses the lead, and when another node's `BecomeController` is applied
+here. If that was a late one of a node that does not lead any more, this node proposes again.
 """
 
 import asyncio
@@ -16,9 +16,8 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
-from controller.commands import BecomeController
-from controller.log import Applied, ReplicatedLog
-from controller.machine import Commit
+from batonmq.controller.raft.log import Applied, Commit, ReplicatedLog
+from batonmq.controller.rules.commands import BecomeController
 
 __all__ = ["LeaderGate"]
 
@@ -58,9 +57,8 @@ class LeaderGate:
 
     @property
     def open(self) -> bool:
-        """Whether this node may decide, now. A process that was stopped and wakes may not, though
-        nothing has told it so yet: a majority must have answered it a moment ago.
-        """
+        """Whether this node may decide now: a majority must have answered it a moment ago. So a
+        process that was stopped may not when it wakes, before any message tells it so."""
         return self._is_open and self._log.in_touch()
 
     @property
@@ -68,12 +66,12 @@ class LeaderGate:
         return self.controller_epoch > 0
 
     async def wait_open(self) -> None:
-        """Returns when it is open, perhaps at once."""
+        """Returns once it is open."""
         await self._opened.wait()
 
-    def look_for_leader(self) -> None:
-        """Notes, for the history, whether a node leads now: this one behind an open gate, or
-        another one. To be called now and then."""
+    def note_leader_seen(self) -> None:
+        """Keeps, for the history, when a node was last known to lead: this one behind an open gate,
+        or another one. Must be called regularly."""
         if self.open or self._log.leader_hint() not in (None, self._node_id):
             self._leader_seen_ms = self._wall_ms()
 
@@ -99,13 +97,13 @@ class LeaderGate:
             controller_epoch = await self._next_controller_epoch()
             if self._log.state.controller_epoch == controller_epoch:
                 break
-            # A command of another node came in between: whoever leads Raft must come last.
+            # A command of another node was applied after it: Raft's leader must come last.
             await asyncio.sleep(RETRY_S)
         self._opening = None
         self._open(controller_epoch)
 
     async def _next_controller_epoch(self) -> int:
-        """Proposes one BecomeController, the same throughout: an attempt may come through late."""
+        """Proposes one BecomeController, the same in each attempt: each may be applied late."""
         nonce = uuid.uuid4().hex
         while True:
             command = BecomeController(

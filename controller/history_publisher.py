@@ -1,7 +1,7 @@
 """Publishes the failover history to BATON_SYS_HISTORY while this node leads: the shell.
 
-One task per leadership does what `HistoryTopic` says: it reads the history files in a thread and
-asks the group's master over a connection of its own. Nothing here is waited for by anything else.
+One task per leadership carries out the steps of `HistoryTopic`: it reads the history files in a
+thread and uses a connection of its own to the group's master. Nothing else waits for it.
 """
 
 import asyncio
@@ -10,33 +10,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from controller.config import HISTORY_TOPIC_OFF, ControllerConfig
-from controller.history_reader import HistoryReader
-from controller.history_topic import (
+from batonmq.controller.config import HISTORY_TOPIC_OFF, ControllerConfig
+from batonmq.controller.history_topic import (
     RECENT_MS,
     Batch,
     Create,
     HistoryTopic,
     Learn,
-    Mark,
     Read,
     Send,
     Step,
     Target,
     Wait,
 )
-from controller.requests import monotonic_ms, wall_ms
-from controller.state import ControllerState
-from protocol.batch import BatchItem, encode_batch
-from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BatonError, ResponseError
-from protocol.history_message import history_name, history_properties
-from protocol.properties import encode_properties
-from protocol.record import CorruptRecord, decode_records
-from protocol.sysflag import PULL_SUBSCRIPTION
-from protocol.topic_name import HISTORY_PRODUCER, HISTORY_TOPIC
-from remoting.client import RemotingClient
-from remoting.command import RemotingCommand
+from batonmq.controller.rules.state import ControllerState
+from batonmq.history.event import EventKey
+from batonmq.history.message import history_name, history_properties
+from batonmq.history.reader import HistoryReader
+from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.protocol.batch import BatchItem, encode_batch
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.properties import encode_properties
+from batonmq.protocol.record import CorruptRecord, decode_records
+from batonmq.protocol.sysflag import PULL_SUBSCRIPTION
+from batonmq.protocol.topic_name import HISTORY_PRODUCER, HISTORY_TOPIC
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
 
 __all__ = ["HistoryPublisher"]
 
@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_MS: Final = 5_000
 BATCH_SIZE_MAX: Final = 256 << 10
-NEWEST_LOOKED_AT: Final = 32
-"""So many messages from the end on the newest event is looked for: others may have got there."""
+NEWEST_SEARCHED: Final = 32
+"""The newest event is searched in so many last messages: others may have written there, too."""
 READER_GROUP: Final = "TOOLS_CONSUMER"
 """A consumer group that every broker has."""
-BEHIND_TOLD_MS: Final = 30_000
-_PASSED_OVER: Final = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY)
-"""What was asked for has expired; the answer says where to go on."""
+BEHIND_REPORTED_MS: Final = 30_000
+_EXPIRED: Final = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY)
+"""The requested offset has expired; the answer names the next one."""
 
 
 class HistoryPublisher:
@@ -70,30 +70,30 @@ class HistoryPublisher:
         self._task: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
-        self._told: tuple[str, str] | None = None
+        self._logged: tuple[str, str] | None = None
 
     def lead(self) -> None:
         """This node leads from now on."""
         self.resign()
-        self._core = HistoryTopic(self._config().history_topic_delay_ms, monotonic_ms())
+        self._core = HistoryTopic(self._config().history_topic_delay_ms, boot_ms())
         self._task = asyncio.get_running_loop().create_task(self._run(self._core))
-        self.look()
+        self.poll()
 
     def resign(self) -> None:
-        """Another node goes on; what is under way may arrive all the same, as a repeat."""
+        """Another node goes on; a request under way may still arrive, as a repeat."""
         if self._task is not None:
             self._task.cancel()
             self._leaving.add(self._task)
             self._task.add_done_callback(self._leaving.discard)
-        self._task = self._core = self._told = None
+        self._task = self._core = self._logged = None
 
-    def look(self) -> None:
-        """State or settings may have changed: who is the group's master by now?"""
+    def poll(self) -> None:
+        """Must be called when state or settings changed: the group may have another master."""
         if self._core is None:
             return
         self._core.delay_ms = self._config().history_topic_delay_ms
         before = self._core.target
-        if self._core.aimed(self._target(), monotonic_ms()):
+        if self._core.set_target(self._target(), boot_ms()):
             if before is not None:
                 # Also ends a request that the old master leaves unanswered.
                 self._client.close_connection(before.address)
@@ -102,11 +102,11 @@ class HistoryPublisher:
     def written(self) -> None:
         """The history file has new lines."""
         if self._core is not None:
-            self._core.written(monotonic_ms())
+            self._core.written(boot_ms())
             self._wake.set()
 
     def problems(self) -> tuple[str, ...]:
-        """What keeps the history from its topic, once it has done so for a while."""
+        """Why the history does not reach its topic, once that has lasted for a while."""
         core = self._core
         if core is None:
             return ()
@@ -114,15 +114,15 @@ class HistoryPublisher:
         groups = self._state().groups
         if group and group not in groups:
             return (f"historyTopicGroup names {group}, which no broker registered as",)
-        trouble = core.trouble
-        if not trouble and group and core.target is None:
-            trouble = f"{group} has no master; historyTopicGroup may name another group"
-        if core.behind_since_ms is None or not trouble:
+        problem = core.problem
+        if not problem and group and core.target is None:
+            problem = f"{group} has no master; historyTopicGroup may name another group"
+        if core.behind_since_ms is None or not problem:
             return ()
-        behind_ms = monotonic_ms() - core.behind_since_ms
-        if behind_ms < BEHIND_TOLD_MS:
+        behind_ms = boot_ms() - core.behind_since_ms
+        if behind_ms < BEHIND_REPORTED_MS:
             return ()
-        return (f"history behind in {HISTORY_TOPIC} for {behind_ms // 1000} s: {trouble}",)
+        return (f"history behind in {HISTORY_TOPIC} for {behind_ms // 1000} s: {problem}",)
 
     async def close(self) -> None:
         self.resign()
@@ -149,7 +149,7 @@ class HistoryPublisher:
         reader = HistoryReader(self._path)
         try:
             while True:
-                step = core.step(monotonic_ms())
+                step = core.step(boot_ms())
                 if isinstance(step, Wait):
                     await self._wait(step)
                 else:
@@ -163,7 +163,7 @@ class HistoryPublisher:
             await self._wake.wait()
             return
         try:
-            async with asyncio.timeout(max(0, step.until_ms - monotonic_ms()) / 1000):
+            async with asyncio.timeout(max(0, step.until_ms - boot_ms()) / 1000):
                 await self._wake.wait()
         except TimeoutError:
             pass
@@ -188,38 +188,40 @@ class HistoryPublisher:
                     core.created(target)
                 case Send():
                     reply = await self._send(target, step.batch)
-                    core.answered(target, reply.code, reply.remark or "", monotonic_ms())
+                    core.answered(target, reply.code, reply.remark or "", boot_ms())
                     if reply.code == ResponseCode.SUCCESS:
-                        self._tell(target, "")
+                        self._log(target, "")
         except (BatonError, OSError, CorruptRecord, ValueError) as error:
-            core.failed(target, str(error), monotonic_ms())
+            core.failed(target, str(error), boot_ms())
         except Exception as error:
             # A bug; it must not end the publication for as long as this node leads.
             log.exception("history_publication_failed")
-            core.failed(target, f"{type(error).__name__}: {error}", monotonic_ms())
-        if core.trouble:
-            self._tell(target, core.trouble)
+            core.failed(target, f"{type(error).__name__}: {error}", boot_ms())
+        if core.problem:
+            self._log(target, core.problem)
 
-    def _tell(self, target: Target, trouble: str) -> None:
-        """A line when it begins to work and when it fails, not one a message."""
-        if self._told == (target.broker_name, trouble):
+    def _log(self, target: Target, problem: str) -> None:
+        """Logs when publication starts to work and when it fails, not each message."""
+        if self._logged == (target.broker_name, problem):
             return
-        began = self._told is None or bool(self._told[1]) or self._told[0] != target.broker_name
-        self._told = (target.broker_name, trouble)
-        if trouble:
+        began = (
+            self._logged is None or bool(self._logged[1]) or self._logged[0] != target.broker_name
+        )
+        self._logged = (target.broker_name, problem)
+        if problem:
             log.warning(
                 "history_not_published broker_name=%s address=%s why=%r",
                 target.broker_name,
                 target.address,
-                trouble,
+                problem,
             )
         elif began:
             log.info(
                 "history_publishing broker_name=%s address=%s", target.broker_name, target.address
             )
 
-    async def _newest(self, target: Target) -> tuple[Mark | None, bool]:
-        """The newest event in the topic, None if none can be told; whether it ever had messages."""
+    async def _newest(self, target: Target) -> tuple[EventKey | None, bool]:
+        """The newest event in the topic, None if unknown; whether the topic ever had messages."""
         request = RemotingCommand.request(
             RequestCode.GET_MAX_OFFSET, {"topic": HISTORY_TOPIC, "queueId": 0}
         )
@@ -227,14 +229,14 @@ class HistoryPublisher:
         if reply.code == ResponseCode.TOPIC_NOT_EXIST:
             return None, False
         end = _checked(reply, target).require_int("offset")
-        offset = max(0, end - NEWEST_LOOKED_AT)
-        mark: Mark | None = None
+        offset = max(0, end - NEWEST_SEARCHED)
+        mark: EventKey | None = None
         while offset < end:
             reply = await self._client.invoke(target.address, _pull(offset), TIMEOUT_MS)
             if reply.code == ResponseCode.SUCCESS:
                 names = [history_name(each.properties) for each in decode_records(reply.body)]
                 mark = next(filter(None, reversed(names)), mark)
-            elif reply.code not in _PASSED_OVER:
+            elif reply.code not in _EXPIRED:
                 raise ResponseError(reply.code, reply.remark, target.address)
             following = reply.require_int("nextBeginOffset")
             if following <= offset:
@@ -262,9 +264,7 @@ class HistoryPublisher:
         items = [
             BatchItem(
                 line.text,
-                encode_properties(
-                    history_properties(*line.mark, line.kind, line.broker_name, line.after)
-                ).encode(),
+                encode_properties(history_properties(line)).encode(),
             )
             for line in batch
         ]
@@ -298,7 +298,7 @@ def _pull(offset: int) -> RemotingCommand:
             "topic": HISTORY_TOPIC,
             "queueId": 0,
             "queueOffset": offset,
-            "maxMsgNums": NEWEST_LOOKED_AT,
+            "maxMsgNums": NEWEST_SEARCHED,
             "sysFlag": PULL_SUBSCRIPTION,
             "commitOffset": 0,
             "suspendTimeoutMillis": 0,

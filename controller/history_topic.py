@@ -1,34 +1,35 @@
-"""Which events of the history are to be sent to BATON_SYS_HISTORY next, and when: the pure part.
+"""Which events of the history are sent to BATON_SYS_HISTORY next, and when. Pure.
 
 Invariant: a batch is sent only after the one before it was acknowledged with code 0, in the order
 of the history file. So the newest message of the topic is its high-water mark: every event before
-it is in the topic, too. Whoever begins (a new leader, a new master, after any failure) asks the
-topic for that mark and goes on behind it in its own file. Events may come twice, since a refused
-or unanswered batch may have been stored; none that a file still holds is left out.
+it is in the topic, too. A new leader, and any leader after a new master or a failure, asks the
+topic for that mark and goes on after it in its own file. Events may come twice, since a refused or
+unanswered batch may have been stored; no event that a file still holds is left out.
 
-Where the mark is not known there are two cases. Nothing ever was in the topic, or the file does not
-hold the mark's log: publication begins at the oldest event of the files. The messages that were
-there have expired: whoever published to this group before knows the mark; any other begins at the
-first event that is younger than RECENT_MS, or each quiet time would bring the whole history again.
-What waited longer than that for a topic that became empty meanwhile is left out.
+There are two cases without a known mark. If the topic never had a message, or the file does not
+hold the mark's log, publication begins at the oldest event of the files. If all messages have
+expired, a node that published to this group before knows the mark; any other begins at the first
+event that is younger than RECENT_MS, since otherwise each quiet time would repeat the whole
+history. Events that waited longer than that for a topic that became empty are left out.
 
-The history explains, it decides nothing: it is sent some time after the fact and after the
-group's last election, and to nobody while the group has no master.
+The history explains, it decides nothing: it is sent some time after the event and after the group's
+last election, and not while the group has no master.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.codes import ResponseCode
+from batonmq.history.event import EventKey
+from batonmq.history.message import Line
+from batonmq.process.backoff import Backoff
+from batonmq.protocol.codes import ResponseCode
 
 __all__ = [
     "Batch",
     "Create",
     "HistoryTopic",
     "Learn",
-    "Line",
-    "Mark",
     "Read",
     "Send",
     "Step",
@@ -40,22 +41,6 @@ BACKOFF_FIRST_MS: Final = 500
 BACKOFF_MAX_MS: Final = 30_000
 RECENT_MS: Final = 7 * 86_400_000
 """Longer than brokers keep messages by default (fileReservedTime, 72 h)."""
-
-Mark = tuple[str, int, int]
-"""(log, raft index, part): the newest event that is in the topic."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One event of a history file; `text` is its line without the end."""
-
-    mark: Mark
-    kind: str
-    broker_name: str
-    text: bytes
-    after: tuple[int, int] | None = None
-    """(raft index, part) of the event of its log in front of it, None where that is not known."""
-
 
 Batch = Sequence[Line]
 
@@ -74,7 +59,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until then, or until something happens (None: only that)."""
+    """Wait until that time, or until the next event (None: only that)."""
 
     until_ms: int | None = None
 
@@ -88,13 +73,13 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read the next lines of the files behind `mark`, then `read`.
+    """Read the next lines of the files after `mark`, then `read`.
 
-    Where the files do not hold it: from their beginning on, or from RECENT_MS ago if `recent`.
+    If the files do not hold the mark: from their beginning on, or from RECENT_MS ago if `recent`.
     """
 
     target: Target
-    mark: Mark | None
+    mark: EventKey | None
     recent: bool = False
 
 
@@ -108,7 +93,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make the topic, then `created`."""
+    """Create the topic, then `created`."""
 
     target: Target
 
@@ -119,8 +104,8 @@ Step = Wait | Learn | Read | Send | Create
 class HistoryTopic:
     """The publication by one leading controller, from its gate's opening on.
 
-    Times are monotonic ms. After each step the shell tells what came of it, or `failed`, with the
-    step's own target; what it tells of any but the present one came too late and is passed over.
+    Times are monotonic ms. After each step the shell passes the outcome in, or `failed`, with the
+    step's target. An outcome for an earlier target is ignored.
     """
 
     def __init__(self, delay_ms: int, now_ms: int) -> None:
@@ -128,34 +113,34 @@ class HistoryTopic:
         self._target: Target | None = None
         self._due_ms: int | None = now_ms + delay_ms
         self._not_before_ms = 0
-        self._backoff_ms = 0
+        self._backoff = Backoff(BACKOFF_FIRST_MS, BACKOFF_MAX_MS)
         self._learned = False
-        self._mark: Mark | None = None
+        self._mark: EventKey | None = None
         self._recent = False
-        self._acked: dict[str, Mark] = {}  # broker name -> the newest that it acknowledged
+        self._acked: dict[str, EventKey] = {}  # broker name -> the newest that it acknowledged
         self._batch: Batch = ()
         self._create = self._created = False
         self._news = True
         self.behind_since_ms: int | None = now_ms
         """Since when an event waits to be published, None if none does."""
-        self.trouble = ""
+        self.problem = ""
         """Why the last attempt failed, empty after one that did not."""
 
     @property
     def target(self) -> Target | None:
         return self._target
 
-    # What happens.
+    # Events.
 
-    def aimed(self, target: Target | None, now_ms: int) -> bool:
-        """The group has this master now, or none. Whether that is news."""
+    def set_target(self, target: Target | None, now_ms: int) -> bool:
+        """Sets the group's present master, or none. True if it changed."""
         if target == self._target:
             return False
         self._target = target
         self._begin_anew()
-        self._backoff_ms = 0
-        self.trouble = ""
-        # A master that was just elected has more urgent things to do.
+        self._backoff.reset()
+        self.problem = ""
+        # Not at once: clients' writes to a new master come first.
         self._not_before_ms = now_ms + self.delay_ms
         return True
 
@@ -167,8 +152,8 @@ class HistoryTopic:
         if self._due_ms is None:
             self._due_ms = now_ms + self.delay_ms
 
-    def learned(self, target: Target, mark: Mark | None, *, used: bool = False) -> None:
-        """What the topic's newest message tells. `used`: it had some, though none may be left."""
+    def learned(self, target: Target, mark: EventKey | None, *, used: bool = False) -> None:
+        """The mark of the newest message in the topic. `used`: it had some, perhaps all expired."""
         if target is self._target:
             if mark is None and used:
                 mark = self._acked.get(target.broker_name)
@@ -176,7 +161,7 @@ class HistoryTopic:
             self._learned, self._mark = True, mark
 
     def read(self, target: Target, batch: Batch) -> None:
-        """`batch` stands behind the mark, in order; empty: there is nothing behind it."""
+        """`batch` follows the mark, in order; empty: nothing follows it."""
         if target is not self._target:
             return
         self._batch = batch
@@ -185,15 +170,15 @@ class HistoryTopic:
             self.behind_since_ms = None
 
     def answered(self, target: Target, code: int, remark: str, now_ms: int) -> None:
-        """What the broker said to the batch. Only code 0 means that it is safe."""
+        """The broker's reply to the batch. Only code 0 acknowledges it."""
         if target is not self._target:
             return
         if code == ResponseCode.SUCCESS:
             self._mark, self._batch = self._batch[-1].mark, ()
             self._acked[target.broker_name] = self._mark
             self._recent = False
-            self._backoff_ms = 0
-            self.trouble = ""
+            self._backoff.reset()
+            self.problem = ""
         elif code == ResponseCode.TOPIC_NOT_EXIST and not self._created:
             self._create = True
         else:
@@ -204,15 +189,14 @@ class HistoryTopic:
             self._create, self._created = False, True
 
     def failed(self, target: Target, why: str, now_ms: int) -> None:
-        """No step came to its end: all is asked anew, each time after a longer pause."""
+        """The step failed: publication begins anew, each time after a longer pause."""
         if target is not self._target:
             return
         self._begin_anew()
-        self.trouble = why
-        self._backoff_ms = min(max(BACKOFF_FIRST_MS, 2 * self._backoff_ms), BACKOFF_MAX_MS)
-        self._not_before_ms = now_ms + self._backoff_ms
+        self.problem = why
+        self._not_before_ms = now_ms + self._backoff.next_ms()
 
-    # What to do.
+    # The next step.
 
     def step(self, now_ms: int) -> Step:
         if self._target is None or self._due_ms is None:

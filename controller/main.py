@@ -1,14 +1,19 @@
-"""`python -m controller.main -c FILE`: one controller node by itself.
+"""`python -m batonmq.controller.main -c FILE`: one controller node by itself.
 
 FILE is YAML with a `controller:` section, or RocketMQ's `controller.conf`. SIGTERM and SIGINT end
-it cleanly; exit codes are those of `settings.server_main`.
+it cleanly; exit codes are those of `batonmq.process.server_main`.
 """
 
 import sys
 
-from controller.config import ControllerConfig
-from controller.service import ControllerService
-from settings.server_main import ServerMain, run_server
+from batonmq.process.extras import need_server
+
+if __name__ == "__main__":
+    need_server("controller")  # before the imports that would fail
+
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.service import ControllerService
+from batonmq.process.server_main import ServerMain, run_server
 
 
 async def serve(main: ServerMain) -> None:

@@ -1,8 +1,8 @@
-"""What this controller tells the history of its own doing, behind the things that matter.
+"""History events about what this controller did itself.
 
-Invariant: nothing waits for a note. Each is proposed by a task of its own, a little after what it
-tells of, so that it never stands before an election in the log's queue. A note that finds no leader
-here is dropped: another node decides by now, and the history explains, it decides nothing.
+Invariant: nothing waits for a note. A task of its own proposes each one a little after the event,
+so it is never ahead of an election in the log's queue. If this node does not lead any more the note
+is dropped: the history explains, it decides nothing.
 """
 
 import asyncio
@@ -11,11 +11,15 @@ import logging
 import uuid
 from typing import Final
 
-from controller.commands import NO_BROKER, NoteEvent
-from controller.errors import CommandTooLargeError, OutcomeUnknownError
-from controller.history import EventKind
-from controller.requests import ControllerRequests, wall_ms
-from protocol.errors import NotLeaderError
+from batonmq.controller.requests import (
+    CommandTooLargeError,
+    ControllerRequests,
+    OutcomeUnknownError,
+)
+from batonmq.controller.rules.commands import NO_BROKER, NoteEvent
+from batonmq.history.event import EventKind
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.errors import NotLeaderError
 
 __all__ = ["HistoryNotes"]
 
@@ -44,7 +48,7 @@ class HistoryNotes:
         reason: str = "",
         **fields: object,
     ) -> None:
-        """Enters an event of NOTED_KINDS; its time is now. Returns at once."""
+        """Records an event of NOTED_KINDS with the time of now. Returns at once."""
         command = NoteEvent(
             request_id=uuid.uuid4().hex,
             broker_name=broker_name,

@@ -1,67 +1,81 @@
-"""What both doors ask for, without a transport: commands through the log, reads from its state.
+"""The requests of both endpoints: commands go through the log, reads are answered from its state.
 
 Only the leader behind its open gate answers; others raise NotLeaderError with the leader's address.
-A proposal whose end is unknown raises OutcomeUnknownError: the door must not answer it with a code
-that a broker would take for a refusal (SAFETY R11).
+A proposal with an unknown outcome raises OutcomeUnknownError: an endpoint must not answer it with a
+code that a broker would take for a refusal (SAFETY R11).
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from controller.commands import (
+from batonmq.controller.config import ControllerConfig, Peer, RuntimeConfig
+from batonmq.controller.gate import LeaderGate
+from batonmq.controller.raft.log import Applied, LogStatus, NotApplied, ReplicatedLog
+from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
     AnyCommand,
     CleanBrokerData,
+    CommandResult,
     ElectMaster,
     LiveBroker,
     RegisterBroker,
 )
-from controller.config import ControllerConfig, Peer
-from controller.errors import CommandTooLargeError, OutcomeUnknownError
-from controller.gate import LeaderGate
-from controller.groups import fill_alive
-from controller.history import HISTORY_EVENTS_MAX, HistoryEvent
-from controller.history_file import HistoryFile
-from controller.log import Applied, LogStatus, NotApplied, ReplicatedLog
-from controller.results import CommandResult
-from controller.state import ControllerState
-from controller.switch import is_switch_id, vouched
-from protocol.codes import ResponseCode
-from protocol.errors import NotLeaderError
-from protocol.role_view import RoleView
+from batonmq.controller.rules.groups import fill_alive
+from batonmq.controller.rules.state import ControllerState
+from batonmq.controller.switch import is_switch_id, with_drained
+from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BatonError, NotLeaderError
+from batonmq.protocol.role_view import RoleView
 
-__all__ = ["ControllerRequests", "LivenessView", "Metadata", "monotonic_ms", "wall_ms"]
+__all__ = [
+    "CommandTooLargeError",
+    "ControllerRequests",
+    "LivenessView",
+    "Metadata",
+    "OutcomeUnknownError",
+]
 
 
 log = logging.getLogger(__name__)
 
-HISTORY_REPLY_EVENTS_MAX: Final = 20_000
-HISTORY_REPLY_SIZE_MAX: Final = 8 << 20
+
+class CommandTooLargeError(BatonError):
+    """The request makes a command that is too large for the log."""
+
+    response_code = ResponseCode.CONTROLLER_INVALID_REQUEST
 
 
-def monotonic_ms() -> int:
-    """CLOCK_BOOTTIME: goes on while the machine sleeps (SAFETY R8)."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+class OutcomeUnknownError(BatonError):
+    """The request may have been carried out, or may still be: ask again with the same request_id.
 
+    On gRPC it is the status UNAVAILABLE and no reply; on remoting it is code 1.
+    """
 
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
+    response_code = ResponseCode.SYSTEM_ERROR
+    retriable = True
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"outcome unknown: {self.reason}"
 
 
 class LivenessView(Protocol):
-    """What this node knows first-hand of who is alive."""
+    """The brokers that are alive, as far as this node saw first-hand."""
 
     def live(self, broker_name: str, now_ms: int) -> tuple[LiveBroker, ...]: ...
 
     def confirm_floor(self, broker_name: str) -> int: ...
 
-    def confirm_heard(self, broker_name: str) -> int: ...
+    def confirm_newest(self, broker_name: str) -> int: ...
 
     def presumed_alive(self, broker_name: str, now_ms: int) -> frozenset[int]: ...
 
@@ -72,10 +86,7 @@ class LivenessView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Who this node is and what it knows of the others. `leader` is a hint, None if unknown.
-
-    `problems` is what is unwell here, for people.
-    """
+    """This node and its group. `leader` is a hint, None if unknown; `problems` are for people."""
 
     group: str
     self_peer: Peer
@@ -88,25 +99,31 @@ class Metadata:
 
 
 class ControllerRequests:
+    """`more_problems` adds to the problems in `metadata`."""
+
     def __init__(
         self,
-        config: ControllerConfig,
+        runtime: RuntimeConfig,
         replicated_log: ReplicatedLog,
         gate: LeaderGate,
         liveness: LivenessView,
+        more_problems: Callable[[], tuple[str, ...]],
     ) -> None:
-        self.config = config
-        self.history_file: HistoryFile | None = None
-        self.publication_problems: Callable[[], tuple[str, ...]] = tuple
+        self._runtime = runtime
+        self._more_problems = more_problems
         self._log = replicated_log
         self._gate = gate
         self._liveness = liveness
-        self._peers = config.peers
-        self._self_peer = config.self_peer
+        self._peers = runtime.current.peers
+        self._self_peer = runtime.current.self_peer
+
+    @property
+    def config(self) -> ControllerConfig:
+        return self._runtime.current
 
     @property
     def state(self) -> ControllerState:
-        """What is applied on this node, leader or not."""
+        """The state applied on this node, leader or not."""
         return self._log.state
 
     @property
@@ -135,12 +152,12 @@ class ControllerRequests:
             problems=(
                 *status.problems,
                 *self._liveness.problems(),
-                *self.publication_problems(),
+                *self._more_problems(),
             ),
         )
 
     async def submit(self, command: AnyCommand) -> CommandResult:
-        """Proposes with this leadership's stamp and what is known of the group's liveness.
+        """Proposes the command with this leader's epoch, its clock and the liveness it sees.
 
         Raises NotLeaderError (it never takes effect), CommandTooLargeError, OutcomeUnknownError.
         """
@@ -157,7 +174,7 @@ class ControllerRequests:
         if not self._gate.open:
             raise self.not_leader()
         if isinstance(command, ElectMaster):
-            command = self._as_seen_here(command)
+            command = self._with_origin(command)
         stamped = self._with_liveness(command).stamped(
             controller_epoch=self._gate.controller_epoch, now_ms=wall_ms()
         )
@@ -173,14 +190,14 @@ class ControllerRequests:
         raise OutcomeUnknownError(outcome.reason)
 
     async def confirm_lead(self, timeout_ms: int) -> bool:
-        """Whether a majority holds this node for the leader still."""
+        """Whether a majority still accepts this node as the leader."""
         return self._gate.open and await self._log.read_barrier(timeout_ms) and self._gate.open
 
     async def reading(self) -> ControllerState:
         """The state to answer a read from. Raises NotLeaderError, OutcomeUnknownError.
 
-        Polled reads may be as stale as the gate; with `isProcessReadEvent` each one first passes
-        the log, so that it sees all that was answered before it.
+        Reads may be as stale as the gate allows; with `isProcessReadEvent` each one first passes
+        the log, so it sees every change that was answered before it.
         """
         if not self._gate.open:
             raise self.not_leader()
@@ -193,42 +210,17 @@ class ControllerRequests:
         return self._log.state
 
     def live(self, broker_name: str) -> tuple[LiveBroker, ...]:
-        """Who lives, as this node saw first-hand."""
-        return self._liveness.live(broker_name, monotonic_ms())
+        """The live replicas of the group, as this node saw first-hand."""
+        return self._liveness.live(broker_name, boot_ms())
 
     def view(self, broker_name: str) -> RoleView | None:
-        """The group as applied here, `alive` filled with what this node sees."""
+        """The group as applied here, with `alive` as this node sees it; None if unknown."""
         view = self._log.state.role_view(broker_name)
         return None if view is None else self.with_alive(view)
 
     def with_alive(self, view: RoleView) -> RoleView:
-        """`view` with what this node knows first-hand: unknown is not told as dead."""
-        return fill_alive(view, self._liveness.presumed_alive(view.broker_name, monotonic_ms()))
-
-    async def history(self, broker_name: str, after_index: int, limit: int) -> list[HistoryEvent]:
-        """The events after `after_index`, oldest first; the newest `limit` of them (0: all).
-
-        As known to this node, leader or not. With `after_index` above 0 only of the log that is in
-        use; else earlier logs too, and what the replicated state has no room for, from the files:
-        at most HISTORY_REPLY_EVENTS_MAX events of HISTORY_REPLY_SIZE_MAX bytes.
-        """
-        events = list(self.state.history)
-        file = self.history_file
-        more = file is not None and any(event.log != self.state.log_name for event in file.recent)
-        if file is not None and after_index <= 0 and (more or len(events) >= HISTORY_EVENTS_MAX):
-            try:
-                events = await asyncio.to_thread(
-                    file.newest, HISTORY_REPLY_EVENTS_MAX, HISTORY_REPLY_SIZE_MAX
-                )
-            except OSError as error:
-                log.warning("history_not_read error=%s", error)
-        events = [
-            event
-            for event in events
-            if (after_index <= 0 or event.raft_index > after_index)
-            and broker_name in ("", event.broker_name)
-        ]
-        return events[-limit:] if limit > 0 else events
+        """`view` with `alive` as this node sees it: unknown is not shown as dead."""
+        return fill_alive(view, self._liveness.presumed_alive(view.broker_name, boot_ms()))
 
     def not_leader(self) -> NotLeaderError:
         leader = self.leader()
@@ -237,10 +229,10 @@ class ControllerRequests:
         return NotLeaderError(leader.remoting_address)
 
     async def _allow_unclean(self, command: ElectMaster) -> ElectMaster:
-        """R7: an unclean election waits until the last master's lease is over.
+        """R7: waits until the last master's lease is over if the election is unclean.
 
-        Asked for by name, or, for tools that cannot ask so, with enableElectUncleanMaster set and a
-        replica designated that is not in the set. A group without any election has no lease.
+        It is if requested so, or, for tools that cannot do that, with enableElectUncleanMaster set
+        and a designated replica outside the set. A group without any election has no lease.
         """
         group = self._log.state.group(command.broker_name)
         if group is None:
@@ -249,7 +241,7 @@ class ControllerRequests:
         if by_setting and command.broker_id not in group.sync_state_set:
             command = replace(command, unclean=True)
         if command.unclean and group.master_epoch > 0:
-            wait_ms = self._liveness.unclean_wait_ms(command.broker_name, monotonic_ms())
+            wait_ms = self._liveness.unclean_wait_ms(command.broker_name, boot_ms())
             await asyncio.sleep(wait_ms / 1000)
         return command
 
@@ -257,10 +249,10 @@ class ControllerRequests:
         group = self._log.state.group(command.broker_name)
         if not command.unclean or group is None or group.master_epoch == 0:
             return False
-        return self._liveness.unclean_wait_ms(command.broker_name, monotonic_ms()) > 0
+        return self._liveness.unclean_wait_ms(command.broker_name, boot_ms()) > 0
 
-    def _as_seen_here(self, command: ElectMaster) -> ElectMaster:
-        """Whoever asks, the history names this node, and a time: without another one, now."""
+    def _with_origin(self, command: ElectMaster) -> ElectMaster:
+        """Adds this node and a time, by default now, for the history."""
         detected_ms = command.detected_ms or wall_ms()
         return replace(command, node=self._self_peer.node_id, detected_ms=detected_ms)
 
@@ -271,16 +263,14 @@ class ControllerRequests:
                 live = self.live(command.broker_name)
                 if is_switch_id(command.request_id):
                     floor = max(floor, command.drained_offset)
-                    live = vouched(live, command.broker_id, command.drained_offset)
+                    live = with_drained(live, command.broker_id, command.drained_offset)
                 return replace(command, live=live, confirm_floor=floor)
             case RegisterBroker():
                 return replace(
                     command,
-                    live=self._liveness.live(command.broker_name, monotonic_ms()),
-                    confirm_floor=self._liveness.confirm_heard(command.broker_name),
+                    live=self.live(command.broker_name),
+                    confirm_floor=self._liveness.confirm_newest(command.broker_name),
                 )
             case AlterSyncStateSet() | CleanBrokerData():
-                return replace(
-                    command, live=self._liveness.live(command.broker_name, monotonic_ms())
-                )
+                return replace(command, live=self.live(command.broker_name))
         return command

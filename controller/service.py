@@ -1,8 +1,8 @@
-"""One controller node: log, gate, liveness, doors and history, wired together.
+"""One controller node: log, gate, liveness, endpoints and history, wired together.
 
-It runs alone (`controller.main`) or inside a name server's loop. What a node decides it decides
-behind its gate; what it has applied it pushes to the sessions it holds, leader or not (R20): a
-broker hears of an election from whichever controller applies it first.
+It runs alone (`controller.main`) or inside a name server's loop. A node decides only behind its
+gate. It pushes what it applied to its own sessions, leader or not (R20), so a broker learns of an
+election from the controller that applies it first.
 """
 
 import asyncio
@@ -12,30 +12,32 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from controller.config import ControllerConfig
-from controller.gate import LeaderGate
-from controller.grpc_door import GrpcDoor
-from controller.history import HISTORY_EVENTS_MAX, EventKind
-from controller.history_file import HistoryFile
-from controller.history_publisher import HistoryPublisher
-from controller.liveness import LivenessConfig, LivenessCore
-from controller.log import ReplicatedLog
-from controller.machine import Commit, Machine
-from controller.notes import HistoryNotes
-from controller.raft.node import RaftLog
-from controller.remoting_door import RemotingDoor, role_notice
-from controller.requests import ControllerRequests, wall_ms
-from controller.results import HistoryAppended, ReplicasChanged, RoleChanged, SetChanged
-from controller.runtime_config import RuntimeConfig
-from controller.sessions import SessionBook
-from controller.state import ControllerState
-from controller.switch_desk import SwitchDesk
-from controller.watch import BrokerWatch
-from epoch.durable_file import sync_directory
-from protocol.errors import ConnectError
-from protocol.role_view import RoleView
-from remoting.client import RemotingClient
-from store.lock_file import StoreLock
+from batonmq.controller.config import ControllerConfig, RuntimeConfig
+from batonmq.controller.endpoints.grpc_endpoint import GrpcEndpoint
+from batonmq.controller.endpoints.remoting_endpoint import RemotingEndpoint, RoleNotices
+from batonmq.controller.gate import LeaderGate
+from batonmq.controller.history_log import HistoryLog
+from batonmq.controller.history_publisher import HistoryPublisher
+from batonmq.controller.liveness.core import LivenessConfig, LivenessCore
+from batonmq.controller.liveness.events import GateClosed, GateOpened, StateApplied
+from batonmq.controller.liveness.streams import OpenSessions
+from batonmq.controller.liveness.watch import BrokerWatch
+from batonmq.controller.notes import HistoryNotes
+from batonmq.controller.planned_switches import PlannedSwitches
+from batonmq.controller.raft.log import Commit, Machine, ReplicatedLog
+from batonmq.controller.raft.node import RaftLog, RaftSettings
+from batonmq.controller.requests import ControllerRequests
+from batonmq.controller.rules.commands import (
+    ReplicasChanged,
+    RoleChanged,
+    SetChanged,
+)
+from batonmq.controller.rules.state import ControllerState
+from batonmq.history.event import EventKind
+from batonmq.process.clock import wall_ms
+from batonmq.process.durable_file import sync_directory
+from batonmq.process.lock_file import FolderLock
+from batonmq.protocol.role_view import RoleView
 
 __all__ = ["ControllerService"]
 
@@ -44,7 +46,6 @@ log = logging.getLogger(__name__)
 RAFT_FOLDER: Final = "raft"
 LOCK_NAME: Final = "lock"
 GATE_TIMEOUT_MS: Final = 1_000
-NOTICE_TIMEOUT_MS: Final = 3_000
 CLOSE_STEP_TIMEOUT_S: Final = 0.4
 HAND_OVER_TIMEOUT_MS: Final = 250
 
@@ -52,7 +53,7 @@ HAND_OVER_TIMEOUT_MS: Final = 250
 class ControllerService:
     """`await start()` before anything else; `await close()` ends it within a second.
 
-    `replicated_log` takes another log than Raft's, for tests.
+    `replicated_log` replaces Raft's log in tests.
     """
 
     def __init__(
@@ -62,16 +63,7 @@ class ControllerService:
         replicated_log: ReplicatedLog | None = None,
     ) -> None:
         self._runtime = RuntimeConfig(config)
-        self._log = replicated_log or RaftLog(
-            config.self_peer,
-            config.peers,
-            Machine(),
-            config.raft_timings,
-            Path(config.store_path) / RAFT_FOLDER,
-            bind_host=config.raft_bind_address,
-            cluster=config.controller_group,
-            password_file=config.raft_password_path,
-        )
+        self._log = replicated_log or RaftLog(_raft_settings(config), Machine())
         self.gate = LeaderGate(
             self._log,
             config.controller_self_id,
@@ -79,42 +71,36 @@ class ControllerService:
             timeout_ms=GATE_TIMEOUT_MS,
             on_change=self._gate_changed,
         )
-        core_config = LivenessConfig(
-            session_timeout_ms=config.broker_session_timeout_ms,
-            master_lease_ms=config.master_lease_ms,
-            outcome_timeout_ms=config.propose_timeout_ms,
+        core_config = _liveness_config(config)
+        core = LivenessCore(core_config)
+        self._history = HistoryLog(
+            Path(config.store_path) / f"history-{config.controller_self_id}.jsonl"
         )
-        self._core = LivenessCore(core_config)
-        self.requests = ControllerRequests(config, self._log, self.gate, self._core)
-        self.sessions = SessionBook()
+        self._publisher = HistoryPublisher(
+            self._history.path, lambda: self.config, lambda: self.state
+        )
+        self.requests = ControllerRequests(
+            self._runtime, self._log, self.gate, core, self._publisher.problems
+        )
+        self.sessions = OpenSessions()
         self._notes = HistoryNotes(self.requests, config.controller_self_id)
         self._watch = BrokerWatch(
-            self._core,
+            core,
             self.requests,
-            self.sessions,
             self._notes,
             tick_ms=core_config.tick_ms,
             push=self._push,
-            ticked=self.gate.look_for_leader,
+            ticked=self.gate.note_leader_seen,
         )
-        self._desk = SwitchDesk(self.requests, self.sessions, self._notes)
-        self._grpc_door = GrpcDoor(self.requests, self.sessions, self._watch, self._desk)
-        self._remoting_door = RemotingDoor(
-            self.requests,
-            self._runtime,
-            self._desk,
-            heartbeat=self._watch.remoting_heartbeat,
-            disconnected=self._watch.remoting_disconnected,
+        self._switches = PlannedSwitches(self.requests, self.sessions, self._notes)
+        self._grpc_endpoint = GrpcEndpoint(
+            self.requests, self.sessions, self._watch, self._switches, self._history
         )
-        self._notices = _RoleNotices()
-        self._lock: StoreLock | None = None
-        self._history: HistoryFile | None = None
-        self._history_behind = False  # a write failed: the next one brings what is missing
-        self._history_path = Path(config.store_path) / f"history-{config.controller_self_id}.jsonl"
-        self._publisher = HistoryPublisher(
-            self._history_path, lambda: self.config, lambda: self.state
+        self._remoting_endpoint = RemotingEndpoint(
+            self.requests, self._runtime, self._switches, self._watch
         )
-        self.requests.publication_problems = self._publisher.problems
+        self._notices = RoleNotices()
+        self._lock: FolderLock | None = None
         self._closing = False
         self._runtime.on_change = self._config_changed
         self._log.on_applied(self._applied)
@@ -125,25 +111,26 @@ class ControllerService:
 
     @property
     def state(self) -> ControllerState:
-        """What is applied on this node."""
+        """The state applied on this node."""
         return self._log.state
 
     async def start(self) -> None:
-        """Opens the store, the Raft port and the doors.
+        """Opens the store, the endpoints and the Raft port.
 
         Raises OSError naming the port that is taken or the path that cannot be written, ValueError
-        for kept settings that cannot be used, StoreLockedError naming the process that works on
-        the folder already, JournalDamage for a log that is not what was written. Nothing stays
-        open then.
+        for kept settings that cannot be used, FolderLockedError naming the process that holds the
+        folder, JournalDamage for a log that is not what was written. Nothing stays open then.
         """
         config = self.config
         try:
             self._open_store(Path(config.store_path))
             peer = config.self_peer
             await _listen(
-                "remoting", peer.port, self._remoting_door.listen(config.bind_address, peer.port)
+                "remoting",
+                peer.port,
+                self._remoting_endpoint.listen(config.bind_address, peer.port),
             )
-            await self._grpc_door.listen(f"{config.bind_address}:{peer.grpc_port}")
+            await self._grpc_endpoint.listen(f"{config.bind_address}:{peer.grpc_port}")
             self._watch.start()
             await self._log.start()
         except BaseException:
@@ -159,25 +146,22 @@ class ControllerService:
         )
 
     async def close(self) -> None:
-        """Ends everything; decides nothing on the way, though its sessions all end now."""
+        """Ends everything; decides nothing on the way, though its sessions all end."""
         self._closing = True
         self.gate.close()
-        # First of all: while the doors close, brokers talk to the next leader already.
+        # First: while the endpoints close, brokers already use the next leader.
         await self._log.hand_over(HAND_OVER_TIMEOUT_MS)
         await self._watch.close()
         await self._notes.close()
         for step in (
-            self._grpc_door.close,
-            self._remoting_door.close,
+            self._grpc_endpoint.close,
+            self._remoting_endpoint.close,
             self._notices.close,
             self._publisher.close,
         ):
             await _within(CLOSE_STEP_TIMEOUT_S, step)
         await self._log.close()
-        history, self._history = self._history, None
-        self.requests.history_file = None
-        if history is not None:
-            history.close()
+        self._history.close()
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
@@ -185,41 +169,38 @@ class ControllerService:
     def _open_store(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         sync_directory(folder.parent)
-        # First of all: two processes that answer from one log could vote twice.
-        lock = StoreLock(folder / LOCK_NAME)
+        # First: two processes with one log could vote twice.
+        lock = FolderLock(folder / LOCK_NAME)
         lock.acquire()
         self._lock = lock
         self._runtime.load()
         config = self.config
-        self._history = HistoryFile(
-            self._history_path,
-            size_max=config.history_file_size,
-            files=config.history_files,
-        )
-        self.requests.history_file = self._history
+        self._history.open(config.history_file_size, config.history_files)
 
-    # From the log and the gate.
+    # Called by the log and the gate.
 
     def _gate_changed(self, is_open: bool) -> None:
-        self._watch.gate_changed(is_open)
+        self._watch.handle(GateOpened() if is_open else GateClosed())
         if is_open:
             self._publisher.lead()
         else:
             self._publisher.resign()
-            self._desk.gate_closed()
+            self._switches.gate_closed()
 
     def _applied(self, commit: Commit) -> None:
         if self._closing:
             return
-        self._tell_brokers(commit)
-        self._write_history(commit)  # last: a slow disk must not hold up a view
-        self._publisher.look()
+        self._inform_brokers(commit)
+        # Last: a slow disk must not delay a view.
+        if self._history.write(commit):
+            self._publisher.written()
+        self._publisher.poll()
 
-    def _tell_brokers(self, commit: Commit) -> None:
+    def _inform_brokers(self, commit: Commit) -> None:
         applied_ms = wall_ms()
-        self._watch.state_applied(commit.state)
-        self._desk.state_applied(commit.state)
-        if commit.command is None:  # a snapshot: whatever was in between is in it
+        self._watch.handle(StateApplied(commit.state))
+        self._switches.state_applied(commit.state)
+        if commit.command is None:  # a snapshot: any group may have changed
             for broker_name in commit.state.broker_names():
                 self._push(broker_name)
             return
@@ -239,7 +220,7 @@ class ControllerService:
             self.sessions.push_view(view)
 
     def _note_push(self, view: RoleView, applied_ms: int) -> None:
-        """The leader tells when its push of a new master left."""
+        """The leader records in the history when it pushed a new master."""
         if self.gate.open and view.master_broker_id is not None:
             self._notes.note(
                 EventKind.PUSHED,
@@ -249,83 +230,41 @@ class ControllerService:
                 sessions=len(list(self.sessions.of_group(view.broker_name))),
             )
 
-    def _write_history(self, commit: Commit) -> None:
-        if self._history is None:
-            return
-        cut = False
-        if commit.command is None or self._history_behind:
-            events = list(commit.state.history)
-            cut = len(events) >= HISTORY_EVENTS_MAX  # the state keeps no more: older ones are gone
-        else:
-            events = [
-                effect.event for effect in commit.effects if isinstance(effect, HistoryAppended)
-            ]
-        try:
-            written = self._history.append(events, cut=cut)
-            self._history_behind = False
-            if written:
-                self._publisher.written()
-        except OSError as error:
-            self._history_behind = True
-            # The history explains, it decides nothing: a full disk must not stop elections.
-            log.error("history_not_written error=%s", error)
-
     def _config_changed(self, config: ControllerConfig) -> None:
-        self.requests.config = config
-        self._publisher.look()
+        self._publisher.poll()
         log.info("config_changed node=%s", config.controller_self_id)
 
 
-class _RoleNotices:
-    """1008 to brokers that speak only remoting. Lost ones are made good by their polling."""
-
-    def __init__(self) -> None:
-        self._client = RemotingClient(name="controller-notices")
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    def send(self, view: RoleView) -> None:
-        """Tells each such replica that lives; a newer notice takes the place of one under way."""
-        if view.master_broker_id is None:
-            return
-        for replica in view.replicas:
-            if replica.alive and not replica.incarnation and replica.address:
-                self._send_to(replica.address, view)
-
-    def _send_to(self, address: str, view: RoleView) -> None:
-        if (older := self._tasks.pop(address, None)) is not None:
-            older.cancel()
-        task = asyncio.get_running_loop().create_task(self._deliver(address, view))
-        self._tasks[address] = task
-        task.add_done_callback(lambda done: self._forget(address, done))
-
-    async def _deliver(self, address: str, view: RoleView) -> None:
-        try:
-            async with asyncio.timeout(NOTICE_TIMEOUT_MS / 1000):
-                await self._client.oneway(address, role_notice(view))
-        except (ConnectError, TimeoutError) as error:
-            log.info("role_notice_lost address=%s error=%s", address, error)
-
-    def _forget(self, address: str, done: asyncio.Task[None]) -> None:
-        if self._tasks.get(address) is done:
-            del self._tasks[address]
-
-    async def close(self) -> None:
-        for task in list(self._tasks.values()):
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await self._client.close()
+def _raft_settings(config: ControllerConfig) -> RaftSettings:
+    return RaftSettings(
+        config.self_peer,
+        config.peers,
+        config.raft_timings,
+        Path(config.store_path) / RAFT_FOLDER,
+        bind_host=config.raft_bind_address,
+        cluster=config.controller_group,
+        password_file=config.raft_password_path,
+    )
 
 
-async def _listen(door: str, port: int, listening: Awaitable[int]) -> None:
+def _liveness_config(config: ControllerConfig) -> LivenessConfig:
+    return LivenessConfig(
+        session_timeout_ms=config.broker_session_timeout_ms,
+        master_lease_ms=config.master_lease_ms,
+        outcome_timeout_ms=config.propose_timeout_ms,
+    )
+
+
+async def _listen(name: str, port: int, listening: Awaitable[int]) -> None:
     try:
         await listening
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OSError(f"cannot bind {door} port {port}: {reason}") from error
+        raise OSError(f"cannot bind {name} port {port}: {reason}") from error
 
 
 async def _within(seconds: float, step: Callable[[], Awaitable[None]]) -> None:
-    """Runs a step of the closing; one that hangs is left behind."""
+    """Runs a step of `close`; one that hangs is abandoned."""
     try:
         async with asyncio.timeout(seconds):
             await step()

@@ -1,11 +1,11 @@
 """The controllers' side of a planned switch (R33). Pure.
 
-An operator names a replica to be master while the old one lives. Whether that is a switch, which
-the master itself carries out, or an ordinary election, is decided here; and each switch asked for
-is answered once: by the group's next masterEpoch, by what the master says, or by time.
+An operator names a replica to be master while the old one is alive. This module decides whether
+that is a switch, which the master itself carries out, or an ordinary election. Each switch ends
+once: with the group's next masterEpoch, with the master's refusal, or with a time-out.
 
-The master asks for the election with the switch's id as request id, so that door and log know it
-for what it is: `is_switch_id`.
+The master asks for the election with the switch's id as request id, by which the log's proposer
+recognizes it (`is_switch_id`).
 """
 
 from collections.abc import Collection
@@ -14,33 +14,33 @@ from typing import Final
 
 import msgspec
 
-from controller.commands import ANY_EPOCH, NO_BROKER, ElectMaster, LiveBroker
-from controller.groups import BrokerGroup, living_replicas
-from protocol.codes import ResponseCode
+from batonmq.controller.rules.commands import ANY_EPOCH, NO_BROKER, ElectMaster, LiveBroker
+from batonmq.controller.rules.groups import BrokerGroup, living_replicas
+from batonmq.protocol.codes import ResponseCode
 
 __all__ = [
     "HOLD_MS",
     "OUTCOME_MS",
     "AskMaster",
     "Election",
+    "PendingSwitches",
     "Plan",
-    "SwitchBook",
     "SwitchOutcome",
     "is_switch_id",
     "plan",
-    "vouched",
+    "with_drained",
 ]
 
 HOLD_MS: Final = 500
 """How long the old master may hold its sends."""
 OUTCOME_MS: Final = 1_500
-"""How long the leader waits: catching up, holding, the election, and a little."""
+"""How long the leader waits: for catching up, holding and the election, with some margin."""
 _PREFIX: Final = "switch:"
 
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """No switch: the command goes its ordinary way, and is refused there if it must be."""
+    """No switch: the command is proposed as an ordinary election, which may refuse it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ Plan = Election | AskMaster
 
 @dataclass(frozen=True, slots=True)
 class SwitchOutcome:
-    """How an asked-for switch ended; `code` SUCCESS, or `reason` says what came in the way."""
+    """The end of a switch; `reason` explains every `code` but SUCCESS."""
 
     switch_id: str
     code: ResponseCode
@@ -84,8 +84,8 @@ def plan(
 ) -> Plan:
     """What to do with an operator's election. `native`: (id, incarnation) of open sessions here.
 
-    A replica outside the set, a suspect, a learner or a dead one is left to the election's own
-    rules: they refuse it by name, or elect it uncleanly where that was asked for.
+    A replica outside the set, a suspect, a learner or a dead one is left to the rules of elections:
+    they refuse it with a reason, or elect it uncleanly if that was requested.
     """
     if group is None or not command.designate or command.unclean:
         return Election()
@@ -96,9 +96,9 @@ def plan(
     if command.cluster_name not in ("", group.cluster_name):
         return Election()
     master_id, target = group.master_broker_id, command.broker_id
-    life = (master_id, group.master_incarnation)
+    process = (master_id, group.master_incarnation)
     living = living_replicas(group, live)
-    if master_id == NO_BROKER or target in (NO_BROKER, master_id) or life not in native:
+    if master_id == NO_BROKER or target in (NO_BROKER, master_id) or process not in native:
         return Election()
     if master_id not in living or living[master_id].incarnation != group.master_incarnation:
         return Election()
@@ -110,12 +110,12 @@ def plan(
     return AskMaster(master_id, group.master_incarnation, group.master_epoch, target)
 
 
-def vouched(
+def with_drained(
     live: Collection[LiveBroker], broker_id: int, drained_offset: int
 ) -> tuple[LiveBroker, ...]:
-    """`live`, where the chosen one has at least what its fenced master says that it acked.
+    """`live` with `broker_id` at `drained_offset` at least: its fenced master confirmed those acks.
 
-    Its own last heartbeat is older than that: R16 would refuse the very replica that is complete.
+    Its own last heartbeat is older: by that alone R16 would refuse the one complete replica.
     """
     return tuple(
         msgspec.structs.replace(seen, max_offset=max(seen.max_offset, drained_offset))
@@ -125,7 +125,7 @@ def vouched(
     )
 
 
-class SwitchBook:
+class PendingSwitches:
     """The switches under way, at most one a group. Times are ms of one clock."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class SwitchBook:
     def begin(
         self, broker_name: str, asked: AskMaster, nonce: str, now_ms: int
     ) -> str | SwitchOutcome:
-        """The new switch's id, or why there is none."""
+        """The id of the new switch, or the reason why there is none."""
         before = self._open.get(broker_name)
         if before is not None:
             return SwitchOutcome(
@@ -152,7 +152,7 @@ class SwitchBook:
         return switch_id
 
     def failed(self, broker_name: str, switch_id: str, reason: str) -> list[SwitchOutcome]:
-        """The master says that there will be none."""
+        """The master reported that it cannot switch."""
         at = self._open.get(broker_name)
         if at is None or at.switch_id != switch_id:
             return []
@@ -160,7 +160,7 @@ class SwitchBook:
         return [SwitchOutcome(switch_id, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, reason)]
 
     def applied(self, group: BrokerGroup) -> list[SwitchOutcome]:
-        """The group as it is now."""
+        """`group` is its newest state."""
         at = self._open.get(group.broker_name)
         if at is None or group.master_epoch <= at.asked.master_epoch:
             return []
@@ -177,7 +177,7 @@ class SwitchBook:
         ]
 
     def expired(self, broker_name: str, now_ms: int) -> list[SwitchOutcome]:
-        """Nothing was heard in time."""
+        """The time-out of the group's switch, if it is over."""
         at = self._open.get(broker_name)
         if at is None or now_ms < at.until_ms:
             return []
@@ -192,7 +192,7 @@ class SwitchBook:
         ]
 
     def gate_closed(self) -> list[SwitchOutcome]:
-        """This node leads no more: what comes of them is for its successor to see."""
+        """This node does not lead any more, so it cannot know how they end."""
         ended = [
             SwitchOutcome(at.switch_id, ResponseCode.CONTROLLER_NOT_LEADER, "no longer the leader")
             for at in self._open.values()

@@ -21,7 +21,7 @@ fi
 if ! cmp -s requirements.lock deploy/wheelhouse/made-from.lock; then
   echo "build-image: wheels of requirements.lock"
   rm -f deploy/wheelhouse/*.whl deploy/wheelhouse/made-from.lock
-  "$python" -c 'import tomllib; print("hatchling", *tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+  "$python" -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print("hatchling", *project["dependencies"], *project["optional-dependencies"]["server"], sep="\n")' \
     >deploy/wheelhouse/needed.txt
   "$python" -m pip wheel --quiet --disable-pip-version-check --wheel-dir deploy/wheelhouse \
     -c requirements.lock -r deploy/wheelhouse/needed.txt

@@ -1,4 +1,4 @@
-"""One reign of a master in the log, and the rules for a list of them. Pure.
+"""Epochs of a log, the rules for a list of them, and up to where two logs are the same. Pure.
 
 An entry says: from `start_offset` on, the bytes of the log were written by the master of `epoch`.
 Only epoch and start are stored; an entry ends where the next one starts, and the last is open.
@@ -6,14 +6,23 @@ Only epoch and start are stored; an entry ends where the next one starts, and th
 Invariant of a list: epochs grow strictly; starts never fall. Equal starts mean that nothing was
 written in the earlier epoch; such entries stay, in order of epoch (R25), where Java drops the newer
 one: the last entry must name the epoch of the acting master even if it has not written yet.
-Origin: Java `EpochEntry`, `EpochFileCache`.
+
+Why epochs tell where two logs are the same: an epoch has one master, which writes each offset once,
+and a replica takes over an epoch's bytes only behind the same bytes as at the master. So if both
+logs have an epoch with the same start, they agree on all before it, and within it as far as both
+hold it.
+
+Origin: Java `EpochEntry`, `EpochFileCache`; its `findConsistentPoint` may lie above the own log's
+end, ours may not.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 MAX_OFFSET = 2**63 - 1
+NO_CONSISTENT_POINT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +42,30 @@ def with_ends(entries: Iterable[EpochEntry], last_end: int = MAX_OFFSET) -> tupl
 
 
 def within_log(entries: Sequence[EpochEntry], log_end: int) -> tuple[EpochEntry, ...]:
-    """What a log that ends at `log_end` can vouch for: later starts dropped, the last end closed.
+    """The epochs of a log that ends at `log_end`: later starts dropped, the last end closed.
 
     An entry that starts exactly at the log's end is an epoch without bytes yet, and stays.
     """
     return with_ends((e for e in entries if e.start_offset <= log_end), log_end)
 
 
+def entry_at(entries: Sequence[EpochEntry], offset: int) -> EpochEntry | None:
+    """The newest entry that starts at or before `offset`: an epoch without bytes is passed over."""
+    index = bisect_right(entries, offset, key=lambda entry: entry.start_offset) - 1
+    return entries[index] if index >= 0 else None
+
+
+def entry_of(entries: Sequence[EpochEntry], epoch: int) -> EpochEntry | None:
+    return next((entry for entry in entries if entry.epoch == epoch), None)
+
+
+def entry_after(entries: Sequence[EpochEntry], epoch: int) -> EpochEntry | None:
+    """The entry of the smallest epoch above `epoch`."""
+    return next((entry for entry in entries if entry.epoch > epoch), None)
+
+
 def order_fault(entries: Sequence[EpochEntry]) -> str:
-    """What breaks the list's invariant, or "" if nothing does."""
+    """What breaks the list's invariant, "" if nothing does."""
     for entry in entries:
         if entry.epoch < 0 or not 0 <= entry.start_offset <= MAX_OFFSET:
             return f"entry {entry.epoch}-{entry.start_offset} is out of range"
@@ -52,3 +76,21 @@ def order_fault(entries: Sequence[EpochEntry]) -> str:
                 f"{earlier.epoch}-{earlier.start_offset}"
             )
     return ""
+
+
+def consistent_point(
+    own: Sequence[EpochEntry], own_max: int, other: Sequence[EpochEntry], other_max: int
+) -> int:
+    """End (exclusive) of the common part, or -1 if no epoch with the same start is in both.
+
+    `own_max` and `other_max` are the ends of the two logs; entries above them count for nothing,
+    and the entries' own `end_offset` is not looked at. The result is at most min(own_max,
+    other_max). -1 also for an empty list: without an epoch nothing is known of the bytes (R21).
+    """
+    own_entries = within_log(own, own_max)
+    other_by_epoch = {entry.epoch: entry for entry in within_log(other, other_max)}
+    for entry in reversed(own_entries):
+        match = other_by_epoch.get(entry.epoch)
+        if match is not None and match.start_offset == entry.start_offset:
+            return min(entry.end_offset, match.end_offset)
+    return NO_CONSISTENT_POINT

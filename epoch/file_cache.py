@@ -4,31 +4,29 @@ File, text with LF: number of entries, CRC-32 of the text that follows (top bit 
 checked), then `epoch-startOffset` per line. Byte-compatible with Java `EpochFileCache` and
 `CheckpointFile`.
 
-Invariant: a change is durable before the call returns, and is seen in memory only then. The file
-and its `.bak` hold the same list (Java's `.bak` holds the list before), with `.redo` the newest: an
-older list would give an epoch's bytes to its predecessor, and two logs would then seem equal where
-they are not. Every failover waits for an append, so that goes into `.redo` alone; `settle` brings
-the two files up to it.
+Invariant: a change is durable before the call returns, and visible in memory only then. The file
+and its `.bak` hold the same list (Java's `.bak` is older), and `.redo` what was appended since: an
+older list would give an epoch's bytes to its predecessor, and two logs would seem equal where they
+differ. Every failover waits for an append, so it is written to `.redo` only; `settle` writes both
+files later.
 """
 
 import errno
 import logging
 import threading
 import zlib
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from epoch.durable_file import (
+from batonmq.epoch.entry import MAX_OFFSET, EpochEntry, order_fault, with_ends
+from batonmq.epoch.redo_file import REDO_SUFFIX, RedoFile, digest
+from batonmq.process.durable_file import (
     UnreadableFileError,
     backup_path,
     load_with_backup,
     replace_with_twin,
 )
-from epoch.entry import MAX_OFFSET, EpochEntry, order_fault, with_ends
-from epoch.redo_file import REDO_SUFFIX, RedoFile, digest
-from protocol.errors import CorruptLogError
+from batonmq.protocol.errors import CorruptLogError
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +40,7 @@ def encode_entries(entries: Sequence[EpochEntry]) -> bytes:
 
 
 def decode_entries(data: bytes) -> tuple[EpochEntry, ...]:
-    """The list in a file's bytes; ValueError says what is wrong with them."""
+    """The list in a file's bytes. Raises ValueError."""
     head, _, rest = data.partition(b"\n")
     crc_text, _, lines = rest.partition(b"\n")
     if not head.isdigit() or not crc_text.isdigit():
@@ -67,13 +65,13 @@ def decode_entries(data: bytes) -> tuple[EpochEntry, ...]:
 
 
 class EpochFileCache:
-    """Epochs ascending; the last one is open. One thread only, but for `settle`."""
+    """Epochs ascending; the last one is open. For one thread; any thread may call `settle`."""
 
     def __init__(self, path: Path) -> None:
-        """Load `path`, or `.bak` if it is missing, empty or garbled, and what `.redo` continues it
-        with; neither: an empty list.
+        """Loads `path`, or `.bak` if it is missing, empty or damaged, and the continuation in
+        `.redo`. Without any file the list is empty.
 
-        Raises CorruptLogError, with the reasons, if something is there but none of it is usable.
+        Raises CorruptLogError, with the reasons, if there are files but none is usable.
         """
         self.path = path
         #: True if the main file could not be used: an old Java `.bak` may lack the last epoch.
@@ -108,8 +106,6 @@ class EpochFileCache:
         elif _same_content(backup_path(self.path), content):
             self._base = digest(content)
 
-    # -- reading
-
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
         """All entries, oldest first."""
@@ -124,22 +120,6 @@ class EpochFileCache:
         """The newest epoch, -1 if there is none."""
         return self._entries[-1].epoch if self._entries else -1
 
-    def find_by_offset(self, offset: int) -> EpochEntry | None:
-        """The entry with start <= offset < end; an epoch without bytes is never the answer."""
-        index = bisect_right(self._entries, offset, key=lambda entry: entry.start_offset) - 1
-        if index < 0 or offset >= self._entries[index].end_offset:
-            return None
-        return self._entries[index]
-
-    def find_by_epoch(self, epoch: int) -> EpochEntry | None:
-        return next((entry for entry in self._entries if entry.epoch == epoch), None)
-
-    def next_entry(self, epoch: int) -> EpochEntry | None:
-        """The entry of the smallest epoch above `epoch`."""
-        return next((entry for entry in self._entries if entry.epoch > epoch), None)
-
-    # -- changing; each is durable before it returns
-
     def append(self, entry: EpochEntry) -> bool:
         """Add a newer epoch; the one before ends where it starts.
 
@@ -152,12 +132,6 @@ class EpochFileCache:
         ):
             return False
         return self._store((*self._entries, entry))
-
-    def set_last_end(self, end_offset: int) -> None:
-        """Close the last entry in memory only; MAX_OFFSET opens it again. Ends are not stored."""
-        if self._entries:
-            last = replace(self._entries[-1], end_offset=end_offset)
-            self._entries = (*self._entries[:-1], last)
 
     def truncate_suffix_by_epoch(self, epoch: int) -> bool:
         """Drop `epoch` and everything newer; what is last then is open. True if any was dropped."""
@@ -207,7 +181,7 @@ class EpochFileCache:
     def settle(self) -> None:
         """Bring the files up to what `.redo` holds; any thread may call this. Raises OSError.
 
-        A full disk keeps it waiting: the list is durable all the same.
+        On a full disk nothing is written; the list is durable in `.redo`.
         """
         with self._writing:
             if not self._pending:
@@ -220,7 +194,7 @@ class EpochFileCache:
                 log.warning("epoch_file_not_settled file=%s reason=%s", self.path, error)
 
     def _append_redo(self, entries: tuple[EpochEntry, ...]) -> bool:
-        """False if this is no mere growth, or cannot be told as such."""
+        """False if `entries` are no continuation of the files' list, or too many for the slots."""
         known = _starts(self._entries)
         if not self._base or _starts(entries)[: len(known)] != known:
             return False
@@ -231,8 +205,9 @@ class EpochFileCache:
         return True
 
     def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
-        """Both files anew. A list that did not grow out of this one may be one that the files held
-        before, and that an old record continues: so they catch up with it first, then it ends."""
+        """Writes both files. If `entries` do not continue the present list, the files may have had
+        the same content before, and an old record would continue it again: so the pending entries
+        are written first, then the record is cleared."""
         known = _starts(self._entries)
         if not known or _starts(entries)[: len(known)] != known:
             if self._pending:

@@ -1,14 +1,14 @@
 """What was appended to an epoch list since its file was last replaced, in slots that are written in
-place: one fdatasync instead of the journal commits of two renames, in the middle of a failover.
+place: one fdatasync instead of the journal commits of two renames, in each failover.
 
 File `<list>.redo`, text: four slots of 512 bytes, `sequence base entries crc32`, filled up with
 blanks. `base` is the digest of the list file that the entries continue, `entries` are
-`epoch-start` with commas between, or `-` for none. Record n stands in slots 0 and 1 if n is even,
-else in 2 and 3: a write that is cut off leaves the record before it, and a slot that rots a copy.
+`epoch-start` separated by commas, or `-` for none. Record n is in slots 0 and 1 if n is even, else
+in 2 and 3: after a torn write the record before is left, after damage to a slot its copy.
 
-Invariant: of the whole records the one with the highest sequence counts, and only for the list
-file that it names. So replacing that file ends a record without touching it. Before the file may
-ever return to a content that it had, `clear` has to end the record durably.
+Invariant: of the intact records the one with the highest sequence counts, and only for the list
+file whose digest it has. So a replacement of that file ends the record. Before the file may get a
+content that it had before, `clear` must end the record durably.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from epoch.durable_file import replace_file, write_all
-from epoch.entry import EpochEntry
+from batonmq.epoch.entry import EpochEntry
+from batonmq.process.durable_file import replace_file, write_all
 
 REDO_SUFFIX: Final = ".redo"
 SLOT_SIZE: Final = 512
@@ -30,7 +30,7 @@ _NONE: Final = b"-"
 
 
 def digest(content: bytes) -> bytes:
-    """Names the content of a list file."""
+    """Identifies the content of a list file."""
     return hashlib.sha256(content).hexdigest()[:32].encode()
 
 
@@ -55,7 +55,7 @@ class RedoFile:
 
     def load(self, base: bytes) -> tuple[EpochEntry, ...]:
         """The entries that continue the list file with the digest `base`; empty if there are none.
-        A slot that is not whole was cut off, and spoke of nothing that was acted on."""
+        A slot that is not intact counts for nothing: `write` returns after both are."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -68,13 +68,13 @@ class RedoFile:
         return continuation(data, base)
 
     def make(self) -> None:
-        """Write the empty file, once in a store's life."""
+        """Writes the empty file if there is none yet."""
         if not self.is_ready:
             replace_file(self.path, bytes(SLOTS * SLOT_SIZE))
             self.is_ready = True
 
     def write(self, base: bytes, entries: Sequence[EpochEntry]) -> bool:
-        """`entries` continue the list file `base`. False, and nothing done, if they do not fit."""
+        """`entries` continue the list file `base`. False, without a change, if they do not fit."""
         slot = _encode(self._sequence + 1, base, entries)
         if not self.is_ready or len(slot) > SLOT_SIZE:
             return False
@@ -99,7 +99,7 @@ class RedoFile:
 
 
 def _records(data: bytes) -> list[tuple[int, bytes, tuple[EpochEntry, ...]]]:
-    """The whole records: (sequence, base, entries)."""
+    """The intact records: (sequence, base, entries)."""
     return [
         record
         for at in range(0, len(data), SLOT_SIZE)

@@ -1,6 +1,10 @@
-"""The fault laboratory: a real cluster, a probe outside it, and every fault it must survive.
+"""Every fault that a cluster must survive, injected into real processes under load.
 
-`python -m faults table` measures each fault many times, `python -m faults soak` lets them happen at
-random for as long as wanted. What is measured here is never imported here: processes are started
-as `batonmq up` starts them and asked over the wire by frames made by hand (`bench.wire`).
+`python -m faults table` measures each fault many times, `python -m faults soak` injects them at
+random for as long as wanted; `faults.aftermath` compares Spark's view of them with a record. The
+cluster is observed from outside: processes run as `batonmq up` starts them, and a probe writes by
+frames of its own (`lab.probe`).
+
+`fault` is the shape of a fault, `trial` injects one and runs the checkers, `catalogue` lists all
+(`kills`, `cuts`, `slaves`, `disks`, `harmless`), `figures` (pure) is the table.
 """

@@ -9,13 +9,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from faults.calm import FullLoad
 from faults.catalogue import BY_NAME, FAULTS
+from faults.harmless import FullLoad
 from faults.soak import run_soak
 from faults.table import run_table
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(text, flush=True)
 
 
@@ -52,15 +52,15 @@ def main() -> int:
     arguments = _parser().parse_args()
     if arguments.command == "list":
         for fault in FAULTS:
-            _say(f"{fault.name:28} {fault.title}")
+            _progress(f"{fault.name:28} {fault.title}")
         return 0
-    # SIGTERM ends it as ctrl-C does: processes and namespaces are cleared away.
+    # SIGTERM ends it as ctrl-C does: processes and namespaces are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
     folder = arguments.log or Path(tempfile.mkdtemp(prefix="batonmq-faults-"))
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.command == "soak":
-        return run_soak(minutes=arguments.minutes, seed=seed, folder=folder, say=_say)
+        return run_soak(minutes=arguments.minutes, seed=seed, folder=folder, progress=_progress)
     FullLoad.last_for(arguments.full_load_minutes)
     names = arguments.only or list(BY_NAME)
     return run_table(
@@ -70,7 +70,7 @@ def main() -> int:
         folder=folder,
         json_file=arguments.json,
         resume=arguments.resume,
-        say=_say,
+        progress=_progress,
     )
 
 

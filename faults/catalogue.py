@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from faults import calm, cuts, disks, kills, slaves
-from faults.fault import Fault
+from faults import cuts, disks, harmless, kills, slaves
+from faults.trial import Fault
 
 FAULTS: Final[tuple[type[Fault], ...]] = (
     kills.KillMaster,
@@ -18,12 +18,12 @@ FAULTS: Final[tuple[type[Fault], ...]] = (
     cuts.CutFromCluster,
     cuts.CutFromControllers,
     cuts.CutFromReplicas,
-    cuts.HeardByNobody,
-    cuts.HearsNobody,
-    cuts.ControllersDoNotHear,
-    cuts.DoesNotHearControllers,
-    cuts.ReplicasDoNotHear,
-    cuts.DoesNotHearReplicas,
+    cuts.OnewayMasterUnheard,
+    cuts.OnewayMasterDeaf,
+    cuts.OnewayControllersDeaf,
+    cuts.OnewayControllersUnheard,
+    cuts.OnewayReplicasDeaf,
+    cuts.OnewayReplicasUnheard,
     slaves.KillSlave,
     slaves.HangSlave,
     slaves.CutSlave,
@@ -34,9 +34,9 @@ FAULTS: Final[tuple[type[Fault], ...]] = (
     kills.TwoKills,
     disks.WipedSlave,
     disks.OldBackup,
-    disks.OnlyTheSpoiledLives,
-    calm.PlannedSwitch,
+    disks.OnlyTheSpoiledRuns,
+    harmless.PlannedSwitch,
     kills.Pauses,
-    calm.FullLoad,
+    harmless.FullLoad,
 )
 BY_NAME: Final = {fault.name: fault for fault in FAULTS}

@@ -1,8 +1,8 @@
 """A second client: the ordinary `batonmq.Producer`, as an application would use it.
 
 `python -m faults.client` sends one message after the other in several tasks until its input ends,
-then says in one JSON line how many were sent, how many failed and how, and the longest time between
-two acknowledged sends.
+then prints one JSON line: how many were sent, the errors of those that failed, and the longest time
+between two acknowledged sends.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from typing import Final
 
 import uvloop
 
-from batonmq.errors import ClientError
-from batonmq.producer import Producer
-from protocol.errors import BatonError
-from protocol.message import Message
+from batonmq.client.errors import ClientError
+from batonmq.client.producer.producer import Producer
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import Message
+from lab.processes import input_ended
 
 TOPIC: Final = "FaultsClient"
 TASKS: Final = 2
@@ -54,34 +54,18 @@ class Sending:
 
 
 async def _run(name_servers: str) -> None:
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-
-    def heard() -> None:
-        if not sys.stdin.readline():
-            ended.set()
-
     async with Producer("faults_client", name_servers=name_servers) as producer:
         await producer.send(Message(TOPIC, b"first"))
         print("ready", flush=True)
-        loop.add_reader(sys.stdin.fileno(), heard)
         sending = Sending(producer)
         tasks = [asyncio.create_task(sending.run()) for _ in range(TASKS)]
-        await ended.wait()
+        await input_ended().wait()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        print(
-            json.dumps(
-                {
-                    "sent": sending.sent,
-                    "failed": sending.failed,
-                    "gapS": sending.gap_s,
-                    "slowestS": sending.slowest_s,
-                }
-            ),
-            flush=True,
-        )
+        counts = {"sent": sending.sent, "failed": sending.failed}
+        times = {"gapS": sending.gap_s, "slowestS": sending.slowest_s}
+        print(json.dumps(counts | times), flush=True)
 
 
 def main() -> None:

@@ -1,28 +1,24 @@
-"""A master that the network takes away: from all, from some, in one direction.
+"""A master cut off by the network: from all, from some, in one direction.
 
-The packets vanish in silence. Clients still reach the master unless `clients` is set: then the
-danger is greatest, for it may go on taking writes.
+Packets are dropped without a reply. Clients still reach the master unless `clients` is set: then it
+may go on taking writes, which is the most dangerous case.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from faults.cluster import PROBE_HOST
-from faults.commands import Pair, between, one_way
-from faults.fault import Fault, Measure, Wound
 from faults.kills import late_acks
-from faults.records import Finding
-
-if TYPE_CHECKING:
-    from faults.lab import Lab
+from faults.trial import Fault, InjectedFault, Lab, Measure
+from lab.checks import Finding
+from lab.cluster import PROBE_HOST
+from lab.network_commands import Pair, between, one_way
 
 
 class CutMaster(Fault):
-    """Cut off from controllers and replicas, as the class says, in the direction that `pairs`
-    says: both."""
+    """Cut off from controllers, replicas and clients as the class says, in both directions."""
 
     needs_cuts = True
     watch_s = 2.0
@@ -34,7 +30,7 @@ class CutMaster(Fault):
     def pairs(self, master: list[str], others: list[str]) -> set[Pair]:
         return between(master, others)
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         group = lab.cluster.wait_whole()
         assert group.master is not None
         master = lab.cluster.brokers[group.master]
@@ -46,33 +42,33 @@ class CutMaster(Fault):
         if self.clients:
             others.append(lab.network.address[PROBE_HOST])
         at = time.monotonic()
-        lab.network.cut(self.pairs([lab.cluster.ip(master)], others))
-        return Wound(
+        lab.network.cut(self.pairs([lab.network.address[master.name]], others))
+        return InjectedFault(
             at,
             not_from=group.master if self.measure == "first ack" else None,
-            judged=group.master,
+            declared_dead=group.master,
             notes={"epoch": group.master_epoch, "tookS": time.monotonic() - at},
         )
 
-    def heal(self, lab: Lab, wound: Wound) -> None:
-        wound.notes["mended"] = time.monotonic()
-        lab.network.mend()
+    def heal(self, lab: Lab, injected: InjectedFault) -> None:
+        injected.notes["healedS"] = time.monotonic()
+        lab.network.heal()
 
-    def judge(self, lab: Lab, wound: Wound) -> list[Finding]:
-        if wound.not_from is None:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+        if injected.not_from is None:
             return []
-        return late_acks(lab, wound, "mended")
+        return late_acks(lab, injected, "healedS")
 
 
-class MasterUnheard(CutMaster):
-    """What the master sends vanishes."""
+class OutboundCut(CutMaster):
+    """What the master sends is dropped."""
 
     def pairs(self, master: list[str], others: list[str]) -> set[Pair]:
         return one_way(master, others)
 
 
-class MasterDeaf(CutMaster):
-    """What is sent to the master vanishes."""
+class InboundCut(CutMaster):
+    """What is sent to the master is dropped."""
 
     def pairs(self, master: list[str], others: list[str]) -> set[Pair]:
         return one_way(others, master)
@@ -109,42 +105,42 @@ class CutFromReplicas(CutMaster):
     replicas = True
 
 
-class HeardByNobody(MasterUnheard):
+class OnewayMasterUnheard(OutboundCut):
     name = "oneway-master-unheard"
-    title = "one direction: nobody in the cluster hears the master"
+    title = "one direction: no process of the cluster receives from the master"
     measure: ClassVar[Measure] = "gap"
     controllers = replicas = True
 
 
-class HearsNobody(MasterDeaf):
+class OnewayMasterDeaf(InboundCut):
     name = "oneway-master-deaf"
-    title = "one direction: the master hears nobody in the cluster"
+    title = "one direction: the master receives from no process of the cluster"
     measure: ClassVar[Measure] = "gap"
     controllers = replicas = True
 
 
-class ControllersDoNotHear(MasterUnheard):
+class OnewayControllersDeaf(OutboundCut):
     name = "oneway-controllers-deaf"
     title = "one direction: the controllers do not hear the master"
     measure: ClassVar[Measure] = "gap"
     controllers = True
 
 
-class DoesNotHearControllers(MasterDeaf):
+class OnewayControllersUnheard(InboundCut):
     name = "oneway-controllers-unheard"
     title = "one direction: the master does not hear the controllers"
     measure: ClassVar[Measure] = "gap"
     controllers = True
 
 
-class ReplicasDoNotHear(MasterUnheard):
+class OnewayReplicasDeaf(OutboundCut):
     name = "oneway-replicas-deaf"
     title = "one direction: the replicas do not hear the master"
     measure: ClassVar[Measure] = "gap"
     replicas = True
 
 
-class DoesNotHearReplicas(MasterDeaf):
+class OnewayReplicasUnheard(InboundCut):
     name = "oneway-replicas-unheard"
     title = "one direction: the master does not hear the replicas"
     measure: ClassVar[Measure] = "gap"

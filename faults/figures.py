@@ -22,7 +22,7 @@ class Row:
     left_out: str = ""
 
     @property
-    def is_kept(self) -> bool:
+    def meets_limits(self) -> bool:
         """Whether all trials are within the limits; True where there is no limit."""
         if not self.seconds:
             return False
@@ -55,7 +55,7 @@ def markdown(rows: Iterable[Row]) -> str:
         else:
             worst = f"{max(row.seconds):.3f} s"
             figures = (
-                f"{median(row.seconds):.3f} s | {worst if row.is_kept else f'**{worst}**'}"
+                f"{median(row.seconds):.3f} s | {worst if row.meets_limits else f'**{worst}**'}"
                 f" | {len(row.seconds)} | {_range(row.elections)} | {row.lost} | {row.other}"
             )
         lines.append(f"| {row.title} | {row.peer or '-'} | {_limit(row)} | {figures} |")

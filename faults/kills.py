@@ -6,14 +6,11 @@ import random
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from faults import checks
-from faults.fault import Fault, Measure, Wound
-from faults.records import Finding
-
-if TYPE_CHECKING:
-    from faults.lab import Lab
+from faults.trial import Fault, InjectedFault, Lab, Measure
+from lab import checks
+from lab.checks import Finding
 
 WAIT_FOR_ELECTIONS_S = 1.0
 TWO_KILLS_S = 0.05
@@ -28,15 +25,15 @@ class KillMaster(Fault):
     limit_s = 0.15
     elections = (1, 1)
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         master = lab.master()
         at = time.monotonic()
         lab.cluster.brokers[master].kill()
-        return Wound(at, not_from=master)
+        return InjectedFault(at, not_from=master)
 
 
 class HangMaster(Fault):
-    """The woken one finds in its sockets what was sent meanwhile, and must refuse all of it."""
+    """Resumed, it finds in its sockets what was sent meanwhile, and must refuse all of it."""
 
     name = "hang-master"
     title = "SIGSTOP master, later SIGCONT"
@@ -44,42 +41,44 @@ class HangMaster(Fault):
     limit_s = 1.0
     elections = (1, 1)
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         group = lab.cluster.wait_whole()
         assert group.master is not None
         at = time.monotonic()
         lab.cluster.brokers[group.master].signal(signal.SIGSTOP)
-        return Wound(at, group.master, judged=group.master, notes={"epoch": group.master_epoch})
+        return InjectedFault(
+            at, group.master, declared_dead=group.master, notes={"epoch": group.master_epoch}
+        )
 
-    def heal(self, lab: Lab, wound: Wound) -> None:
-        assert wound.not_from is not None
-        wound.notes["woken"] = time.monotonic()
-        lab.cluster.brokers[wound.not_from].signal(signal.SIGCONT)
+    def heal(self, lab: Lab, injected: InjectedFault) -> None:
+        assert injected.not_from is not None
+        injected.notes["resumedS"] = time.monotonic()
+        lab.cluster.brokers[injected.not_from].signal(signal.SIGCONT)
 
-    def judge(self, lab: Lab, wound: Wound) -> list[Finding]:
-        return late_acks(lab, wound, "woken")
+    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+        return late_acks(lab, injected, "resumedS")
 
 
-def late_acks(lab: Lab, wound: Wound, since: str) -> list[Finding]:
-    """What the old master acknowledged of its old epoch after `wound.notes[since]`.
+def late_acks(lab: Lab, injected: InjectedFault, since: str) -> list[Finding]:
+    """What the old master acknowledged of its old epoch after `injected.notes[since]`.
 
-    A write sent after the fault is a broken promise. One that had reached every member before is
-    true, if late (a process may be stopped between deciding and telling): it is counted in
-    the notes (`lateButTrue`).
+    An ack of a write sent after the fault is a finding. One of a write that every member held
+    before is true, though late (a process may be stopped between the decision and the reply): the
+    notes count it (`lateButTrue`).
     """
-    moment, epoch = wound.notes[since], wound.notes["epoch"]
-    assert isinstance(moment, float) and isinstance(epoch, int) and wound.not_from is not None
+    moment, epoch = injected.notes[since], injected.notes["epoch"]
+    assert isinstance(moment, float) and isinstance(epoch, int) and injected.not_from is not None
     late = partial(
         checks.check_late,
         lab.load.since(moment),
         lab.stored,
         lab.epochs(lab.cluster.wait_whole()),
-        broker=wound.not_from,
+        broker=injected.not_from,
         acked_after_s=moment,
         epoch=epoch,
     )
-    found = late(sent_after_s=wound.at_s)
-    wound.notes["lateButTrue"] = len(late(sent_after_s=0.0)) - len(found)
+    found = late(sent_after_s=injected.at_s)
+    injected.notes["lateButTrue"] = len(late(sent_after_s=0.0)) - len(found)
     return found
 
 
@@ -90,16 +89,16 @@ class KillMasterAndLeader(Fault):
     limit_s = 1.0
     elections = (1, 1)
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         master, leader = lab.master(), lab.cluster.wait_leader()
         at = time.monotonic()
         lab.cluster.controllers[leader].signal(signal.SIGKILL)
         lab.cluster.brokers[master].signal(signal.SIGKILL)
-        return Wound(at, not_from=master)
+        return InjectedFault(at, not_from=master)
 
 
 class HangLeader(Fault):
-    """No write waits for a controller (R36); the woken one's epoch is over."""
+    """No write waits for a controller (R36); the epoch of the resumed one is over."""
 
     name = "hang-leader"
     title = "SIGSTOP controller leader: longest gap between acks"
@@ -107,33 +106,33 @@ class HangLeader(Fault):
     watch_s = 2.0
     elections = (0, 0)
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         leader = lab.cluster.wait_leader()
-        epoch = max(int(e.get("controller_epoch", 0)) for e in lab.cluster.history().values())
+        epoch = max(int(e.get("controller_epoch", 0)) for e in lab.cluster.view.history().values())
         at = time.monotonic()
         lab.cluster.controllers[leader].signal(signal.SIGSTOP)
-        return Wound(at, notes={"controller": leader, "controllerEpoch": epoch})
+        return InjectedFault(at, notes={"controller": leader, "controllerEpoch": epoch})
 
-    def heal(self, lab: Lab, wound: Wound) -> None:
-        wound.notes["woken_ms"] = time.time_ns() // 1_000_000
-        lab.cluster.wake_all()
+    def heal(self, lab: Lab, injected: InjectedFault) -> None:
+        injected.notes["resumedMs"] = time.time_ns() // 1_000_000
+        lab.cluster.resume_stopped()
 
-    def judge(self, lab: Lab, wound: Wound) -> list[Finding]:
-        return woken_controller(lab, wound)
+    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+        return resumed_controller(lab, injected)
 
 
-def woken_controller(lab: Lab, wound: Wound) -> list[Finding]:
-    """Nothing that it proposed after it was woken stands in the history under its old epoch, and
-    no epoch stands behind a newer one."""
-    index, woken_ms = wound.notes["controller"], wound.notes["woken_ms"]
-    old_epoch = wound.notes["controllerEpoch"]
-    assert isinstance(index, int) and isinstance(woken_ms, int) and isinstance(old_epoch, int)
+def resumed_controller(lab: Lab, injected: InjectedFault) -> list[Finding]:
+    """The history has nothing that it proposed under its old epoch after it was resumed, and no
+    older epoch after a newer one."""
+    index, resumed_ms = injected.notes["controller"], injected.notes["resumedMs"]
+    old_epoch = injected.notes["controllerEpoch"]
+    assert isinstance(index, int) and isinstance(resumed_ms, int) and isinstance(old_epoch, int)
     node_id = lab.cluster.layout.name_servers[index].controller_id
     newest: dict[str, int] = {}
     found: list[Finding] = []
-    for (log, _, _), event in sorted(lab.cluster.history().items()):
+    for (log, _, _), event in sorted(lab.cluster.view.history().items()):
         epoch = int(event.get("controller_epoch", 0))
-        late = event.get("node") == node_id and event["time_ms"] >= woken_ms
+        late = event.get("node") == node_id and event["time_ms"] >= resumed_ms
         if epoch and (epoch < newest.get(log, 0) or (late and epoch <= old_epoch)):
             found.append(Finding("old controller", f"epoch {epoch} was over: {event}"))
         newest[log] = max(epoch, newest.get(log, 0))
@@ -151,14 +150,14 @@ class HangLeaderThenKillMaster(HangLeader):
     elections = (1, 1)
     wait_s = WAIT_FOR_ELECTIONS_S
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         master = lab.master()
-        wound = super().inject(lab, rng)
+        injected = super().inject(lab, rng)
         time.sleep(self.wait_s)
-        wound.not_from = master
-        wound.at_s = time.monotonic()
+        injected.not_from = master
+        injected.at_s = time.monotonic()
         lab.cluster.brokers[master].kill()
-        return wound
+        return injected
 
 
 class HangLeaderAndKillMaster(HangLeaderThenKillMaster):
@@ -175,7 +174,7 @@ class TwoKills(Fault):
     title = "two kills 50 ms apart, of three replicas (from the second)"
     elections = (1, 2)
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         master = lab.master()
         pair = [master, lab.slaves(rng)[0]]
         rng.shuffle(pair)
@@ -183,11 +182,11 @@ class TwoKills(Fault):
         time.sleep(TWO_KILLS_S)
         at = time.monotonic()
         lab.cluster.brokers[pair[1]].kill()
-        return Wound(at, not_from=master, notes={"masterFirst": pair[0] == master})
+        return InjectedFault(at, not_from=master, notes={"masterFirst": pair[0] == master})
 
 
 class KillControllers(Fault):
-    """Writes go on without them; back, they know everything and elect nobody needlessly."""
+    """Writes go on without them; restarted, they have lost nothing and elect nobody needlessly."""
 
     name = "kill-controllers"
     title = "all controllers killed, restarted: longest gap between acks"
@@ -195,39 +194,41 @@ class KillControllers(Fault):
     hold_s = (0.8, 2.0)
     elections = (0, 0)
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         group = lab.cluster.wait_whole()
         at = time.monotonic()
         for process in lab.cluster.controllers:
             process.signal(signal.SIGKILL)
         for process in lab.cluster.controllers:
             process.kill()
-        return Wound(at, notes={"group": str(group.broker_ids)})
+        return InjectedFault(at, notes={"group": str(group.broker_ids)})
 
-    def heal(self, lab: Lab, wound: Wound) -> None:
+    def heal(self, lab: Lab, injected: InjectedFault) -> None:
         began = time.monotonic()
         lab.cluster.launch_dead()
         lab.cluster.wait_leader()
-        wound.notes["leaderAgainS"] = time.monotonic() - began
+        injected.notes["leaderAgainS"] = time.monotonic() - began
 
-    def judge(self, lab: Lab, wound: Wound) -> list[Finding]:
+    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
         group = lab.cluster.wait_whole()
-        if str(group.broker_ids) != wound.notes["group"]:
+        if str(group.broker_ids) != injected.notes["group"]:
             return [
-                Finding("forgotten", f"the group was {wound.notes['group']}, is {group.broker_ids}")
+                Finding(
+                    "forgotten", f"the group was {injected.notes['group']}, is {group.broker_ids}"
+                )
             ]
         return []
 
 
 class Pauses(Fault):
-    """300 ms are within every time-out (R34): nobody is judged for them."""
+    """300 ms are within every time-out (R34): nobody is declared dead for them."""
 
     name = "pause-300ms"
     title = "each process in turn paused for 300 ms: longest gap between acks"
     measure = "gap"
     elections = (0, 0)
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         processes = lab.cluster.processes
         rng.shuffle(processes)
         at = time.monotonic()
@@ -236,4 +237,4 @@ class Pauses(Fault):
             time.sleep(PAUSE_S)
             process.signal(signal.SIGCONT)
             time.sleep(rng.uniform(0.1, 0.3))
-        return Wound(at)
+        return InjectedFault(at)

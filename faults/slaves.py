@@ -6,14 +6,11 @@ import random
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from faults.commands import between
-from faults.fault import Fault, Measure, Wound
-
-if TYPE_CHECKING:
-    from faults.cluster import Process
-    from faults.lab import Lab
+from faults.trial import Fault, InjectedFault, Lab, Measure
+from lab.cluster_view import Process
+from lab.network_commands import between
 
 SLOW_KBIT = 200
 SLOW_LATENCY_MS = 400
@@ -26,13 +23,13 @@ class SlaveFault(Fault):
     watch_s = 2.0
     elections = (0, 0)
 
-    def inject(self, lab: Lab, rng: random.Random) -> Wound:
+    def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         slave = lab.slaves(rng)[0]
         at = time.monotonic()
-        self.hurt(lab, lab.cluster.brokers[slave])
-        return Wound(at, notes={"slave": slave})
+        self.affected(lab, lab.cluster.brokers[slave])
+        return InjectedFault(at, notes={"slave": slave})
 
-    def hurt(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: Process) -> None:
         raise NotImplementedError
 
 
@@ -40,7 +37,7 @@ class KillSlave(SlaveFault):
     name = "kill-slave"
     title = "a slave killed: longest gap between acks"
 
-    def hurt(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: Process) -> None:
         slave.kill()
 
 
@@ -49,7 +46,7 @@ class HangSlave(SlaveFault):
     title = "a slave hung: longest gap between acks"
     limit_s = 1.0
 
-    def hurt(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: Process) -> None:
         slave.signal(signal.SIGSTOP)
 
 
@@ -59,9 +56,9 @@ class CutSlave(SlaveFault):
     limit_s = 1.0
     needs_cuts = True
 
-    def hurt(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: Process) -> None:
         others = [lab.network.address[host] for host in lab.network.hosts if host != slave.name]
-        lab.network.cut(between([lab.cluster.ip(slave)], others))
+        lab.network.cut(between([lab.network.address[slave.name]], others))
 
 
 class SlowSlave(SlaveFault):
@@ -72,7 +69,7 @@ class SlowSlave(SlaveFault):
     needs_cuts = True
     watch_s = 4.0
 
-    def hurt(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: Process) -> None:
         lab.network.slow(slave.name, SLOW_KBIT, SLOW_LATENCY_MS)
 
 
@@ -87,7 +84,7 @@ class StutteringSlave(SlaveFault):
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def hurt(self, lab: Lab, slave: Process) -> None:
+    def affected(self, lab: Lab, slave: Process) -> None:
         self._over.clear()
         self._thread = threading.Thread(target=self._stutter, args=(slave,), name="stutter")
         self._thread.start()
@@ -99,7 +96,7 @@ class StutteringSlave(SlaveFault):
             slave.signal(signal.SIGCONT)
             self._over.wait(STUTTER_RUNS_S)
 
-    def heal(self, lab: Lab, wound: Wound) -> None:
+    def heal(self, lab: Lab, injected: InjectedFault) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join()

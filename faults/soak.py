@@ -1,8 +1,8 @@
 """`python -m faults soak`: faults of the table at random, some with a kill on top, for a long time.
 
-Every action and finding is a line of the log. A cluster lives for some minutes, is compared byte by
-byte, and gives way to a new one, so that the start is tried as well and the disk is not filled. One
-that broke a promise keeps its folder.
+Every action and finding is a line of the log. A cluster runs for some minutes and its logs are
+compared byte by byte; then a new one is started, so that starts are tested as well and the disk
+does not fill. The folder of a cluster with a finding is kept.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from pathlib import Path
 from typing import Final
 
 from faults.catalogue import FAULTS
-from faults.cluster import NotWhole
-from faults.fault import Fault
-from faults.lab import FIRST_ACK_S, Lab, make_network
-from faults.net import why_not
-from faults.records import Finding
+from faults.trial import FIRST_ACK_S, Fault, Lab, make_network
+from lab.checks import Finding
+from lab.network import why_not
+from lab.processes import NotInTime
 
-LIFE_S: Final = 480.0
+CLUSTER_S: Final = 480.0
 DOUBLE: Final = 0.3
 """How often a process is killed while a fault still lasts."""
 REMARKS: Final = frozenset({"elections"})
-"""Kept in the log and no finding: a busy machine may be judged for it; that costs no message."""
+"""Kept in the log and no finding: it happens on a busy machine, and costs no message."""
 PACE: Final = ("--interval-ms", "4")
 
 
 class Log:
     """JSON lines in a file, and what is worth seeing on the screen."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, progress: Callable[[str], None]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a")
-        self._say = say
+        self._progress = progress
         self.path = path
         self.findings = 0
 
@@ -50,53 +49,60 @@ class Log:
         for finding in findings:
             self.findings += 1
             self.write("finding", rule=finding.rule, text=finding.text, **fields)
-            self._say(f"!! {finding.rule}: {finding.text}")
+            self._progress(f"!! {finding.rule}: {finding.text}")
 
     def close(self) -> None:
         self._file.close()
 
 
 def run_soak(
-    *, minutes: float, seed: int, folder: Path, say: Callable[[str], None], life_s: float = LIFE_S
+    *,
+    minutes: float,
+    seed: int,
+    folder: Path,
+    progress: Callable[[str], None],
+    cluster_s: float = CLUSTER_S,
 ) -> int:
     """The exit code: 1 as soon as a promise was broken or a cluster did not come back."""
     missing = why_not()
     if missing:
-        say(f"no network namespaces here ({missing}): what cuts or slows the network is left out")
+        progress(
+            f"no network namespaces here ({missing}): what cuts or slows the network is left out"
+        )
     choice = [f for f in FAULTS if f.in_soak and not (f.needs_cuts and missing)]
     rng = random.Random(seed)
-    log = Log(folder / f"soak-{seed}.jsonl", say)
-    say(f"seed {seed}, {minutes:g} minutes, log {log.path}")
+    log = Log(folder / f"soak-{seed}.jsonl", progress)
+    progress(f"seed {seed}, {minutes:g} minutes, log {log.path}")
     end = time.monotonic() + minutes * 60
-    lives = trials = acked = 0
+    clusters = trials = acked = 0
     while time.monotonic() < end and not log.findings:
-        lives += 1
-        home = folder / f"life-{lives}"
+        clusters += 1
+        home = folder / f"cluster-{clusters}"
         shutil.rmtree(home, ignore_errors=True)
-        until = min(end, time.monotonic() + life_s)
-        done = _life(home, choice, until, rng, log, say)
+        until = min(end, time.monotonic() + cluster_s)
+        done = _one_cluster(home, choice, until, rng, log, progress)
         trials += done[0]
         acked += done[1]
         if not log.findings:
             shutil.rmtree(home, ignore_errors=True)
         else:
-            say(f"kept: {home}")
-    log.write("end", trials=trials, acked=acked, lives=lives, findings=log.findings)
+            progress(f"kept: {home}")
+    log.write("end", trials=trials, acked=acked, clusters=clusters, findings=log.findings)
     log.close()
-    verdict = f"{log.findings} FINDINGS" if log.findings else "nothing lost, nothing broken"
-    say(f"{trials} faults in {lives} clusters, {acked} acknowledged: {verdict}")
+    outcome = f"{log.findings} FINDINGS" if log.findings else "nothing lost, nothing broken"
+    progress(f"{trials} faults in {clusters} clusters, {acked} acknowledged: {outcome}")
     if log.findings:
-        say(f"seed {seed}, log {log.path}")
+        progress(f"seed {seed}, log {log.path}")
     return 1 if log.findings else 0
 
 
-def _life(
+def _one_cluster(
     home: Path,
     choice: list[type[Fault]],
     until: float,
     rng: random.Random,
     log: Log,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> tuple[int, int]:
     """One cluster: (faults done, writes acknowledged)."""
     trials = acked = 0
@@ -117,11 +123,11 @@ def _life(
                 trials += 1
                 log.write("over", name=names, notes=notes)
                 log.found([one for one in found if one.rule not in REMARKS], name=names)
-                say(f"  {names}: {len(lab.load.acks)} acked")
+                progress(f"  {names}: {len(lab.load.acks)} acked")
             if not log.findings:
-                log.found(lab.close_and_compare(), name="end of a life")
+                log.found(lab.close_and_compare(), name="end of a cluster")
             acked = len(lab.load.acks)
-    except (NotWhole, RuntimeError, OSError) as exc:
+    except (RuntimeError, OSError) as exc:
         log.found([Finding("stuck", f"{type(exc).__name__}: {exc}")])
     return trials, acked
 
@@ -129,20 +135,20 @@ def _life(
 def _with_a_kill(
     lab: Lab, fault: Fault, rng: random.Random
 ) -> tuple[list[Finding], dict[str, object]]:
-    """While a fault lasts, any process still well is killed. More may be gone then than can be
-    borne, so only safety counts until everything is mended."""
+    """While a fault lasts, any process that still runs is killed. That may be more than the group
+    survives, so only safety is checked until everything is restored."""
     fault.prepare(lab, rng)
     lab.cluster.wait_whole()
-    wound = fault.inject(lab, rng)
+    injected = fault.inject(lab, rng)
     try:
         time.sleep(rng.uniform(0.0, 0.5))
         victim = rng.choice([p for p in lab.cluster.processes if p.runs and not p.stopped])
         victim.kill()
         time.sleep(rng.uniform(0.0, 2.0))
     finally:
-        with suppress(NotWhole):
-            fault.heal(lab, wound)
-        lab.mend()
+        with suppress(NotInTime):
+            fault.heal(lab, injected)
+        lab.restore()
     group = lab.cluster.wait_whole()
     lab.must_ack(FIRST_ACK_S)
     return lab.verify(group), {"killed": victim.name}

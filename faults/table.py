@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from faults.cluster import NotWhole
-from faults.fault import Fault
 from faults.figures import Row, markdown
-from faults.lab import Lab, Trial, make_network
-from faults.net import why_not
-from faults.records import Finding
+from faults.trial import Fault, Lab, Trial, make_network
+from lab.checks import Finding
+from lab.network import why_not
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -77,14 +75,16 @@ def run_table(
     folder: Path,
     json_file: Path | None,
     resume: bool,
-    say: Say,
+    progress: Progress,
 ) -> int:
     """One cluster per fault, kept in `folder` if anything was found. The exit code: 1 if a promise
     was broken or a fault could not be measured, else 0. A missed limit shows in the table."""
     missing = why_not()
     if missing:
-        say(f"no network namespaces here ({missing}): what cuts or slows the network is left out")
-    say(f"seed {seed}, {trials} trials of each fault")
+        progress(
+            f"no network namespaces here ({missing}): what cuts or slows the network is left out"
+        )
+    progress(f"seed {seed}, {trials} trials of each fault")
     results = Results(json_file)
     results.load()
     rows: list[Row] = []
@@ -92,25 +92,25 @@ def run_table(
         wanted = min(trials, fault.trials_at_most or trials)
         if fault.needs_cuts and missing:
             rows.append(Row(fault.name, fault.title, fault.peer, left_out=missing))
-            say(f"{fault.name}: left out, {missing}")
+            progress(f"{fault.name}: left out, {missing}")
             continue
         if resume and results.count(fault.name) >= wanted:
-            say(f"{fault.name}: {results.count(fault.name)} trials are there already")
+            progress(f"{fault.name}: {results.count(fault.name)} trials are there already")
         else:
             began = time.monotonic()
             results.forget(fault.name)
-            _measure(fault, wanted, seed, folder / fault.name, results, say)
+            _measure(fault, wanted, seed, folder / fault.name, results, progress)
             results.save()
-            say(f"{fault.name}: {time.monotonic() - began:.0f} s in all")
+            progress(f"{fault.name}: {time.monotonic() - began:.0f} s in all")
         rows.append(results.row(fault))
-    say("")
-    say(markdown(rows))
+    progress("")
+    progress(markdown(rows))
     bad = [row for row in rows if not row.left_out and (row.lost or row.other or not row.seconds)]
     return 1 if bad else 0
 
 
 def _measure(
-    fault: type[Fault], trials: int, seed: int, folder: Path, results: Results, say: Say
+    fault: type[Fault], trials: int, seed: int, folder: Path, results: Results, progress: Progress
 ) -> None:
     rng = random.Random(f"{seed} {fault.name}")
     shutil.rmtree(folder, ignore_errors=True)
@@ -122,20 +122,20 @@ def _measure(
             for number in range(1, trials + 1):
                 trial = lab.trial(subject, rng)
                 results.trials.append(trial.document())
-                say(_line(fault, number, trials, trial))
+                progress(_line(fault, number, trials, trial))
                 bad |= bool(trial.findings)
                 for finding in trial.findings[:20]:
-                    say(f"  !! {finding.rule}: {finding.text}")
+                    progress(f"  !! {finding.rule}: {finding.text}")
             findings += lab.close_and_compare()
-    except (NotWhole, RuntimeError, OSError) as exc:
+    except (RuntimeError, OSError) as exc:
         findings.append(Finding("stuck", f"{type(exc).__name__}: {exc}"))
     for finding in findings[:20]:
-        say(f"  !! {finding.rule}: {finding.text}")
+        progress(f"  !! {finding.rule}: {finding.text}")
     results.findings += [
         {"fault": fault.name, "rule": one.rule, "text": one.text} for one in findings
     ]
     if findings or bad:
-        say(f"  kept: {folder}")
+        progress(f"  kept: {folder}")
     else:
         shutil.rmtree(folder, ignore_errors=True)
 

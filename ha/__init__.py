@@ -1,8 +1,9 @@
-"""Ships the commit log from a group's master to its slaves, and knows how far it is confirmed.
+"""Replicates the commit log from master to slaves, and decides how far it is confirmed.
 
-`wire` and `protocol` speak RocketMQ's AutoSwitchHA stream byte for byte; `sync_state`,
-`master_core` and `slave_core` decide (events and `now_ms` in, frozen effects out) and touch neither
-socket nor file; `service` is the asyncio shell around them that a broker holds. Which member's ack
-counts, when confirmOffset moves and what may be cut follows SAFETY.md R1, R9, R11, R13-R15, R18 and
-R21-R23.
+The cores decide: events and `now_ms` in, frozen effects out, no socket and no file. `sync_state`
+and `follower` know whose acks count, `master_core` what each slave is sent, `slave_core` and
+`truncation` how a slave follows. The shells do what the effects say. `service` is what a broker
+holds. `wire` and the cores speak RocketMQ's AutoSwitch protocol byte for byte; `links`, `ports`
+and `config` know no protocol.
+Rules: SAFETY.md R1, R9, R11, R13-R15, R18 and R21-R23.
 """

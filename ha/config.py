@@ -6,11 +6,16 @@ know too (flushDiskType, haSyncFlush, minInSyncReplicas, haListenPort, segment s
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
-from ha.follower import SyncPolicy
-from ha.master_core import MasterPolicy
-from ha.slave_policy import SlavePolicy
+from batonmq.ha.follower import SyncPolicy
+from batonmq.ha.master_core import MasterPolicy
+from batonmq.ha.slave_policy import SlavePolicy
+
+UNACKNOWLEDGED_MS: Final = 2_500
+"""TCP's limit for an HA connection: both ends send several times a second."""
 
 
 class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -86,6 +91,3 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             housekeeping_ms=self.ha_housekeeping_interval,
             brisk_ms=max(2_000, 5 * self.ha_send_heartbeat_interval),
         )
-
-
-__all__ = ["HAConfig"]

@@ -1,12 +1,14 @@
-"""One replica as its master sees it: what it acked, whether it may join, when to come back. Pure.
+"""One replica as its master sees it: what it acked, whether and when it may join. Pure.
 
-Rules R13 (joining) and R14 (who was slow) of SAFETY.md, as far as they look at one replica alone;
-what the set as a whole makes of it is `sync_state`'s.
+Rules R13 (joining) and R14 (who was slow) of SAFETY.md, as far as they concern one replica alone;
+`sync_state` decides for the set as a whole.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from batonmq.process.backoff import pause_ms
 
 RATE_WINDOW_MS = 100
 
@@ -54,7 +56,7 @@ class Follower:
     ack_ms: int = 0
     pongs: int = 0
     held: int = -1
-    """The last ack of any connection: coming and going without progress is no progress (R14)."""
+    """The last ack of any connection: a new connection alone is no progress (R14)."""
     judged_from_ms: int = 0
     """Bytes that are older than this have been unacked since then only."""
     rate: float = 0.0
@@ -81,7 +83,7 @@ class Follower:
         self.rate_ms, self.rate_ack = now_ms, self.ack
 
     def acks_flow(self, policy: SyncPolicy, written: int, now_ms: int) -> bool:
-        """A slave that is silent by nature while nothing is written (Java) acked all there is."""
+        """Whether its newest ack is fresh or, without heartbeats (Java), acks all there is."""
         if self.pongs < 2 and self.ack >= written:
             return True
         return now_ms - self.ack_ms <= policy.join_fresh_ms
@@ -99,13 +101,13 @@ class Follower:
         self.slow = False
 
     def joined_in_vain(self, policy: SyncPolicy, now_ms: int) -> None:
-        """Each such join held up writes for nothing, whether its time was up or it went away."""
+        """It delayed writes for nothing: its time was up, or it disconnected."""
         self.joins_in_vain += 1
         self.join_after_ms = now_ms + _pause_ms(policy, self.joins_in_vain)
 
     def left(self, policy: SyncPolicy, now_ms: int) -> None:
-        """Who is slow again and again holds up every write for as long as R14 takes, each time: it
-        comes back ever later. A first time is forgiven."""
+        """It is no member any more. A slave that is slow again and again delays every write for as
+        long as R14 takes, so from the second time on it may join again later and later."""
         if not self.slow:
             return
         self.slow = False
@@ -115,14 +117,11 @@ class Follower:
             self.barred_until_ms = now_ms + _pause_ms(policy, self.times_slow - 1)
 
     def postpone(self, stall_ms: int) -> None:
-        """R8: for so long the master did not look."""
+        """R8: for so long this process did not run."""
         self.absent_since_ms += stall_ms
         self.ack_ms += stall_ms
         self.judged_from_ms += stall_ms
 
 
 def _pause_ms(policy: SyncPolicy, times: int) -> int:
-    return int(min(policy.join_pause_ms << min(times - 1, 16), policy.join_pause_ms_max))
-
-
-__all__ = ["RATE_WINDOW_MS", "Follower", "SyncPolicy"]
+    return pause_ms(policy.join_pause_ms, policy.join_pause_ms_max, times)

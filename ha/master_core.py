@@ -1,4 +1,4 @@
-"""The master's end of every HA connection: what to send next, and which ack counts. Pure.
+"""The master's end of all HA connections: what to send next, and which ack counts. Pure.
 
 A connection goes WAIT_HANDSHAKE -> WAIT_ACK -> TRANSFER. After the slave's first ack, log bytes are
 sent as long as less than a window of them is unacked; a frame never leaves its epoch nor its
@@ -10,14 +10,15 @@ Origin: Java AutoSwitchHAConnection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
-from epoch.entry import EpochEntry, with_ends
-from ha.sync_state import SyncEffect, SyncState
-from ha.wire import (
+from batonmq.epoch.entry import EpochEntry, entry_after, entry_at, entry_of, with_ends
+from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
+from batonmq.ha.wire import (
     TRANSFER_HEADER,
     HAState,
     SlaveHandshake,
@@ -25,6 +26,8 @@ from ha.wire import (
     encode_master_handshake,
     encode_transfer_header,
 )
+from batonmq.process.recent_events import RecentEvents, records_event, shows_events
+from batonmq.protocol.role_view import Replica
 
 pack_transfer_header = TRANSFER_HEADER.pack
 
@@ -60,7 +63,7 @@ class SendLog(NamedTuple):  # made once a turn and slave, as NamedTuple a third 
 
 @dataclass(frozen=True, slots=True)
 class CloseConnection:
-    """`flush`: let what was sent before go out first; otherwise drop it."""
+    """`flush`: deliver what was sent before; otherwise drop it."""
 
     connection_id: int
     reason: str
@@ -69,7 +72,7 @@ class CloseConnection:
 
 @dataclass(frozen=True, slots=True)
 class SlaveFollowing:
-    """That slave has taken our history and follows from `offset` on."""
+    """That slave has accepted our history and follows from `offset` on."""
 
     broker_id: int
     offset: int
@@ -110,6 +113,15 @@ class SlaveConnection:
     flow_second: int = -1
     flow_bytes: int = 0
 
+    def within_flow(self, bytes_per_second: int, size: int, now_ms: int) -> int:
+        """How many of `size` bytes may be sent now; they count as sent."""
+        second = now_ms // 1000
+        if self.flow_second != second:
+            self.flow_second, self.flow_bytes = second, 0
+        size = max(0, min(size, bytes_per_second - self.flow_bytes))
+        self.flow_bytes += size
+        return size
+
 
 class MasterCore:
     """All HA connections of one mastership. Connection ids are the shell's, never reused."""
@@ -122,23 +134,23 @@ class MasterCore:
         *,
         min_offset: int,
         now_ms: int,
+        incarnations: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
+        self.recent_events = RecentEvents()
         self.sync = sync
+        self.log = sync.log
         self.policy = policy
         self.min_offset = min_offset
         self.connections: dict[int, SlaveConnection] = {}
         self.wakeup_ms = now_ms + sync.policy.tick_ms
         self._half_window = policy.window_bytes // 2
-        self._entries: tuple[EpochEntry, ...] = ()
+        self._entries = with_ends(entries)
         self._following: dict[int, SlaveConnection] = {}
-        self._adopt_entries(entries)
-
-    @property
-    def entries(self) -> tuple[EpochEntry, ...]:
-        return self._entries
+        self._incarnations = dict(incarnations)
 
     # -- the log and the history
 
+    @records_event
     def appended(self, written: int, now_ms: int) -> list[MasterEffect]:
         """This broker's log now ends at `written`, the end of a message."""
         effects: list[MasterEffect] = list(self.sync.appended(written, now_ms))
@@ -146,25 +158,31 @@ class MasterCore:
             self._transfer(connection, now_ms, effects)
         return effects
 
+    @records_event
     def flushed(self, flushed: int, now_ms: int) -> list[MasterEffect]:
         return self._confirming(list(self.sync.flushed_to(flushed, now_ms)), now_ms)
 
+    @records_event
     def epochs_changed(self, entries: Sequence[EpochEntry], now_ms: int) -> list[MasterEffect]:
         """An epoch was appended, or old ones dropped: every connection sees its new end at once.
 
-        Without that a live connection would go on in an epoch that has ended (issues 9689, 6505).
+        Else an open connection would continue in an epoch that has ended (issues 9689, 6505).
         """
-        self._adopt_entries(entries)
+        self._entries = with_ends(entries)
         effects: list[MasterEffect] = []
         for connection in list(self._following.values()):
-            connection.entry = self._entry_to_send(connection)
+            current = connection.entry
+            found = entry_of(self._entries, current.epoch) if current is not None else None
+            connection.entry = found or entry_at(self._entries, connection.next_offset)
             self._transfer(connection, now_ms, effects)
             if connection.stage is Stage.TRANSFER:
                 self._announce(connection, now_ms, effects)
         return effects
 
+    @records_event
     def log_trimmed(self, min_offset: int, now_ms: int) -> list[MasterEffect]:
-        """Expired segments are gone; the log begins at `min_offset`. Who needs them is told."""
+        """The log begins at `min_offset`: older segments have expired. Slaves that need them are
+        sent that offset (R27)."""
         if min_offset <= self.min_offset:
             return []
         self.min_offset = min_offset
@@ -176,15 +194,17 @@ class MasterCore:
 
     # -- connections
 
+    @records_event
     def connection_opened(self, connection_id: int, address: str, now_ms: int) -> None:
         self.connections[connection_id] = SlaveConnection(
             connection_id, address, now_ms, read_ms=now_ms, sent_ms=now_ms
         )
 
+    @records_event
     def handshake_received(
         self, connection_id: int, handshake: SlaveHandshake, now_ms: int
     ) -> list[MasterEffect]:
-        """Answers with our history. An older connection of the same broker is closed (R18)."""
+        """Replies with our history. An older connection of the same broker is closed (R18)."""
         connection = self.connections[connection_id]
         assert connection.stage is Stage.WAIT_HANDSHAKE
         if handshake.broker_id == self.sync.broker_id:
@@ -200,14 +220,15 @@ class MasterCore:
         connection.learner = handshake.async_learner
         connection.sync_from_last_file = handshake.sync_from_last_file
         connection.read_ms = connection.sent_ms = now_ms
-        connection.verified = self.sync.written
+        connection.verified = self.log.written
         self.sync.connected(
             handshake.broker_id, connection_id, now_ms, learner=handshake.async_learner
         )
-        reply = encode_master_handshake(self.sync.written, self._entries)
+        reply = encode_master_handshake(self.log.written, self._entries)
         effects.append(SendBytes(connection_id, reply))
         return effects
 
+    @records_event
     def acks_received(
         self, connection_id: int, offsets: Sequence[int], now_ms: int
     ) -> list[MasterEffect]:
@@ -245,23 +266,63 @@ class MasterCore:
         self._transfer(connection, now_ms, effects)
         return self._confirming(effects, now_ms)
 
+    @records_event
     def connection_closed(self, connection_id: int, now_ms: int) -> list[MasterEffect]:
-        """The socket is gone, whoever closed it. Unknown ids are ignored."""
+        """The socket is closed, by whichever side. Unknown ids are ignored."""
         connection = self.connections.pop(connection_id, None)
         if connection is None:
             return []
         return self._confirming(self._forget(connection, now_ms), now_ms)
 
-    def restarted(self, broker_id: int, now_ms: int) -> list[MasterEffect]:
-        """That broker has another incarnation by now: its acks of before prove nothing (R12)."""
+    # -- the controllers' decisions
+
+    @records_event
+    def replicas_changed(self, replicas: Sequence[Replica], now_ms: int) -> list[MasterEffect]:
+        """R12: what an earlier process of a replica acked may be lost with it, so only acks of a
+        connection made after this view count. The new process connects again at once."""
         effects: list[MasterEffect] = []
-        for connection in list(self.connections.values()):
-            if connection.broker_id == broker_id:
-                effects += self._close(connection, "that broker was started anew", now_ms)
+        for replica in replicas:
+            known = self._incarnations.get(replica.broker_id, replica.incarnation)
+            self._incarnations[replica.broker_id] = replica.incarnation
+            if known == replica.incarnation:
+                continue
+            for connection in list(self.connections.values()):
+                if connection.broker_id == replica.broker_id:
+                    effects += self._close(connection, "that broker was started anew", now_ms)
         return self._confirming(effects, now_ms)
+
+    @records_event
+    def set_adopted(self, recorded: RecordedSet, now_ms: int) -> list[MasterEffect]:
+        """The controllers recorded another set for this mastership (R20)."""
+        return self._confirming(list(self.sync.adopt(recorded, now_ms)), now_ms)
+
+    @records_event
+    def epoch_begun(
+        self,
+        master_epoch: int,
+        recorded: RecordedSet,
+        entries: Sequence[EpochEntry],
+        now_ms: int,
+    ) -> list[MasterEffect]:
+        """This master was elected again. `entries` end with the new epoch, which is durable."""
+        start = entries[-1].start_offset
+        settled = self.sync.begin_epoch(master_epoch, start, recorded, now_ms)
+        effects = self.epochs_changed(entries, now_ms)
+        return self._confirming(effects + list(settled), now_ms)
+
+    @records_event
+    def dead_changed(self, broker_ids: frozenset[int], now_ms: int) -> list[MasterEffect]:
+        """The ids that the controllers call dead right now (R14)."""
+        return self._confirming(list(self.sync.set_dead(broker_ids, now_ms)), now_ms)
+
+    @records_event
+    def proposal_refused(self, code: int, now_ms: int) -> list[MasterEffect]:
+        """The controllers' reply to the open proposal. No reply is no event (R11)."""
+        return self._confirming(list(self.sync.refused(code, now_ms)), now_ms)
 
     # -- time
 
+    @records_event
     def tick(self, now_ms: int) -> list[MasterEffect]:
         """Heartbeats, housekeeping, and the set's own deadlines. Due whenever `wakeup_ms` is."""
         effects: list[MasterEffect] = list(self.sync.tick(now_ms))
@@ -273,7 +334,7 @@ class MasterCore:
                 effects += self._close(connection, f"nothing read for {silent_ms} ms", now_ms)
             elif connection.stage is Stage.TRANSFER:
                 self._transfer(connection, now_ms, effects)
-                behind = connection.sent_confirm < self.sync.confirm_offset
+                behind = connection.sent_confirm < self.log.confirm_offset
                 due_ms = policy.confirm_beat_ms if behind else policy.heartbeat_ms
                 if now_ms - connection.sent_ms >= due_ms:
                     self._announce(connection, now_ms, effects)
@@ -281,14 +342,7 @@ class MasterCore:
                     self.wakeup_ms = min(self.wakeup_ms, connection.sent_ms + due_ms)
         return effects
 
-    def confirmed(self, effects: Sequence[SyncEffect], now_ms: int) -> list[MasterEffect]:
-        """Effects of the set's own events (adopt, refused, dead), with what they entail here."""
-        return self._confirming(list(effects), now_ms)
-
     # -- inside
-
-    def _adopt_entries(self, entries: Sequence[EpochEntry]) -> None:
-        self._entries = with_ends(entries)
 
     def _start_transfer(
         self, connection: SlaveConnection, ack: int, now_ms: int
@@ -304,13 +358,13 @@ class MasterCore:
         if ack == 0:
             start = self.min_offset
             if connection.sync_from_last_file:
-                written = self.sync.written
+                written = self.log.written
                 start = max(start, written - written % self.policy.segment_size)
         if start < self.min_offset:
-            # R27: a heartbeat at our first byte tells a native slave to begin anew from there.
+            # R27: at a heartbeat with our first byte a slave of ours begins anew from there.
             return self._refuse_gone(connection, start, now_ms)
         connection.next_offset = connection.start_offset = start
-        connection.entry = self._entry_at(start)
+        connection.entry = entry_at(self._entries, start)
         if connection.entry is None:
             return self._close(connection, f"no epoch covers offset {start}", now_ms)
         connection.stage = Stage.TRANSFER
@@ -322,43 +376,19 @@ class MasterCore:
     def _refuse_gone(
         self, connection: SlaveConnection, wanted: int, now_ms: int
     ) -> list[MasterEffect]:
-        entry = self._entry_at(self.min_offset) or EpochEntry(self.sync.master_epoch, 0)
+        entry = entry_at(self._entries, self.min_offset) or EpochEntry(self.sync.master_epoch, 0)
         head = TransferHeader(
-            0, self.min_offset, entry.epoch, entry.start_offset, self.sync.confirm_offset
+            0, self.min_offset, entry.epoch, entry.start_offset, self.log.confirm_offset
         )
-        tell = SendBytes(connection.connection_id, encode_transfer_header(head))
+        notice = SendBytes(connection.connection_id, encode_transfer_header(head))
         reason = f"wants offset {wanted}, our log begins at {self.min_offset}"
-        return [tell, *self._close(connection, reason, now_ms, flush=True)]
-
-    def _entry_at(self, offset: int) -> EpochEntry | None:
-        """The newest epoch that started at or before `offset`; so empty ones are passed over."""
-        found = None
-        for entry in self._entries:
-            if entry.start_offset > offset:
-                break
-            found = entry
-        return found
-
-    def _entry_to_send(self, connection: SlaveConnection) -> EpochEntry | None:
-        """The connection's epoch as the list has it now."""
-        current = connection.entry
-        if current is not None:
-            for entry in self._entries:
-                if entry.epoch == current.epoch:
-                    return entry
-        return self._entry_at(connection.next_offset)
-
-    def _entry_after(self, epoch: int) -> EpochEntry | None:
-        for entry in self._entries:
-            if entry.epoch > epoch:
-                return entry
-        return None
+        return [notice, *self._close(connection, reason, now_ms, flush=True)]
 
     def _transfer(
         self, connection: SlaveConnection, now_ms: int, effects: list[MasterEffect]
     ) -> None:
         """Sends what the window allows, in order. Epochs that end on the way are announced."""
-        written = self.sync.written
+        written = self.log.written
         if connection.next_offset == written and connection.entry is self._entries[-1]:
             if connection.announced_epoch < self._entries[-1].epoch:
                 self._announce(connection, now_ms, effects)
@@ -368,7 +398,7 @@ class MasterCore:
         while entry is not None:
             offset = connection.next_offset
             if offset >= entry.end_offset:
-                following = self._entry_after(entry.epoch)
+                following = entry_after(self._entries, entry.epoch)
                 assert following is not None, "an ended epoch without a next one"
                 if connection.announced_epoch < entry.epoch:
                     # An empty epoch travels too: the slave's history must equal ours (R25).
@@ -390,25 +420,15 @@ class MasterCore:
             if size <= 0 or (size == room and room < min(policy.batch_bytes, self._half_window)):
                 return  # small frames for a full window's last bytes would cost a wake-up each
             if policy.flow_bytes_per_s is not None:
-                size = self._within_flow(connection, size, now_ms)
+                size = connection.within_flow(policy.flow_bytes_per_s, size, now_ms)
                 if size == 0:
                     return
             self._emit(connection, entry, size, now_ms, effects)
 
-    def _within_flow(self, connection: SlaveConnection, size: int, now_ms: int) -> int:
-        allowed = self.policy.flow_bytes_per_s
-        assert allowed is not None
-        second = now_ms // 1000
-        if connection.flow_second != second:
-            connection.flow_second, connection.flow_bytes = second, 0
-        size = max(0, min(size, allowed - connection.flow_bytes))
-        connection.flow_bytes += size
-        return size
-
     def _announce(
         self, connection: SlaveConnection, now_ms: int, effects: list[MasterEffect]
     ) -> None:
-        """A heartbeat: where we are, in which epoch, and how far all is confirmed."""
+        """Sends a heartbeat: the next offset, its epoch, confirmOffset."""
         if connection.entry is not None:
             self._emit(connection, connection.entry, 0, now_ms, effects)
 
@@ -421,7 +441,7 @@ class MasterCore:
         effects: list[MasterEffect],
     ) -> None:
         offset = connection.next_offset
-        confirm = self.sync.confirm_offset
+        confirm = self.log.confirm_offset
         header = pack_transfer_header(
             HAState.TRANSFER, size, offset, entry.epoch, entry.start_offset, confirm
         )
@@ -433,8 +453,8 @@ class MasterCore:
         connection.bytes_sent += size
 
     def _confirming(self, effects: list[MasterEffect], now_ms: int) -> list[MasterEffect]:
-        """Sees to it that a risen confirmOffset travels soon, but in no frame of its own yet."""
-        confirm = self.sync.confirm_offset
+        """Sets the time by which a risen confirmOffset is sent, if no earlier frame carries it."""
+        confirm = self.log.confirm_offset
         for connection in self._following.values():
             if connection.sent_confirm < confirm:
                 due_ms = max(now_ms, connection.sent_ms + self.policy.confirm_beat_ms)
@@ -456,6 +476,7 @@ class MasterCore:
             return []
         return list(self.sync.disconnected(connection.broker_id, connection.connection_id, now_ms))
 
+    @shows_events
     def check_invariants(self) -> None:
         """For tests and the simulation, after each step."""
         self.sync.check_invariants()
@@ -467,21 +488,8 @@ class MasterCore:
             following = connection.connection_id in self._following
             assert following == (connection.stage is Stage.TRANSFER)
             if connection.stage is Stage.TRANSFER:
-                assert connection.acked <= connection.next_offset <= self.sync.written
+                assert connection.acked <= connection.next_offset <= self.log.written
                 entry = connection.entry
                 assert entry is None or (
                     entry.start_offset <= connection.next_offset <= entry.end_offset
                 )
-
-
-__all__ = [
-    "CloseConnection",
-    "MasterCore",
-    "MasterEffect",
-    "MasterPolicy",
-    "SendBytes",
-    "SendLog",
-    "SlaveConnection",
-    "SlaveFollowing",
-    "Stage",
-]

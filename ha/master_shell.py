@@ -1,43 +1,44 @@
-"""Sockets and timer of the master side: does what the master core says, decides nothing.
+"""Sockets and timer of the master side. It performs the master core's effects.
 
 Log bytes go out as `writelines([header, view])` with a view of the store's read-only map, so Python
-copies none of them; a view that the kernel would not take yet is held by the transport, no longer
-than the window of unacked bytes is.
+copies none of them; the transport holds a view that the kernel does not take yet, for no
+more bytes than the window of unacked ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import cast
 
-from ha.clock import ByteRate
-from ha.master_core import (
+from batonmq.epoch.entry import EpochEntry
+from batonmq.ha.config import UNACKNOWLEDGED_MS
+from batonmq.ha.links import ByteRate, OpenLinks
+from batonmq.ha.master_core import (
     CloseConnection,
     MasterCore,
     MasterEffect,
     SendBytes,
     SendLog,
-    SlaveConnection,
 )
-from ha.open_links import OpenLinks
-from ha.ports import HAListener, LogStore
-from ha.protocol import SlaveFrameReader
-from ha.sync_state import ConfirmAdvanced, ProposeSet
-from ha.unanswered import limit_unanswered
-from ha.wire import SLAVE_HANDSHAKE
-from protocol.errors import RemoteProtocolError
+from batonmq.ha.ports import EpochList, HAListener, LogStore
+from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
+from batonmq.ha.wire import SLAVE_HANDSHAKE, SlaveFrameReader
+from batonmq.process.sockets import limit_unacknowledged_of
+from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.role_view import RoleView
 
 log = logging.getLogger(__name__)
 
-_LAST_WORD_S = 1.0
-"""How long a connection that we end may take to deliver what was sent on it before."""
+_FLUSH_S = 1.0
+"""How long a connection that we close may take to deliver what was sent on it before."""
 
 
 class SlaveLink(asyncio.Protocol):
     """One accepted HA connection. `attach` gives it to the acting master, or lets it wait for one
-    (`adopt`); what the slave says meanwhile is kept."""
+    (`adopt`); bytes received meanwhile are kept."""
 
     def __init__(
         self,
@@ -64,11 +65,11 @@ class SlaveLink(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
         self.transport = transport
-        limit_unanswered(transport)
+        limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
         self._attach(self)
 
     def adopt(self, shell: MasterShell) -> None:
-        """The mastership that this slave dialled has begun."""
+        """This replica is master now, or was already when the slave connected."""
         self._shell = shell
         shell.attach(self)
         early, self._early = self._early, b""
@@ -79,7 +80,7 @@ class SlaveLink(asyncio.Protocol):
         if self._shell is not None:
             self._shell.received(self, data)
             return
-        # A slave sends a handshake and waits: more than that is none.
+        # A slave sends its handshake and waits: more bytes than that are no handshake.
         self._early += data
         if len(self._early) > SLAVE_HANDSHAKE.size:
             self.end()
@@ -92,13 +93,13 @@ class SlaveLink(asyncio.Protocol):
             shell.lost(self)
 
     def end(self) -> None:
-        """Closes the socket and lets go of all views of the log. The shell hears no more of it."""
+        """Closes the socket and releases all views of the log. No event of it follows."""
         transport, self.transport, self._shell = self.transport, None, None
         if transport is not None:
             transport.abort()
 
-    def end_after_last_word(self) -> None:
-        """Closes once the peer has taken what was sent before; `end` may still cut that short."""
+    def end_after_flush(self) -> None:
+        """Closes once the peer has received what was sent; `end` may still interrupt that."""
         self._shell = None
         if self.transport is not None:
             self.transport.close()
@@ -121,7 +122,7 @@ class MasterShell:
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, SlaveLink] = {}
         self._leaving: set[SlaveLink] = set()
-        self._said = ""
+        self._reported = ""
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
         self._entries = store.epochs.entries
@@ -164,7 +165,7 @@ class MasterShell:
                 handshake.broker_id,
                 handshake.async_learner,
             )
-            self.perform(self._look_at_store(now_ms))
+            self.perform(self._poll_store(now_ms))
             self.perform(self.core.handshake_received(link.connection_id, handshake, now_ms))
         if acks:
             self.perform(self.core.acks_received(link.connection_id, acks, now_ms))
@@ -180,9 +181,30 @@ class MasterShell:
     def flushed(self, flushed: int) -> None:
         self.perform(self.core.flushed(flushed, self._now_ms()))
 
-    def epochs_changed(self) -> None:
+    def adopt(self, view: RoleView) -> None:
+        """A newer set of this mastership; of another one, its role change is on its way."""
+        if view.master_epoch == self.core.sync.master_epoch:
+            self.perform(self.core.replicas_changed(view.replicas, self._now_ms()))
+            self.perform(self.core.set_adopted(RecordedSet.of(view), self._now_ms()))
+
+    def begin_next_epoch(self, view: RoleView) -> int:
+        """Elected again: connections and acks stay, the history grows. Returns the log's end."""
+        epoch = view.master_epoch
+        self.perform(self.core.replicas_changed(view.replicas, self._now_ms()))
+        log_end = self._store.max_phy_offset
+        self.appended(log_end)
+        append_epoch(self._store.epochs, epoch, log_end)
         self._entries = self._store.epochs.entries
-        self.perform(self.core.epochs_changed(self._entries, self._now_ms()))
+        recorded = RecordedSet.of(view)
+        self.perform(self.core.epoch_begun(epoch, recorded, self._entries, self._now_ms()))
+        log.info("ha_master_again master_epoch=%d log_end=%d", epoch, log_end)
+        return log_end
+
+    def dead_changed(self, broker_ids: frozenset[int]) -> None:
+        self.perform(self.core.dead_changed(broker_ids, self._now_ms()))
+
+    def proposal_refused(self, code: int) -> None:
+        self.perform(self.core.proposal_refused(code, self._now_ms()))
 
     def perform(self, effects: Iterable[MasterEffect]) -> None:
         for effect in effects:
@@ -215,13 +237,13 @@ class MasterShell:
             self._arm()
 
     def _check_record(self, offset: int) -> None:
-        """A slave that was sent a bad record comes back for it: then it is ours that is bad (R24).
+        """A slave that received a bad record requests it again: the bad copy may be ours (R24).
 
-        Old bytes are sent as they lie on the disk, and checked by who receives them.
+        Old bytes are sent as they are on the disk; their receiver checks them.
         """
-        fault = self._store.fault_at(offset)
-        if fault and fault != self._said:
-            self._said = fault
+        fault = self._store.trust.fault_at(offset)
+        if fault and fault != self._reported:
+            self._reported = fault
             log.error("ha_own_log_damaged reason=%s", fault)
             self._listener.on_damage(fault)
 
@@ -232,7 +254,7 @@ class MasterShell:
         if not effect.size:
             link.transport.write(effect.header)
             return
-        view = self._store.log_view(effect.offset, effect.size)
+        view = self._store.log.view(effect.offset, effect.size)
         if len(view) == effect.size:
             link.transport.writelines([effect.header, view])
             return
@@ -252,15 +274,15 @@ class MasterShell:
         if link is not None:
             log.warning("ha_slave_dropped address=%s reason=%s", link.address, effect.reason)
             if effect.flush:
-                self._let_go(link)
+                self._end_after_flush(link)
             else:
                 link.end()
 
-    def _let_go(self, link: SlaveLink) -> None:
-        """The peer shall hear our last word (R27), but not keep us waiting for it."""
+    def _end_after_flush(self, link: SlaveLink) -> None:
+        """The peer should receive our last frame (R27), within a second."""
         self._leaving.add(link)
-        link.end_after_last_word()
-        self._loop.call_later(_LAST_WORD_S, self._cut_off, link)
+        link.end_after_flush()
+        self._loop.call_later(_FLUSH_S, self._cut_off, link)
 
     def _cut_off(self, link: SlaveLink) -> None:
         self._leaving.discard(link)
@@ -269,12 +291,12 @@ class MasterShell:
     def _tick(self) -> None:
         self._timer = None
         now_ms = self._now_ms()
-        effects = self._look_at_store(now_ms) + self.core.tick(now_ms)
+        effects = self._poll_store(now_ms) + self.core.tick(now_ms)
         self._arm()
         self.perform(effects)
 
-    def _look_at_store(self, now_ms: int) -> list[MasterEffect]:
-        """Segments expire behind our back, and epochs with them: no slave is promised those."""
+    def _poll_store(self, now_ms: int) -> list[MasterEffect]:
+        """Segments may have expired, and epochs with them: no slave may be promised those."""
         effects = self.core.log_trimmed(max(0, self._store.min_phy_offset), now_ms)
         if self._store.epochs.entries is not self._entries:
             self._entries = self._store.epochs.entries
@@ -290,13 +312,30 @@ class MasterShell:
         delay_ms = max(1, self._armed_ms - self._now_ms())
         self._timer = self._loop.call_later(delay_ms / 1_000, self._tick)
 
-    def slaves(self) -> Iterator[tuple[SlaveConnection, int]]:
-        """Each following connection with its bytes per second."""
-        now_ms = self._now_ms()
-        for connection_id, connection in self.core.connections.items():
-            link = self._links.get(connection_id)
-            if link is not None and connection.broker_id >= 0:
-                yield connection, link.rate.sample(connection.bytes_sent, now_ms)
+    def runtime_info(self) -> HARuntimeInfo:
+        sync, now_ms = self.core.sync, self._now_ms()
+        slaves = [
+            HAConnectionRuntimeInfo(
+                addr=connection.address,
+                slave_ack_offset=connection.acked,
+                diff=sync.log.written - max(0, connection.acked),
+                in_sync=connection.broker_id in sync.recorded,
+                transferred_byte_in_second=link.rate.sample(connection.bytes_sent, now_ms),
+                transfer_from_where=connection.start_offset,
+            )
+            for connection_id, connection in self.core.connections.items()
+            if connection.broker_id >= 0 and (link := self._links.get(connection_id)) is not None
+        ]
+        return HARuntimeInfo(
+            master=True,
+            master_commit_log_max_offset=sync.log.written,
+            in_sync_slave_nums=sum(slave.in_sync for slave in slaves),
+            ha_connection_info=slaves,
+            ha_client_runtime_info=HAClientRuntimeInfo(),
+        )
 
 
-__all__ = ["MasterShell", "SlaveLink"]
+def append_epoch(epochs: EpochList, epoch: int, start_offset: int) -> None:
+    """Durable when it returns."""
+    appended = epochs.append(EpochEntry(epoch, start_offset))
+    assert appended, f"epoch {epoch} does not fit {epochs.entries}"

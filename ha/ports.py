@@ -1,4 +1,4 @@
-"""The two seams of the HA service: the store it ships, and the broker it tells.
+"""The two seams of the HA service: the store that it replicates, and the broker around it.
 
 `LogStore` is what is needed of `store.MessageStore`; the tests have a log in memory beside it.
 `HAListener` is the broker.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from epoch.entry import EpochEntry
-from ha.sync_state import Proposal
+from batonmq.epoch.entry import EpochEntry
+from batonmq.ha.sync_state import Proposal
 
 
 class EpochList(Protocol):
@@ -29,8 +29,62 @@ class EpochList(Protocol):
     def drop_above(self, log_end: int) -> bool: ...
 
 
+class LogBytes(Protocol):
+    """`CommitLog`. `flushed_offset` is an exclusive end."""
+
+    @property
+    def flushed_offset(self) -> int: ...
+
+    def view(self, offset: int, size: int) -> memoryview: ...
+
+
+class ReplicaLog(Protocol):
+    """`SlaveLog`: what only a replica does to its log."""
+
+    def append_replicated(self, offset: int, data: memoryview | bytes) -> int: ...
+
+    def truncate_to(
+        self, offset: int, *, keep_aside: bool = True, unclean_epoch: bool = False
+    ) -> object: ...
+
+    def drop_unverified(self) -> int: ...
+
+    def reset_for_empty_start(self, offset: int) -> object: ...
+
+
+class Trust(Protocol):
+    """`LogTrust`."""
+
+    def discard_damaged_tail(self) -> object: ...
+
+    def clear_suspect(self) -> object: ...
+
+    def fault_at(self, offset: int) -> str: ...
+
+
+class Flusher(Protocol):
+    """`Background`."""
+
+    def request_flush(self) -> object: ...
+
+
 class LogStore(Protocol):
     """Offsets are exclusive ends, but for `min_phy_offset`."""
+
+    @property
+    def log(self) -> LogBytes: ...
+
+    @property
+    def slave_log(self) -> ReplicaLog: ...
+
+    @property
+    def trust(self) -> Trust: ...
+
+    @property
+    def background(self) -> Flusher: ...
+
+    @property
+    def epochs(self) -> EpochList: ...
 
     @property
     def min_phy_offset(self) -> int: ...
@@ -39,62 +93,33 @@ class LogStore(Protocol):
     def max_phy_offset(self) -> int: ...
 
     @property
-    def flushed_offset(self) -> int: ...
-
-    @property
     def confirm_offset(self) -> int: ...
-
-    @property
-    def epochs(self) -> EpochList: ...
-
-    def log_view(self, offset: int, size: int) -> memoryview: ...
-
-    def append_replicated(self, offset: int, data: memoryview | bytes) -> int: ...
 
     def advance_confirm_offset(self, offset: int) -> object: ...
 
     def prepare_master(self, *, discard_damage: bool = False) -> int: ...
 
-    def truncate_to(
-        self, offset: int, *, keep_aside: bool = True, unclean_epoch: bool = False
-    ) -> object: ...
-
-    def discard_damaged_tail(self) -> object: ...
-
-    def clear_suspect(self) -> object: ...
-
-    def drop_unverified(self) -> int: ...
-
-    def fault_at(self, offset: int) -> str: ...
-
-    def reset_for_empty_start(self, offset: int) -> object: ...
-
-    def request_flush(self) -> object: ...
-
 
 class HAListener(Protocol):
-    """What a broker is told. All calls come on the loop; none may await or raise."""
+    """The events for the broker. All calls come on the loop; none may await or raise."""
 
     def on_confirm_offset(self, offset: int) -> None:
         """As master: all below `offset` is on every required member (G1)."""
 
     def on_proposal(self, proposal: Proposal) -> None:
-        """Put this set to the controller, then call proposal_applied, _refused or _unknown."""
+        """Propose this set to the controllers; adopt_view or proposal_refused ends it."""
 
     def on_slave_following(self, broker_id: int) -> None:
-        """As master: that slave has taken our history and acked."""
+        """As master: that slave has accepted our history and acked."""
 
     def on_truncated(self, from_offset: int, to_offset: int) -> None:
         """As slave: our log was cut to follow the master."""
 
     def on_diverged(self, reason: str) -> None:
-        """As slave: cannot follow until an operator has looked."""
+        """As slave: cannot follow until an operator has acted."""
 
     def on_damage(self, reason: str) -> None:
         """As master: our own log is bad where a slave goes on (G8)."""
 
     def on_fatal(self, exc: BaseException) -> None:
         """The log or the epoch file can no longer be written: the process must stop."""
-
-
-__all__ = ["EpochList", "HAListener", "LogStore"]

@@ -1,9 +1,10 @@
-"""The slave's end of its one HA connection: when to dial, what to cut, write and ack. Pure.
+"""The slave's end of its one HA connection: when to connect, what to cut, append and ack. Pure.
 
-READY -> CONNECTING -> HANDSHAKE -> (PROVING, CUTTING) -> TRANSFER; every failure leads back to
-READY with a short, growing delay. Invariants: an ack never exceeds the log (nor, under haSyncFlush,
-what is flushed); nothing is acked to a peer whose history ends below the epoch this replica has
-accepted (R2); an epoch is in the epoch file before its first byte is in the log.
+TRANSITIONS holds all phases and what leads from one to the next; a step that it does not have
+raises InvalidTransition, which shows the recent events. Invariants: nothing is acked to a peer
+whose history ends below the epoch that this replica has accepted (R2); nothing is cut, and from
+the second connection of a view on nothing is appended, before the peer proved to be the master
+(R21). The invariants of the log's end are `received_log`'s.
 Effects are to be performed in order, each completely, before the next event is fed.
 Origin: Java AutoSwitchHAClient.
 """
@@ -12,19 +13,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from typing import Final
 
-from epoch.entry import within_log
-from ha.peer_proof import PeerIdentity, proof_fault
-from ha.redial import Redial
-from ha.slave_effects import (
+from batonmq.ha.received_log import ReceivedLog
+from batonmq.ha.slave_effects import (
     AdoptEpochs,
-    AppendEpoch,
-    AppendLog,
     BeginAt,
-    Confirm,
     Dial,
     Diverged,
-    FlushTo,
     Following,
     Hangup,
     ProveMaster,
@@ -32,66 +28,116 @@ from ha.slave_effects import (
     SlaveEffect,
     TruncateTo,
 )
-from ha.slave_policy import SlavePolicy
-from ha.truncation import BeginAnew, CutTo, LocalLog, Refuse, epochs_after, judge_log
-from ha.wire import (
-    MasterHandshake,
-    SlaveHandshake,
-    TransferHeader,
-    encode_ack,
-    encode_slave_handshake,
+from batonmq.ha.slave_policy import MasterSilence, Redial, SlavePolicy
+from batonmq.ha.truncation import (
+    BeginAnew,
+    CutTo,
+    LocalLog,
+    PeerIdentity,
+    Refuse,
+    epochs_after,
+    judge_log,
+    proof_fault,
 )
-from protocol.role_view import RoleView
+from batonmq.ha.wire import MasterHandshake, SlaveHandshake, TransferHeader, encode_slave_handshake
+from batonmq.process.recent_events import RecentEvents, records_event, shows_events
+from batonmq.protocol.role_view import RoleView
 
 
 class Phase(Enum):
     READY = "ready"
+    """No connection. `Redial` has the time of the next one."""
     CONNECTING = "connecting"
+    """The connection is being made."""
     HANDSHAKE = "handshake"
+    """Our handshake is sent, the master's is awaited."""
     PROVING = "proving"
+    """The master's identity is requested at its remoting address (1007)."""
     CUTTING = "cutting"
+    """The store cuts the log to the consistent point."""
     TRANSFER = "transfer"
+    """Our log is a prefix of the master's; its frames are appended and acked."""
+    STOPPED = "stopped"
+    """The slave side has ended (R1)."""
+
+
+class Step(Enum):
+    DIAL = "dial"
+    CONNECTED = "connected"
+    PROOF_NEEDED = "proof needed"
+    CUT_NEEDED = "cut needed"
+    HISTORY_FITS = "history fits"
+    HANG_UP = "hang up"
+    STOP = "stop"
+
+
+TRANSITIONS: Final[dict[Phase, dict[Step, Phase]]] = {
+    Phase.READY: {
+        Step.DIAL: Phase.CONNECTING,  # a tick when it is due, or a newer view
+        Step.HANG_UP: Phase.READY,  # a write failed that began before the last hang-up
+        Step.STOP: Phase.STOPPED,
+    },
+    Phase.CONNECTING: {
+        Step.CONNECTED: Phase.HANDSHAKE,
+        Step.HANG_UP: Phase.READY,  # refused, no answer in time, or another master was elected
+        Step.STOP: Phase.STOPPED,
+    },
+    Phase.HANDSHAKE: {  # the master's handshake arrives
+        Step.PROOF_NEEDED: Phase.PROVING,
+        Step.CUT_NEEDED: Phase.CUTTING,
+        Step.HISTORY_FITS: Phase.TRANSFER,
+        Step.HANG_UP: Phase.READY,
+        Step.STOP: Phase.STOPPED,
+    },
+    Phase.PROVING: {  # the peer is the master that the view names
+        Step.CUT_NEEDED: Phase.CUTTING,
+        Step.HISTORY_FITS: Phase.TRANSFER,
+        Step.HANG_UP: Phase.READY,
+        Step.STOP: Phase.STOPPED,
+    },
+    Phase.CUTTING: {  # the log is cut, and reaches the consistent point at the first cut
+        Step.HISTORY_FITS: Phase.TRANSFER,
+        Step.HANG_UP: Phase.READY,
+        Step.STOP: Phase.STOPPED,
+    },
+    Phase.TRANSFER: {
+        Step.HANG_UP: Phase.READY,
+        Step.STOP: Phase.STOPPED,
+    },
+    Phase.STOPPED: {},
+}
+
+
+class InvalidTransition(AssertionError):
+    """A step that the table does not have: a bug."""
 
 
 class SlaveCore:
-    """Follows the master of one role view. `log` must be the store's state at each call."""
+    """Follows the master of one role view. A LocalLog is the store's state at that moment.
+
+    The first `tick` dials at once: a failover waits for it.
+    """
 
     def __init__(
         self, broker_id: int, view: RoleView, log: LocalLog, policy: SlavePolicy, now_ms: int
     ) -> None:
         assert view.master_broker_id is not None and view.master_broker_id != broker_id
+        self.recent_events = RecentEvents()
         self.broker_id = broker_id
         self.view = view
         self.policy = policy
         self.phase = Phase.READY
-        self.max_offset = log.max_offset
-        self.last_epoch = log.last_epoch
-        self.confirm_offset = log.confirm_offset
-        self.bytes_received = 0
-        self._filled_ms = -1 << 40
-        self.read_ms = now_ms
-        self.sent_ms = now_ms
-        self._log = log
+        self.log = ReceivedLog(log, policy, now_ms)
+        self.silence = MasterSilence(policy, now_ms)
+        self._redial = Redial(policy, now_ms)
         self._peer: MasterHandshake | None = None
         self._proved = False
         self._fresh_until_ms = now_ms + policy.fresh_ms
-        self._redial = Redial(policy.redial, now_ms)
-        self._pending_epoch: tuple[int, int] | None = None
         self._first_frame = True
-        self._ack_due = False
-        self._first_ack_sent = False
-        self._flush_asked = 0
-        self._frame_confirm = -1
-        self._beat_ms: int | None = None
-        self._brisk = 0
-        self._ticked_ms = now_ms
 
     # -- connection
 
-    def begin(self, now_ms: int) -> list[SlaveEffect]:
-        """Dials at once: a failover waits for this."""
-        return self._dial(now_ms)
-
+    @records_event
     def follow(self, view: RoleView, now_ms: int) -> list[SlaveEffect]:
         """A newer view. The connection stays if it leads to the same process."""
         old, self.view = self.view, view
@@ -107,42 +153,246 @@ class SlaveCore:
             return []
         effects: list[SlaveEffect] = []
         if self.phase is not Phase.READY:
+            self._move(Step.HANG_UP)
             effects.append(Hangup("the group has another master"))
-            self._reset()
         return effects + self._dial(now_ms)
 
+    @records_event
     def connected(self, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
-        assert self.phase is Phase.CONNECTING
-        self._take(log)
-        self.phase = Phase.HANDSHAKE
-        self.read_ms = self.sent_ms = now_ms
+        self._move(Step.CONNECTED)
+        self.log.reload(log)
+        self.silence.read_ms = self.log.sent_ms = now_ms
         handshake = SlaveHandshake(
             self.broker_id, self.policy.sync_from_last_file, self.policy.async_learner
         )
         return [SendToMaster(encode_slave_handshake(handshake))]
 
+    @records_event
     def disconnected(self, now_ms: int) -> list[SlaveEffect]:
-        """The dial failed, or the connection ended from the other side."""
-        if self.phase is not Phase.READY:
-            self._reset()
+        """The dial failed, the connection ended, or the shell could not go on with it."""
+        if self.phase not in (Phase.READY, Phase.STOPPED):
+            self._move(Step.HANG_UP)
             self._redial.later(now_ms)
         return []
 
+    @records_event
     def stop(self) -> list[SlaveEffect]:
         """Ends the slave side (R1: before this replica acts as master)."""
         connected = self.phase is not Phase.READY
-        self._reset()
+        self._move(Step.STOP)
         self._redial.never()
         return [Hangup("the slave side ends")] if connected else []
 
     @property
-    def _is_proved(self) -> bool:
-        return self._proved or not self.policy.proof_needed
+    def wakeup_ms(self) -> int:
+        """When `tick` is due."""
+        if self.phase in (Phase.READY, Phase.STOPPED):
+            return self._redial.at_ms
+        return self.silence.wakeup_ms
 
-    @property
-    def known_confirm(self) -> int:
-        """As far as this log is confirmed by all that was heard, shown to readers or not."""
-        return max(self.confirm_offset, min(self._frame_confirm, self.max_offset))
+    @records_event
+    def tick(self, now_ms: int) -> list[SlaveEffect]:
+        if self.phase in (Phase.READY, Phase.STOPPED):
+            return self._dial(now_ms) if now_ms >= self._redial.at_ms else []
+        policy = self.policy
+        silent_ms = self.silence.tick(now_ms)
+        if self.phase is Phase.CONNECTING:
+            limit_ms = policy.dial_ms
+        elif self.phase in (Phase.HANDSHAKE, Phase.PROVING):
+            limit_ms = policy.connect_ms
+        else:
+            limit_ms = self.silence.limit_ms(brisk=bool(self.view.master_incarnation))
+        if silent_ms >= limit_ms:
+            was_dialling = self.phase is Phase.CONNECTING
+            effects = self._hang_up(f"nothing read for {silent_ms} ms", now_ms)
+            if was_dialling:
+                self._redial.at(now_ms)
+            return effects
+        if (
+            self.phase is Phase.TRANSFER
+            and self.log.first_ack_sent
+            and now_ms - self.log.sent_ms >= policy.keepalive_ms
+        ):
+            self.log.ack_due = True
+        return []
+
+    # -- handshake and truncation
+
+    @records_event
+    def handshake_received(
+        self, peer: MasterHandshake, log: LocalLog, now_ms: int
+    ) -> list[SlaveEffect]:
+        """Compares histories. Nothing is cut or acked before the peer has the epoch for it."""
+        assert self.phase is Phase.HANDSHAKE
+        self.silence.read_ms = now_ms
+        self.log.reload(log)
+        self._peer = peer
+        needed = max(self.view.master_epoch, log.last_epoch)
+        if peer.last_epoch < needed:
+            return self._hang_up(
+                f"the peer's last epoch is {peer.last_epoch}, this replica has accepted {needed}",
+                now_ms,
+            )
+        fresh = now_ms < self._fresh_until_ms
+        self._fresh_until_ms = now_ms
+        if not fresh and not self._proved:
+            # R21: whoever answers at this address by now, its history may fit ours by chance.
+            return self._request_proof(now_ms)
+        return self._settle_history(log, now_ms)
+
+    def _request_proof(self, now_ms: int) -> list[SlaveEffect]:
+        self._move(Step.PROOF_NEEDED)
+        self.silence.read_ms = now_ms
+        return [ProveMaster(self.view)]
+
+    @records_event
+    def peer_proved(self, identity: PeerIdentity, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
+        """The reply to ProveMaster. One that comes after a hang-up is ignored."""
+        if self.phase is not Phase.PROVING:
+            return []
+        assert self._peer is not None
+        fault = proof_fault(identity, self.view, self._peer.last_epoch)
+        if fault:
+            return self._hang_up(fault, now_ms)
+        self._proved = True
+        return self._settle_history(log, now_ms)
+
+    @records_event
+    def log_changed(self, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
+        """The cut of TruncateTo is done and durable."""
+        assert self.phase is Phase.CUTTING
+        return self._settle_history(log, now_ms)
+
+    @records_event
+    def cut_refused(self, reason: str, now_ms: int) -> list[SlaveEffect]:
+        """The store would not cut there (R23, or no record ends at that offset)."""
+        assert self.phase is Phase.CUTTING
+        reason = f"{reason}; compare both logs, or move this store aside"
+        return self._diverge(reason, is_new=self._redial.diverged(reason, now_ms))
+
+    def _settle_history(self, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
+        peer = self._peer
+        assert peer is not None
+        self.log.reload(log)
+        member = self.broker_id in self.view.sync_state_set
+        # What was confirmed counts, though the store may still be busy showing it to readers.
+        log = replace(log, confirm_offset=self.log.confirm_offset)
+        decision = judge_log(log, peer, member=member, unclean_epoch=self.view.unclean_epoch)
+        if isinstance(decision, Refuse):
+            is_new = self._redial.diverged(decision.reason, now_ms)
+            return self._diverge(decision.reason, is_new=is_new)
+        if isinstance(decision, BeginAnew | CutTo) and not self._proved:
+            return self._request_proof(now_ms)
+        if isinstance(decision, BeginAnew):
+            return self._begin_anew(decision.reason, now_ms)
+        if isinstance(decision, CutTo):
+            self._move(Step.CUT_NEEDED)
+            # Only towards an unclean epoch is this below what was confirmed.
+            self.log.confirm_offset = min(self.log.confirm_offset, decision.offset)
+            return [TruncateTo(log.max_offset, decision.offset, decision.unclean)]
+        return self._start_transfer(log, peer, now_ms)
+
+    def _start_transfer(
+        self, log: LocalLog, peer: MasterHandshake, now_ms: int
+    ) -> list[SlaveEffect]:
+        self._move(Step.HISTORY_FITS)
+        self._first_frame = True
+        effects: list[SlaveEffect] = []
+        entries = epochs_after(log, peer)
+        if [(e.epoch, e.start_offset) for e in entries] != [
+            (e.epoch, e.start_offset) for e in log.entries
+        ]:
+            effects.append(AdoptEpochs(entries))
+        effects.append(Following(log.max_offset))
+        self.log.begin_transfer(entries[-1].epoch if entries else -1, peer.max_offset)
+        if not self.policy.sync_flush:
+            # At once, even if it is 0: Java waits up to 5 s here, and the master waits for it.
+            self.log.acknowledge(log.max_offset, now_ms, effects)
+        return effects
+
+    def _begin_anew(self, reason: str, now_ms: int) -> list[SlaveEffect]:
+        """R27: the old log goes aside and the next handshake finds an empty one."""
+        effects = self._hang_up(reason, now_ms)
+        self._redial.at(now_ms)
+        self.log.max_offset = self.log.confirm_offset = 0
+        return [BeginAt(0, reason), AdoptEpochs(()), *effects]
+
+    def _diverge(self, reason: str, *, is_new: bool) -> list[SlaveEffect]:
+        """Cannot follow. A reason is reported once; `_redial` sets the next attempt."""
+        self._move(Step.HANG_UP)
+        return [Hangup(reason), Diverged(reason)] if is_new else [Hangup(reason)]
+
+    # -- transfer
+
+    @records_event
+    def frame_received(self, header: TransferHeader, now_ms: int) -> list[SlaveEffect]:
+        """The head of a transfer frame; each piece of its body follows through `log.append`."""
+        body_size, offset, epoch, epoch_start, confirm = header
+        log = self.log
+        self.silence.read_ms = now_ms
+        if self.phase is not Phase.TRANSFER:
+            if body_size:
+                return self._hang_up("log bytes before our first ack", now_ms)
+            return []  # Java heartbeats from its handshake on
+        if not body_size:
+            self.silence.note_beat(now_ms)
+            if offset < 0:
+                log.ack_due = True  # Java, before it has chosen where to start
+                return []
+        effects: list[SlaveEffect] = []
+        if offset != log.max_offset:
+            if log.max_offset == 0:
+                assert self._peer is not None
+                effects += log.begin_at(offset, self._peer)
+            elif self._first_frame and not body_size and offset > log.max_offset:
+                return self._next_byte_gone(offset, now_ms)
+            else:
+                return self._hang_up(
+                    f"a frame at offset {offset}, our log ends at {log.max_offset}", now_ms
+                )
+        if self._first_frame:
+            self._first_frame = False
+            self._redial.progress()
+        if epoch < log.last_epoch:
+            reason = f"a frame of epoch {epoch}, this replica has accepted {log.last_epoch}"
+            return effects + self._hang_up(reason, now_ms)
+        return effects + log.frame_begins(epoch, epoch_start, confirm)
+
+    def _next_byte_gone(self, offset: int, now_ms: int) -> list[SlaveEffect]:
+        reason = f"our log ends at {self.log.max_offset}, the master's begins at {offset}"
+        if not self._proved:
+            # The view is no longer fresh at the next connection, which therefore wants a proof.
+            return self._hang_up(f"{reason}: it has to prove that it is the master", now_ms)
+        if self.broker_id in self.view.sync_state_set:
+            reason += (
+                ", yet this replica is in the SyncStateSet: nothing is dropped; compare both logs, "
+                "or move this store aside and restart"
+            )
+            return self._diverge(reason, is_new=self._redial.diverged(reason, now_ms))
+        return self._begin_anew(reason, now_ms)
+
+    @records_event
+    def append_failed(
+        self, log_end: int, offset: int, reason: str, now_ms: int
+    ) -> list[SlaveEffect]:
+        """The record at `offset` is damaged or the disk is full; the log ends at `log_end`.
+
+        Either may pass: the bytes are requested again, ever more rarely as long as it is that same
+        offset.
+        """
+        self.log.confirm_offset = min(self.log.confirm_offset, log_end)
+        return self._diverge(reason, is_new=self._redial.stuck(offset, reason, now_ms))
+
+    @records_event
+    def turn_ended(self, flushed_offset: int, now_ms: int) -> list[SlaveEffect]:
+        """After all that one read brought: one ack for all of it, then what readers may see."""
+        if self.phase is not Phase.TRANSFER:
+            return []
+        effects: list[SlaveEffect] = []
+        if self.log.ack_due:
+            self.log.acknowledge(flushed_offset, now_ms, effects)
+        self.log.confirm(now_ms, effects)
+        return effects
 
     @property
     def is_level(self) -> bool:
@@ -153,352 +403,38 @@ class SlaveCore:
         acknowledged, which lies below that start. What it acknowledges later and this replica
         lacks, it acknowledged without this replica in the required set (R1).
         """
-        return (
-            self.phase is Phase.TRANSFER
-            and 0 <= self._frame_confirm <= self.max_offset
-            and self.last_epoch == self.view.master_epoch
-            and self._pending_epoch is None
-        )
-
-    @property
-    def wakeup_ms(self) -> int:
-        """When `tick` is due."""
-        if self.phase is Phase.READY:
-            return self._redial.at_ms
-        return self._ticked_ms + self.policy.tick_ms
-
-    def tick(self, now_ms: int) -> list[SlaveEffect]:
-        late_ms = now_ms - self._ticked_ms - self.policy.tick_ms
-        self._ticked_ms = now_ms
-        if self.phase is Phase.READY:
-            return self._dial(now_ms) if now_ms >= self._redial.at_ms else []
-        if late_ms > self.policy.stall_ms:
-            self.read_ms += late_ms  # R8: what we did not look for has not been missing
-        silent_ms = now_ms - self.read_ms
-        if silent_ms >= self._patience_ms():
-            was_dialling = self.phase is Phase.CONNECTING
-            effects = self._hang_up(f"nothing read for {silent_ms} ms", now_ms)
-            if was_dialling:
-                self._redial.at(now_ms)
-            return effects
-        if (
-            self.phase is Phase.TRANSFER
-            and self._first_ack_sent
-            and now_ms - self.sent_ms >= self.policy.keepalive_ms
-        ):
-            self._ack_due = True
-        return []
-
-    # -- handshake and truncation
-
-    def handshake_received(
-        self, peer: MasterHandshake, log: LocalLog, now_ms: int
-    ) -> list[SlaveEffect]:
-        """Compares histories. Nothing is cut or acked before the peer has the epoch for it."""
-        assert self.phase is Phase.HANDSHAKE
-        self.read_ms = now_ms
-        self._take(log)
-        self._peer = peer
-        needed = max(self.view.master_epoch, log.last_epoch)
-        if peer.last_epoch < needed:
-            return self._hang_up(
-                f"the peer's last epoch is {peer.last_epoch}, this replica has accepted {needed}",
-                now_ms,
-            )
-        fresh = now_ms < self._fresh_until_ms
-        self._fresh_until_ms = now_ms
-        if self.policy.proof_needed and not fresh:
-            # R21: whoever answers at this address by now, its history may fit ours by chance.
-            return self._ask_proof(now_ms)
-        return self._settle_history(log, now_ms)
-
-    def _ask_proof(self, now_ms: int) -> list[SlaveEffect]:
-        self.phase = Phase.PROVING
-        self.read_ms = now_ms
-        return [ProveMaster(self.view)]
-
-    def peer_proved(self, identity: PeerIdentity, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
-        """The answer to ProveMaster."""
-        if self.phase is not Phase.PROVING:
-            return []
-        assert self._peer is not None
-        fault = proof_fault(identity, self.view, self._peer.last_epoch)
-        if fault:
-            return self._hang_up(fault, now_ms)
-        self._proved = True
-        return self._settle_history(log, now_ms)
-
-    def peer_unproved(self, reason: str, now_ms: int) -> list[SlaveEffect]:
-        if self.phase is not Phase.PROVING:
-            return []
-        return self._hang_up(f"no proof that the peer is the master: {reason}", now_ms)
-
-    def log_changed(self, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
-        """The cut of TruncateTo is done and durable."""
-        assert self.phase is Phase.CUTTING
-        return self._settle_history(log, now_ms)
-
-    def cut_refused(self, reason: str, now_ms: int) -> list[SlaveEffect]:
-        """The store would not cut there (R23, or no record ends at that offset)."""
-        assert self.phase is Phase.CUTTING
-        return self._diverge(f"{reason}; compare both logs, or move this store aside", now_ms)
-
-    def _settle_history(self, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
-        peer = self._peer
-        assert peer is not None
-        self._take(log)
-        member = self.broker_id in self.view.sync_state_set
-        # What was confirmed counts, though the store may still be busy showing it to readers.
-        log = replace(log, confirm_offset=self.confirm_offset)
-        verdict = judge_log(log, peer, member=member, unclean_epoch=self.view.unclean_epoch)
-        if isinstance(verdict, Refuse):
-            return self._diverge(verdict.reason, now_ms)
-        if isinstance(verdict, BeginAnew | CutTo) and not self._is_proved:
-            return self._ask_proof(now_ms)
-        if isinstance(verdict, BeginAnew):
-            return self._begin_anew(verdict.reason, now_ms)
-        if isinstance(verdict, CutTo):
-            assert self.phase is not Phase.CUTTING, "the cut did not reach the consistent point"
-            self.phase = Phase.CUTTING
-            # Only towards an unclean epoch is this below what was confirmed.
-            self.confirm_offset = min(self.confirm_offset, verdict.offset)
-            return [TruncateTo(log.max_offset, verdict.offset, verdict.unclean)]
-        return self._start_transfer(log, peer, now_ms)
-
-    def _start_transfer(
-        self, log: LocalLog, peer: MasterHandshake, now_ms: int
-    ) -> list[SlaveEffect]:
-        self.phase = Phase.TRANSFER
-        self._first_frame = True
-        self._first_ack_sent = False
-        effects: list[SlaveEffect] = []
-        entries = epochs_after(log, peer)
-        if [(e.epoch, e.start_offset) for e in entries] != [
-            (e.epoch, e.start_offset) for e in log.entries
-        ]:
-            effects.append(AdoptEpochs(entries))
-        self.last_epoch = entries[-1].epoch if entries else -1
-        effects.append(Following(log.max_offset))
-        self._ack_due = True
-        if not self.policy.sync_flush:
-            # At once, even if it is 0: Java waits up to 5 s here, and the master waits for it.
-            self._acknowledge(log.max_offset, now_ms, effects)
-        return effects
-
-    def _begin_anew(self, reason: str, now_ms: int) -> list[SlaveEffect]:
-        """R27: the old log goes aside and the next handshake finds an empty one."""
-        effects = self._hang_up(reason, now_ms)
-        self._redial.at(now_ms)
-        self.max_offset = self.confirm_offset = 0
-        return [BeginAt(0, reason), AdoptEpochs(()), *effects]
-
-    def _diverge(self, reason: str, now_ms: int) -> list[SlaveEffect]:
-        """Cannot follow. Said once, tried again ever more rarely, for ever."""
-        return self._give_up(reason, is_new=self._redial.diverged(reason, now_ms))
-
-    def _give_up(self, reason: str, *, is_new: bool) -> list[SlaveEffect]:
-        self._reset()
-        return [Hangup(reason), Diverged(reason)] if is_new else [Hangup(reason)]
-
-    # -- transfer
-
-    def frame_received(self, header: TransferHeader, now_ms: int) -> list[SlaveEffect]:
-        """The head of a transfer frame; its body follows through `body_received`."""
-        body_size, offset, epoch, epoch_start, confirm = header
-        self.read_ms = now_ms
-        if self.phase is not Phase.TRANSFER:
-            if body_size:
-                return self._hang_up("log bytes before our first ack", now_ms)
-            return []  # Java heartbeats from its handshake on
-        if not body_size:
-            self._note_beat(now_ms)
-            if offset < 0:
-                self._ack_due = True  # Java, before it has chosen where to start
-                return []
-        effects: list[SlaveEffect] = []
-        if offset != self.max_offset:
-            if self.max_offset == 0:
-                effects += self._begin_at(offset)
-            elif self._first_frame and not body_size and offset > self.max_offset:
-                return self._next_byte_gone(offset, now_ms)
-            else:
-                return self._hang_up(
-                    f"a frame at offset {offset}, our log ends at {self.max_offset}", now_ms
-                )
-        if self._first_frame:
-            self._first_frame = False
-            self._redial.progress()
-        self._ack_due = True
-        self._frame_confirm = confirm
-        if epoch != self.last_epoch:
-            effects += self._enter_epoch(epoch, epoch_start, now_ms)
-        return effects
-
-    def body_received(self, data: memoryview) -> list[SlaveEffect]:
-        """The next piece of the current frame's body."""
-        offset = self.max_offset
-        size = len(data)
-        self._ack_due = True
-        self.bytes_received += size
-        pending = self._pending_epoch
-        self.max_offset = offset + size
-        if pending is None:
-            return [AppendLog(offset, data)]
-        # The last chunk of an epoch, which Java labels with the next one.
-        epoch, start = pending
-        if self.max_offset < start:
-            return [AppendLog(offset, data)]
-        self._pending_epoch = None
-        self.last_epoch = epoch
-        effects: list[SlaveEffect] = [AppendLog(offset, data[: start - offset])]
-        effects.append(AppendEpoch(epoch, start))
-        if self.max_offset > start:
-            effects.append(AppendLog(start, data[start - offset :]))
-        return effects
-
-    def _enter_epoch(self, epoch: int, start: int, now_ms: int) -> list[SlaveEffect]:
-        """The frame belongs to another epoch than the last one: durable before its first byte."""
-        if epoch < self.last_epoch:
-            return self._hang_up(
-                f"a frame of epoch {epoch}, this replica has accepted {self.last_epoch}", now_ms
-            )
-        if start > self.max_offset:
-            self._pending_epoch = (epoch, start)
-            return []
-        self._pending_epoch = None
-        self.last_epoch = epoch
-        return [AppendEpoch(epoch, start)]
-
-    def _begin_at(self, offset: int) -> list[SlaveEffect]:
-        """An empty log begins where the master's does, or at the master's last segment."""
-        assert self._peer is not None
-        self.max_offset = offset
-        self.confirm_offset = 0
-        entries = within_log(self._peer.entries, offset)
-        self.last_epoch = entries[-1].epoch if entries else -1
-        return [BeginAt(offset, "the master's log begins there"), AdoptEpochs(entries)]
-
-    def _next_byte_gone(self, offset: int, now_ms: int) -> list[SlaveEffect]:
-        reason = f"our log ends at {self.max_offset}, the master's begins at {offset}"
-        if not self._is_proved:
-            # The next connection asks who it is, for the view is no longer fresh then.
-            return self._hang_up(f"{reason}: it has to prove that it is the master", now_ms)
-        if self.broker_id in self.view.sync_state_set:
-            return self._diverge(
-                f"{reason}, yet this replica is in the SyncStateSet: nothing is dropped; compare "
-                "both logs, or move this store aside and restart",
-                now_ms,
-            )
-        return self._begin_anew(reason, now_ms)
-
-    def record_refused(self, offset: int, reason: str, now_ms: int) -> list[SlaveEffect]:
-        """The record at `offset` came damaged and was dropped. It may have been the way: we ask
-        for it again, and ever more rarely as long as it is that same one."""
-        why = f"the master sent a damaged record: {reason}"
-        return self._give_up(why, is_new=self._redial.stuck(offset, why, now_ms))
-
-    def disk_full(self, log_end: int, reason: str, now_ms: int) -> list[SlaveEffect]:
-        """The log, which ends at `log_end`, could not grow. The disk may become empty again: we
-        try, ever more rarely as long as not a byte could be appended."""
-        why = f"cannot follow the master, the disk is full: {reason}"
-        return self._give_up(why, is_new=self._redial.stuck(log_end, why, now_ms))
-
-    def turn_ended(self, flushed_offset: int, now_ms: int) -> list[SlaveEffect]:
-        """After all that one read brought: one ack for all of it, then what readers may see."""
-        if self.phase is not Phase.TRANSFER:
-            return []
-        effects: list[SlaveEffect] = []
-        if self._ack_due:
-            self._acknowledge(flushed_offset, now_ms, effects)
-        visible = min(self._frame_confirm, self.max_offset)
-        if visible > self.confirm_offset and not self._flooded(now_ms):
-            self.confirm_offset = visible
-            effects.append(Confirm(visible))
-        return effects
-
-    def read_filled(self, now_ms: int) -> None:
-        """A read filled its whole buffer: more is waiting."""
-        self._filled_ms = now_ms
-
-    def _flooded(self, now_ms: int) -> bool:
-        """Whether bytes that were old when we connected pour in faster than they are read. Then
-        being a copy comes first; showing messages to readers costs more, and follows. It follows
-        closely: whoever is elected has all of it to show before it opens."""
-        assert self._peer is not None
-        if self.max_offset - self.confirm_offset > self.policy.flood_lag_bytes:
-            return False
-        filled = now_ms - self._filled_ms < self.policy.flood_ms
-        return filled and self.max_offset < self._peer.max_offset
-
-    def _acknowledge(self, flushed_offset: int, now_ms: int, effects: list[SlaveEffect]) -> None:
-        ack = self.max_offset
-        if self.policy.sync_flush and flushed_offset < ack:
-            if self._flush_asked < ack:
-                self._flush_asked = ack
-                effects.append(FlushTo(ack))
-            if not self._first_ack_sent:
-                return  # the first ack chooses where the master starts: all or nothing
-            ack = flushed_offset
-        else:
-            self._ack_due = False
-        self._first_ack_sent = True
-        self.sent_ms = now_ms
-        effects.append(SendToMaster(encode_ack(ack)))
+        return self.phase is Phase.TRANSFER and self.log.is_level(self.view.master_epoch)
 
     # -- inside
-
-    def _take(self, log: LocalLog) -> None:
-        self._log = log
-        self.max_offset = log.max_offset
-        self.last_epoch = log.last_epoch
-        self.confirm_offset = max(self.confirm_offset, log.confirm_offset)
 
     def _dial(self, now_ms: int) -> list[SlaveEffect]:
         if not self.view.master_ha_address:
             self._redial.later(now_ms)
             return []
-        self.phase = Phase.CONNECTING
-        self.read_ms = self._ticked_ms = now_ms
+        self._move(Step.DIAL)
+        self._proved = not self.policy.proof_needed
+        self.silence.begin(now_ms)
         return [Dial(self.view.master_ha_address)]
 
     def _hang_up(self, reason: str, now_ms: int) -> list[SlaveEffect]:
-        self._reset()
+        self._move(Step.HANG_UP)
         self._redial.later(now_ms)
         return [Hangup(reason)]
 
-    def _reset(self) -> None:
-        self.phase = Phase.READY
-        self._peer = None
-        self._proved = False
-        self._pending_epoch = None
-        self._ack_due = False
-        self._flush_asked = 0
-        self._frame_confirm = -1
-        self._beat_ms = None
-        self._brisk = 0
+    def _move(self, step: Step) -> None:
+        phase = TRANSITIONS[self.phase].get(step)
+        if phase is None:
+            raise InvalidTransition(f"{step.value} in phase {self.phase.value}")
+        self.phase = phase
+        if phase in (Phase.READY, Phase.STOPPED):
+            self._peer = None
+            self._proved = False
+            self.log.end_connection()
+            self.silence.end_connection()
 
-    def _note_beat(self, now_ms: int) -> None:
-        if self._beat_ms is not None:
-            self._brisk = self._brisk + 1 if now_ms - self._beat_ms <= 1_000 else 0
-        self._beat_ms = now_ms
-
-    def _patience_ms(self) -> int:
-        policy = self.policy
-        if self.phase is Phase.CONNECTING:
-            return policy.dial_ms
-        if self.phase in (Phase.HANDSHAKE, Phase.PROVING):
-            return policy.connect_ms
-        brisk = self.view.master_incarnation or self._brisk >= 2
-        return policy.brisk_ms if brisk else policy.housekeeping_ms
-
+    @shows_events
     def check_invariants(self) -> None:
         """For tests and the simulation, after each step."""
-        assert self.confirm_offset <= self.max_offset or self.max_offset == 0
-        if self._pending_epoch is not None:
-            assert self.phase is Phase.TRANSFER
-            assert self._pending_epoch[1] > self.max_offset
+        self.log.check_invariants()
         if self.phase is Phase.TRANSFER:
             assert self._peer is not None
-
-
-__all__ = ["Phase", "SlaveCore"]

@@ -1,4 +1,4 @@
-"""What the slave core asks of its shell. Frozen values, to be performed in order.
+"""The effects of the slave core. Frozen values, to be performed in order.
 
 Those of every loop turn are NamedTuples, which cost a third of a frozen dataclass.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from epoch.entry import EpochEntry
-from protocol.role_view import RoleView
+from batonmq.epoch.entry import EpochEntry
+from batonmq.protocol.role_view import RoleView
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class SendToMaster(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProveMaster:
-    """Ask the master by its remoting address who it is; feed `peer_proved` or `peer_unproved`."""
+    """Request the master's identity at its remoting address (1007), then feed `peer_proved`, or
+    `disconnected` if there is no answer."""
 
     view: RoleView
 
@@ -44,7 +45,7 @@ class TruncateTo:
 
 @dataclass(frozen=True, slots=True)
 class BeginAt:
-    """Put what log there is aside and begin an empty one whose first byte will be `offset`."""
+    """Move the log aside and begin an empty one whose first byte will be `offset`."""
 
     offset: int
     reason: str
@@ -92,7 +93,7 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """This replica cannot follow until an operator has looked; said once per reason."""
+    """This replica cannot follow until an operator has acted; reported once per reason."""
 
     reason: str
 
@@ -112,21 +113,3 @@ SlaveEffect = (
     | Following
     | Diverged
 )
-
-
-__all__ = [
-    "AdoptEpochs",
-    "AppendEpoch",
-    "AppendLog",
-    "BeginAt",
-    "Confirm",
-    "Dial",
-    "Diverged",
-    "FlushTo",
-    "Following",
-    "Hangup",
-    "ProveMaster",
-    "SendToMaster",
-    "SlaveEffect",
-    "TruncateTo",
-]

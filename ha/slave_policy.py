@@ -1,10 +1,10 @@
-"""The numbers behind the slave core's decisions."""
+"""The numbers behind the slave core's decisions, and the two timers that they set. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ha.redial import RedialPolicy
+from batonmq.process.backoff import Backoff, pause_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,106 @@ class SlavePolicy:
     tick_ms: int = 100
     stall_ms: int = 100
 
+
+_NEVER = 1 << 62
+
+
+class Redial:
+    """When a slave connects again, and whether it has already reported why it cannot follow.
+
+    After a connection that was lost: soon, doubling up to a second. For a reason that does not
+    pass by itself (another history, a damaged record, a full disk): reported once, retried after a
+    second, doubling up to a minute, without end.
+    """
+
+    def __init__(self, policy: SlavePolicy, now_ms: int) -> None:
+        self.at_ms = now_ms
+        """When the next connection is due, while there is none."""
+        self._lost = Backoff(policy.retry_ms, policy.retry_ms_max)
+        self._policy = policy
+        self._diverged_times = 0
+        self._stuck_times = 0
+        self._stuck_offset = -1
+        self._reported = ""
+
+    def progress(self) -> None:
+        """Frames of the master arrive, or another master was elected: pauses begin small again."""
+        self._lost.reset()
+        self._diverged_times = 0
+
+    def at(self, now_ms: int) -> None:
+        """At that time, whatever the pauses are."""
+        self.at_ms = now_ms
+
+    def never(self) -> None:
+        """The slave side ends."""
+        self.at_ms = _NEVER
+
+    def later(self, now_ms: int) -> None:
+        """After a connection that ended, or was not made."""
+        self.at_ms = now_ms + self._lost.next_ms()
+
+    def diverged(self, reason: str, now_ms: int) -> bool:
+        """It cannot follow for `reason`. Returns whether that is to be reported."""
+        self._diverged_times += 1
+        first_ms, max_ms = self._policy.diverged_retry_ms, self._policy.diverged_retry_ms_max
+        self.at_ms = now_ms + pause_ms(first_ms, max_ms, self._diverged_times)
+        is_new = reason != self._reported
+        self._reported = reason
+        return is_new
+
+    def stuck(self, offset: int, reason: str, now_ms: int) -> bool:
+        """As `diverged`, but bytes before `offset` on a new connection are no progress."""
+        if offset != self._stuck_offset:
+            self._stuck_offset = offset
+            self._stuck_times = 0
+            self._reported = ""
+        self._diverged_times = self._stuck_times
+        is_new = self.diverged(reason, now_ms)
+        self._stuck_times = self._diverged_times
+        return is_new
+
+
+class MasterSilence:
+    """For how long nothing was read from the master, and how long it may be silent."""
+
+    def __init__(self, policy: SlavePolicy, now_ms: int) -> None:
+        self.read_ms = now_ms
+        self._policy = policy
+        self._ticked_ms = now_ms
+        self._beat_ms: int | None = None
+        self._brisk_beats = 0
+
     @property
-    def redial(self) -> RedialPolicy:
-        return RedialPolicy(
-            self.retry_ms, self.retry_ms_max, self.diverged_retry_ms, self.diverged_retry_ms_max
-        )
+    def wakeup_ms(self) -> int:
+        """When `tick` is due."""
+        return self._ticked_ms + self._policy.tick_ms
 
+    def begin(self, now_ms: int) -> None:
+        """A connection is being made."""
+        self.read_ms = self._ticked_ms = now_ms
 
-__all__ = ["SlavePolicy"]
+    def end_connection(self) -> None:
+        self._beat_ms = None
+        self._brisk_beats = 0
+
+    def tick(self, now_ms: int) -> int:
+        """Returns the silence in ms. Time in which this process did not run does not count (R8)."""
+        late_ms = now_ms - self._ticked_ms - self._policy.tick_ms
+        self._ticked_ms = now_ms
+        if late_ms > self._policy.stall_ms:
+            self.read_ms += late_ms
+        return now_ms - self.read_ms
+
+    def note_beat(self, now_ms: int) -> None:
+        """A heartbeat was received."""
+        if self._beat_ms is not None:
+            is_brisk = now_ms - self._beat_ms <= 1_000
+            self._brisk_beats = self._brisk_beats + 1 if is_brisk else 0
+        self._beat_ms = now_ms
+
+    def limit_ms(self, *, brisk: bool) -> int:
+        """`brisk`: the master is one of ours, which sends something at every heartbeat interval.
+        Another one counts as such once it has heartbeated within a second, twice in a row."""
+        policy = self._policy
+        return policy.brisk_ms if brisk or self._brisk_beats >= 2 else policy.housekeeping_ms

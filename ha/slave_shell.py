@@ -1,4 +1,4 @@
-"""Socket, timer and store calls of the slave side: does what the slave core says.
+"""Socket, timer and store calls of the slave side. It performs the slave core's effects.
 
 Bytes are received into one buffer and written to the log straight from it: one `append_replicated`
 for a piece of a large frame, one for all small frames of a read. One ack per loop turn, written
@@ -13,14 +13,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import cast
 
-from epoch.entry import EpochEntry
-from ha.clock import ByteRate
-from ha.open_links import OpenLinks
-from ha.peer_proof import PeerIdentity
-from ha.ports import HAListener, LogStore
-from ha.protocol import MasterFrameReader
-from ha.slave_core import SlaveCore
-from ha.slave_effects import (
+from batonmq.epoch.entry import EpochEntry
+from batonmq.ha.config import UNACKNOWLEDGED_MS
+from batonmq.ha.links import ByteRate, OpenLinks
+from batonmq.ha.ports import HAListener, LogStore
+from batonmq.ha.slave_core import SlaveCore
+from batonmq.ha.slave_effects import (
     AdoptEpochs,
     AppendEpoch,
     AppendLog,
@@ -36,12 +34,14 @@ from ha.slave_effects import (
     SlaveEffect,
     TruncateTo,
 )
-from ha.truncation import LocalLog
-from ha.unanswered import limit_unanswered
-from ha.wire import MasterHandshake, TransferHeader
-from protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
-from protocol.role_view import RoleView
-from store.errors import TruncationRefused
+from batonmq.ha.truncation import LocalLog, PeerIdentity
+from batonmq.ha.wire import MasterFrameReader, MasterHandshake, TransferHeader
+from batonmq.process.clock import wall_ms
+from batonmq.process.sockets import limit_unacknowledged_of
+from batonmq.protocol.bodies import HAClientRuntimeInfo
+from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
+from batonmq.protocol.role_view import RoleView
+from batonmq.store.errors import TruncationRefused
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ _JOIN_BELOW = 32 << 10
 """Pieces smaller than this on average are joined into one write."""
 
 ProvePeer = Callable[[RoleView], Awaitable[PeerIdentity]]
-"""Asks the broker at a view's master_address who it is (request 1007)."""
+"""Requests the identity of the broker at a view's master_address (1007)."""
 
 
 def local_log(store: LogStore) -> LocalLog:
@@ -80,7 +80,7 @@ class MasterLink(asyncio.BufferedProtocol):
         self._open_links.made()
         self._counted = True
         self.transport = transport
-        limit_unanswered(transport)
+        limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
         if self._shell is None:
             transport.abort()
         else:
@@ -105,7 +105,7 @@ class MasterLink(asyncio.BufferedProtocol):
             transport.abort()
 
     def dial_cancelled(self) -> None:
-        """The dial was cancelled before it returned, perhaps with the connection made.
+        """The dial was cancelled before it returned, perhaps after the connection was made.
 
         uvloop then closes the transport without a `connection_lost`; what waits for the last
         link must not wait for that.
@@ -154,7 +154,7 @@ class SlaveShell:
     # -- events
 
     def start(self) -> None:
-        self._run(self.core.begin(self._now_ms()))
+        self._run(self.core.tick(self._now_ms()))
 
     def follow(self, view: RoleView) -> None:
         self._run(self.core.follow(view, self._now_ms()))
@@ -170,7 +170,7 @@ class SlaveShell:
 
     def made(self, link: MasterLink) -> None:
         if link is not self._dialled:
-            link.end()  # given up while its connection was being made
+            link.end()  # cancelled while its connection was being made
             return
         self._link = link
         self._run(self.core.connected(local_log(self._store), self._now_ms()))
@@ -184,11 +184,11 @@ class SlaveShell:
     def received(self, link: MasterLink, data: memoryview) -> None:
         core = self.core
         now_ms = self._now_ms()
-        core.read_ms = now_ms  # a part of a frame is a sign of life, too
+        core.silence.read_ms = now_ms  # a part of a frame counts, too
         try:
             for item in link.reader.feed(data):
                 if type(item) is memoryview:
-                    effects = core.body_received(item)
+                    effects = core.log.append(item)
                 elif type(item) is TransferHeader:
                     effects = core.frame_received(item, now_ms)
                 else:
@@ -210,7 +210,7 @@ class SlaveShell:
             self._parts.clear()
             self._store_failed(error)
         if len(data) == _BUFFER_SIZE:
-            core.read_filled(now_ms)
+            core.log.read_filled(now_ms)
         if link is not self._link:
             self._arm()
         elif not self._turn_scheduled:
@@ -224,11 +224,11 @@ class SlaveShell:
 
     def _end_turn(self) -> None:
         self._turn_scheduled = False
-        self._run(self.core.turn_ended(self._store.flushed_offset, self._now_ms()))
+        self._run(self.core.turn_ended(self._store.log.flushed_offset, self._now_ms()))
         if self._may_be_suspect and self.core.is_level:
             # R24: what a damaged log lacked has been fetched again.
             self._may_be_suspect = False
-            self._store.clear_suspect()
+            self._store.trust.clear_suspect()
 
     def _tick(self) -> None:
         self._timer = None
@@ -239,7 +239,7 @@ class SlaveShell:
     # -- effects
 
     def _run(self, effects: Iterable[SlaveEffect]) -> None:
-        """Performs effects outside a read, with the errors of the store seen to."""
+        """Performs effects outside a read, and handles the errors of the store."""
         try:
             self._perform(effects)
             self._write_parts()
@@ -281,9 +281,9 @@ class SlaveShell:
                 self._truncate(from_offset, offset, unclean=unclean)
             case BeginAt(offset, reason):
                 log.warning("log_begins_anew offset=%d reason=%s", offset, reason)
-                self._store.reset_for_empty_start(offset)
+                self._store.slave_log.reset_for_empty_start(offset)
             case FlushTo():
-                self._store.request_flush()
+                self._store.background.request_flush()
             case ProveMaster(view):
                 self._spawn(self._prove(view))
             case Following(offset):
@@ -302,17 +302,17 @@ class SlaveShell:
         self._parts = []
         offset = self._parts_offset
         if len(parts) > 1 and sum(map(len, parts)) < _JOIN_BELOW * len(parts):
-            self._store.append_replicated(offset, b"".join(parts))
+            self._store.slave_log.append_replicated(offset, b"".join(parts))
             return
         for part in parts:
-            offset = self._store.append_replicated(offset, part)
+            offset = self._store.slave_log.append_replicated(offset, part)
 
     def _truncate(self, from_offset: int, offset: int, *, unclean: bool) -> None:
         log.warning(
             "log_truncated from_offset=%d to_offset=%d unclean=%s", from_offset, offset, unclean
         )
         try:
-            self._store.truncate_to(offset, keep_aside=True, unclean_epoch=unclean)
+            self._store.slave_log.truncate_to(offset, keep_aside=True, unclean_epoch=unclean)
         except TruncationRefused as error:
             self._perform(self.core.cut_refused(str(error), self._now_ms()))
             return
@@ -320,15 +320,18 @@ class SlaveShell:
         self._perform(self.core.log_changed(local_log(self._store), self._now_ms()))
 
     def _refuse_record(self, error: CorruptLogError) -> None:
-        """The master sent a record that is none (G8): not a byte of it is acked or kept."""
+        """The master sent a damaged record (G8): no byte of it is acked or kept."""
         try:
-            self._store.drop_unverified()
+            self._store.slave_log.drop_unverified()
         except (OSError, BatonError) as failure:
             self._store_failed(failure)
             return
-        effects = self.core.record_refused(error.offset, str(error), self._now_ms())
-        self.core.confirm_offset = min(self.core.confirm_offset, self._store.max_phy_offset)
-        self._perform(effects)
+        reason = f"the master sent a damaged record: {error}"
+        self._append_failed(error.offset, reason)
+
+    def _append_failed(self, offset: int, reason: str) -> None:
+        log_end = max(0, self._store.max_phy_offset)
+        self._perform(self.core.append_failed(log_end, offset, reason, self._now_ms()))
 
     def _hang_up(self, reason: str) -> None:
         log.info("ha_master_left address=%s reason=%s", self._address, reason)
@@ -339,10 +342,10 @@ class SlaveShell:
             task.cancel()
 
     def _store_failed(self, error: Exception) -> None:
-        """A full disk may become empty again; any other failed write ends the process (G8)."""
+        """A full disk may get space again; any other failed write ends the process (G8)."""
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            log_end = max(0, self._store.max_phy_offset)
-            self._perform(self.core.disk_full(log_end, str(error), self._now_ms()))
+            reason = f"cannot follow the master, the disk is full: {error}"
+            self._append_failed(max(0, self._store.max_phy_offset), reason)
             return
         self._hang_up(f"store: {error}")
         self.core.disconnected(self._now_ms())
@@ -379,11 +382,12 @@ class SlaveShell:
         try:
             identity = await self._prove_master(view)
         except Exception as error:
-            # Whatever went wrong with the question or the answer: it is no proof.
-            if link is self._link:
-                self._run(self.core.peer_unproved(repr(error), self._now_ms()))
+            # Whatever failed in the request or the reply: it is no proof.
+            if link is not None and link is self._link:
+                self._hang_up(f"no proof that the peer is the master: {error!r}")
+                self._run(self.core.disconnected(self._now_ms()))
             return
-        if link is self._link and link is not None:
+        if link is not None and link is self._link:
             self._run(self.core.peer_proved(identity, local_log(self._store), self._now_ms()))
             self._end_turn()
 
@@ -397,13 +401,18 @@ class SlaveShell:
         delay_ms = max(0, wakeup_ms - self._now_ms())
         self._timer = self._loop.call_later(delay_ms / 1_000, self._tick)
 
-    @property
-    def connected(self) -> bool:
-        return self._link is not None
+    def runtime_info(self) -> HAClientRuntimeInfo:
+        core, now_ms = self.core, self._now_ms()
+        since_1970_ms = wall_ms() - now_ms
+        return HAClientRuntimeInfo(
+            master_addr=self._address,
+            transferred_byte_in_second=self.rate.sample(core.log.bytes_received, now_ms),
+            max_offset=self._store.max_phy_offset,
+            last_read_timestamp=core.silence.read_ms + since_1970_ms,
+            last_write_timestamp=core.log.sent_ms + since_1970_ms,
+            master_flush_offset=0,
+        )
 
     @property
     def _address(self) -> str:
         return self.core.view.master_ha_address
-
-
-__all__ = ["MasterLink", "ProvePeer", "SlaveShell", "local_log"]

@@ -5,7 +5,7 @@ certain outcome and with a slave that is joining. Invariants (SAFETY.md):
 - R1   it always contains the recorded set: it grows when an expand is proposed and shrinks only
        when a shrink is committed, so every replica that may be elected is one we wait for.
 - R15  confirmOffset never falls, ends a message, counts the flushed offset under SYNC_FLUSH, and
-       stands while the recorded set is below minInSyncReplicas or a required member is not there.
+       stands while the recorded set is below minInSyncReplicas or a required member is absent.
 - R11  one proposal at a time; after an unknown outcome its members stay until that very request is
        answered or a committed bump of the set's epoch overtakes it.
 - R18  one ack per broker id: that of its newest connection.
@@ -19,8 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ha.follower import RATE_WINDOW_MS, Follower, SyncPolicy
-from protocol.codes import ResponseCode
+from batonmq.ha.follower import RATE_WINDOW_MS, Follower, SyncPolicy
+from batonmq.process.backoff import Backoff
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.role_view import RoleView
 
 _ENDS_MAX = 1 << 16
 _WRITES_MAX = 128
@@ -28,7 +30,7 @@ _WRITES_MAX = 128
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A SyncStateSet to put to the controller, on top of (master_epoch, sync_state_set_epoch)."""
+    """A request to the controller: replace the set of (master_epoch, sync_state_set_epoch)."""
 
     new_set: frozenset[int]
     add: frozenset[int]
@@ -52,60 +54,123 @@ class ProposeSet:
 
 SyncEffect = ConfirmAdvanced | ProposeSet
 
-_BEHIND = "is behind"
-_SILENT = "is silent"
-_SLOW = (_BEHIND, _SILENT)
+
+@dataclass(frozen=True, slots=True)
+class RecordedSet:
+    """A SyncStateSet as the controllers recorded it. `epoch` is the syncStateSetEpoch.
+
+    `candidates`: the ids that may be members (registered, no learners, R12); None means any.
+    """
+
+    members: frozenset[int]
+    epoch: int
+    candidates: frozenset[int] | None = None
+
+    @classmethod
+    def of(cls, view: RoleView) -> RecordedSet:
+        candidates = frozenset(r.broker_id for r in view.replicas if not r.learner)
+        return cls(
+            view.sync_state_set, view.sync_state_set_epoch, candidates if view.replicas else None
+        )
 
 
-class SyncState:
-    """One mastership's view of its replicas. Offsets are exclusive ends in the commit log."""
+class WrittenLog:
+    """The end of a master's log. Offsets are exclusive ends.
+
+    `written` and `confirm_offset` end messages; below `flushed` all is on this broker's disk.
+    """
 
     def __init__(
-        self,
-        *,
-        broker_id: int,
-        master_epoch: int,
-        recorded: Iterable[int],
-        sync_state_set_epoch: int,
-        epoch_start_offset: int,
-        written: int,
-        flushed: int,
-        confirm_offset: int,
-        now_ms: int,
-        policy: SyncPolicy | None = None,
-        candidates: Iterable[int] | None = None,
+        self, *, written: int, flushed: int, confirm_offset: int, now_ms: int, policy: SyncPolicy
     ) -> None:
-        """`candidates`: the ids that may be members (registered, no learners); None means any."""
-        self.policy = policy or SyncPolicy()
-        self.broker_id = broker_id
-        self.master_epoch = master_epoch
-        self.recorded = frozenset(recorded)
-        self.sync_state_set_epoch = sync_state_set_epoch
-        self.epoch_start_offset = epoch_start_offset
         self.written = written
         self.flushed = flushed
         self.confirm_offset = confirm_offset
+        self._ends: deque[int] = deque([written] if written > confirm_offset else [])
+        # When what was written: [time of the first byte, end], a grain of time each.
+        self._writes: deque[list[int]] = deque([[now_ms, written]], maxlen=_WRITES_MAX)
+        self._grain_ms = max(1, policy.slave_silent_ms * 4 // _WRITES_MAX)
+
+    def append(self, written: int, now_ms: int) -> None:
+        self.written = written
+        self._ends.append(written)
+        if len(self._ends) > _ENDS_MAX:
+            # Coarser steps are still message ends; only confirmOffset's grain suffers.
+            self._ends = deque(e for n, e in enumerate(self._ends) if n % 2 or e == written)
+        last = self._writes[-1]
+        if now_ms - last[0] < self._grain_ms:
+            last[1] = written
+        else:
+            self._writes.append([now_ms, written])
+
+    def confirm(self, limit: int) -> bool:
+        """Raises confirmOffset to the last message end at or below `limit`; False if it stays."""
+        ends = self._ends
+        confirmed = self.confirm_offset
+        while ends and ends[0] <= limit:
+            confirmed = ends.popleft()
+        if confirmed == self.confirm_offset:
+            return False
+        self.confirm_offset = confirmed
+        return True
+
+    def written_ms(self, offset: int) -> int | None:
+        """When the byte at `offset` was written, or one soon before it; None at the log's end."""
+        for written_ms, end in self._writes:
+            if end > offset:
+                return written_ms
+        return None
+
+    def postpone(self, stall_ms: int) -> None:
+        """R8: all that was written counts as so much younger."""
+        for written in self._writes:
+            written[0] += stall_ms
+
+    def check_invariants(self) -> None:
+        assert self.confirm_offset <= self.written, "R15: confirmed what is not written"
+        ends = list(self._ends)
+        assert ends == sorted(set(ends)) and all(e > self.confirm_offset for e in ends)
+        assert not ends or ends[-1] == self.written
+        assert bool(ends) == (self.written > self.confirm_offset)
+
+
+class SyncState:
+    """One mastership's view of its replicas. The MasterCore records its events."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        master_epoch: int,
+        epoch_start_offset: int,
+        recorded: RecordedSet,
+        log: WrittenLog,
+        now_ms: int,
+        policy: SyncPolicy,
+    ) -> None:
+        self.policy = policy
+        self.broker_id = broker_id
+        self.master_epoch = master_epoch
+        self.epoch_start_offset = epoch_start_offset
+        self.recorded = recorded.members
+        self.sync_state_set_epoch = recorded.epoch
+        self.log = log
         self.proposal: Proposal | None = None
-        self.outcome_unknown = False
         self.joining: dict[int, int] = {}
+        """By broker id: until when it may hold confirmOffset."""
         self.dead: frozenset[int] = frozenset()
-        self._candidates = None if candidates is None else frozenset(candidates)
+        self._candidates = recorded.candidates
         self._followers = {
             i: Follower(i, now_ms, judged_from_ms=now_ms)
             for i in sorted(self.recorded)
             if i != self.broker_id
         }
-        self._ends: deque[int] = deque([written] if written > confirm_offset else [])
-        # When what was written: [time of the first byte, end], a grain of time each.
-        self._writes: deque[list[int]] = deque([[now_ms, written]], maxlen=_WRITES_MAX)
-        self._grain_ms = max(1, self.policy.slave_silent_ms * 4 // _WRITES_MAX)
         self._required_others: tuple[int, ...] = ()
         self._retry_at_ms = now_ms
-        self._retry_ms = self.policy.retry_ms
+        self._retry = Backoff(policy.retry_ms, policy.retry_ms_max)
         self._ticked_ms = now_ms
         self._renew_required()
 
-    # -- what others ask
+    # -- reading
 
     @property
     def required_set(self) -> frozenset[int]:
@@ -124,31 +189,18 @@ class SyncState:
 
     # -- the log
 
-    def begin(self, now_ms: int) -> list[SyncEffect]:
-        """The first look, once the mastership is set up."""
-        return self._settle(now_ms)
-
     def appended(self, written: int, now_ms: int) -> list[SyncEffect]:
         """The log now ends at `written`, which is the end of a message."""
-        if written <= self.written:
+        if written <= self.log.written:
             return []
-        self.written = written
-        self._ends.append(written)
-        if len(self._ends) > _ENDS_MAX:
-            # Coarser steps are still message ends; only confirmOffset's grain suffers.
-            self._ends = deque(e for n, e in enumerate(self._ends) if n % 2 or e == written)
-        last = self._writes[-1]
-        if now_ms - last[0] < self._grain_ms:
-            last[1] = written
-        else:
-            self._writes.append([now_ms, written])
+        self.log.append(written, now_ms)
         return self._advance()
 
     def flushed_to(self, flushed: int, now_ms: int) -> list[SyncEffect]:
         """All below `flushed` is on this broker's disk."""
-        if flushed <= self.flushed:
+        if flushed <= self.log.flushed:
             return []
-        self.flushed = flushed
+        self.log.flushed = flushed
         return self._settle(now_ms) if self.policy.sync_flush else []
 
     # -- slaves
@@ -224,20 +276,13 @@ class SyncState:
 
     # -- the recorded set
 
-    def adopt(
-        self,
-        recorded: Iterable[int],
-        sync_state_set_epoch: int,
-        now_ms: int,
-        *,
-        candidates: Iterable[int] | None = None,
-    ) -> list[SyncEffect]:
+    def adopt(self, recorded: RecordedSet, now_ms: int) -> list[SyncEffect]:
         """Takes a committed set, if its epoch grows (R20). A bump ends an open proposal (R11)."""
-        if candidates is not None:
-            self._candidates = frozenset(candidates)
-        if sync_state_set_epoch > self.sync_state_set_epoch:
-            before, self.recorded = self.recorded, frozenset(recorded)
-            self.sync_state_set_epoch = sync_state_set_epoch
+        if recorded.candidates is not None:
+            self._candidates = recorded.candidates
+        if recorded.epoch > self.sync_state_set_epoch:
+            before, self.recorded = self.recorded, recorded.members
+            self.sync_state_set_epoch = recorded.epoch
             for broker_id in self.recorded - {self.broker_id}:
                 self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
                 self.joining.pop(broker_id, None)
@@ -246,29 +291,22 @@ class SyncState:
             for broker_id in before - self.recorded - {self.broker_id}:
                 self._followers[broker_id].left(self.policy, now_ms)
             if self.proposal is not None:
-                self._end_proposal()
-                self._retry_ms = self.policy.retry_ms
+                self.proposal = None
+                self._retry.reset()
             self._renew_required()
         return self._settle(now_ms)
 
     def begin_epoch(
-        self,
-        master_epoch: int,
-        epoch_start_offset: int,
-        recorded: Iterable[int],
-        sync_state_set_epoch: int,
-        now_ms: int,
-        *,
-        candidates: Iterable[int] | None = None,
+        self, master_epoch: int, epoch_start_offset: int, recorded: RecordedSet, now_ms: int
     ) -> list[SyncEffect]:
         """The same master goes on in a higher epoch; connections and acks stay."""
         assert master_epoch > self.master_epoch
         self.master_epoch = master_epoch
         self.epoch_start_offset = epoch_start_offset
-        return self.adopt(recorded, sync_state_set_epoch, now_ms, candidates=candidates)
+        return self.adopt(recorded, now_ms)
 
     def refused(self, code: int, now_ms: int) -> list[SyncEffect]:
-        """The controller answered the open proposal with a refusal.
+        """The controller refused the open proposal. Without a reply its members stay required.
 
         "Same set" (2013) proves nothing about an earlier copy of the request, nor that the set
         which we hold recorded is the current one: the union stays until the bump arrives (R11).
@@ -276,17 +314,11 @@ class SyncState:
         if self.proposal is None:
             return []
         if code == ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED:
-            self.outcome_unknown = True
             return []
-        self._end_proposal()
-        self._retry_at_ms = now_ms + self._retry_ms
-        self._retry_ms = min(self._retry_ms * 2, self.policy.retry_ms_max)
+        self.proposal = None
+        self._retry_at_ms = now_ms + self._retry.next_ms()
         self._renew_required()
         return self._settle(now_ms)
-
-    def unknown(self) -> None:
-        """No answer came. The members of the proposal stay required (R11, issue 5663)."""
-        self.outcome_unknown = self.proposal is not None
 
     def tick(self, now_ms: int) -> list[SyncEffect]:
         """To be called every `policy.tick_ms`."""
@@ -315,7 +347,8 @@ class SyncState:
         """R15. The lowest of the ends of this log and of the required acks, down to a message."""
         if len(self.recorded) < self.policy.min_in_sync_replicas:
             return []
-        limit = min(self.written, self.flushed) if self.policy.sync_flush else self.written
+        log = self.log
+        limit = min(log.written, log.flushed) if self.policy.sync_flush else log.written
         followers = self._followers
         for broker_id in self._required_others:
             follower = followers.get(broker_id)
@@ -323,67 +356,48 @@ class SyncState:
                 return []  # frozen: a required member does not follow (issue 6662)
             if follower.ack < limit:
                 limit = follower.ack
-        ends = self._ends
-        confirmed = self.confirm_offset
-        while ends and ends[0] <= limit:
-            confirmed = ends.popleft()
-        if confirmed == self.confirm_offset:
-            return []
-        self.confirm_offset = confirmed
-        return [ConfirmAdvanced(confirmed)]
+        return [ConfirmAdvanced(log.confirm_offset)] if log.confirm(limit) else []
 
     def _propose(self, now_ms: int) -> list[SyncEffect]:
         remove: dict[int, str] = {}
         for broker_id in sorted(self.recorded - {self.broker_id}):
-            reason = self._reason_to_remove(broker_id, now_ms)
-            if reason is not None:
+            reason, slow = self._reason_to_remove(broker_id, now_ms)
+            if reason:
                 remove[broker_id] = reason
-                self._followers[broker_id].slow = reason in _SLOW
+                self._followers[broker_id].slow = slow
         if remove:
             # All of them in one request: with one left behind, the controller refuses (issue 9897).
-            why = ", ".join(self._told(i, reason, now_ms) for i, reason in remove.items())
+            why = ", ".join(f"{i} {reason}" for i, reason in remove.items())
             return [self._open_proposal(self.recorded - remove.keys(), why)]
         near = [f for f in self._followers.values() if self._may_join(f, now_ms)]
-        add = frozenset(f.broker_id for f in near if f.ack >= self.confirm_offset)
+        add = frozenset(f.broker_id for f in near if f.ack >= self.log.confirm_offset)
         if add:
             why = f"{', '.join(map(str, sorted(add)))} caught up"
             return [self._open_proposal(self.recorded | add, why)]
         self._start_joining(near, now_ms)
         return []
 
-    def _told(self, broker_id: int, reason: str, now_ms: int) -> str:
-        """For the history, with the age of the newest ack or of the oldest byte without one."""
-        follower = self._followers[broker_id]
-        since_ms = follower.ack_ms if reason == _SILENT else None
-        if reason == _BEHIND:
-            since_ms = self._unacked_since_ms(follower)
-        return f"{broker_id} {reason}" + (f" for {now_ms - since_ms} ms" if since_ms else "")
-
-    def _reason_to_remove(self, broker_id: int, now_ms: int) -> str | None:
-        """R14. Why a recorded member should leave, or None."""
+    def _reason_to_remove(self, broker_id: int, now_ms: int) -> tuple[str, bool]:
+        """R14. Why a recorded member should leave, "" if it should stay; whether it was slow."""
         if broker_id in self.dead:
-            return "is dead to the controllers"
+            return "is dead to the controllers", False
         policy = self.policy
         follower = self._followers[broker_id]
-        if not follower.following:
-            absent = now_ms - follower.absent_since_ms >= policy.slave_silent_ms
-            if absent:
-                return "is not connected"
-        since = self._unacked_since_ms(follower)
-        if since is not None and now_ms - since >= policy.slave_silent_ms:
-            return _BEHIND
-        if not follower.following:
-            return None
-        patience = policy.slave_silent_ms if follower.pongs >= 2 else policy.quiet_slave_ms
-        return _SILENT if now_ms - follower.ack_ms >= patience else None
+        if not follower.following and now_ms - follower.absent_since_ms >= policy.slave_silent_ms:
+            return "is not connected", False
+        since_ms = self._unacked_since_ms(follower)
+        if since_ms is not None and now_ms - since_ms >= policy.slave_silent_ms:
+            return f"is behind for {now_ms - since_ms} ms", True
+        patience_ms = policy.slave_silent_ms if follower.pongs >= 2 else policy.quiet_slave_ms
+        silent_ms = now_ms - follower.ack_ms
+        if follower.following and silent_ms >= patience_ms:
+            return f"is silent for {silent_ms} ms", True
+        return "", False
 
     def _unacked_since_ms(self, follower: Follower) -> int | None:
         """When the oldest byte was written that it has not acked; None if it acked all."""
-        held = follower.held
-        for written_ms, end in self._writes:
-            if end > held:
-                return max(written_ms, follower.judged_from_ms)
-        return None
+        written_ms = self.log.written_ms(follower.held)
+        return None if written_ms is None else max(written_ms, follower.judged_from_ms)
 
     def _may_join(self, follower: Follower, now_ms: int) -> bool:
         """R13, but for confirmOffset: near, alive, of this epoch, complete, no learner."""
@@ -397,8 +411,11 @@ class SyncState:
             and (self._candidates is None or broker_id in self._candidates)
             and follower.ack >= self.epoch_start_offset
             and now_ms >= follower.barred_until_ms
-            and follower.acks_flow(self.policy, self.written, now_ms)
-            and (follower.ack >= self.confirm_offset or follower.is_near(self.policy, self.written))
+            and follower.acks_flow(self.policy, self.log.written, now_ms)
+            and (
+                follower.ack >= self.log.confirm_offset
+                or follower.is_near(self.policy, self.log.written)
+            )
         )
 
     def _start_joining(self, near: list[Follower], now_ms: int) -> None:
@@ -417,19 +434,14 @@ class SyncState:
             add=new_set - self.recorded,
             remove=self.recorded - new_set,
             reason=reason,
-            confirm_offset=self.confirm_offset,
+            confirm_offset=self.log.confirm_offset,
             master_epoch=self.master_epoch,
             sync_state_set_epoch=self.sync_state_set_epoch,
         )
-        self.outcome_unknown = False
         for broker_id in self.proposal.add:
             self.joining.pop(broker_id, None)
         self._renew_required()
         return ProposeSet(self.proposal)
-
-    def _end_proposal(self) -> None:
-        self.proposal = None
-        self.outcome_unknown = False
 
     def _renew_required(self) -> None:
         required = self.recorded | self.joining.keys()
@@ -442,8 +454,7 @@ class SyncState:
         for follower in self._followers.values():
             follower.postpone(stall_ms)
         self.joining = {i: deadline + stall_ms for i, deadline in self.joining.items()}
-        for written in self._writes:
-            written[0] += stall_ms
+        self.log.postpone(stall_ms)
 
     def check_invariants(self) -> None:
         """For tests and the simulation, after each step."""
@@ -454,17 +465,4 @@ class SyncState:
             assert self.proposal.sync_state_set_epoch == self.sync_state_set_epoch
         assert self.joining.keys() <= required
         assert not self.joining.keys() & self.recorded
-        assert self.confirm_offset <= self.written, "R15: confirmed what is not written"
-        ends = list(self._ends)
-        assert ends == sorted(set(ends)) and all(e > self.confirm_offset for e in ends)
-        assert not ends or ends[-1] == self.written
-        assert bool(ends) == (self.written > self.confirm_offset)
-
-
-__all__ = [
-    "ConfirmAdvanced",
-    "Proposal",
-    "ProposeSet",
-    "SyncEffect",
-    "SyncState",
-]
+        self.log.check_invariants()

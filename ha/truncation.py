@@ -3,16 +3,16 @@
 Nothing is cut without proof that the peer is the master that the controllers named (R21), never
 where no epoch vouches for the bytes, and below the own confirmOffset only where an unclean election
 took the confirmed bytes out of the group's history (R23).
-Origin: Java AutoSwitchHAClient.doTruncate, which looks at none of the three.
+Origin: Java AutoSwitchHAClient.doTruncate, which checks none of the three.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epoch.consistent_point import NO_CONSISTENT_POINT, consistent_point
-from epoch.entry import EpochEntry, within_log
-from ha.wire import MasterHandshake
+from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, consistent_point, within_log
+from batonmq.ha.wire import MasterHandshake
+from batonmq.protocol.role_view import RoleView
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,17 @@ class BeginAnew:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """This log cannot follow that master; an operator has to look."""
+    """This log cannot follow that master; an operator must act."""
 
     reason: str
 
 
-Verdict = Keep | CutTo | BeginAnew | Refuse
+LogDecision = Keep | CutTo | BeginAnew | Refuse
 
 
 def judge_log(
     own: LocalLog, master: MasterHandshake, *, member: bool, unclean_epoch: int = 0
-) -> Verdict:
+) -> LogDecision:
     """How `own` can become a prefix of the master's log.
 
     `member`: this replica is in the recorded SyncStateSet, so its bytes may be acknowledged ones.
@@ -71,8 +71,8 @@ def judge_log(
         return Keep()
     if not own.entries:
         return Refuse(
-            f"the commit log holds {own.max_offset} bytes but there is no epoch file to tell whose "
-            "they are; restore the epoch file, or move the store aside so that this replica "
+            f"the commit log holds {own.max_offset} bytes but no epoch file names their "
+            "epochs; restore the epoch file, or move the store aside so that this replica "
             "fetches everything anew"
         )
     point = consistent_point(own.entries, own.max_offset, master.entries, master.max_offset)
@@ -138,13 +138,32 @@ def _brief(entries: tuple[EpochEntry, ...]) -> str:
     return "[" + ("… " if len(entries) > 4 else "") + " ".join(shown) + "]"
 
 
-__all__ = [
-    "BeginAnew",
-    "CutTo",
-    "Keep",
-    "LocalLog",
-    "Refuse",
-    "Verdict",
-    "epochs_after",
-    "judge_log",
-]
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """A broker's reply to request 1007: who it is, and its last epoch."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    last_epoch: int
+
+
+def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) -> str:
+    """Why that is no proof; "" if it is. A Java master reports broker id 0.
+
+    `handshake_epoch`: the last epoch that the peer named on the HA connection.
+    """
+    is_master = (
+        identity.cluster_name == view.cluster_name
+        and identity.broker_name == view.broker_name
+        and identity.broker_id in (0, view.master_broker_id)
+        and identity.last_epoch >= view.master_epoch
+        and identity.last_epoch == handshake_epoch
+    )
+    if is_master:
+        return ""
+    return (
+        f"{view.master_address} is {identity.cluster_name}/{identity.broker_name}/"
+        f"{identity.broker_id} at epoch {identity.last_epoch}, not the master that was "
+        f"elected: nothing is cut for it, and nothing taken from it"
+    )

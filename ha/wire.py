@@ -1,20 +1,25 @@
-"""The four frames of an AutoSwitchHA connection, exactly as RocketMQ lays them out.
+"""The frames of an AutoSwitchHA connection as RocketMQ lays them out, and their readers. Pure.
 
 All integers are big-endian. Slave to master: one handshake, then acks. Master to slave: one
-handshake, then transfer frames; a transfer frame without a body is a heartbeat and tells the next
+handshake, then transfer frames; a transfer frame without a body is a heartbeat and carries the next
 offset that would be sent. Frames may cut messages anywhere.
+
+A reader takes bytes as they come, cut anywhere, and returns whole frames; the result is the same
+for every way of cutting the same stream. Log bytes are not collected: the slave's reader returns
+each piece of a body as a view of the receive buffer, so a frame of any size needs no memory of its
+own, and the view must be used before the next read.
 Origin: Java AutoSwitchHAClient, AutoSwitchHAConnection (RIP-44).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from epoch.entry import EpochEntry, order_fault, with_ends
-from protocol.errors import RemoteProtocolError
+from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
+from batonmq.protocol.errors import RemoteProtocolError
 
 
 class HAState(IntEnum):
@@ -62,13 +67,13 @@ TRANSFER_HEADER: Final = struct.Struct(
 )
 
 EPOCHS_MAX: Final = 1 << 20
-"""More entries than this in one handshake is nonsense (Java dies above 1,000)."""
+"""More entries than this in one handshake are refused (Java fails above 1,000)."""
 BODY_SIZE_MAX: Final = 1 << 30
 """A body never leaves one segment, and a segment is 1 GiB."""
 
 
 class SlaveHandshake(NamedTuple):
-    """What a slave says of itself when it connects."""
+    """A slave's first frame."""
 
     broker_id: int
     sync_from_last_file: bool = False
@@ -132,7 +137,8 @@ def encode_master_handshake(max_offset: int, entries: Sequence[EpochEntry]) -> b
 def master_handshake_size(head: bytes | bytearray | memoryview) -> int:
     """The size of the whole handshake frame, from its first 20 bytes.
 
-    Raises RemoteProtocolError on another state, a size below 0, no multiple of 12, or nonsense.
+    Raises RemoteProtocolError on another state, or a size below 0, above EPOCHS_MAX entries, or no
+    multiple of 12.
     """
     state: int
     body_size: int
@@ -168,7 +174,7 @@ def encode_transfer_header(header: TransferHeader) -> bytes:
 
 
 def decode_transfer_header(frame: bytes | bytearray | memoryview, at: int = 0) -> TransferHeader:
-    """Reads 36 bytes at `at`. Raises RemoteProtocolError on another state or a nonsense size."""
+    """Reads 36 bytes at `at`. Raises RemoteProtocolError on another state or an impossible size."""
     state, *fields = TRANSFER_HEADER.unpack_from(frame, at)
     header = TransferHeader._make(fields)
     if state != HAState.TRANSFER:
@@ -180,17 +186,103 @@ def decode_transfer_header(frame: bytes | bytearray | memoryview, at: int = 0) -
     return header
 
 
-__all__ = [
-    "HAState",
-    "MasterHandshake",
-    "SlaveHandshake",
-    "TransferHeader",
-    "decode_master_handshake",
-    "decode_slave_handshake",
-    "decode_transfer_header",
-    "encode_ack",
-    "encode_master_handshake",
-    "encode_slave_handshake",
-    "encode_transfer_header",
-    "master_handshake_size",
-]
+_ACK_SIZE: Final = SLAVE_ACK.size
+_HEADER_SIZE: Final = TRANSFER_HEADER.size
+
+
+class SlaveFrameReader:
+    """Reads what a slave sends: its 16-byte handshake once it is whole, then acks."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self.handshake: SlaveHandshake | None = None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> tuple[SlaveHandshake | None, list[int]]:
+        """The handshake, if `data` completed it, and the acked offsets in order.
+
+        Raises RemoteProtocolError on anything else; the reader is then of no more use.
+        """
+        pending = self._pending
+        pending += data
+        arrived: SlaveHandshake | None = None
+        if self.handshake is None:
+            # All 16 bytes: Java starts to read at 12 and misreads a frame cut there.
+            if len(pending) < SLAVE_HANDSHAKE.size:
+                return None, []
+            arrived = self.handshake = decode_slave_handshake(pending)
+            del pending[: SLAVE_HANDSHAKE.size]
+        whole = len(pending) - len(pending) % _ACK_SIZE
+        acks: list[int] = []
+        for state, offset in SLAVE_ACK.iter_unpack(bytes(pending[:whole])):
+            if state != HAState.TRANSFER:
+                raise RemoteProtocolError(f"HA frame of state {state} where an ack was expected")
+            acks.append(offset)
+        del pending[:whole]
+        return arrived, acks
+
+
+class MasterFrameReader:
+    """Reads what a master sends: its handshake, then transfer frames.
+
+    After each `feed` the caller iterates: MasterHandshake, then TransferHeaders, each followed by
+    as many pieces of its body (memoryview, never empty) as it takes to make `body_size`.
+    """
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._wanted = MASTER_HANDSHAKE.size
+        self._body_left = 0
+        self.handshake: MasterHandshake | None = None
+
+    @property
+    def body_left(self) -> int:
+        """Bytes of the current body that have not come yet; 0 between frames."""
+        return self._body_left
+
+    def feed(self, data: memoryview) -> Iterator[MasterHandshake | TransferHeader | memoryview]:
+        """Yields what `data` completes. Raises RemoteProtocolError on a frame that cannot be.
+
+        The iterator must be run to its end before the next feed.
+        """
+        at = 0
+        end = len(data)
+        if self.handshake is None:
+            at = self._feed_handshake(data)
+            if self.handshake is None:
+                return
+            yield self.handshake
+        while at < end:
+            if self._body_left:
+                size = min(self._body_left, end - at)
+                self._body_left -= size
+                yield data[at : at + size]
+                at += size
+                continue
+            if not self._pending and end - at >= _HEADER_SIZE:
+                header = decode_transfer_header(data, at)
+                at += _HEADER_SIZE
+            else:
+                take = min(_HEADER_SIZE - len(self._pending), end - at)
+                self._pending += data[at : at + take]
+                at += take
+                if len(self._pending) < _HEADER_SIZE:
+                    return
+                header = decode_transfer_header(self._pending)
+                self._pending.clear()
+            self._body_left = header.body_size
+            yield header
+
+    def _feed_handshake(self, data: memoryview) -> int:
+        """Collects the handshake; returns how many bytes of `data` it took."""
+        at = 0
+        while len(self._pending) < self._wanted:
+            take = min(self._wanted - len(self._pending), len(data) - at)
+            if take == 0:
+                return at
+            self._pending += data[at : at + take]
+            at += take
+            if len(self._pending) == MASTER_HANDSHAKE.size:
+                self._wanted = master_handshake_size(self._pending)
+        self.handshake = decode_master_handshake(self._pending)
+        self._pending.clear()
+        return at

@@ -1,9 +1,9 @@
-"""Whether a cluster is healthy: what each node said, and what is wrong about it.
+"""Whether a cluster is healthy: what each node reports, and what is wrong about it.
 
 Healthy means: every node answers, the controllers have one leader, keep up with its log and hold
 equal states, every broker group has a master that the controllers and the name servers agree on,
 and every known replica is in the SyncStateSet.
-The judgement (`Findings.problems`) is pure; `look` asks all nodes at once.
+`Findings.problems` decides; `poll` asks all nodes at once.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mqctl.controller_log import log_fields
-from mqctl.session import reason
-from protocol.bodies import BrokerReplicasInfo, ClusterInfo, ReplicasInfo
-from protocol.errors import BatonError
+from batonmq.mqctl.context import reason
+from batonmq.protocol.bodies import BrokerReplicasInfo, ClusterInfo, ReplicasInfo
+from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.errors import BatonError
 
 if TYPE_CHECKING:
-    from batonmq.admin import Admin
-    from batonmq.admin_types import ControllerMetadata
-    from batonmq.controller_admin import ControllerAdmin
+    from batonmq.client.admin.admin import Admin
+    from batonmq.client.admin.controller_admin import ControllerAdmin
+    from batonmq.client.admin.types import ControllerMetadata
 
-MASTER_ID = 0
 BEHIND_ENTRIES = 1_000
-"""A controller may apply so many entries later than the leader; the answers are not of one moment
-anyway."""
+"""How many entries a controller may be behind the leader; their replies differ in time anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was asked and answered. A text where a node is asked: what is wrong; None: it answers.
+    """What the nodes replied, by address. A text: what is wrong with the node; None: it replied.
 
     `expected`: broker name -> addresses that should be there (from cluster.json), maybe empty.
     """
@@ -44,11 +42,11 @@ class Findings:
     replicas_error: str | None = None
     expected: Mapping[str, frozenset[str]] = field(default_factory=dict)
     nowhere: str = ""
-    """Why nobody could be asked: there is no cluster here."""
+    """Why no node could be asked: no cluster runs here."""
 
     @property
     def leader(self) -> str:
-        """The controller that leads and says so itself; empty if there is none."""
+        """The controller that reports itself as leader; empty if there is none."""
         return next(
             (
                 address
@@ -101,7 +99,7 @@ class Findings:
         if len(named) > 1:
             return [f"the controllers disagree on their leader: {', '.join(sorted(named))}"]
         if self.replicas_error is not None:
-            return [f"the leading controller does not tell the roles: {self.replicas_error}"]
+            return [f"the leading controller does not report the roles: {self.replicas_error}"]
         return []
 
     def _log_problems(self) -> list[str]:
@@ -169,14 +167,10 @@ class Findings:
             "problems": problems,
             "controllerLeaderAddress": self.leader,
             "nameServers": [_node(a, why) for a, why in self.name_servers.items()],
-            "controllers": [
-                _node(a, reason(a, answer)) if isinstance(answer, BatonError)
-                else {**_node(a, None), "isLeader": answer.is_leader, **log_fields(answer)}
-                for a, answer in self.controllers.items()
-            ],
+            "controllers": [_controller(a, answer) for a, answer in self.controllers.items()],
             "brokers": [_node(a, why) for a, why in self.brokers.items()],
             **json.loads(self.replicas.encode()),
-        }  # fmt: skip
+        }
 
 
 def _node(address: str, why: str | None) -> dict[str, Any]:
@@ -185,12 +179,39 @@ def _node(address: str, why: str | None) -> dict[str, Any]:
     return {"address": address, "alive": False, "error": why}
 
 
+def _controller(address: str, answer: ControllerMetadata | BatonError) -> dict[str, Any]:
+    if isinstance(answer, BatonError):
+        return _node(address, reason(address, answer))
+    return {**_node(address, None), "isLeader": answer.is_leader, **log_fields(answer)}
+
+
+def log_fields(answer: ControllerMetadata) -> dict[str, Any]:
+    """The log's position and sizes, named as on the wire; empty for a RocketMQ controller."""
+    log = answer.log
+    if log is None:
+        return {}
+    return {
+        "selfId": log.self_id,
+        "controllerEpoch": log.controller_epoch,
+        "raftTerm": log.term,
+        "appliedIndex": log.applied_index,
+        "committedIndex": log.committed_index,
+        "journalBytes": log.journal_bytes,
+        "journalEntries": log.journal_entries,
+        "snapshotBytes": log.snapshot_bytes,
+        "snapshotIndex": log.snapshot_index,
+        "digestIndex": log.digest_index,
+        "stateDigest": log.state_digest,
+        "problems": list(log.problems),
+    }
+
+
 def no_cluster(why: str) -> Findings:
-    """What is found where no cluster runs."""
+    """The findings where no cluster runs."""
     return Findings({}, {}, {}, ClusterInfo(), BrokerReplicasInfo(), nowhere=why)
 
 
-async def look(
+async def poll(
     admin: Admin, controller: ControllerAdmin, expected: Iterable[tuple[str, str]] = ()
 ) -> Findings:
     """Asks every node once. `expected`: (broker name, address) of brokers that should be there."""
@@ -198,12 +219,12 @@ async def look(
     for name, address in expected:
         wanted.setdefault(name, set()).add(address)
     name_servers, controllers, routes = await asyncio.gather(
-        admin.name_server_states(), controller.all_metadata(), _routes(admin)
+        admin.cluster.name_server_states(), controller.all_metadata(), _routes(admin)
     )
     groups = sorted(set(routes.broker_addr_table) | set(wanted))
     replicas, replicas_error = BrokerReplicasInfo(), None
     if not any(map(_leads, controllers.values())):
-        replicas_error = "none leads"
+        replicas_error = "no controller leads"
     elif groups:
         try:
             replicas = await controller.sync_state_data(groups)
@@ -228,14 +249,14 @@ def _leads(answer: ControllerMetadata | BatonError) -> bool:
 
 async def _routes(admin: Admin) -> ClusterInfo:
     try:
-        return await admin.cluster_info()
+        return await admin.cluster.info()
     except BatonError:
         return ClusterInfo()
 
 
 async def _state(admin: Admin, address: str) -> str | None:
     try:
-        await admin.broker_runtime_info(address)
+        await admin.brokers.runtime_info(address)
     except BatonError as error:
         return reason(address, error)
     return None

@@ -5,11 +5,16 @@ RocketMQ's camelCase names are the names; the kebab-case form of each works as w
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # as in batonmq.launcher.main
+
 from importlib import import_module
 
 import click
 
-from mqctl.params import kebab
+from batonmq.mqctl.params import kebab
 
 # Family -> command -> its module in mqctl.commands.
 FAMILIES: dict[str, dict[str, str]] = {
@@ -37,13 +42,13 @@ FAMILIES: dict[str, dict[str, str]] = {
         "getSyncStateSet": "ha",
         "haStatus": "ha",
         "getBrokerEpoch": "ha",
-        "repairReplica": "repair",
+        "repairReplica": "ha",
     },
     "Controllers": {
         "getControllerMetaData": "controller",
         "getControllerConfig": "controller",
         "updateControllerConfig": "controller",
-        "electMaster": "controller",
+        "electMaster": "election",
         "cleanBrokerMetadata": "controller",
     },
     "Analysis": {
@@ -68,7 +73,7 @@ class Commands(click.Group):
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in MODULES:
             return None
-        home = import_module(f"mqctl.commands.{MODULES[name]}")
+        home = import_module(f"batonmq.mqctl.commands.{MODULES[name]}")
         found = getattr(home, kebab(name).replace("-", "_"))
         assert isinstance(found, click.Command)
         return found

@@ -38,7 +38,7 @@ class Output:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.compact = False
-        """One document a line, for those that print again and again."""
+        """One document a line, for commands that print repeatedly."""
 
     def document(self, value: object) -> None:
         """Prints one JSON document."""
@@ -80,7 +80,7 @@ class Output:
 
 
 class Progress:
-    """One line on standard error that says what is waited for, on a terminal only."""
+    """One line on standard error with what the command waits for, on a terminal only."""
 
     def __init__(self, text: str) -> None:
         self._shown = sys.stderr.isatty()

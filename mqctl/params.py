@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from mqctl.output import Output
-from mqctl.session import Session, run
+from batonmq.mqctl.context import CommandContext, run
+from batonmq.mqctl.output import Output
 
 CommandFunction = Callable[..., Coroutine[Any, Any, None]]
 
@@ -27,15 +27,20 @@ def kebab(name: str) -> str:
 
 _METAVARS = {
     click.IntRange: "N",
+    click.FloatRange: "SECONDS",
     type(click.STRING): "NAME",
     type(click.BOOL): "true|false",
 }
+
+
+_SHOWS_DEFAULT = (click.IntRange, click.FloatRange, click.Choice)
 
 
 class MqOption(click.Option):
     """An option whose camelCase long name has a kebab-case twin that the help leaves out."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
+        attributes.setdefault("show_default", isinstance(attributes.get("type"), _SHOWS_DEFAULT))
         super().__init__(*args, **attributes)
         if self.metavar is None and not self.is_flag:
             self.metavar = _METAVARS.get(type(self.type))
@@ -52,7 +57,11 @@ class MqOption(click.Option):
 
 
 def option(*names: str, **attributes: Any) -> Callable[[CommandFunction], CommandFunction]:
-    """`click.option` with twins in kebab-case."""
+    """`click.option` with twins in kebab-case. `--brokerName` is the parameter `broker_name`,
+    unless a name without dashes says otherwise."""
+    if all(name.startswith("-") for name in names):
+        long_name = next(name for name in names if name.startswith("--"))
+        names = (*names, kebab(long_name[2:]).replace("-", "_"))
     return click.option(*names, cls=MqOption, **attributes)
 
 
@@ -91,15 +100,40 @@ class Ids(click.ParamType[tuple[int, ...]]):
 
 
 TRUE_OR_FALSE = click.BOOL
+COUNT = click.IntRange(min=1)
+INDEX = click.IntRange(min=0)
+SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+def stored_from(letter: str) -> Callable[[CommandFunction], CommandFunction]:
+    text = "Stored at or after: ms, or yyyy-MM-dd#HH:mm:ss:SSS."
+    return option(letter, "--beginTimestamp", "begin_ms", type=Timestamp(), default=0, help=text)
+
+
+def stored_until(letter: str) -> Callable[[CommandFunction], CommandFunction]:
+    text = "Stored at or before."
+    return option(letter, "--endTimestamp", "end_ms", type=Timestamp(), default=_no_end, help=text)
+
+
+def _no_end() -> int:
+    from batonmq.protocol.codes import LONG_MAX
+
+    return LONG_MAX
+
+
+def exclusive(*given: tuple[str, object]) -> None:
+    """Raises click.UsageError if more than one of the options has a value."""
+    if sum(value is not None for _, value in given) > 1:
+        raise click.UsageError(f"give {' or '.join(name for name, _ in given)}, not both")
 
 
 def command(
     name: str, *, controllers: bool = False, interval: bool = False
 ) -> Callable[[CommandFunction], click.Command]:
-    """Makes `async def f(session, **options)` the command `name`, with the options all have.
+    """Makes `async def f(context, **options)` the command `name`, with the options all have.
 
     `controllers`: it has `-a`. `interval`: it has `-i` and repeats itself with
-    `session.again_and_again`.
+    `context.again_and_again`.
     """
 
     def wrap(function: CommandFunction) -> click.Command:
@@ -112,14 +146,14 @@ def command(
             interval: float | None = None,
             **options: Any,
         ) -> None:
-            session = Session(
+            context = CommandContext(
                 Output(as_json=as_json),
                 namesrv_addr=namesrv_addr,
                 controller_addr=controller_address,
                 timeout_s=timeout_s,
                 interval_s=interval,
             )
-            run(session, function(session, **options))
+            run(context, function(context, **options))
 
         settings = {"help_option_names": ["-h", "--help"]}
         made: click.Command = click.command(name, context_settings=settings)(body)
@@ -135,8 +169,7 @@ def _common(controllers: bool, interval: bool) -> list[click.Parameter]:
         options.append(
             MqOption(
                 ["-i", "--interval", "interval"],
-                type=click.FloatRange(min=0, min_open=True),
-                metavar="SECONDS",
+                type=SECONDS,
                 help="Print again every so often, until ctrl-C.",
             )
         )
@@ -159,10 +192,8 @@ def _common(controllers: bool, interval: bool) -> list[click.Parameter]:
         ),
         MqOption(
             ["--timeout", "timeout_s"],
-            type=click.FloatRange(min=0, min_open=True),
+            type=SECONDS,
             default=5.0,
-            show_default=True,
-            metavar="SECONDS",
             help="How long one answer is waited for.",
         ),
         MqOption(["--json", "as_json"], is_flag=True, help="JSON on standard output."),

@@ -24,12 +24,12 @@ DEFAULT_DATA_DIR = "batonmq-data"
 
 
 class TargetError(Exception):
-    """Addresses that make no sense or cannot be found; the text says what to give."""
+    """An address is wrong or cannot be found; the text says what to give."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """What `cluster.json` says. `brokers`: (broker name, address)."""
+    """The content of `cluster.json`. `brokers`: (broker name, address)."""
 
     path: Path
     name_servers: tuple[str, ...]
@@ -39,7 +39,7 @@ class LocalCluster:
 
     @property
     def running(self) -> bool:
-        """Whether its supervisor lives; with it gone, so are its processes."""
+        """Whether its supervisor runs; when that ends, its processes end, too."""
         return Path(f"/proc/{self.supervisor_pid}").exists()
 
 
@@ -68,10 +68,10 @@ class Target:
             return self.controllers
         why = ""
         if self.name_servers:
-            why = " (name servers do not tell where the controllers are)"
+            why = " (name servers do not list controllers)"
         raise TargetError(
             f"no controller: give -a host:port[;host:port] or set {CONTROLLER_VARIABLE}{why}; the "
-            f"port is a controller's remoting door, such as 9878{self._about_stale()}"
+            f"port is a controller's remoting port, such as 9878{self._about_stale()}"
         )
 
     def _about_stale(self) -> str:

@@ -1,6 +1,6 @@
 """The name server: which broker group serves which topic, and at which addresses.
 
-`state.py` decides (pure), `door.py` answers request codes, `service.py` wires listener, scan and
+`state.py` decides (pure), `endpoint.py` replies to requests, `service.py` wires listener, scan and
 the optional embedded controller, `main.py` is the process. Origin: Java `namesrv`
 (`RouteInfoManager`, `DefaultRequestProcessor`, `ClientRequestProcessor`).
 """

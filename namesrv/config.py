@@ -1,7 +1,7 @@
 """Settings of the `namesrv:` section, spelled as RocketMQ spells them (`NamesrvConfig`).
 
-Keys of RocketMQ that would change what is not built here (POP mappings, thread pools) are not
-known, so setting one stops the start instead of being believed to be in force.
+RocketMQ's keys for what is not built here (POP mappings, thread pools) are unknown keys: the start
+fails, so that no operator believes them to be in force.
 """
 
 from __future__ import annotations

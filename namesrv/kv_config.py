@@ -1,6 +1,7 @@
 """Key-values in namespaces, kept in one JSON file (`{"configTable":{ns:{key:value}}}`).
 
-Origin: Java `KVConfigManager`. Durable before it is answered; without a path nothing is kept.
+A change is durable before the reply; without a path nothing is kept. Origin: Java
+`KVConfigManager`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from epoch.durable_file import UnreadableFileError, load_with_backup, replace_file
+from batonmq.process.durable_file import UnreadableFileError, load_with_backup, replace_file
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Namespace of the queue layouts of globally ordered topics: `broker-a:4;broker-b:4`."""
@@ -22,7 +23,7 @@ class KVConfig:
         self._table: dict[str, dict[str, str]] = {}
 
     def load(self) -> None:
-        """Raises UnreadableFileError (a ValueError) if the file is there but no use."""
+        """Raises UnreadableFileError (a ValueError) if the file is there but unusable."""
         if self._path is None:
             return
         loaded = load_with_backup(self._path, _parse)
@@ -41,7 +42,7 @@ class KVConfig:
         self._persist()
 
     def delete(self, namespace: str, key: str) -> None:
-        """A key that is not there is fine."""
+        """Does nothing for an unknown key."""
         if self._table.get(namespace, {}).pop(key, None) is not None:
             self._persist()
 

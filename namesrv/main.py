@@ -1,20 +1,25 @@
-"""`python -m namesrv.main -c FILE`: one name server, with a controller in it if told so.
+"""`python -m batonmq.namesrv.main -c FILE`: one name server, and its controller if configured.
 
 FILE is YAML with a `namesrv:` and, for `enableControllerInNamesrv`, a `controller:` section, or
 RocketMQ's `namesrv.conf`. SIGTERM and SIGINT end it cleanly; exit codes are those of
-`settings.server_main`.
+`batonmq.process.server_main`.
 """
 
 import sys
 
-from controller.config import ControllerConfig
-from namesrv.config import NamesrvConfig
-from namesrv.service import NamesrvService
-from settings.server_main import ServerMain, run_server
+from batonmq.process.extras import need_server
+
+if __name__ == "__main__":
+    need_server("namesrv")  # before the imports that would fail
+
+from batonmq.controller.config import ControllerConfig
+from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.service import NamesrvService
+from batonmq.process.server_main import ServerMain, run_server
 
 
 async def serve(main: ServerMain) -> None:
-    """Runs the name server until the process is told to stop."""
+    """Runs the name server until the process is to stop."""
     service = NamesrvService(main.sections["namesrv"], main.sections["controller"])
     await service.start()
     try:

@@ -1,34 +1,30 @@
-"""One name server: listener, liveness scan, and the controller that may live in the same loop."""
+"""One name server: listener, liveness scan, and a controller in the same loop if configured."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 
-from controller.config import ControllerConfig
-from controller.service import ControllerService
-from namesrv.config import NamesrvConfig
-from namesrv.door import NamesrvDoor
-from namesrv.kv_config import KVConfig
-from namesrv.runtime_config import RuntimeConfig
-from namesrv.state import RouteInfoManager
-from remoting.processors import Processors
-from remoting.server import RemotingServer
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.service import ControllerService
+from batonmq.namesrv.config import RUNTIME_KEYS, NamesrvConfig
+from batonmq.namesrv.endpoint import NamesrvEndpoint
+from batonmq.namesrv.kv_config import KVConfig
+from batonmq.namesrv.state import RouteInfoManager
+from batonmq.process.clock import boot_ms
+from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.remoting.connection import Processors
+from batonmq.remoting.endpoint import RemotingServer
 
 log = logging.getLogger(__name__)
-
-
-def boottime_ms() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 class NamesrvService:
     """`await start()`, then `await close()`. `port` is the one bound.
 
     A `controller` configuration is used only with enableControllerInNamesrv. `start` raises
-    OSError for a taken port and ValueError for kept files that are no use.
+    OSError for a taken port and ValueError for unusable files.
     """
 
     def __init__(self, config: NamesrvConfig, controller: ControllerConfig | None = None) -> None:
@@ -40,17 +36,20 @@ class NamesrvService:
         self.controller: ControllerService | None = None
         if config.enable_controller_in_namesrv:
             self.controller = ControllerService(controller or ControllerConfig())
-        self._runtime = RuntimeConfig(config)
+        remark = "Can not update config in black list."
+        path = Path(config.store_path) if config.store_path else None
+        rules = ChangeRules(RUNTIME_KEYS, config.black_list, remark, path)
+        self._runtime = RuntimeSettings(config, rules)
         self._kv = KVConfig(Path(config.kv_path) if config.kv_path else None)
-        self._door = NamesrvDoor(self.routes, self._kv, self._runtime, boottime_ms)
+        self._endpoint = NamesrvEndpoint(self.routes, self._kv, self._runtime, boot_ms)
         processors = Processors()
-        self._door.install(processors)
+        self._endpoint.install(processors)
         self._server = RemotingServer(
             processors,
             name="namesrv",
             idle_timeout_s=config.server_channel_max_idle_time_seconds,
         )
-        self._server.on_disconnect = self._door.connection_lost
+        self._server.on_disconnect = self._endpoint.connection_lost
         self._scan_timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -81,4 +80,4 @@ class NamesrvService:
 
     def _scan(self) -> None:
         self._scan_later()
-        self._door.scan()
+        self._endpoint.scan()

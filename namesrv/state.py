@@ -1,35 +1,36 @@
-"""Routes: which topics live in which broker groups, and which addresses a group has. Pure.
+"""Routes: which broker groups serve a topic, and which addresses a group has. Pure.
 
 Origin: Java `RouteInfoManager`. Invariants:
-- id 0 of a group is removed only together with the address that holds it, and taken by another
-  address only with a stateVersion (the masterEpoch in controller mode) not below that of any other
-  live broker of the group (R32): a dead master's late close, or a zombie's registration, must not
-  erase the new one.
-- A broker's liveness hangs on the connection that registered it last: the close of an older one
-  removes nothing.
+- id 0 of a group is removed only together with its address. Another address takes it only with a
+  stateVersion (the masterEpoch in controller mode) not below that of any other live broker of the
+  group (R32): the late close of a dead master, or a registration of a deposed one, must not remove
+  the new master.
+- A broker is alive with the connection that registered it last: the close of an older one removes
+  nothing.
 - A topic without queues, a group without addresses and a cluster without groups do not exist.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from protocol.bodies import (
+from batonmq.protocol.bodies import (
+    PERM_READ,
+    PERM_WRITE,
     BrokerData,
     DataVersion,
     QueueData,
-    RegisterBrokerBody,
     TopicConfig,
     TopicRouteData,
 )
-from protocol.topic_bodies import PERM_READ, PERM_WRITE
+from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.register_body import RegisterBrokerBody
+from batonmq.protocol.topic_name import SYNC_BROKER_MEMBER_PREFIX
 
-MASTER_ID = 0
 LIVENESS_DEFAULT_MS = 120_000
 """Java's DEFAULT_BROKER_CHANNEL_EXPIRED_TIME."""
-SYNC_MEMBER_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ class BrokerRegistration:
 class Outcome(enum.Enum):
     TAKEN = "taken"
     IGNORED = "ignored"
-    """Somebody with a higher epoch holds that id: answered with success and empty fields."""
+    """A broker with a higher epoch has that id: the reply is success with empty fields."""
     FAILED = "failed"
-    """A first registration with exactly one topic: answered with code 1."""
+    """A first registration with exactly one topic: the reply is code 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,44 @@ class _Live:
 
     broker_name: str
     broker_id: int
-    heard_ms: int
+    last_heartbeat_ms: int
     timeout_ms: int
     data_version: DataVersion
     connection: Hashable
     ha_server_addr: str
+
+
+class _TopicTable:
+    """Topic -> broker name -> queues."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, dict[str, QueueData]] = {}
+
+    def put(self, topic: str, queue: QueueData) -> None:
+        self.by_topic.setdefault(topic, {})[queue.broker_name] = queue
+
+    def has(self, topic: str, broker_name: str) -> bool:
+        return broker_name in self.by_topic.get(topic, {})
+
+    def remove(self, topic: str, broker_name: str) -> None:
+        queues = self.by_topic.get(topic)
+        if queues is not None:
+            queues.pop(broker_name, None)
+            if not queues:
+                del self.by_topic[topic]
+
+    def remove_group(self, broker_name: str, *, but: Collection[str] = ()) -> None:
+        """Removes a group's queues of all topics except `but`."""
+        for topic in [t for t, queues in self.by_topic.items() if broker_name in queues]:
+            if topic not in but:
+                self.remove(topic, broker_name)
+
+    def set_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
+        """Changes a group's permissions; returns how many topics it has."""
+        found = [queues[broker_name] for queues in self.by_topic.values() if broker_name in queues]
+        for queue in found:
+            queue.perm = change(queue.perm)
+        return len(found)
 
 
 class RouteInfoManager:
@@ -91,27 +125,25 @@ class RouteInfoManager:
 
     def __init__(self, *, delete_topic_with_broker_registration: bool = False) -> None:
         self.delete_topic_with_broker_registration = delete_topic_with_broker_registration
-        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._topics = _TopicTable()
         self._groups: dict[str, _Group] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._live: dict[tuple[str, str], _Live] = {}
         self._filter_servers: dict[tuple[str, str], list[str]] = {}
 
     def check_invariants(self) -> None:
-        assert all(self._topics.values()), "a topic without queues"
+        assert all(self._topics.by_topic.values()), "a topic without queues"
         assert all(group.addrs for group in self._groups.values()), "a group without addresses"
         assert all(self._clusters.values()), "a cluster without groups"
         named = {name for names in self._clusters.values() for name in names}
         assert named == set(self._groups), "clusters and groups disagree"
-        for queues in self._topics.values():
+        for queues in self._topics.by_topic.values():
             assert set(queues) <= set(self._groups), "queues of an unknown group"
-
-    # -------------------------------------------------------------------------------- registration
 
     def register(
         self, registration: BrokerRegistration, body: RegisterBrokerBody, now_ms: int
     ) -> Registered:
-        """Take a registration; routes show it on return."""
+        """Applies a registration to the routes."""
         wrapper = body.topic_config_serialize_wrapper
         group = self._groups.get(registration.broker_name)
         topics = wrapper.topic_config_table
@@ -131,14 +163,14 @@ class RouteInfoManager:
         group.addrs = _without(group.addrs, registration.broker_addr, registration.broker_id)
         first = first or registration.broker_id not in group.addrs
         group.addrs[registration.broker_id] = registration.broker_addr
-        if self._speaks_for_topics(registration, group):
+        if _speaks_for_topics(registration, group):
             self._take_topics(registration, group, topics, wrapper.data_version, first)
         self._remember(registration, wrapper.data_version, body.filter_server_list, now_ms)
         return self._registered(registration, group)
 
     def _outranked(self, registration: BrokerRegistration, version: DataVersion) -> bool:
-        """R32. For id 0 every other live broker of the group is asked for its epoch; for another
-        id only the address that holds it, as in Java."""
+        """R32. For id 0 the epochs of all other live brokers of the group count; for another id
+        only that of the address that has it, as in Java."""
         group = self._groups[registration.broker_name]
         for (cluster, addr), live in self._live.items():
             if live.broker_name != registration.broker_name or addr == registration.broker_addr:
@@ -157,14 +189,6 @@ class RouteInfoManager:
         names = self._clusters.setdefault(registration.cluster_name, {})
         names[registration.broker_name] = None
 
-    @staticmethod
-    def _speaks_for_topics(registration: BrokerRegistration, group: _Group) -> bool:
-        if registration.broker_id == MASTER_ID:
-            return True
-        return registration.enable_acting_master is not None and (
-            registration.broker_id == min(group.addrs)
-        )
-
     def _take_topics(
         self,
         registration: BrokerRegistration,
@@ -176,20 +200,19 @@ class RouteInfoManager:
         name = registration.broker_name
         changed = self.is_changed(registration.cluster_name, registration.broker_addr, version)
         if changed and self.delete_topic_with_broker_registration:
-            for topic in [t for t, queues in self._topics.items() if name in queues]:
-                if topic not in topics:
-                    self._remove_queues(topic, name)
+            self._topics.remove_group(name, but=topics)
         acting = registration.broker_id != MASTER_ID and group.enable_acting_master
         for topic, config in topics.items():
-            if first or changed or name not in self._topics.get(topic, {}):
+            if first or changed or not self._topics.has(topic, name):
                 perm = config.perm & ~PERM_WRITE if acting else config.perm
-                self._topics.setdefault(topic, {})[name] = QueueData(
+                queue = QueueData(
                     broker_name=name,
                     perm=perm,
                     read_queue_nums=config.read_queue_nums,
                     topic_sys_flag=config.topic_sys_flag,
                     write_queue_nums=config.write_queue_nums,
                 )
+                self._topics.put(topic, queue)
 
     def _remember(
         self,
@@ -202,7 +225,7 @@ class RouteInfoManager:
         self._live[key] = _Live(
             broker_name=registration.broker_name,
             broker_id=registration.broker_id,
-            heard_ms=now_ms,
+            last_heartbeat_ms=now_ms,
             timeout_ms=registration.heartbeat_timeout_ms or LIVENESS_DEFAULT_MS,
             data_version=version,
             connection=registration.connection,
@@ -221,10 +244,8 @@ class RouteInfoManager:
                 return Registered(Outcome.TAKEN, addr, master.ha_server_addr)
         return Registered(Outcome.TAKEN)
 
-    # ------------------------------------------------------------------------------ unregistration
-
     def unregister(self, cluster_name: str, broker_addr: str, broker_name: str) -> None:
-        """Forget one address of a group, whatever id it had; other addresses stay (R32)."""
+        """Removes one address of a group, whatever id it had; other addresses stay (R32)."""
         self._live.pop((cluster_name, broker_addr), None)
         self._filter_servers.pop((cluster_name, broker_addr), None)
         group = self._groups.get(broker_name)
@@ -234,38 +255,35 @@ class RouteInfoManager:
         group.addrs = {id_: addr for id_, addr in group.addrs.items() if addr != broker_addr}
         if group.addrs:
             if lost_master and group.enable_acting_master:
-                self._set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
+                self.wipe_write_perm(broker_name)
             return
         del self._groups[broker_name]
         self._leave_cluster(cluster_name, broker_name)
-        for topic in [t for t, queues in self._topics.items() if broker_name in queues]:
-            self._remove_queues(topic, broker_name)
+        self._topics.remove_group(broker_name)
 
     def connection_lost(self, connection: Hashable) -> list[str]:
-        """Forget the brokers whose newest registration came on it; returns their addresses."""
+        """Removes the brokers whose newest registration used it; returns their addresses."""
         lost = [(key, live) for key, live in self._live.items() if live.connection == connection]
         for (cluster, addr), live in lost:
             self.unregister(cluster, addr, live.broker_name)
         return [addr for (_, addr), _ in lost]
 
     def scan(self, now_ms: int) -> list[tuple[str, Hashable]]:
-        """Forget brokers not heard in time; returns (address, connection) of each."""
+        """Removes brokers that were silent too long; returns (address, connection) of each."""
         silent = [
             (key, live)
             for key, live in self._live.items()
-            if live.heard_ms + live.timeout_ms < now_ms
+            if live.last_heartbeat_ms + live.timeout_ms < now_ms
         ]
         for (cluster, addr), live in silent:
             self.unregister(cluster, addr, live.broker_name)
         return [(addr, live.connection) for (_, addr), live in silent]
 
     def refresh(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
-        """A sign of life (904, 322) of a registered address; an unknown one is ignored."""
+        """A heartbeat (904, 322) of a registered address; an unknown one is ignored."""
         live = self._live.get((cluster_name, broker_addr))
         if live is not None:
-            live.heard_ms = now_ms
-
-    # ------------------------------------------------------------------------------------- versions
+            live.last_heartbeat_ms = now_ms
 
     def data_version(self, cluster_name: str, broker_addr: str) -> DataVersion | None:
         """The version of the topics that this address registered last, None if unknown."""
@@ -273,14 +291,12 @@ class RouteInfoManager:
         return live.data_version if live is not None else None
 
     def is_changed(self, cluster_name: str, broker_addr: str, version: DataVersion) -> bool:
-        """Whether `version` is another one than that of the last registration."""
+        """Whether `version` differs from that of the last registration."""
         return self.data_version(cluster_name, broker_addr) != version
-
-    # --------------------------------------------------------------------------------------- topics
 
     def route(self, topic: str, *, support_acting_master: bool = False) -> TopicRouteData | None:
         """The route of a topic, None if no group serves it. A copy: the caller may change it."""
-        queues = self._topics.get(topic)
+        queues = self._topics.by_topic.get(topic)
         if not queues:
             return None
         route = TopicRouteData(
@@ -292,44 +308,43 @@ class RouteInfoManager:
                 servers = self._filter_servers.get((data.cluster, addr))
                 if servers:
                     route.filter_server_table[addr] = list(servers)
-        if support_acting_master and not topic.startswith(SYNC_MEMBER_PREFIX):
+        if support_acting_master and not topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
             for data, queue in zip(route.broker_datas, route.queue_datas, strict=True):
                 _relabel_acting_master(data, queue)
         return route
 
     def all_topics(self) -> list[str]:
-        return list(self._topics)
+        return list(self._topics.by_topic)
 
     def topics_of_cluster(self, cluster_name: str) -> list[str]:
         names = self._clusters.get(cluster_name, {})
-        return [topic for topic, queues in self._topics.items() if names.keys() & queues.keys()]
+        queues_of = self._topics.by_topic.items()
+        return [topic for topic, queues in queues_of if names.keys() & queues.keys()]
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
-        """Enter a topic by hand (217). False, and nothing is entered, if a group is unknown."""
+        """Adds a topic by hand (217). False, without a change, if a group is unknown."""
         wanted = list(queues)
         if any(queue.broker_name not in self._groups for queue in wanted):
             return False
         for queue in wanted:
-            self._topics.setdefault(topic, {})[queue.broker_name] = _copy(queue)
+            self._topics.put(topic, _copy(queue))
         return True
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
-        """Forget a topic, in one cluster or (None) everywhere."""
+        """Removes a topic, in one cluster or (None) everywhere."""
         if cluster_name is None:
-            self._topics.pop(topic, None)
+            self._topics.by_topic.pop(topic, None)
             return
         for name in self._clusters.get(cluster_name, {}):
-            self._remove_queues(topic, name)
+            self._topics.remove(topic, name)
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Takes the write bit from a group's topics; returns how many topics it has."""
-        return self._set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
+        return self._topics.set_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
         """Sets a group's topics to read and write; returns how many topics it has."""
-        return self._set_perm(broker_name, lambda perm: PERM_READ | PERM_WRITE)
-
-    # ------------------------------------------------------------------------------------- clusters
+        return self._topics.set_perm(broker_name, lambda perm: PERM_READ | PERM_WRITE)
 
     def brokers(self) -> dict[str, BrokerData]:
         """All groups by name; copies."""
@@ -343,8 +358,6 @@ class RouteInfoManager:
         """Addresses of one group by role id (0 = master); empty if unknown."""
         group = self._groups.get(broker_name)
         return dict(sorted(group.addrs.items())) if group is not None else {}
-
-    # -------------------------------------------------------------------------------------- helpers
 
     def _broker_data(self, broker_name: str) -> BrokerData:
         group = self._groups[broker_name]
@@ -363,22 +376,17 @@ class RouteInfoManager:
             if not names:
                 del self._clusters[cluster_name]
 
-    def _remove_queues(self, topic: str, broker_name: str) -> None:
-        queues = self._topics.get(topic)
-        if queues is not None:
-            queues.pop(broker_name, None)
-            if not queues:
-                del self._topics[topic]
 
-    def _set_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
-        touched = [queues[broker_name] for queues in self._topics.values() if broker_name in queues]
-        for queue in touched:
-            queue.perm = change(queue.perm)
-        return len(touched)
+def _speaks_for_topics(registration: BrokerRegistration, group: _Group) -> bool:
+    if registration.broker_id == MASTER_ID:
+        return True
+    return registration.enable_acting_master is not None and (
+        registration.broker_id == min(group.addrs)
+    )
 
 
 def _without(addrs: Mapping[int, str], addr: str, broker_id: int) -> dict[int, str]:
-    """The same address under another id belongs to an earlier role of that broker."""
+    """Without `addr` under another id: that is an earlier role of the same broker."""
     return {id_: held for id_, held in addrs.items() if held != addr or id_ == broker_id}
 
 

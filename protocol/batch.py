@@ -9,9 +9,9 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from protocol.codes import ResponseCode
-from protocol.errors import BrokerRefusal
-from protocol.properties import PROPERTIES_SIZE_MAX
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 
 _HEAD: Final = struct.Struct(">iiiii")
 _I16: Final = struct.Struct(">h")

@@ -1,149 +1,430 @@
-"""All typed JSON bodies under one roof; each family has a module of its own."""
+"""All typed JSON bodies of the remoting protocol; `json_body` writes and reads them.
 
-from protocol.client_bodies import (
-    BROADCASTING,
-    CLUSTERING,
-    CONSUME_ACTIVELY,
-    CONSUME_PASSIVELY,
-    CONSUME_POP,
-    FROM_FIRST_OFFSET,
-    FROM_LAST_OFFSET,
-    FROM_TIMESTAMP,
-    CheckClientRequestBody,
-    ClientConnection,
-    ConsumerConnection,
-    ConsumerData,
-    GetConsumerListByGroupResponseBody,
-    HeartbeatData,
-    LockBatchRequestBody,
-    LockBatchResponseBody,
-    MessageQueueAssignment,
-    ProducerConnection,
-    ProducerData,
-    QueryAssignmentRequestBody,
-    QueryAssignmentResponseBody,
-    SubscriptionData,
-    UnlockBatchRequestBody,
-)
-from protocol.controller_bodies import (
-    OPEN_END,
-    BrokerReplicasInfo,
-    ElectMasterResponseBody,
-    EpochCacheEntry,
-    EpochEntryCache,
-    HAClientRuntimeInfo,
-    HAConnectionRuntimeInfo,
-    HARuntimeInfo,
-    ReplicaIdentity,
-    ReplicasInfo,
-    SyncStateSet,
-    decode_names,
-    encode_names,
-)
-from protocol.register_body import (
-    RegisterBrokerBody,
-    crc32_of,
-)
-from protocol.route_bodies import (
-    BrokerData,
-    BrokerMemberGroup,
-    ClusterInfo,
-    DataVersion,
-    GetBrokerMemberGroupResponseBody,
-    KVTable,
-    QueueData,
-    TopicList,
-    TopicRouteData,
-)
-from protocol.topic_bodies import (
-    PERM_INHERIT,
-    PERM_PRIORITY,
-    PERM_READ,
-    PERM_WRITE,
-    ConsumerOffsetSerializeWrapper,
-    ConsumeStats,
-    DelayOffsetSerializeWrapper,
-    GroupList,
-    MessageRequestModeSerializeWrapper,
-    OffsetWrapper,
-    ResetOffsetBody,
-    SimpleSubscriptionData,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
-    TimerMetricsSerializeWrapper,
-    TopicConfig,
-    TopicConfigAndMappingSerializeWrapper,
-    TopicConfigSerializeWrapper,
-    TopicOffset,
-    TopicStatsTable,
-)
+`register_body` has the compressed form of a registration. Origin: Java packages
+`remoting.protocol.route`, `.body`, `.heartbeat`, `.admin`, and `common.TopicConfig`.
+"""
 
-__all__ = [
-    "BROADCASTING",
-    "CLUSTERING",
-    "CONSUME_ACTIVELY",
-    "CONSUME_PASSIVELY",
-    "CONSUME_POP",
-    "FROM_FIRST_OFFSET",
-    "FROM_LAST_OFFSET",
-    "FROM_TIMESTAMP",
-    "OPEN_END",
-    "PERM_INHERIT",
-    "PERM_PRIORITY",
-    "PERM_READ",
-    "PERM_WRITE",
-    "BrokerData",
-    "BrokerMemberGroup",
-    "BrokerReplicasInfo",
-    "CheckClientRequestBody",
-    "ClientConnection",
-    "ClusterInfo",
-    "ConsumeStats",
-    "ConsumerConnection",
-    "ConsumerData",
-    "ConsumerOffsetSerializeWrapper",
-    "DataVersion",
-    "DelayOffsetSerializeWrapper",
-    "ElectMasterResponseBody",
-    "EpochCacheEntry",
-    "EpochEntryCache",
-    "GetBrokerMemberGroupResponseBody",
-    "GetConsumerListByGroupResponseBody",
-    "GroupList",
-    "HAClientRuntimeInfo",
-    "HAConnectionRuntimeInfo",
-    "HARuntimeInfo",
-    "HeartbeatData",
-    "KVTable",
-    "LockBatchRequestBody",
-    "LockBatchResponseBody",
-    "MessageQueueAssignment",
-    "MessageRequestModeSerializeWrapper",
-    "OffsetWrapper",
-    "ProducerConnection",
-    "ProducerData",
-    "QueryAssignmentRequestBody",
-    "QueryAssignmentResponseBody",
-    "QueueData",
-    "RegisterBrokerBody",
-    "ReplicaIdentity",
-    "ReplicasInfo",
-    "ResetOffsetBody",
-    "SimpleSubscriptionData",
-    "SubscriptionData",
-    "SubscriptionGroupConfig",
-    "SubscriptionGroupWrapper",
-    "SyncStateSet",
-    "TimerMetricsSerializeWrapper",
-    "TopicConfig",
-    "TopicConfigAndMappingSerializeWrapper",
-    "TopicConfigSerializeWrapper",
-    "TopicList",
-    "TopicOffset",
-    "TopicRouteData",
-    "TopicStatsTable",
-    "UnlockBatchRequestBody",
-    "crc32_of",
-    "decode_names",
-    "encode_names",
-]
+from typing import Any, Final
+
+import msgspec
+
+from batonmq.protocol.json_body import Body, Json, QueueKeyedBody, encode_json
+from batonmq.protocol.message import MessageQueue
+
+# Routes, clusters, key-values.
+
+
+class DataVersion(msgspec.Struct, Json, frozen=True, rename="camel", kw_only=True):
+    """State of a table: equal only if all three are. `state_version` is the masterEpoch."""
+
+    counter: int = 0
+    state_version: int = 0
+    timestamp: int = 0
+
+    def next(self, now_ms: int, state_version: int | None = None) -> "DataVersion":
+        """The version after one change; `state_version` None keeps the present one."""
+        return DataVersion(
+            counter=self.counter + 1,
+            state_version=self.state_version if state_version is None else state_version,
+            timestamp=now_ms,
+        )
+
+
+class BrokerData(Body):
+    """One broker group: id 0 is the master's address, others are slaves'."""
+
+    broker_addrs: dict[int, str] = msgspec.field(default_factory=dict)
+    broker_name: str = ""
+    cluster: str = ""
+    enable_acting_master: bool = False
+    zone_name: str | None = None
+
+
+class QueueData(Body):
+    broker_name: str = ""
+    perm: int = 6
+    read_queue_nums: int = 0
+    topic_sys_flag: int = 0
+    write_queue_nums: int = 0
+
+
+class TopicRouteData(Body):
+    broker_datas: list[BrokerData] = msgspec.field(default_factory=list)
+    filter_server_table: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    order_topic_conf: str | None = None
+    queue_datas: list[QueueData] = msgspec.field(default_factory=list)
+
+
+class ClusterInfo(Body):
+    broker_addr_table: dict[str, BrokerData] = msgspec.field(default_factory=dict)
+    cluster_addr_table: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
+class TopicList(Body):
+    broker_addr: str | None = None
+    topic_list: list[str] = msgspec.field(default_factory=list)
+
+
+class KVTable(Body):
+    table: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class BrokerMemberGroup(Body):
+    broker_addrs: dict[int, str] = msgspec.field(default_factory=dict)
+    broker_name: str = ""
+    cluster: str = ""
+
+
+class GetBrokerMemberGroupResponseBody(Body):
+    broker_member_group: BrokerMemberGroup = msgspec.field(default_factory=BrokerMemberGroup)
+
+
+# Topics and consumer groups: configuration, statistics, offsets.
+
+
+PERM_PRIORITY: Final = 8
+PERM_READ: Final = 4
+PERM_WRITE: Final = 2
+PERM_INHERIT: Final = 1
+
+
+def _custom_policy() -> dict[str, Any]:
+    return {"type": "CUSTOMIZED"}
+
+
+class TopicConfig(Body):
+    """`perm` bits: 8 priority, 4 read, 2 write, 1 inherit."""
+
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    order: bool = False
+    perm: int = PERM_READ | PERM_WRITE
+    read_queue_nums: int = 16
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_name: str = ""
+    topic_sys_flag: int = 0
+    write_queue_nums: int = 16
+
+
+class TopicConfigSerializeWrapper(Body):
+    data_version: DataVersion = DataVersion()
+    topic_config_table: dict[str, TopicConfig] = msgspec.field(default_factory=dict)
+
+
+class TopicConfigAndMappingSerializeWrapper(Body):
+    """Topics with the mappings of static topics; we have none of the latter, but pass them on."""
+
+    data_version: DataVersion = DataVersion()
+    mapping_data_version: DataVersion = DataVersion()
+    topic_config_table: dict[str, TopicConfig] = msgspec.field(default_factory=dict)
+    topic_queue_mapping_detail_map: dict[str, Any] = msgspec.field(default_factory=dict)
+    topic_queue_mapping_info_map: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class SimpleSubscriptionData(Body):
+    expression: str = ""
+    expression_type: str = "TAG"
+    topic: str = ""
+    version: int = 0
+
+
+class SubscriptionGroupConfig(Body):
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    broker_id: int = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_message_orderly: bool = False
+    consume_timeout_minute: int = 15
+    group_name: str = ""
+    group_retry_policy: dict[str, Any] = msgspec.field(default_factory=_custom_policy)
+    group_sys_flag: int = 0
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: int = 16
+    retry_queue_nums: int = 1
+    subscription_data_set: list[SimpleSubscriptionData] | None = None
+    which_broker_when_consume_slowly: int = 1
+
+
+class SubscriptionGroupWrapper(Body):
+    data_version: DataVersion = DataVersion()
+    forbidden_table: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = msgspec.field(
+        default_factory=dict
+    )
+
+
+class ConsumerOffsetSerializeWrapper(Body):
+    """`offset_table`: "topic@group" -> queue id -> offset of the next message."""
+
+    data_version: DataVersion = DataVersion()
+    offset_table: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+
+
+class DelayOffsetSerializeWrapper(Body):
+    """`offset_table`: delay level -> offset in its queue."""
+
+    data_version: DataVersion = DataVersion()
+    offset_table: dict[int, int] = msgspec.field(default_factory=dict)
+
+
+class MessageRequestModeSerializeWrapper(Body):
+    message_request_mode_map: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class TimerMetricsSerializeWrapper(Body):
+    data_version: DataVersion = DataVersion()
+    timing_count: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class TopicOffset(Body):
+    """`max_offset` is that of the next message to come."""
+
+    last_update_timestamp: int = 0
+    max_offset: int = 0
+    min_offset: int = 0
+
+
+class TopicStatsTable(QueueKeyedBody):
+    offset_table: dict[MessageQueue, TopicOffset] = msgspec.field(default_factory=dict)
+    topic_put_tps: float = 0.0
+
+
+class OffsetWrapper(Body):
+    broker_offset: int = 0
+    consumer_offset: int = 0
+    last_timestamp: int = 0
+    pull_offset: int = 0
+
+
+class ConsumeStats(QueueKeyedBody):
+    consume_tps: float = 0.0
+    offset_table: dict[MessageQueue, OffsetWrapper] = msgspec.field(default_factory=dict)
+
+
+class ResetOffsetBody(QueueKeyedBody):
+    offset_table: dict[MessageQueue, int] = msgspec.field(default_factory=dict)
+
+
+class GroupList(Body):
+    group_list: list[str] = msgspec.field(default_factory=list)
+
+
+# Between clients and brokers: heartbeats, connections, queue locks, assignments.
+
+
+CONSUME_ACTIVELY: Final = "CONSUME_ACTIVELY"
+CONSUME_PASSIVELY: Final = "CONSUME_PASSIVELY"
+CONSUME_POP: Final = "CONSUME_POP"
+BROADCASTING: Final = "BROADCASTING"
+CLUSTERING: Final = "CLUSTERING"
+FROM_LAST_OFFSET: Final = "CONSUME_FROM_LAST_OFFSET"
+FROM_FIRST_OFFSET: Final = "CONSUME_FROM_FIRST_OFFSET"
+FROM_TIMESTAMP: Final = "CONSUME_FROM_TIMESTAMP"
+
+
+class SubscriptionData(Body):
+    """What of a topic is wanted. `sub_string` "*" with both lists empty means all of it;
+    `code_set` are Java hashes of `tags_set`; `sub_version` is the time it was made, ms."""
+
+    class_filter_mode: bool = False
+    code_set: list[int] = msgspec.field(default_factory=list)
+    expression_type: str = "TAG"
+    sub_string: str = "*"
+    sub_version: int = 0
+    tags_set: list[str] = msgspec.field(default_factory=list)
+    topic: str = ""
+
+
+class ConsumerData(Body):
+    consume_from_where: str = FROM_LAST_OFFSET
+    consume_type: str = CONSUME_PASSIVELY
+    group_name: str = ""
+    message_model: str = CLUSTERING
+    subscription_data_set: list[SubscriptionData] = msgspec.field(default_factory=list)
+    unit_mode: bool = False
+
+
+class ProducerData(Body):
+    group_name: str = ""
+
+
+class HeartbeatData(Body):
+    """`without_sub`: subscriptions are left out because nothing changed (V2)."""
+
+    client_id: str = msgspec.field(name="clientID", default="")
+    consumer_data_set: list[ConsumerData] = msgspec.field(default_factory=list)
+    heartbeat_fingerprint: int = 0
+    producer_data_set: list[ProducerData] = msgspec.field(default_factory=list)
+    without_sub: bool = False
+
+
+class ClientConnection(Body):
+    """One client in a connection list (Java `body.Connection`)."""
+
+    client_addr: str = ""
+    client_id: str = ""
+    language: str = "JAVA"
+    version: int = 0
+
+
+class ConsumerConnection(Body):
+    connection_set: list[ClientConnection] = msgspec.field(default_factory=list)
+    consume_from_where: str = FROM_LAST_OFFSET
+    consume_type: str = CONSUME_PASSIVELY
+    message_model: str = CLUSTERING
+    subscription_table: dict[str, SubscriptionData] = msgspec.field(default_factory=dict)
+
+
+class ProducerConnection(Body):
+    connection_set: list[ClientConnection] = msgspec.field(default_factory=list)
+
+
+class GetConsumerListByGroupResponseBody(Body):
+    consumer_id_list: list[str] = msgspec.field(default_factory=list)
+
+
+class LockBatchRequestBody(Body):
+    client_id: str = ""
+    consumer_group: str = ""
+    mq_set: list[MessageQueue] = msgspec.field(default_factory=list)
+    only_this_broker: bool = False
+
+
+class UnlockBatchRequestBody(LockBatchRequestBody):
+    pass
+
+
+class LockBatchResponseBody(Body):
+    lock_ok_mq_set: list[MessageQueue] = msgspec.field(name="lockOKMQSet", default_factory=list)
+
+
+class CheckClientRequestBody(Body):
+    client_id: str = ""
+    group: str = ""
+    namespace: str | None = None
+    subscription_data: SubscriptionData = msgspec.field(default_factory=SubscriptionData)
+
+
+class QueryAssignmentRequestBody(Body):
+    client_id: str = ""
+    consumer_group: str = ""
+    message_model: str = CLUSTERING
+    strategy_name: str = ""
+    topic: str = ""
+
+
+class MessageQueueAssignment(Body):
+    attachments: dict[str, str] | None = None
+    message_queue: MessageQueue = MessageQueue("", "", 0)
+    mode: str = "PULL"
+
+
+class QueryAssignmentResponseBody(Body):
+    message_queue_assignments: list[MessageQueueAssignment] = msgspec.field(default_factory=list)
+
+
+# Of the controllers, and of a broker's replication state.
+
+
+# The end of an epoch that is still being written.
+OPEN_END: Final = 9_223_372_036_854_775_807
+
+
+class SyncStateSet(Body):
+    sync_state_set: list[int] = msgspec.field(default_factory=list)
+    sync_state_set_epoch: int = 0
+
+
+class EpochCacheEntry(Body):
+    """One epoch; `end_offset` is exclusive, `OPEN_END` for the last."""
+
+    end_offset: int = OPEN_END
+    epoch: int = 0
+    start_offset: int = 0
+
+
+class EpochEntryCache(Body):
+    broker_id: int = 0
+    broker_name: str = ""
+    cluster_name: str = ""
+    epoch_list: list[EpochCacheEntry] = msgspec.field(default_factory=list)
+    max_offset: int = 0
+
+
+class ReplicaIdentity(Body):
+    alive: bool = False
+    broker_address: str = ""
+    broker_id: int = 0
+    broker_name: str = ""
+
+
+class ReplicasInfo(Body):
+    in_sync_replicas: list[ReplicaIdentity] = msgspec.field(default_factory=list)
+    master_address: str | None = None
+    master_broker_id: int | None = None
+    master_epoch: int = 0
+    not_in_sync_replicas: list[ReplicaIdentity] = msgspec.field(default_factory=list)
+    sync_state_set_epoch: int = 0
+
+
+class BrokerReplicasInfo(Body):
+    replicas_info_table: dict[str, ReplicasInfo] = msgspec.field(default_factory=dict)
+
+
+class ElectMasterResponseBody(Body):
+    """Body of 1002. The members of the group are at the top level too, because `mqadmin`
+    reads the body as a bare BrokerMemberGroup."""
+
+    broker_addrs: dict[int, str] | None = None
+    broker_member_group: BrokerMemberGroup | None = None
+    broker_name: str | None = None
+    cluster: str | None = None
+    sync_state_set: list[int] = msgspec.field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, group: BrokerMemberGroup | None, sync_state_set: list[int]
+    ) -> "ElectMasterResponseBody":
+        """The body that satisfies both readers."""
+        if group is None:
+            return cls(sync_state_set=sync_state_set)
+        return cls(
+            broker_addrs=group.broker_addrs,
+            broker_member_group=group,
+            broker_name=group.broker_name,
+            cluster=group.cluster,
+            sync_state_set=sync_state_set,
+        )
+
+
+class HAClientRuntimeInfo(Body):
+    last_read_timestamp: int = 0
+    last_write_timestamp: int = 0
+    master_addr: str | None = None
+    master_flush_offset: int = 0
+    max_offset: int = 0
+    transferred_byte_in_second: int = 0
+
+
+class HAConnectionRuntimeInfo(Body):
+    """`diff`: bytes that the slave lacks."""
+
+    addr: str = ""
+    diff: int = 0
+    in_sync: bool = False
+    slave_ack_offset: int = 0
+    transfer_from_where: int = 0
+    transferred_byte_in_second: int = 0
+
+
+class HARuntimeInfo(Body):
+    ha_client_runtime_info: HAClientRuntimeInfo = msgspec.field(default_factory=HAClientRuntimeInfo)
+    ha_connection_info: list[HAConnectionRuntimeInfo] = msgspec.field(default_factory=list)
+    in_sync_slave_nums: int = 0
+    master: bool = False
+    master_commit_log_max_offset: int = 0
+
+
+def encode_names(names: list[str]) -> bytes:
+    """Body of 1006: broker names as a JSON array."""
+    return encode_json(names)

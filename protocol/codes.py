@@ -1,4 +1,4 @@
-"""The numbers of RocketMQ's remoting protocol: what is asked, and how it was answered.
+"""The numbers of RocketMQ's remoting protocol: request and response codes, versions.
 
 Origin: `org.apache.rocketmq.remoting.protocol.RequestCode`, `ResponseCode`, `LanguageCode`
 (release 5.3.3). The members keep Java's names, so a log line here and one there can be compared.
@@ -15,6 +15,11 @@ MQ_VERSION_STANDARD_JSON = 401
 MQ_VERSION_TOPIC_MAPPING = 413
 # Newer versions than this understand GO_AWAY (V5_3_1_SNAPSHOT's successor).
 MQ_VERSION_GO_AWAY = 475
+
+# The id under which routes show a broker group's master (Java's MixAll.MASTER_ID).
+MASTER_ID = 0
+# Java's Long.MAX_VALUE. As a time or an offset: no upper end.
+LONG_MAX = 2**63 - 1
 
 # extFields of a refused send: who is master instead, in which masterEpoch. Java's clients ignore
 # them, this project's go there at once.
@@ -227,14 +232,6 @@ def code_name(code: int) -> str:
         return str(code)
 
 
-def request_name(code: int) -> str:
-    """Name of a request code for people, or the number where Java has no name for it."""
-    try:
-        return RequestCode(code).name
-    except ValueError:
-        return str(code)
-
-
 __all__ = [
     "MQ_VERSION",
     "MQ_VERSION_GO_AWAY",
@@ -244,5 +241,4 @@ __all__ = [
     "RequestCode",
     "ResponseCode",
     "code_name",
-    "request_name",
 ]

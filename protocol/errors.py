@@ -1,14 +1,14 @@
 """One root for the errors of this project, then a class for each thing a reader must do about it.
 
 `FencedError` step back; `NotLeaderError` ask elsewhere; `UnavailableError` retry later;
-`CorruptLogError` stop; `RemoteProtocolError` drop the peer; `ConfigError` fix the file.
-Each carries values, not prose, knows the `response_code` it becomes on the wire, and whether the
-same request may succeed later (`retriable`).
+`CorruptLogError` stop; `RemoteProtocolError` drop the peer; `ConfigError` fix the file. Each
+carries values, not prose, the `response_code` that it becomes on the wire, and whether the same
+request may succeed later (`retriable`).
 """
 
 from typing import ClassVar
 
-from protocol.codes import ResponseCode, code_name
+from batonmq.protocol.codes import ResponseCode, code_name
 
 
 class BatonError(Exception):
@@ -71,13 +71,14 @@ class CorruptLogError(BatonError):
 
 
 class RemoteProtocolError(BatonError):
-    """The peer sent what no frame of the protocol looks like: its connection is of no more use."""
+    """The peer sent bytes that are no frame of the protocol: close its connection."""
 
 
 class ConfigError(BatonError):
     """A setting that stops the start.
 
-    `where` is `file:line` or the environment variable; `allowed` says what would be accepted.
+    `value` None: there is none. `where` is `file:line` or the environment variable; `allowed` is
+    what would be accepted.
     """
 
     def __init__(self, key: str, value: object, where: str, allowed: str) -> None:
@@ -88,7 +89,8 @@ class ConfigError(BatonError):
         self.allowed = allowed
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.key} = {self.value!r}: {self.allowed}"
+        value = "" if self.value is None else f" = {self.value!r}"
+        return f"{self.where}: {self.key}{value}: {self.allowed}"
 
 
 class BrokerRefusal(BatonError):
@@ -103,35 +105,14 @@ class BrokerRefusal(BatonError):
         return f"{code_name(self.code)} ({self.code}): {self.remark}"
 
 
-# Codes after which the same request may be answered otherwise by another node or a little later.
-_RETRIABLE_CODES = frozenset(
-    {
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-        ResponseCode.FLOW_CONTROL,
-        ResponseCode.GO_AWAY,
-        ResponseCode.CONTROLLER_NOT_LEADER,
-        ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
-    }
-)
-
-
 class ResponseError(BatonError):
-    """A reply that is not a success, met by the one who asked."""
+    """A reply that is not a success, raised at the requester."""
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
         super().__init__(code, remark, address)
         self.code = code
         self.remark = remark or ""
         self.address = address
-
-    @property
-    def may_succeed_later(self) -> bool:
-        """Whether this very code tells of a passing state."""
-        return self.code in _RETRIABLE_CODES
 
     def __str__(self) -> str:
         return f"{self.address} answered {code_name(self.code)} ({self.code}): {self.remark}"

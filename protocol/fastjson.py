@@ -25,7 +25,7 @@ _DEPTH_MAX: Final = 200
 
 _decode: Final = msgspec.json.Decoder().decode
 
-# The members of an object that stands as a key, sorted by name.
+# The members of an object that is used as a key, sorted by name.
 ObjectKey = tuple[tuple[str, Any], ...]
 
 
@@ -193,15 +193,12 @@ def _number(match: re.Match[str]) -> int | float:
 
 
 def object_key(value: Any) -> Any:
-    """A hashable form of an object that stands as a key."""
+    """A hashable form of an object that is used as a key."""
     if isinstance(value, dict):
         return tuple(sorted((str(name), object_key(member)) for name, member in value.items()))
     if isinstance(value, list):
         return tuple(object_key(item) for item in value)
     return value
-
-
-# ---- references ----
 
 
 def _resolve(value: Any, root: Any, path: tuple[Any, ...]) -> Any:

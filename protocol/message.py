@@ -1,4 +1,4 @@
-"""A message as a user makes it, as the store holds it, and the queue that it stands in.
+"""A message as a user makes it, as the store holds it, and its queue.
 
 Origin: Java `Message`, `MessageExt`, `MessageQueue`.
 """
@@ -9,8 +9,8 @@ from typing import Self
 
 import msgspec
 
-from protocol import properties as names
-from protocol.sysflag import (
+from batonmq.protocol import properties as names
+from batonmq.protocol.sysflag import (
     COMPRESSED,
     COMPRESSION_MASK,
     COMPRESSION_ZLIB,
@@ -78,14 +78,10 @@ class Message:
         """The id that the producer gave the message, or empty."""
         return self.properties.get(names.UNIQ_KEY, "")
 
-    @property
-    def wait_store_msg_ok(self) -> bool:
-        return self.properties.get(names.WAIT, "true") != "false"
-
 
 @dataclass(slots=True)
 class MessageExt:
-    """A stored message with everything that its record says.
+    """A stored message with all fields of its record.
 
     `body` is as stored, so it may be compressed: `uncompressed_body()` undoes that. Offsets are
     bytes of the commit log (`physical_offset`) or positions in the queue (`queue_offset`); hosts

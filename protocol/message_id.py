@@ -1,4 +1,4 @@
-"""The two ids of a message: the broker's (where it lies) and the producer's (who made it when).
+"""The two ids of a message: the broker's (its place) and the producer's (sender and time).
 
 offset id   hex of ip(4|16) port(i32) physicalOffset(i64)                      32 | 56 characters
 uniq key    hex of ip(4|16) pid(u16) hash(i32) ms-since-month-start(i32) counter(u16)
@@ -27,7 +27,7 @@ def host_bytes(ip: str, port: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def host_text(host: bytes) -> str:
-    """ "ip:port" of 8 or 20 bytes; an IPv6 address stands in brackets."""
+    """ "ip:port" of 8 or 20 bytes; an IPv6 address is in brackets."""
     if len(host) not in (8, 20):
         raise ValueError(f"a host is 8 or 20 bytes long, not {len(host)}")
     ip = ipaddress.ip_address(host[:-4])

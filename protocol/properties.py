@@ -124,15 +124,8 @@ def find_property(raw: bytes, key: bytes) -> bytes | None:
             value = raw[start:] if stop < 0 else raw[start:stop]
             if value:
                 return value
-        # No real start (part of a longer key, or of a value) or nothing behind it: look before.
+        # Part of a longer key or of a value, or nothing behind it: search before it.
         end = at + len(needle) - 1
-
-
-def remove_property(raw: bytes, key: bytes) -> bytes:
-    """The property string without any pair of this key; the others keep their bytes and order."""
-    if key + b"\x01" not in raw:
-        return raw
-    return b"\x02".join(pair for pair in raw.split(b"\x02") if pair.partition(b"\x01")[0] != key)
 
 
 __all__ = [
@@ -145,5 +138,5 @@ __all__ = [
     "TAGS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS", "TIMER_DEL_UNIQKEY",
     "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TRACE_ON", "TRANSACTION_CHECK_TIMES", "TRANSACTION_ID",
     "TRAN_MSG", "TRAN_PREPARED_QUEUE_OFFSET", "TTL", "UNIQ_KEY", "WAIT", "decode_properties",
-    "encode_properties", "find_property", "name_value_problem", "remove_property",
+    "encode_properties", "find_property", "name_value_problem",
 ]  # fmt: skip

@@ -1,13 +1,8 @@
 """The record of the commit log: one message, byte for byte as RocketMQ stores it.
 
-     0 totalSize   4 magic        8 bodyCRC    12 queueId      16 flag      20 queueOffset
-    28 physicalOffset            36 sysFlag    40 bornTimestamp             48 bornHost (8|20)
-    56 storeTimestamp            64 storeHost (8|20)           72 reconsumeTimes
-    76 preparedTransactionOffset 84 bodyLength 88 body, topicLength (1|2), topic,
-    propertiesLength (i16), properties
-
-(positions with two IPv4 hosts; each IPv6 host shifts what follows by 12). Magic V2 has a topic
-length of two bytes and is chosen when the topic is longer than 127. With the property CRC the
+The fields in front of the body are in `protocol.layout`; then come the body, the topic with its
+length, the properties with theirs (i16). Under magic V1 the topic's length has one byte, under V2,
+which is chosen for a topic longer than 127, two. With the property CRC the
 properties end in `__CRC32#` \\x01 ten digits \\x02, the decimal CRC of all bytes before these 20,
 least significant digit first. All CRCs have their top bit cleared.
 
@@ -20,10 +15,13 @@ import struct
 import zlib
 from typing import Final, Literal, NamedTuple
 
-from protocol.message import MessageExt
-from protocol.message_id import encode_offset_msg_id, host_text
-from protocol.properties import decode_properties
-from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+import msgspec
+
+from batonmq.protocol.layout import BLANK, HOST_V4_SIZE, HOST_V6_SIZE, RECORD_V4, record_layout
+from batonmq.protocol.message import MessageExt
+from batonmq.protocol.message_id import encode_offset_msg_id, host_text
+from batonmq.protocol.properties import decode_properties
+from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -38,26 +36,28 @@ FIXED_SIZE_V1: Final = 91
 
 Buffer = bytes | bytearray | memoryview
 Kind = Literal["message", "blank"]
-# The unpacked head, fields in the order of the table above.
+# The unpacked head, fields in the order of `RECORD_V4`.
 _Head = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
 
-_HEAD_V4: Final = struct.Struct(">IIIiiqqiq8sq8siqi")
+_HEAD_V4: Final = RECORD_V4.struct
 _HEAD_ANY: Final = {
-    (8, 8): _HEAD_V4,
-    (20, 8): struct.Struct(">IIIiiqqiq20sq8siqi"),
-    (8, 20): struct.Struct(">IIIiiqqiq8sq20siqi"),
-    (20, 20): struct.Struct(">IIIiiqqiq20sq20siqi"),
+    (born, store): record_layout(born, store).struct
+    for born in (HOST_V4_SIZE, HOST_V6_SIZE)
+    for store in (HOST_V4_SIZE, HOST_V6_SIZE)
 }
-_TOPIC_V1: Final = struct.Struct(">B")
+_TOPIC_HEADS: Final = [bytes((length,)) for length in range(TOPIC_LENGTH_MAX_V1 + 1)]
+# Record without hosts, topic with its length, body, properties.
+_FIXED_SIZE: Final = FIXED_SIZE_V1 - 2 * HOST_V4_SIZE - 1
+_HOST_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
 _U16: Final = struct.Struct(">H")
 _I16: Final = struct.Struct(">h")
-_FIRST: Final = struct.Struct(">II")
+_FIRST: Final = BLANK.struct  # a record begins with the same two fields
 _crc32 = zlib.crc32
 _pack_v4 = _HEAD_V4.pack
 
 
 class CorruptRecord(Exception):
-    """These bytes are no whole record. `what` says why; the caller knows file and offset."""
+    """These bytes are no whole record. `what` is the reason; the caller adds file and offset."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -88,101 +88,83 @@ class RecordHead(NamedTuple):
     prepared_transaction_offset: int = 0
 
 
-def record_size(
-    topic_len: int, body_len: int, properties_len: int, *, born_v6: bool, store_v6: bool
-) -> int:
-    """Size in bytes of a record with these parts (properties with their CRC tail, if any)."""
-    hosts = 12 * (born_v6 + store_v6)
-    version = topic_len > TOPIC_LENGTH_MAX_V1
-    return FIXED_SIZE_V1 + version + hosts + body_len + topic_len + properties_len
+class NewMessage(msgspec.Struct, gc=False):
+    """A message to be stored, before it has a place (Java: `MessageExtBrokerInner`).
+
+    `properties` is the raw property string without CRC tail; `tags_code` is the hash of its TAGS,
+    `keys` and `uniq_key` are its raw KEYS and UNIQ_KEY, for queue and index. `born_host` is ip and
+    port, 8 or 20 bytes.
+    """
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes
+    tags_code: int
+    keys: bytes | None
+    uniq_key: bytes | None
+    born_timestamp: int
+    born_host: bytes
+    flag: int = 0
+    sys_flag: int = 0
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
 
 
 def encode_record(
-    *,
+    message: NewMessage,
     topic: bytes,
-    queue_id: int,
     queue_offset: int,
     physical_offset: int,
-    flag: int,
-    sys_flag: int,
-    born_timestamp: int,
-    born_host: bytes,
     store_timestamp: int,
     store_host: bytes,
-    reconsume_times: int,
-    prepared_transaction_offset: int,
-    body: bytes,
-    properties: bytes,
-    body_crc: int | None = None,
     append_prop_crc: bool,
 ) -> bytes:
-    """The bytes of one record.
+    """The bytes of one record; `topic` is the message's, encoded.
 
     The host bits of `sys_flag` are set from the lengths of the hosts. With `append_prop_crc` a
     missing last separator of `properties` is added, and they must not hold a `__CRC32#` of their
     own. Raises struct.error for a number that does not fit its field; the caller checks sizes.
     """
+    body, properties, born_host = message.body, message.properties, message.born_host
+    if append_prop_crc and properties and properties[-1] != 2:
+        properties += b"\x02"
+    properties_len = len(properties) + (CRC_TAIL_SIZE if append_prop_crc else 0)
     topic_len = len(topic)
-    body_len = len(body)
-    hosts_len = len(born_host) + len(store_host)
-    if append_prop_crc:
-        if properties and properties[-1] != 2:
-            properties += b"\x02"
-        properties_len = len(properties) + CRC_TAIL_SIZE
-    else:
-        properties_len = len(properties)
     if topic_len <= TOPIC_LENGTH_MAX_V1:
-        magic = MAGIC_V1
-        topic_head = _TOPIC_V1.pack(topic_len)
-        size = 75 + hosts_len + body_len + topic_len + properties_len
+        magic, topic_head = MAGIC_V1, _TOPIC_HEADS[topic_len]
     else:
-        magic = MAGIC_V2
-        topic_head = _U16.pack(topic_len)
-        size = 76 + hosts_len + body_len + topic_len + properties_len
-    if hosts_len == 16:
-        pack = _pack_v4
-        sys_flag &= ~(BORN_HOST_V6 | STORE_HOST_V6)
-    else:
+        magic, topic_head = MAGIC_V2, _U16.pack(topic_len)
+    hosts_len = len(born_host) + len(store_host)
+    sys_flag = message.sys_flag & ~_HOST_BITS
+    pack = _pack_v4
+    if hosts_len != 2 * HOST_V4_SIZE:
         pack = _HEAD_ANY[len(born_host), len(store_host)].pack
-        sys_flag = _with_host_bits(sys_flag, born_host, store_host)
-    record = b"".join(
-        (
-            pack(
-                size,
-                magic,
-                _crc32(body) & 0x7FFFFFFF if body_crc is None else body_crc,
-                queue_id,
-                flag,
-                queue_offset,
-                physical_offset,
-                sys_flag,
-                born_timestamp,
-                born_host,
-                store_timestamp,
-                store_host,
-                reconsume_times,
-                prepared_transaction_offset,
-                body_len,
-            ),
-            body,
-            topic_head,
-            topic,
-            _I16.pack(properties_len),
-            properties,
-        )
+        sys_flag |= _host_bits(born_host, store_host)
+    head = pack(
+        _FIXED_SIZE + hosts_len + len(topic_head) + topic_len + len(body) + properties_len,
+        magic,
+        _crc32(body) & 0x7FFFFFFF,
+        message.queue_id,
+        message.flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        message.born_timestamp,
+        born_host,
+        store_timestamp,
+        store_host,
+        message.reconsume_times,
+        message.prepared_transaction_offset,
+        len(body),
     )
-    if append_prop_crc:
-        return record + crc_tail(_crc32(record) & 0x7FFFFFFF)
-    return record
+    record = b"".join((head, body, topic_head, topic, _I16.pack(properties_len), properties))
+    return record + crc_tail(_crc32(record) & 0x7FFFFFFF) if append_prop_crc else record
 
 
-def _with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
-    sys_flag &= ~(BORN_HOST_V6 | STORE_HOST_V6)
-    if len(born_host) == 20:
-        sys_flag |= BORN_HOST_V6
-    if len(store_host) == 20:
-        sys_flag |= STORE_HOST_V6
-    return sys_flag
+def _host_bits(born_host: bytes, store_host: bytes) -> int:
+    born = BORN_HOST_V6 if len(born_host) == HOST_V6_SIZE else 0
+    return born | STORE_HOST_V6 if len(store_host) == HOST_V6_SIZE else born
 
 
 def crc_tail(crc: int) -> bytes:
@@ -191,7 +173,7 @@ def crc_tail(crc: int) -> bytes:
 
 
 def encode_blank(remaining: int) -> bytes:
-    """The 8 bytes that say: nothing more in this file. `remaining` counts them too."""
+    """The 8 bytes that end a file early. `remaining` counts them too."""
     return _FIRST.pack(remaining, MAGIC_BLANK)
 
 
@@ -377,12 +359,12 @@ __all__ = [
     "MAGIC_V1",
     "MAGIC_V2",
     "CorruptRecord",
+    "NewMessage",
     "RecordHead",
     "crc_tail",
     "decode_record",
     "decode_records",
     "encode_blank",
     "encode_record",
-    "record_size",
     "scan_record",
 ]

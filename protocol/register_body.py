@@ -3,7 +3,7 @@
 The compressed form is one zlib stream of: i32 + DataVersion JSON; i32 topics; per topic i32 + text
 `name readNums writeNums perm filterType attributesJson`; i32 + filter server JSON array; and from
 version 413 on i32 mappings, each i32 + JSON. It has no topicSysFlag and no order flag. A Java
-broker says `compressed=false` even when it compressed, so the body itself is looked at.
+broker sends `compressed=false` even when it compressed, so the body itself decides.
 
 Origin: Java `RegisterBrokerBody`.
 """
@@ -15,12 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
-from protocol.body import Body
-from protocol.codes import MQ_VERSION, MQ_VERSION_TOPIC_MAPPING
-from protocol.errors import RemoteProtocolError
-from protocol.fastjson import FastjsonError, loads
-from protocol.route_bodies import DataVersion
-from protocol.topic_bodies import TopicConfig, TopicConfigAndMappingSerializeWrapper
+from batonmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigAndMappingSerializeWrapper
+from batonmq.protocol.codes import MQ_VERSION, MQ_VERSION_TOPIC_MAPPING
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.fastjson import FastjsonError, loads
+from batonmq.protocol.json_body import Body
 
 _I32: Final = struct.Struct(">i")
 _ZLIB_FIRST_BYTE: Final = 0x78

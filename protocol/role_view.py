@@ -1,11 +1,20 @@
-"""What a controller has applied about one broker group, as every other package sees it.
+"""What a controller has applied about one broker group, and the roles that it gives out.
 
 Mirrors `RoleView` and `Replica` of `baton.controller.v1`, so that the HA service and the broker
-need not know gRPC. A view is taken only if its `key` grows (R20); a set named here is the committed
-one, never a proposal.
+do not depend on gRPC. A view is taken only if its `key` grows (R20); its set is the committed one,
+never a proposal.
 """
 
+import enum
 from dataclasses import dataclass
+
+
+class Role(enum.Enum):
+    """What a broker is in its group. FENCED: it has no role that it may act in."""
+
+    MASTER = "MASTER"
+    SLAVE = "SLAVE"
+    FENCED = "FENCED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +64,4 @@ class RoleView:
         return None
 
 
-__all__ = ["Replica", "RoleView"]
+__all__ = ["Replica", "Role", "RoleView"]

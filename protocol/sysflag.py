@@ -5,7 +5,7 @@ Origin: Java `MessageSysFlag`, `PullSysFlag`, `CompressionType`.
 
 from typing import Final
 
-# --- message ---
+# Message.
 COMPRESSED: Final = 0x1
 MULTI_TAGS: Final = 0x2
 TRANSACTION_NOT_TYPE: Final = 0x0
@@ -22,17 +22,12 @@ COMPRESSION_LZ4: Final = 0x100
 COMPRESSION_ZSTD: Final = 0x200
 COMPRESSION_ZLIB: Final = 0x300
 
-# --- pull request ---
+# Pull request.
 PULL_COMMIT_OFFSET: Final = 0x1
 PULL_SUSPEND: Final = 0x2
 PULL_SUBSCRIPTION: Final = 0x4
 PULL_CLASS_FILTER: Final = 0x8
 PULL_LITE: Final = 0x10
-
-
-def transaction_type(sys_flag: int) -> int:
-    """The transaction bits of a message: 0 none, 4 prepared, 8 commit, 0xC rollback."""
-    return sys_flag & TRANSACTION_MASK
 
 
 def has_queue_unit(sys_flag: int) -> bool:
@@ -62,5 +57,4 @@ __all__ = [
     "TRANSACTION_PREPARED",
     "TRANSACTION_ROLLBACK",
     "has_queue_unit",
-    "transaction_type",
 ]

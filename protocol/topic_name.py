@@ -6,8 +6,8 @@ Origin: Java `TopicValidator`, `MixAll`, `NamespaceUtil`.
 import re
 from typing import Final
 
-from protocol.codes import ResponseCode
-from protocol.errors import BrokerRefusal
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
@@ -27,6 +27,8 @@ SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+OLD_SYSTEM_TOPIC_PREFIX: Final = "RMQ_SYS_"
+"""Of the topics of transactions and traces; `is_system_topic` has those by name."""
 REPLY_TOPIC_POSTFIX: Final = "REPLY_TOPIC"
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
@@ -150,6 +152,7 @@ __all__ = [
     "METADATA_TOPIC",
     "NOT_ALLOWED_SEND_TOPICS",
     "OFFSET_MOVED_TOPIC",
+    "OLD_SYSTEM_TOPIC_PREFIX",
     "REPLY_TOPIC_POSTFIX",
     "RETRY_PREFIX",
     "RETRY_TOPIC_LENGTH_MAX",

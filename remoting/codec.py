@@ -1,21 +1,121 @@
-"""Headers to bytes and back: RocketMQ's JSON header, and its binary one ("ROCKETMQ").
+"""Frames out of a stream of bytes, and their headers to bytes and back. Pure.
 
-JSON: keys in alphabetical order, absent rather than null. Binary: code i16, language u8,
-version i16, opaque i32, flag i32, remark (i32 + utf8), fields (i32 bytes in all, then key
-i16 + bytes, value i32 + bytes). A binary code is cut to 16 bits, so POP codes arrive modulo 65536:
-`decode_frame` gives the whole code back. Origin: Java `RemotingSerializable`,
-`RocketMQSerializable`.
+A frame is `i32 length`, `u8 header type`, `u24 header length`, header, body. A JSON header has its
+keys in alphabetical order, absent rather than null. A binary one ("ROCKETMQ") is code i16, language
+u8, version i16, opaque i32, flag i32, remark (i32 + utf8), fields (i32 bytes in all, then key i16 +
+bytes, value i32 + bytes). A binary code is cut to 16 bits, so POP codes arrive modulo 65536:
+`decode_frame` gives the whole code back.
+
+Origin: Java `NettyDecoder` (LengthFieldBasedFrameDecoder of 16777216 bytes),
+`RemotingSerializable`, `RocketMQSerializable`.
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from protocol.codes import LanguageCode, RequestCode
-from protocol.errors import RemoteProtocolError
-from remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
-from remoting.protocol import FRAME_SIZE_MAX
+from batonmq.protocol.codes import LanguageCode, RequestCode
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
+
+# Length field included, as Java counts.
+FRAME_SIZE_MAX: Final = 16_777_216
+BUFFER_SIZE: Final = 65_536
+# A buffer up to this size is kept between large frames; a larger one is given back.
+BUFFER_SIZE_KEPT: Final = 1 << 20
+
+_FRAME: Final = struct.Struct(">II")
+_unpack: Final = _FRAME.unpack_from
+
+
+class FrameReader:
+    """Use: read into `get_buffer()`, then iterate over `received(n)` to its end.
+
+    Header and body are copied out, because the next read overwrites the buffer. Invariant:
+    `get_buffer()` is never empty, and one frame alone makes the buffer grow beyond its 64 KiB, to
+    that frame's size, known from its first 8 bytes and limited to 16 MiB.
+    """
+
+    __slots__ = ("_buffer", "_end", "_size", "_start", "_view")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(BUFFER_SIZE)
+        self._view = memoryview(self._buffer)
+        self._size = BUFFER_SIZE
+        self._start = 0
+        self._end = 0
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return self._end - self._start
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go. Never empty."""
+        return self._view[self._end :]
+
+    def received(self, n: int) -> Iterator[tuple[int, bytes, bytes]]:
+        """(header type, header, body) of each frame that is complete after `n` more bytes.
+
+        Raises RemoteProtocolError at a malformed frame, after those before it; the connection
+        cannot be used any more.
+        """
+        self._end += n
+        view = self._view
+        start = self._start
+        needed = 8
+        while self._end - start >= 8:
+            length, mark = _unpack(view, start)
+            header_len = mark & 0xFFFFFF
+            needed = length + 4
+            if needed > FRAME_SIZE_MAX or header_len + 4 > length or mark >> 25 or not header_len:
+                raise RemoteProtocolError(self._complaint(length, mark, start))
+            if self._end - start < needed:
+                break
+            body_at = start + 8 + header_len
+            stop = start + needed
+            self._start = stop
+            yield mark >> 24, view[start + 8 : body_at].tobytes(), view[body_at:stop].tobytes()
+            start = stop
+            needed = 8
+        self._make_room(needed)
+
+    def _make_room(self, needed: int) -> None:
+        """Room for a frame of `needed` bytes whose beginning is kept."""
+        waiting = self._end - self._start
+        if waiting == 0:
+            self._start = self._end = 0
+            if self._size > BUFFER_SIZE_KEPT:
+                self._replace(BUFFER_SIZE, b"")
+        elif needed > self._size:
+            self._replace(needed, bytes(self._view[self._start : self._end]))
+        elif self._start:
+            self._view[:waiting] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, waiting
+
+    def _replace(self, size: int, kept: bytes) -> None:
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+        self._size = size
+        self._view[: len(kept)] = kept
+        self._start, self._end = 0, len(kept)
+
+    def _complaint(self, length: int, mark: int, start: int) -> str:
+        first = bytes(self._view[start : min(self._end, start + 16)])
+        if first[0] == 0x16:
+            return "a TLS handshake, but this port speaks plaintext"
+        if length + 4 > FRAME_SIZE_MAX:
+            what = f"frame of {length + 4} bytes is over the limit of {FRAME_SIZE_MAX}"
+        elif mark >> 25:
+            what = f"header type {mark >> 24} is neither JSON (0) nor binary (1)"
+        elif not mark & 0xFFFFFF:
+            what = "frame without a header"
+        else:
+            what = f"header of {mark & 0xFFFFFF} bytes does not fit into a frame of {length}"
+        return f"{what}; it begins with {first!r}"
+
 
 _UNSET: Final = msgspec.UNSET
 
@@ -61,11 +161,10 @@ _LANGUAGES: Final = {language.name: language for language in LanguageCode}
 # Codes above 16 bits as they arrive in a binary header.
 _ALIASES: Final = {int(code) & 0xFFFF: int(code) for code in RequestCode if code > 0xFFFF}
 
-_FRAME: Final = struct.Struct(">II")
 _BINARY_HEAD: Final = struct.Struct(">HBhiii")
 _I32: Final = struct.Struct(">i")
 _FLAG_AT: Final = 9
-# `{"code":310,`: the beginning of a header tells its code, up to three digits; peers send few.
+# `{"code":310,`: the beginning of a header has its code, up to three digits; peers send few.
 _CODE_PREFIX: Final = 12
 _CODES_MAX: Final = 1024
 _codes: Final[dict[bytes, int]] = {}
@@ -74,7 +173,7 @@ _codes: Final[dict[bytes, int]] = {}
 def encode_frame(cmd: RemotingCommand) -> bytes:
     """The whole frame of a command, its length included, with a header of its `serialize_type`.
 
-    Raises RemoteProtocolError where it is larger than any peer would read.
+    Raises RemoteProtocolError for a frame that is larger than any peer would read.
     """
     header = encode_header(cmd)
     body = cmd.body
@@ -103,7 +202,7 @@ def encode_header(cmd: RemotingCommand) -> bytes:
 
 
 def decode_frame(header: bytes, body: bytes, serialize_type: int) -> RemotingCommand:
-    """The command of a frame. Raises RemoteProtocolError that says what is wrong with it."""
+    """The command of a frame. Raises RemoteProtocolError."""
     if serialize_type == TYPE_JSON:
         return _decode_json_header(header, body)
     if serialize_type == TYPE_BINARY:
@@ -119,7 +218,7 @@ def whole_code(code: int) -> int:
 def peek_code(serialize_type: int, header: bytes) -> int:
     """The code of a frame without decoding the rest.
 
-    Raises RemoteProtocolError where that is no header; other malformed ones are met when decoded.
+    Raises RemoteProtocolError for what is no header; other errors appear when it is decoded.
     """
     if serialize_type == TYPE_BINARY:
         if len(header) < _BINARY_HEAD.size:
@@ -149,7 +248,7 @@ def peek_is_response(serialize_type: int, header: bytes) -> bool:
     """
     if serialize_type == TYPE_BINARY:
         return bool(header[_FLAG_AT + 3] & 1)
-    # From behind: the key stands there, and a long property string before it.
+    # From the end: the key is there, behind a long property string.
     if header.rfind(b'"flag":0') >= 0:
         return False
     return decode_frame(header, b"", serialize_type).is_response
@@ -178,7 +277,7 @@ def _decode_json_header(header: bytes, body: bytes) -> RemotingCommand:
         ),
         version=fields.version,
         remark=fields.remark,
-        ext=ext,
+        ext={} if ext is None else ext,
         has_ext=ext is not None,
         body=body,
     )
@@ -286,6 +385,9 @@ def binary_fields(header: bytes) -> dict[str, str]:
 
 
 __all__ = [
+    "BUFFER_SIZE",
+    "FRAME_SIZE_MAX",
+    "FrameReader",
     "binary_fields",
     "binary_opaque_and_flag",
     "decode_binary_fields",

@@ -1,14 +1,16 @@
-"""One request or response: a code, string fields, a remark and a body.
+"""One request or response: a code, string fields, a remark and a body. Pure.
 
-Origin: Java `RemotingCommand`. `opaque` pairs a response with its request; the connection that
-sends a request gives it one.
+`opaque` pairs a response with its request; the connection that sends a request sets it. Origin:
+Java `RemotingCommand`.
 """
 
 from collections.abc import Mapping
 from typing import Final, Self
 
-from protocol.codes import MQ_VERSION, LanguageCode, ResponseCode
-from protocol.errors import BrokerRefusal
+import msgspec
+
+from batonmq.protocol.codes import MQ_VERSION, LanguageCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
 
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
@@ -16,47 +18,20 @@ TYPE_JSON: Final = 0
 TYPE_BINARY: Final = 1
 
 
-class RemotingCommand:
-    """`ext` are the header fields of this code, strings all; `has_ext` False means that the
-    sender wrote none at all, not even an empty map (only then is none written again)."""
+class RemotingCommand(msgspec.Struct, eq=False):
+    """`ext` are the header fields of this code. `has_ext` False: the sender wrote no map of fields,
+    not even an empty one, and none is written when the command is encoded."""
 
-    __slots__ = (
-        "body",
-        "code",
-        "ext",
-        "flag",
-        "has_ext",
-        "language",
-        "opaque",
-        "remark",
-        "serialize_type",
-        "version",
-    )
-
-    def __init__(
-        self,
-        code: int,
-        *,
-        flag: int = 0,
-        opaque: int = 0,
-        language: LanguageCode = LanguageCode.PYTHON,
-        version: int = MQ_VERSION,
-        remark: str | None = None,
-        ext: dict[str, str] | None = None,
-        body: bytes = b"",
-        serialize_type: int = TYPE_JSON,
-        has_ext: bool = True,
-    ) -> None:
-        self.code = code
-        self.flag = flag
-        self.opaque = opaque
-        self.language = language
-        self.version = version
-        self.remark = remark
-        self.ext: dict[str, str] = {} if ext is None else ext
-        self.has_ext = has_ext
-        self.body = body
-        self.serialize_type = serialize_type
+    code: int
+    flag: int = 0
+    opaque: int = 0
+    language: LanguageCode = LanguageCode.PYTHON
+    version: int = MQ_VERSION
+    remark: str | None = None
+    ext: dict[str, str] = {}
+    body: bytes = b""
+    serialize_type: int = TYPE_JSON
+    has_ext: bool = True
 
     @classmethod
     def request(
@@ -93,7 +68,7 @@ class RemotingCommand:
         return bool(self.flag & FLAG_ONEWAY)
 
     def require(self, name: str) -> str:
-        """A mandatory field. Raises BrokerRefusal SYSTEM_ERROR that names it, as Java answers."""
+        """A mandatory field. Raises BrokerRefusal SYSTEM_ERROR that names it, as Java does."""
         value = self.ext.get(name)
         if value is None:
             raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is null")
@@ -123,7 +98,7 @@ class RemotingCommand:
 
 
 def text_fields(ext: Mapping[str, str | int | bool | None] | None) -> dict[str, str]:
-    """Field values as they travel: booleans `true`/`false`, numbers decimal, None left out."""
+    """Field values as text: booleans `true`/`false`, numbers decimal, None left out."""
     if not ext:
         return {}
     return {name: _to_text(value) for name, value in ext.items() if value is not None}

@@ -1,19 +1,23 @@
-"""One socket that speaks remoting, the same at both ends.
+"""One remoting connection, the same at both ends, and the handlers of its requests.
 
-Frames written during a turn of the loop leave in one `transport.write` at its end (`WriteTurn`).
-A peer that does not read makes the frames wait here, bounded in bytes and in time; a malformed
-frame ends this connection alone, with one log line that says what was wrong.
+All frames of one turn of the loop are written with one `transport.write` at its end (`WriteTurn`).
+Frames for a peer that does not read wait here, limited in bytes and time. A malformed frame ends
+its connection only, with one log line.
+
+`Processors` has a handler for each request code. It takes a request and its connection and returns
+the response, or a coroutine of it, or None if it replies later or not at all. A raw handler gets
+the frame undecoded: it is for the few codes of the hot path, which need no task, future or command.
 """
 
 import asyncio
 import logging
-import socket
-import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
-from protocol.codes import ResponseCode
-from protocol.errors import (
+from batonmq.process.clock import boot_ms
+from batonmq.process.sockets import limit_unacknowledged_of
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import (
     BatonError,
     BrokerRefusal,
     ConnectError,
@@ -21,21 +25,140 @@ from protocol.errors import (
     RequestTimeoutError,
     ResponseError,
 )
-from remoting.codec import decode_frame, encode_frame, peek_code, peek_is_response
-from remoting.command import FLAG_ONEWAY, RemotingCommand
-from remoting.pending import PendingRequests
-from remoting.processors import Processors, Response
-from remoting.protocol import FrameReader
+from batonmq.remoting.codec import (
+    FrameReader,
+    decode_frame,
+    encode_frame,
+    peek_code,
+    peek_is_response,
+)
+from batonmq.remoting.command import FLAG_ONEWAY, RemotingCommand
+from batonmq.remoting.pending import PendingRequests
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # What may wait for a peer that does not read: bytes (four frames of the largest size) and time.
 BACKLOG_BYTES_MAX: Final = 4 * 16_777_216
 WRITE_STALL_S: Final = 30.0
 UNANSWERED_MS: Final = 10_000
-"""A peer whose kernel acknowledges nothing for so long is gone: its host is cut off, or came back
-with another address. TCP itself would try for a quarter of an hour, ever more seldom, and a caller
-would go on asking over a connection that leads nowhere."""
+"""If a peer acknowledges nothing for this time, its host is cut off or has another address now."""
+
+
+Response: TypeAlias = RemotingCommand | None
+Handler: TypeAlias = "Callable[[RemotingCommand, Connection], Response | Awaitable[Response]]"
+# (connection, header type, header, body)
+RawHandler: TypeAlias = "Callable[[Connection, int, bytes, bytes], None]"
+
+
+class Processors:
+    """Handlers by request code; the default one, for all other codes, replies 3."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Handler] = {}
+        self.raw_handlers: dict[int, RawHandler] = {}
+        self.default_handler: Handler = answer_not_supported
+
+    def register(self, code: int, handler: Handler) -> None:
+        """Sets the handler of a code. Two for one code are a bug."""
+        self._assert_free(code)
+        self.handlers[int(code)] = handler
+
+    def register_raw(self, code: int, handler: RawHandler) -> None:
+        """Sets the hot-path handler of a code."""
+        self._assert_free(code)
+        self.raw_handlers[int(code)] = handler
+
+    def default(self, handler: Handler) -> None:
+        """Sets the handler of all other codes."""
+        self.default_handler = handler
+
+    def _assert_free(self, code: int) -> None:
+        assert code not in self.handlers, f"request code {code} has a handler already"
+        assert code not in self.raw_handlers, f"request code {code} has a raw handler already"
+
+
+def answer_not_supported(request: RemotingCommand, connection: "Connection") -> RemotingCommand:
+    """REQUEST_CODE_NOT_SUPPORTED (3), in Java's words."""
+    return RemotingCommand.response_to(
+        request,
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f" request type {request.code} not supported",
+    )
+
+
+class Dispatcher:
+    """Gives the requests of all connections of an endpoint to their handlers.
+
+    `tasks` are the handlers that still run; they may outlive the connection of their request.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, processors: Processors) -> None:
+        self.raw_handlers = processors.raw_handlers
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._loop = loop
+        self._processors = processors
+
+    def raw(
+        self,
+        connection: "Connection",
+        handler: RawHandler,
+        serialize_type: int,
+        header: bytes,
+        body: bytes,
+    ) -> None:
+        """Raises RemoteProtocolError for a frame that the handler could not decode."""
+        try:
+            handler(connection, serialize_type, header, body)
+        except RemoteProtocolError:
+            raise
+        except Exception as error:
+            _answer_error(connection, decode_frame(header, b"", serialize_type), error)
+
+    def request(self, connection: "Connection", cmd: RemotingCommand) -> None:
+        handler = self._processors.handlers.get(cmd.code, self._processors.default_handler)
+        try:
+            result = handler(cmd, connection)
+        except Exception as error:
+            _answer_error(connection, cmd, error)
+            return
+        if result is None:
+            return
+        if isinstance(result, RemotingCommand):
+            connection.reply(cmd, result)
+            return
+        task = self._loop.create_task(_answer_later(connection, cmd, result))
+        self.tasks.add(task)
+        task.add_done_callback(lambda done: self._answered(done, result))
+
+    def _answered(self, task: asyncio.Task[None], result: Awaitable[Response]) -> None:
+        self.tasks.discard(task)
+        if task.cancelled() and asyncio.iscoroutine(result):
+            # Cancelled before its first step: the handler's coroutine was never awaited.
+            result.close()
+
+
+async def _answer_later(
+    connection: "Connection", cmd: RemotingCommand, result: Awaitable[Response]
+) -> None:
+    try:
+        response = await result
+    except Exception as error:
+        _answer_error(connection, cmd, error)
+        return
+    if response is not None:
+        connection.reply(cmd, response)
+
+
+def _answer_error(connection: "Connection", cmd: RemotingCommand, error: Exception) -> None:
+    if isinstance(error, BrokerRefusal | ResponseError):
+        response = RemotingCommand.response_to(cmd, error.code, error.remark)
+    elif isinstance(error, BatonError):
+        response = RemotingCommand.response_to(cmd, error.response_code, str(error))
+    else:
+        log.error("request_failed code=%d peer=%s", cmd.code, connection.peer, exc_info=error)
+        remark = f"{type(error).__name__}: {error}"
+        response = RemotingCommand.response_to(cmd, ResponseCode.SYSTEM_ERROR, remark)
+    connection.reply(cmd, response)
 
 
 class WriteTurn:
@@ -60,22 +183,20 @@ class WriteTurn:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by a server or a client, never by hand; `tasks` are the handlers that run for any of
-    its connections, which outlive theirs.
+    """Made by a server or a client, never by hand.
 
     `peer` and `local` are "ip:port"; `attachments` belong to the handlers; `last_active_ms` is
-    CLOCK_BOOTTIME of the last bytes received. `on_close` callbacks are called once, with the
-    connection, when it is closed for good.
+    `boot_ms` of the last bytes received. `on_close` callbacks are called once, with the connection,
+    when it is closed for good.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         turn: WriteTurn,
-        processors: Processors,
+        dispatcher: Dispatcher,
         *,
         server_side: bool,
-        tasks: set[asyncio.Task[None]],
         made: Callable[["Connection"], None],
         lost: Callable[["Connection"], None],
         batch_end: Callable[[], None] | None = None,
@@ -84,14 +205,13 @@ class Connection(asyncio.BufferedProtocol):
         self.local = "?"
         self.closed = False
         self.attachments: dict[str, object] = {}
-        self.last_active_ms = boottime_ms()
+        self.last_active_ms = boot_ms()
         self.on_close: list[Callable[[Connection], None]] = []
         self.close_reason = ""
         self._loop = loop
         self._turn = turn
-        self._handlers = processors.handlers
-        self._raw_handlers = processors.raw_handlers
-        self._processors = processors
+        self._dispatcher = dispatcher
+        self._raw_handlers = dispatcher.raw_handlers
         self._server_side = server_side
         self._made = made
         self._lost = lost
@@ -105,15 +225,12 @@ class Connection(asyncio.BufferedProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._opaque = 0
         self._pending = PendingRequests(loop, self._timed_out)
-        self._tasks = tasks
 
     def __repr__(self) -> str:
         return f"<Connection {self.local} - {self.peer}{' closed' if self.closed else ''}>"
 
-    # ---- writing ----
-
     def write(self, frame: bytes) -> None:
-        """Queues a whole frame; it leaves at the end of this turn. Nothing happens when closed."""
+        """Queues a whole frame until the end of this turn. Does nothing when closed."""
         if self.closed:
             return
         self._out.append(frame)
@@ -122,8 +239,8 @@ class Connection(asyncio.BufferedProtocol):
             self._mark_dirty()
 
     def write_parts(self, parts: Iterable[bytes | memoryview]) -> None:
-        """Queues one frame that is in pieces. Views must stay valid until the turn ends, or, with
-        a peer that does not read, are copied at once."""
+        """Queues one frame in pieces. Views must stay valid until the turn ends; for a peer that
+        does not read they are copied at once."""
         if self.closed:
             return
         if self._paused:
@@ -149,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
         if not out or self._transport is None:
             return
         if self._paused:
-            # Nothing goes out now, and views must not outlive the turn.
+            # Nothing is written now, and views must not outlive the turn.
             self._out = [b"".join(out)]
             return
         self._out = []
@@ -167,14 +284,12 @@ class Connection(asyncio.BufferedProtocol):
         try:
             frame = encode_frame(response)
         except RemoteProtocolError as error:
-            logger.error("reply_too_large code=%d peer=%s %s", request.code, self.peer, error)
+            log.error("reply_too_large code=%d peer=%s %s", request.code, self.peer, error)
             refusal = RemotingCommand.response_to(
                 request, ResponseCode.SYSTEM_ERROR, f"the reply cannot be sent: {error}"
             )
             frame = encode_frame(refusal)
         self.write(frame)
-
-    # ---- requests of ours ----
 
     async def invoke(self, cmd: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
         """Sends a request and waits for its response, whatever its code.
@@ -187,13 +302,6 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._pending.drop(cmd.opaque)
 
-    async def call(self, cmd: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """As `invoke`, but raises ResponseError for any code but 0."""
-        response = await self.invoke(cmd, timeout_ms)
-        if response.code != ResponseCode.SUCCESS:
-            raise ResponseError(response.code, response.remark, self.peer)
-        return response
-
     def request(self, cmd: RemotingCommand, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
         """Sends a request; the future ends as `invoke` does. Raises ConnectError when closed."""
         if self.closed:
@@ -205,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
         return future
 
     def oneway(self, cmd: RemotingCommand) -> None:
-        """Sends a request that nobody answers. Raises ConnectError when closed."""
+        """Sends a request without a response. Raises ConnectError when closed."""
         if self.closed:
             raise ConnectError(self.peer, f"connection is closed: {self.close_reason}")
         cmd.opaque = self._next_opaque()
@@ -218,8 +326,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def _timed_out(self, timeout_ms: int, code: int) -> Exception:
         return RequestTimeoutError(self.peer, timeout_ms, code)
-
-    # ---- closing ----
 
     def close(self, reason: str) -> None:
         """Ends the connection after what is queued has been handed to the kernel."""
@@ -236,15 +342,13 @@ class Connection(asyncio.BufferedProtocol):
         """Ends the connection at once; what is queued is lost."""
         if self.closed:
             return
-        logger.warning(
-            "connection_dropped peer=%s local=%s reason=%r", self.peer, self.local, reason
-        )
+        log.warning("connection_dropped peer=%s local=%s reason=%r", self.peer, self.local, reason)
         self._mark_closed(reason)
         if self._transport is not None:
             self._transport.abort()
 
     def drop(self) -> None:
-        """Gives up a connection that was closed but whose last bytes the peer does not take."""
+        """Aborts a closed connection whose last bytes the peer does not read."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -258,32 +362,32 @@ class Connection(asyncio.BufferedProtocol):
             self._stall_timer = None
         self._pending.fail_all(ConnectError(self.peer, f"connection ended: {reason}", sent=True))
 
-    # ---- called by the transport ----
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self.peer = _address_text(transport.get_extra_info("peername"))
         self.local = _address_text(transport.get_extra_info("sockname"))
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
+        limit_unacknowledged_of(transport, UNANSWERED_MS)
         self._made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.last_active_ms = boottime_ms()
+        self.last_active_ms = boot_ms()
         raw_handlers = self._raw_handlers
         try:
             for serialize_type, header, body in self._reader.received(nbytes):
                 code = peek_code(serialize_type, header)
                 raw = raw_handlers.get(code)
                 if raw is None or peek_is_response(serialize_type, header):
-                    self._on_command(decode_frame(header, body, serialize_type))
+                    cmd = decode_frame(header, body, serialize_type)
+                    if not cmd.is_response:
+                        self._dispatcher.request(self, cmd)
+                    elif not self._pending.resolve(cmd):
+                        log.debug("late_response peer=%s opaque=%d", self.peer, cmd.opaque)
                 else:
-                    self._on_raw(raw, serialize_type, header, body)
+                    self._dispatcher.raw(self, raw, serialize_type, header, body)
                 if self.closed:
                     break
         except RemoteProtocolError as error:
@@ -309,7 +413,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self._stall_timer = self._loop.call_later(WRITE_STALL_S, self._on_stall)
-        # A client goes on reading: if both ends stopped, neither would ever start again.
+        # A client goes on reading: if both ends stopped, neither would start again.
         if self._server_side and self._transport is not None:
             self._transport.pause_reading()
 
@@ -328,85 +432,14 @@ class Connection(asyncio.BufferedProtocol):
     def _on_stall(self) -> None:
         self.abort(f"peer has not read for {WRITE_STALL_S:.0f} s")
 
-    # ---- requests of the peer ----
-
     def handle_again(
-        self,
-        raw: Callable[["Connection", int, bytes, bytes], None],
-        serialize_type: int,
-        header: bytes,
-        body: bytes,
+        self, raw: RawHandler, serialize_type: int, header: bytes, body: bytes
     ) -> None:
-        """Hands a request that a raw handler put aside to `raw`, as if it had just come."""
+        """Calls `raw` with a request that a raw handler kept, as if it had just been received."""
         try:
-            self._on_raw(raw, serialize_type, header, body)
+            self._dispatcher.raw(self, raw, serialize_type, header, body)
         except RemoteProtocolError as error:
             self.abort(f"malformed frame: {error}")
-
-    def _on_raw(
-        self,
-        raw: Callable[["Connection", int, bytes, bytes], None],
-        serialize_type: int,
-        header: bytes,
-        body: bytes,
-    ) -> None:
-        try:
-            raw(self, serialize_type, header, body)
-        except RemoteProtocolError:
-            raise
-        except Exception as error:
-            self._answer_error(decode_frame(header, b"", serialize_type), error)
-
-    def _on_command(self, cmd: RemotingCommand) -> None:
-        if cmd.is_response:
-            if not self._pending.resolve(cmd):
-                logger.debug("late_response peer=%s opaque=%d", self.peer, cmd.opaque)
-            return
-        handler = self._handlers.get(cmd.code, self._processors.default_handler)
-        try:
-            result = handler(cmd, self)
-        except Exception as error:
-            self._answer_error(cmd, error)
-            return
-        if result is None:
-            return
-        if isinstance(result, RemotingCommand):
-            self.reply(cmd, result)
-            return
-        task = self._loop.create_task(self._answer_later(cmd, result))
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._answered(done, result))
-
-    def _answered(self, task: asyncio.Task[None], result: Awaitable[Response]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() and asyncio.iscoroutine(result):
-            # Cancelled before its first step: nobody else will ever await the handler.
-            result.close()
-
-    async def _answer_later(self, cmd: RemotingCommand, result: Awaitable[Response]) -> None:
-        try:
-            response = await result
-        except Exception as error:
-            self._answer_error(cmd, error)
-            return
-        if response is not None:
-            self.reply(cmd, response)
-
-    def _answer_error(self, cmd: RemotingCommand, error: Exception) -> None:
-        if isinstance(error, BrokerRefusal | ResponseError):
-            response = RemotingCommand.response_to(cmd, error.code, error.remark)
-        elif isinstance(error, BatonError):
-            response = RemotingCommand.response_to(cmd, error.response_code, str(error))
-        else:
-            logger.error("request_failed code=%d peer=%s", cmd.code, self.peer, exc_info=error)
-            remark = f"{type(error).__name__}: {error}"
-            response = RemotingCommand.response_to(cmd, ResponseCode.SYSTEM_ERROR, remark)
-        self.reply(cmd, response)
-
-
-def boottime_ms() -> int:
-    """Milliseconds of CLOCK_BOOTTIME: never set back, and counting through a suspended machine."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 def _address_text(address: Any) -> str:
@@ -416,4 +449,15 @@ def _address_text(address: Any) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-__all__ = ["BACKLOG_BYTES_MAX", "WRITE_STALL_S", "Connection", "WriteTurn", "boottime_ms"]
+__all__ = [
+    "BACKLOG_BYTES_MAX",
+    "WRITE_STALL_S",
+    "Connection",
+    "Dispatcher",
+    "Handler",
+    "Processors",
+    "RawHandler",
+    "Response",
+    "WriteTurn",
+    "answer_not_supported",
+]

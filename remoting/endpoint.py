@@ -1,21 +1,26 @@
-"""What a server and a client share: their connections, the write turn, and the idle watch."""
+"""Both ends of remoting: a server listens, a client dials, and what they share is `Endpoint`.
+
+Origin: Java `NettyRemotingServer` and `NettyRemotingClient`.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
 
-from remoting.connection import Connection, WriteTurn, boottime_ms
-from remoting.processors import Processors
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.errors import ConnectError, ResponseError
+from batonmq.protocol.message_id import split_address
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Dispatcher, Processors, WriteTurn
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _CLOSE_WAIT_S: Final = 1.0
 
 
 class Endpoint:
-    """`on_connect` and `on_disconnect` are called with each connection; the latter once it is
-    gone for good. `connections` are those that live."""
+    """`connections` are the open ones. `on_connect` and `on_disconnect` are called with each."""
 
     _server_side = True
 
@@ -29,10 +34,10 @@ class Endpoint:
         self._idle_timeout_s = idle_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: WriteTurn | None = None
+        self._dispatcher: Dispatcher | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Event | None = None
         self._next_idle_check_ms = 0
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def turn(self) -> WriteTurn:
@@ -42,23 +47,23 @@ class Endpoint:
         return self._turn
 
     def _bind(self) -> asyncio.AbstractEventLoop:
-        """The loop that all of this runs on, found at first use."""
+        """The running loop, from the first use on."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._turn = WriteTurn(self._loop)
+            self._dispatcher = Dispatcher(self._loop, self._processors)
             if self._idle_timeout_s > 0:
                 self._schedule_idle_check()
         return self._loop
 
     def _new_connection(self) -> Connection:
         loop = self._bind()
-        assert self._turn is not None
+        assert self._turn is not None and self._dispatcher is not None
         return Connection(
             loop,
             self._turn,
-            self._processors,
+            self._dispatcher,
             server_side=self._server_side,
-            tasks=self._tasks,
             made=self._connected,
             lost=self._disconnected,
             batch_end=self.on_batch_end,
@@ -79,12 +84,12 @@ class Endpoint:
     def _schedule_idle_check(self) -> None:
         assert self._loop is not None
         interval_s = min(self._idle_timeout_s / 4, 10.0)
-        self._next_idle_check_ms = boottime_ms() + int(interval_s * 1000)
+        self._next_idle_check_ms = boot_ms() + int(interval_s * 1000)
         self._idle_timer = self._loop.call_later(interval_s, self._idle_check)
 
     def _idle_check(self) -> None:
-        now_ms = boottime_ms()
-        # After a stall everyone seems idle: what they sent meanwhile is read first (R8).
+        now_ms = boot_ms()
+        # After a stall all seem idle: first read what they sent meanwhile (R8).
         if now_ms - self._next_idle_check_ms <= 100:
             self.close_idle(now_ms)
         self._schedule_idle_check()
@@ -93,7 +98,7 @@ class Endpoint:
         """Closes the connections that were silent for the idle timeout."""
         limit_ms = int(self._idle_timeout_s * 1000)
         for connection in [c for c in self.connections if now_ms - c.last_active_ms >= limit_ms]:
-            logger.info("connection_idle peer=%s endpoint=%s", connection.peer, self.name)
+            log.info("connection_idle peer=%s endpoint=%s", connection.peer, self.name)
             connection.close(f"idle for {self._idle_timeout_s:g} s")
 
     async def _close_connections(self, reason: str) -> None:
@@ -102,7 +107,8 @@ class Endpoint:
             self._idle_timer.cancel()
             self._idle_timer = None
         # A handler may be the one that closes us.
-        tasks = {task for task in self._tasks if task is not asyncio.current_task()}
+        running = self._dispatcher.tasks if self._dispatcher is not None else set()
+        tasks = {task for task in running if task is not asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:
@@ -120,4 +126,165 @@ class Endpoint:
         self._empty = None
 
 
-__all__ = ["Endpoint"]
+class RemotingServer(Endpoint):
+    """Listens on any number of addresses: a broker on its port and on port-2.
+
+    `on_batch_end` is called once after each buffer's frames of one connection were handed out;
+    set the hooks before `listen`.
+    """
+
+    _server_side = True
+
+    def __init__(
+        self, processors: Processors, *, name: str = "server", idle_timeout_s: float = 120
+    ) -> None:
+        super().__init__(processors, name=name, idle_timeout_s=idle_timeout_s)
+        self._listeners: list[asyncio.Server] = []
+
+    async def listen(self, host: str, port: int) -> int:
+        """Listens on one more address and returns the port bound (`port` 0: any free one).
+
+        Raises OSError, for example where the port is taken.
+        """
+        loop = self._bind()
+        listener = await loop.create_server(self._new_connection, host, port, backlog=1024)
+        self._listeners.append(listener)
+        bound = int(listener.sockets[0].getsockname()[1])
+        log.info("listening endpoint=%s address=%s:%d", self.name, host, bound)
+        return bound
+
+    async def close(self) -> None:
+        """Stops listening, closes all connections, cancels the handlers that still run."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+        await self._close_connections("the server is closing")
+        for listener in listeners:
+            await listener.wait_closed()
+
+
+class RemotingClient(Endpoint):
+    """One connection for each address "host:port", made at its first use and shared.
+
+    A lost one is dialled again at its next use. Requests of the other side go to `processors`.
+    """
+
+    _server_side = False
+
+    def __init__(
+        self,
+        processors: Processors | None = None,
+        *,
+        connect_timeout_ms: int = 3000,
+        idle_timeout_s: float = 120,
+        name: str = "client",
+    ) -> None:
+        super().__init__(processors or Processors(), name=name, idle_timeout_s=idle_timeout_s)
+        self._connect_timeout_s = connect_timeout_ms / 1000
+        self._by_address: dict[str, Connection] = {}
+        self._dials: dict[str, asyncio.Task[Connection]] = {}
+        self._closed = False
+
+    async def invoke(
+        self, address: str, cmd: RemotingCommand, timeout_ms: int = 3000
+    ) -> RemotingCommand:
+        """Sends a request and waits for its response, whatever its code.
+
+        The time for dialling counts. Raises ConnectError or RequestTimeoutError.
+        """
+        loop = self._bind()
+        started = loop.time()
+        connection = self.live_connection(address)
+        if connection is None:
+            connection = await self.connection(address, timeout_ms=timeout_ms)
+        left_ms = timeout_ms - int((loop.time() - started) * 1000)
+        return await connection.invoke(cmd, max(left_ms, 1))
+
+    async def call(
+        self, address: str, cmd: RemotingCommand, timeout_ms: int = 3000
+    ) -> RemotingCommand:
+        """As `invoke`, but raises ResponseError for any code but 0."""
+        response = await self.invoke(address, cmd, timeout_ms)
+        if response.code != 0:
+            raise ResponseError(response.code, response.remark, address)
+        return response
+
+    async def oneway(self, address: str, cmd: RemotingCommand) -> None:
+        """Sends a request without a response. Raises ConnectError."""
+        (self.live_connection(address) or await self.connection(address)).oneway(cmd)
+
+    def live_connection(self, address: str) -> Connection | None:
+        """The open connection to an address, if there is one."""
+        connection = self._by_address.get(address)
+        return None if connection is None or connection.closed else connection
+
+    async def connection(self, address: str, *, timeout_ms: int | None = None) -> Connection:
+        """The connection to an address, dialled if necessary; all callers share one dial.
+
+        Raises ConnectError.
+        """
+        connection = self.live_connection(address)
+        if connection is not None:
+            return connection
+        dial = self._dials.get(address)
+        if dial is None:
+            if self._closed:
+                raise ConnectError(address, "the client is closed")
+            dial = self._bind().create_task(self._dial(address))
+            self._dials[address] = dial
+            dial.add_done_callback(lambda task: self._dialled(address, task))
+        timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        try:
+            return await asyncio.wait_for(asyncio.shield(dial), timeout_s)
+        except TimeoutError:
+            raise ConnectError(address, f"no connection within {timeout_ms} ms") from None
+        except asyncio.CancelledError:
+            if dial.cancelled():
+                raise ConnectError(address, "the client is closed") from None
+            raise
+
+    def _dialled(self, address: str, dial: asyncio.Task[Connection]) -> None:
+        self._dials.pop(address, None)
+        if not dial.cancelled():
+            # Marks the error as retrieved: all callers may have given up.
+            dial.exception()
+
+    async def _dial(self, address: str) -> Connection:
+        loop = self._bind()
+        try:
+            host, port = split_address(address)
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(self._new_connection, host, port)
+        except ValueError as error:
+            raise ConnectError(address, str(error)) from error
+        except TimeoutError:
+            limit_ms = int(self._connect_timeout_s * 1000)
+            raise ConnectError(address, f"no connection within {limit_ms} ms") from None
+        except OSError as error:
+            raise ConnectError(address, error.strerror or str(error)) from error
+        self._by_address[address] = connection
+        connection.on_close.append(lambda closed: self._forget(address, closed))
+        return connection
+
+    def _forget(self, address: str, connection: Connection) -> None:
+        if self._by_address.get(address) is connection:
+            del self._by_address[address]
+
+    def close_connection(self, address: str, reason: str = "no longer needed") -> None:
+        """Closes the connection to an address, if there is one."""
+        connection = self._by_address.pop(address, None)
+        if connection is not None:
+            connection.close(reason)
+
+    async def close(self) -> None:
+        """Closes all connections; later calls raise ConnectError."""
+        self._closed = True
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        if dials:
+            await asyncio.wait(dials)
+        await self._close_connections("the client is closing")
+
+
+__all__ = ["Endpoint", "RemotingClient", "RemotingServer"]

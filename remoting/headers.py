@@ -1,11 +1,11 @@
-"""Typed headers of the two hot requests, straight from the header's bytes.
+"""Typed headers of the two hot requests, decoded from the header's bytes at once. Pure.
 
-A send (310, 320, and 10 with its long names) and a pull (11, 361) come by the ten thousand a
-second; making a `RemotingCommand` and then numbers of its strings costs twice what decoding into
-the wanted struct does. Binary headers take the way through a dict.
+Sends (310, 320, and 10 with its long names) and pulls (11, 361) come ten thousand times a second.
+To make a `RemotingCommand`, and numbers of its strings afterwards, costs twice as much. Binary
+headers are decoded through a dict.
 
 Every function raises BrokerRefusal SYSTEM_ERROR that names a field which is missing or no number
-(Java answers 1 there too), and RemoteProtocolError for bytes that are no header at all.
+(Java replies 1, too), and RemoteProtocolError for bytes that are no header.
 """
 
 import re
@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BrokerRefusal, RemoteProtocolError
-from remoting.codec import binary_fields, binary_opaque_and_flag, peek_code
-from remoting.command import FLAG_ONEWAY, TYPE_JSON
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.remoting.codec import binary_fields, binary_opaque_and_flag, peek_code
+from batonmq.remoting.command import FLAG_ONEWAY, TYPE_JSON
 
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -42,7 +42,7 @@ class SendFields(msgspec.Struct, gc=False):
 
 
 class PullFields(msgspec.Struct, rename="camel", gc=False):
-    """PullMessageRequestHeader. `sys_flag` bits are in `protocol.sysflag` (PULL_...)."""
+    """PullMessageRequestHeader. `sys_flag` bits are in `batonmq.protocol.sysflag` (PULL_...)."""
 
     consumer_group: str
     topic: str
@@ -187,7 +187,7 @@ def _convert(fields: dict[str, str], kind: type[F], names: dict[str, str]) -> F:
 
 
 def _refusal(error: Exception, header: bytes, names: dict[str, str]) -> Exception:
-    """What a failed decoding means: a field to be named to the peer, or no header at all."""
+    """The error for the peer: it names a field, or says that this is no header."""
     if not isinstance(error, msgspec.ValidationError):
         return RemoteProtocolError(f"JSON header {header[:64]!r}: {error}")
     text = str(error)

@@ -1,15 +1,15 @@
-"""Requests that wait for their responses, under one timer per connection.
+"""Requests that wait for their responses, with one timer per connection.
 
-No timer is made or cancelled per request: the one timer stands at the earliest deadline that was
-known when it was set, and looks at all when it goes off. After a stall of the whole process it
-first lets the sockets be read once, because answers may lie in them (R8).
+The timer is set to the earliest deadline, and checks all requests when it fires. After a stall of
+the process it fires again a millisecond later: first the sockets are read, because the responses
+may be in them (R8).
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from remoting.command import RemotingCommand
+from batonmq.remoting.command import RemotingCommand
 
 _STALL_S: Final = 0.1
 
@@ -22,7 +22,7 @@ class _Waiting(NamedTuple):
 
 
 class PendingRequests:
-    """`expired(timeout_ms, code)` makes the exception of a request that ran out of time."""
+    """`expired(timeout_ms, code)` makes the exception of a request that timed out."""
 
     __slots__ = ("_deadline", "_expired", "_loop", "_timer", "_waiting")
 
@@ -48,7 +48,7 @@ class PendingRequests:
         return future
 
     def resolve(self, response: RemotingCommand) -> bool:
-        """Hands a response to its waiter. False if none waits (any more)."""
+        """Ends the wait of its request. False if none waits (any more)."""
         waiting = self._waiting.pop(response.opaque, None)
         if waiting is None or waiting.future.done():
             return False
@@ -56,11 +56,11 @@ class PendingRequests:
         return True
 
     def drop(self, opaque: int) -> None:
-        """Forgets a request that nobody awaits any more."""
+        """Removes a request that is not awaited any more."""
         self._waiting.pop(opaque, None)
 
     def fail_all(self, error: Exception) -> None:
-        """Ends all waiting with `error`."""
+        """Ends all waits with `error`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

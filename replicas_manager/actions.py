@@ -1,8 +1,8 @@
-"""The seam between the ReplicasManager and the broker that it steers.
+"""The seams between the ReplicasManager and the broker that it steers.
 
-The ReplicasManager calls `BrokerActions`; the broker implements it over its store and HA service.
-All calls are made on the broker's event loop, one at a time and in the order in which the role
-views were taken: no call begins while an earlier one is awaited.
+The broker implements `BrokerActions`, its HA service `SyncStateSetActions`. All calls are made on
+the broker's event loop, one at a time and in the order in which the role views were taken: no call
+begins while an earlier one is awaited. Only the planned switch (R33) does not wait for its turn.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.role_view import RoleView
+from batonmq.protocol.role_view import RoleView
+from batonmq.replicas_manager.switch import SwitchProgress
 
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What a broker's log looks like right now; sent with heartbeats and at registration."""
+    """A broker's log at this moment; sent with heartbeats and at registration."""
 
     epoch: int
     """Epoch of the last entry of the epoch file, -1 if there is none."""
@@ -27,12 +28,12 @@ class LogFacts:
     log_id: str
     """Random id made with the empty commit log and kept in its folder."""
     suspect: str = ""
-    """Why the log may miss what it acknowledged (R17), empty if it does not. While it says so no
-    SyncStateSet takes this replica in (R12); that it ended is told to the controllers at once."""
+    """Why the log may miss what it acknowledged (R17), empty if it does not. While it is not empty
+    no SyncStateSet takes this replica in (R12); when it becomes empty the broker registers anew."""
 
 
 class Proposal(Protocol):
-    """A SyncStateSet that the HA service of a master asks for (`ha` has the concrete class)."""
+    """A SyncStateSet that the HA service of a master proposes (`ha` has the concrete class)."""
 
     @property
     def new_set(self) -> frozenset[int]:
@@ -48,7 +49,7 @@ class Proposal(Protocol):
 
 
 class BrokerActions(Protocol):
-    """What the ReplicasManager has done by the broker.
+    """Role changes and planned switches, as the broker carries them out.
 
     The three role changes are awaited; while one runs, newer views are taken and persisted but
     acted on afterwards, and only the newest of them. If one raises, the error is logged and the
@@ -63,8 +64,8 @@ class BrokerActions(Protocol):
 
         Also called when a master is elected again with a higher epoch. The role file is being
         written meanwhile: before anything is acknowledged in this epoch, the epoch file has to be
-        durable and `role_durable` awaited (R2). It raises OSError if the disk refuses. A proposal
-        in flight is over: neither `proposal_applied` nor `proposal_refused` will be called for it.
+        durable and `role_durable` awaited (R2). It raises OSError if the write failed. A proposal
+        in flight is over: it gets no outcome any more.
         """
 
     async def become_slave(self, view: RoleView) -> None:
@@ -75,25 +76,40 @@ class BrokerActions(Protocol):
         """
 
     async def stand_down(self, view: RoleView) -> None:
-        """Nobody is known to be master, or the master named is an earlier life of this process:
+        """No master is known, or the master named is an earlier incarnation of this process:
         refuse writes, close HA connections, go on serving reads up to confirmOffset."""
 
+    def lease_changed(self, valid: bool) -> None:
+        """The lease of this master was granted or ran out (R36)."""
+
+    def role_will_change(self, view: RoleView, *, master: bool) -> None:
+        """`view` was taken; it changes the role, or the epoch of the same role. Called before
+        anything is awaited. A future master holds early sends from now on; a former master answers
+        at once what waits."""
+
+    def hold_sends(self) -> int:
+        """Queue new sends, write what was taken; returns the end of the log."""
+
+    def release_sends(self) -> None:
+        """Handle what was queued, in its order."""
+
+    def switch_progress(self, broker_id: int) -> SwitchProgress:
+        """The end of the log, and how far that replica is."""
+
+
+class SyncStateSetActions(Protocol):
+    """What the HA service does with the recorded set and with the outcome of its proposals."""
+
     def adopt_view(self, view: RoleView) -> None:
-        """The role stays; the recorded set, an address or an incarnation changed. Idempotent."""
+        """The role stays; the recorded set, an address or an incarnation changed. Idempotent.
+        A proposal in flight is over: `view`'s set replaces the union (R11)."""
 
     def set_dead(self, broker_ids: frozenset[int]) -> None:
-        """The replicas (never this one) that the leading controller calls dead right now."""
-
-    def proposal_applied(self, view: RoleView) -> None:
-        """The proposal in flight is over: `view` is what is recorded now, by it or by a committed
-        bump of the set's epoch that overtook it (R11). Replaces the union by `view`'s set."""
+        """The replicas (never this one) that the leading controller judges dead right now."""
 
     def proposal_refused(self, code: int, remark: str) -> None:
         """The proposal in flight was refused for good: the union goes back to the recorded set."""
 
     def proposal_unknown(self) -> None:
-        """Nobody knows yet whether the proposal was committed. The union stays (R11); the same
-        request is asked again until it is answered. Called at most once per proposal."""
-
-    def lease_changed(self, valid: bool) -> None:
-        """The lease of this master was granted or ran out (R36)."""
+        """It is not known yet whether the proposal was committed. The union stays (R11); the same
+        request is repeated until it is answered. Called at most once per proposal."""

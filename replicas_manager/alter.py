@@ -7,12 +7,14 @@ first attempt may still be queued; and a fence may have been raised by that atte
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable
 
-from protocol.codes import ResponseCode
-from protocol.role_view import RoleView
-from replicas_manager.events import (
+from batonmq.process.backoff import pause_ms
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.role_view import RoleView
+from batonmq.replicas_manager.events import (
     Effect,
     ProposalRefused,
     ProposalRequested,
@@ -40,7 +42,7 @@ RETRY_FIRST_MS = 50
 RETRY_MOST_MS = 1000
 
 
-class Answer(enum.Enum):
+class AlterOutcome(enum.Enum):
     REFUSED = "refused"
     RECORDED = "recorded"
     """The recorded epochs moved: a view will show to what."""
@@ -48,67 +50,48 @@ class Answer(enum.Enum):
 
 
 class OpenAlter:
-    """`key` is the (masterEpoch, setEpoch) that it replaces; `members` are (id, incarnation)."""
+    """`key` is the (masterEpoch, setEpoch) that it replaces."""
 
-    def __init__(
-        self,
-        request_id: str,
-        key: tuple[int, int],
-        members: tuple[tuple[int, str], ...],
-        confirm_offset: int,
-        reason: str,
-    ) -> None:
-        self.request_id = request_id
-        self.key = key
-        self._members = members
-        self._confirm_offset = confirm_offset
-        self._reason = reason
-        self._target = ""
-        self._flying = False
+    def __init__(self, request: SendAlter) -> None:
+        self.request_id = request.request_id
+        self.key = (request.master_epoch, request.sync_state_set_epoch)
+        self._request = request
+        self._in_flight = False
         self._unknown = False
         self._attempts = 0
         self._retry_ms = 0
 
     def send(self, target: str) -> SendAlter:
-        """Ask, or ask the same again, at `target`."""
-        self._target = target
-        self._flying = True
+        """The request, or its repetition, to `target`."""
+        self._request = dataclasses.replace(self._request, target=target)
+        self._in_flight = True
         self._attempts += 1
-        return SendAlter(
-            target,
-            self.request_id,
-            self.key[0],
-            self.key[1],
-            self._members,
-            self._confirm_offset,
-            self._reason,
-        )
+        return self._request
 
-    def judge(self, code: int) -> Answer:
-        """What an answer to this request says about it."""
+    def outcome_of(self, code: int) -> AlterOutcome:
+        """What an answer proves about this request."""
         proves_nothing = self._unknown and code in _PROVES_NOTHING_AFTER_UNKNOWN
         if code in _REFUSALS and not proves_nothing:
-            return Answer.REFUSED
+            return AlterOutcome.REFUSED
         if code == ResponseCode.SUCCESS or code in _FENCES:
-            return Answer.RECORDED
-        return Answer.UNKNOWN
+            return AlterOutcome.RECORDED
+        return AlterOutcome.UNKNOWN
 
     def not_answered(self, target: str, now_ms: int) -> list[Effect]:
-        """The attempt at `target` ended without a proof: ask again a little later."""
-        if target == self._target:
-            self._flying = False
-            doublings = min(self._attempts - 1, 8)
-            self._retry_ms = now_ms + min(RETRY_FIRST_MS << doublings, RETRY_MOST_MS)
+        """The attempt at `target` ended without a proof: repeat it a little later."""
+        if target == self._request.target:
+            self._in_flight = False
+            self._retry_ms = now_ms + pause_ms(RETRY_FIRST_MS, RETRY_MOST_MS, self._attempts)
         return self._doubt()
 
     def leader_changed(self, leader: str) -> list[Effect]:
-        """Another controller leads: ask it the same, without waiting for the old one."""
-        if self._flying and self._target == leader:
+        """Another controller leads: repeat the request there, without waiting for the old one."""
+        if self._in_flight and self._request.target == leader:
             return []
         return [*self._doubt(), self.send(leader)]
 
     def due(self, now_ms: int, deadlines: list[int], target: str) -> list[Effect]:
-        if self._flying:
+        if self._in_flight:
             return []
         if now_ms >= self._retry_ms:
             return [self.send(target)]
@@ -145,5 +128,12 @@ def alter_for(
             return ProposalRefused(code, f"broker {member_id} is {what}")
         members.append((member_id, replica.incarnation))
     return OpenAlter(
-        next_request_id(), view.key, tuple(members), proposal.confirm_offset, proposal.reason
+        SendAlter(
+            "",
+            next_request_id(),
+            *view.key,
+            tuple(members),
+            proposal.confirm_offset,
+            proposal.reason,
+        )
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 GRPC_PORT_OFFSET = 1
-"""A controller's gRPC door stands one port above its remoting door."""
+"""A controller's gRPC endpoint is one port above its remoting endpoint."""
 
 ELECTION_PRIORITY_LAST = 2**31 - 1
 """Java's default of brokerElectionPriority: the smaller number wins."""
@@ -25,7 +25,7 @@ class SessionTimings:
 
     heartbeat_ms: int = 100
     """brokerSessionHeartbeatMs: a master's period towards the leader, and everybody's towards all
-    while no leader is known. Others, who have no lease to renew, take twice that."""
+    while no leader is known. Others have no lease to renew and take twice that."""
     follower_heartbeat_ms: int = 500
     """brokerSessionFollowerHeartbeatMs: period towards controllers known not to lead."""
     session_timeout_ms: int = 800
@@ -62,9 +62,9 @@ class ReplicasManagerConfig:
     cluster_name: str
     broker_name: str
     address: str
-    """host:port of the broker's remoting door, as other machines dial it."""
+    """host:port of the broker's remoting endpoint, as other machines dial it."""
     ha_address: str
-    """host:port of the HA door, as slaves dial it."""
+    """host:port of the HA endpoint, as slaves dial it."""
     controllers: tuple[str, ...]
     """gRPC addresses of all controllers; see `grpc_addresses`."""
     identity_path: Path
@@ -73,12 +73,12 @@ class ReplicasManagerConfig:
     """File of the highest masterEpoch accepted (R2)."""
     election_priority: int = ELECTION_PRIORITY_LAST
     learner: bool = False
-    """asyncLearner: receives data, is never in the set and never asks to be elected."""
+    """asyncLearner: receives data, is never in the set and never requests its election."""
     timings: SessionTimings = field(default_factory=SessionTimings)
 
 
 def grpc_addresses(controller_addr: str, controller_grpc_addr: str = "") -> tuple[str, ...]:
-    """gRPC addresses from `controllerAddr` (remoting doors, `;` between) or, if given, from
+    """gRPC addresses from `controllerAddr` (remoting endpoints, `;` between) or, if given, from
     `controllerGrpcAddr` as it stands. Raises ValueError naming the key and the bad part."""
     if controller_grpc_addr.strip():
         parts = _split(controller_grpc_addr, "controllerGrpcAddr")

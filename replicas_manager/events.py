@@ -2,15 +2,14 @@
 
 All are frozen. `controller` and `target` are gRPC addresses. Effects are to be performed in the
 order given; `SaveIdentity` and `PersistRole` must be durable before the next effect is performed.
+Pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.role_view import RoleView
-
-# ---------------------------------------------------------------------------------------- events
+from batonmq.protocol.role_view import RoleView
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """`controller` does not take this session, e.g. another incarnation lives (R18)."""
+    """`controller` does not take this session, e.g. another incarnation has one (R18)."""
 
     controller: str
     code: int
@@ -54,7 +53,8 @@ class AnswerReceived:
 
 @dataclass(frozen=True, slots=True)
 class ViewReceived:
-    """A role view. `pushed`: on the session, in order, so that its alive flags are current."""
+    """A role view. `pushed`: on the session, in order, so that its alive flags are current; else it
+    came with the answer to an election."""
 
     controller: str
     view: RoleView
@@ -63,80 +63,39 @@ class ViewReceived:
 
 @dataclass(frozen=True, slots=True)
 class LeaderHinted:
-    """`target` answered a call with 2007 and says that `leader` leads ("" if it does not know)."""
+    """`target` answered a call with 2007; `leader` is its hint, "" if it has none."""
 
     target: str
     leader: str
 
 
 @dataclass(frozen=True, slots=True)
-class RegisterReplied:
-    target: str
+class Replied:
+    """A controller answered `call`. `broker_id`: as registered, else 0."""
+
+    call: Call
     code: int
     remark: str
-    broker_id: int
-    view: RoleView | None
+    view: RoleView | None = None
+    broker_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class RegisterFailed:
-    """No answer: timeout, no connection."""
+class Unanswered:
+    """No answer: timeout, no connection. The call may have taken effect, or may yet."""
 
-    target: str
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class ElectReplied:
-    target: str
-    code: int
-    remark: str
-    view: RoleView | None
-
-
-@dataclass(frozen=True, slots=True)
-class ElectFailed:
-    target: str
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class AlterReplied:
-    request_id: str
-    target: str
-    code: int
-    remark: str
-    view: RoleView | None
-
-
-@dataclass(frozen=True, slots=True)
-class AlterFailed:
-    """No answer: the Alter may or may not have been, or may yet be, committed."""
-
-    request_id: str
-    target: str
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class FetchFailed:
-    target: str
+    call: Call
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProposalRequested:
-    """The HA service asks for a set. `based_on` is the (masterEpoch, setEpoch) it last heard of."""
+    """The HA service proposes a set. `based_on`: (masterEpoch, setEpoch) of the view it has."""
 
     new_set: frozenset[int]
     reason: str
     confirm_offset: int
     based_on: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class FactsChanged:
-    """Something that controllers should hear of at once, e.g. the first epoch entry of a master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +107,7 @@ class SuspicionChanged:
 
 @dataclass(frozen=True, slots=True)
 class NoticeReceived:
-    """NOTIFY_BROKER_ROLE_CHANGED (1008) came on the remoting door: only a hint to ask."""
+    """NOTIFY_BROKER_ROLE_CHANGED (1008) came on the remoting endpoint: only a hint."""
 
     master_epoch: int
     sync_state_set_epoch: int
@@ -174,29 +133,21 @@ Event = (
     | AnswerReceived
     | ViewReceived
     | LeaderHinted
-    | RegisterReplied
-    | RegisterFailed
-    | ElectReplied
-    | ElectFailed
-    | AlterReplied
-    | AlterFailed
-    | FetchFailed
+    | Replied
+    | Unanswered
     | ProposalRequested
-    | FactsChanged
     | SuspicionChanged
     | NoticeReceived
     | ActionFailed
     | Tick
 )
 
-# --------------------------------------------------------------------------------------- effects
-
 
 @dataclass(frozen=True, slots=True)
 class SendRegister:
-    """RegisterBroker; id 0 asks for one, the check code makes asking again harmless.
+    """RegisterBroker; id 0 requests one, the check code makes a repetition harmless.
 
-    `suspect` is what it says of the log (R17): the same each time that the request is repeated.
+    `suspect` is the state of the log (R17), the same in each repetition of the request.
     """
 
     target: str
@@ -289,17 +240,15 @@ class StandDown:
 
 @dataclass(frozen=True, slots=True)
 class AdoptView:
+    """The role stays; the set, an address or an incarnation changed. A proposal in flight is over:
+    `view` has the recorded set, whether by that proposal or by what overtook it (R11)."""
+
     view: RoleView
 
 
 @dataclass(frozen=True, slots=True)
 class SetDead:
     broker_ids: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalApplied:
-    view: RoleView
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +287,9 @@ class Notice:
 
 RoleAction = BecomeMaster | BecomeSlave | StandDown
 
+Call = SendRegister | SendElect | SendAlter | FetchView
+"""One unary call to a controller each; it ends in `Replied` or `Unanswered`."""
+
 Effect = (
     SendRegister
     | SaveIdentity
@@ -353,7 +305,6 @@ Effect = (
     | StandDown
     | AdoptView
     | SetDead
-    | ProposalApplied
     | ProposalRefused
     | ProposalUnknown
     | LeaseChanged

@@ -1,10 +1,10 @@
-"""The durable facts of one broker: who it is, and the highest masterEpoch it accepted (R2).
+"""The durable facts of one broker: who it is, which processes wrote here, the highest masterEpoch.
 
 `brokerIdentity` holds `cluster#name#id` and `brokerIdentity-temp` holds `cluster#name#id#code`,
 one line without a newline, byte-compatible with Java (`BrokerMetadata`, `TempBrokerMetadata`).
-Invariant: the check code is durable before an id is asked for and stays until the id is durable,
-so asking again after a lost answer gives the same id and none leaks. Java asks for a next id
-first; here the controller picks one, so our temporary file names id 0 until then.
+Invariant: the check code is durable before an id is requested and stays until the id is durable,
+so a request that is repeated after a lost answer gives the same id and none leaks. Java requests a
+next id first; here the controller picks one, so our temporary file names id 0 until then.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from epoch.durable_file import remove_file, replace_file, write_all
-from replicas_manager.errors import IdentityError, RoleFileError
+from batonmq.process.durable_file import remove_file, replace_file, write_all
+from batonmq.protocol.errors import BatonError
 
 TEMP_SUFFIX = "-temp"
 _SEPARATOR = "#"
@@ -153,3 +153,80 @@ class RoleFile:
 def _slot(master_epoch: int) -> bytes:
     digits = b"%d" % master_epoch
     return (b"%b %08x" % (digits, zlib.crc32(digits))).ljust(_SLOT_SIZE - 1) + b"\n"
+
+
+_UNKNOWN = "?"
+"""Stands for the oldest incarnation if none was recorded: an older version wrote this folder."""
+INCARNATIONS_MAX = 64
+"""An incarnation that ended before it could register is in the file, too. While no controller
+answers, of more than these in a row the second and following ones are dropped."""
+
+
+class IncarnationLog:
+    """Which processes wrote in this data folder: shows that a folder was put back (R17).
+
+    One incarnation a line, the newest last, at `path`. The controllers remember the incarnation
+    that registered last. If this folder never had that incarnation, it is an older copy, restored
+    from a backup: identity, log id and checksums are all in order, but what that incarnation
+    acknowledged is missing.
+
+    Once this incarnation is registered, no earlier one matters. Until then the oldest in the file
+    is the last one that is known to have registered; those after it may have registered, too, and
+    ended before the reply arrived.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, incarnation: str) -> tuple[str, ...]:
+        """Adds `incarnation`, durably, before it can acknowledge anything. Returns the earlier
+        ones, oldest first; empty if it is not known which registered last. Raises OSError."""
+        try:
+            earlier = tuple(self.path.read_text("ascii", errors="replace").split())
+        except FileNotFoundError:
+            earlier = (_UNKNOWN,)
+        kept = (*earlier, incarnation)
+        if len(kept) > INCARNATIONS_MAX:
+            kept = (kept[0], *kept[1 - INCARNATIONS_MAX :])
+        self._write(*kept)
+        return () if earlier[:1] == (_UNKNOWN,) else earlier
+
+    def registered(self, incarnation: str) -> None:
+        """The controllers know `incarnation`: no earlier one matters any more. Raises OSError."""
+        self._write(incarnation)
+
+    def _write(self, *incarnations: str) -> None:
+        replace_file(self.path, "".join(f"{name}\n" for name in incarnations).encode())
+
+
+class IdentityError(BatonError):
+    """The identity kept on disk is not the one that the configuration describes, or is unreadable.
+
+    `file` names it, `found` and `configured` are the two sides, `advice` says what can be done.
+    """
+
+    def __init__(self, file: Path, found: str, configured: str, advice: str) -> None:
+        super().__init__(str(file), found, configured, advice)
+        self.file = file
+        self.found = found
+        self.configured = configured
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.file}: holds {self.found}, configured is {self.configured}: {self.advice}"
+
+
+class RoleFileError(BatonError):
+    """The file of the highest accepted masterEpoch cannot be read (R2): going on could feed a
+    master of the past, so the broker does not start."""
+
+    def __init__(self, file: Path, what: str) -> None:
+        super().__init__(str(file), what)
+        self.file = file
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.file}: {self.what}; it holds the highest masterEpoch that this replica "
+            f"accepted. Restore it, or empty this replica's data folder and let it copy its master"
+        )

@@ -1,11 +1,11 @@
-"""Sends what this broker saw first-hand to the controllers' history, in order, when they listen.
+"""Sends what this broker saw first-hand to the controllers' history, in order.
 
 Nothing waits for a report: it is queued with its time and sent a little later, so that it does not
-stand before the commands of a failover in the controllers' log. A report that was not answered
-is told again, to whoever leads then, under the same request id, so it stands in the history once.
-At most `KEPT_MAX` events wait; beyond that the oldest go, with one line in the log. Each is an
-entry in the controllers' log, so of one kind at most `OFTEN_MAX` are told in `OFTEN_MS`; the next
-one tells in `notTold` how many were left out.
+precede the commands of a failover in the controllers' log. A report without an answer is sent
+again, to the leader of that moment, under the same request id, so the history has it once.
+At most `KEPT_MAX` events wait; beyond that the oldest are dropped, with one line in the log. Each
+is an entry in the controllers' log, so of one kind at most `OFTEN_MAX` are sent in `OFTEN_MS`; the
+next one has in `notTold` how many were left out.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 import grpc
 
-from baton.controller.v1 import controller_pb2 as pb
-from protocol.codes import ResponseCode
-from replicas_manager.session import ControllerChannels, is_only_the_call_cancelled
+from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.protocol.codes import ResponseCode
+from batonmq.replicas_manager.session import ControllerChannels, is_only_the_call_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +34,8 @@ SETTLE_S = 0.05
 """How long after it happened the first of a row of events is sent."""
 
 
-def monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
-
-
 class EventReporter:
-    """`leader` names the controller to tell, None while none is known."""
+    """`leader` gives the leading controller, None while none is known."""
 
     def __init__(
         self,
@@ -47,7 +43,7 @@ class EventReporter:
         incarnation: str,
         channels: ControllerChannels,
         leader: Callable[[], str | None],
-        clock_ms: Callable[[], int] = monotonic_ms,
+        clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
         self._broker_name = broker_name
         self._incarnation = incarnation
@@ -56,8 +52,8 @@ class EventReporter:
         self._waiting: deque[pb.ReportEventRequest] = deque()
         self._count = 0
         self._clock_ms = clock_ms
-        self._told: dict[tuple[int, str], deque[int]] = {}
-        self._not_told: Counter[tuple[int, str]] = Counter()
+        self._recent: dict[tuple[int, str], deque[int]] = {}
+        self._left_out: Counter[tuple[int, str]] = Counter()
         self._task: asyncio.Task[None] | None = None
 
     def report(
@@ -66,7 +62,7 @@ class EventReporter:
         """Queue one event; its time is now."""
         if self._is_too_often(broker_id, kind):
             return
-        left_out = self._not_told.pop((broker_id, kind), 0)
+        left_out = self._left_out.pop((broker_id, kind), 0)
         if left_out:
             fields = {**fields, "notTold": left_out}
         self._count += 1
@@ -79,7 +75,7 @@ class EventReporter:
                 broker_id=broker_id,
                 master_epoch=master_epoch,
                 kind=kind,
-                time_ms=time.time_ns() // 1_000_000,
+                time_ms=wall_ms(),
                 json=json.dumps(dict(fields)),
                 request_id=f"{self._incarnation}/event/{self._count}",
             )
@@ -89,12 +85,12 @@ class EventReporter:
 
     def _is_too_often(self, broker_id: int, kind: str) -> bool:
         now_ms = self._clock_ms()
-        told = self._told.setdefault((broker_id, kind), deque(maxlen=OFTEN_MAX))
-        if len(told) == OFTEN_MAX and now_ms - told[0] < OFTEN_MS:
-            self._not_told[broker_id, kind] += 1
+        recent = self._recent.setdefault((broker_id, kind), deque(maxlen=OFTEN_MAX))
+        if len(recent) == OFTEN_MAX and now_ms - recent[0] < OFTEN_MS:
+            self._left_out[broker_id, kind] += 1
             log.warning("event_not_reported kind=%s why=too often", kind)
             return True
-        told.append(now_ms)
+        recent.append(now_ms)
         return False
 
     async def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Carries out role changes one after the other, and everything else in order behind them.
+"""Carries out role changes one after the other, and all other calls of the broker behind them.
 
-Invariants: the masterEpoch of a role change is durable before anything of it shows (R2), and no
-action begins while another is awaited. A slave's epoch is stored before the broker is asked to act;
-a master's meanwhile: becoming master writes that epoch into the epoch file, too, and opens only
-when both are on the disk. That is one wait for the disk less in every failover. The epoch file
-alone would not do: its last entry goes if the log comes back shorter (R25).
+Invariants: the masterEpoch of a role change is durable before it has any effect outside (R2), and
+no action begins while another is awaited. A slave's epoch is stored before the broker acts; a
+master's at the same time: becoming master writes that epoch into the epoch file, too, and opens
+only when both are on the disk. That saves one wait for the disk in every failover. The epoch file
+alone would not do: its last entry is dropped if the log comes back shorter (R25).
 A newer role change replaces what waits: an older role change, sets to adopt and outcomes of
 proposals made under the older role.
 """
@@ -16,15 +16,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from protocol.errors import CorruptLogError
-from protocol.role_view import RoleView
-from replicas_manager.actions import BrokerActions
-from replicas_manager.events import (
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.role_view import RoleView
+from batonmq.replicas_manager.actions import BrokerActions, SyncStateSetActions
+from batonmq.replicas_manager.events import (
     AdoptView,
     BecomeMaster,
     BecomeSlave,
     LeaseChanged,
-    ProposalApplied,
     ProposalRefused,
     ProposalUnknown,
     RoleAction,
@@ -35,28 +34,30 @@ from replicas_manager.events import (
 log = logging.getLogger(__name__)
 
 MASTER_ATTEMPTS_MAX = 5
-"""After so many failures to become master of one epoch another replica had better be elected."""
+"""After so many failures to become master of one epoch another replica should be elected."""
 
-_Outcome = ProposalApplied | ProposalRefused | ProposalUnknown
+_Outcome = ProposalRefused | ProposalUnknown
 RunnerEffect = RoleAction | AdoptView | SetDead | LeaseChanged | _Outcome
 
 
 class RoleRunner:
     """`persist` stores a masterEpoch durably (it may block: it runs in a thread);
-    `on_failed` hears of a role change that raised; `on_fatal`, if given, of one that cannot be
-    carried out though it was tried MASTER_ATTEMPTS_MAX times."""
+    `on_failed` is called for a role change that raised, `on_fatal`, if given, for one that failed
+    MASTER_ATTEMPTS_MAX times."""
 
     def __init__(
         self,
         actions: BrokerActions,
+        sets: SyncStateSetActions,
         persist: Callable[[int], None],
         durable_master_epoch: int,
         on_failed: Callable[[RoleView], None],
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.delivered_key = (0, 0)
-        """(masterEpoch, setEpoch) that the broker last heard of: what its proposals rest on."""
+        """(masterEpoch, setEpoch) of the last view that the broker has."""
         self._actions = actions
+        self._sets = sets
         self._persist = persist
         self._durable_master_epoch = durable_master_epoch
         self._on_failed = on_failed
@@ -67,14 +68,14 @@ class RoleRunner:
         self._task: asyncio.Task[None] | None = None
 
     def perform(self, effect: RunnerEffect) -> None:
-        """Do it now if nothing is under way and it needs no waiting, else in its turn."""
+        """At once if nothing is under way and it needs no waiting, else in its turn."""
         if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
             self._drop_superseded()
             self._queue.append(effect)
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._drain())
         elif self._task is None:
-            self._tell(effect)
+            self._call(effect)
         else:
             self._queue.append(effect)
 
@@ -95,7 +96,7 @@ class RoleRunner:
                 if isinstance(item, BecomeMaster | BecomeSlave | StandDown):
                     await self._change_role(item)
                 else:
-                    self._tell(item)
+                    self._call(item)
         finally:
             self._task = None
 
@@ -118,7 +119,7 @@ class RoleRunner:
             else:
                 await self._actions.stand_down(view)
         except Exception as error:
-            # Whatever the broker met, the group needs this replica in its role: try again.
+            # Whatever failed in the broker, the group needs this replica in its role: try again.
             log.exception(
                 "role_change_failed action=%s master_epoch=%d",
                 type(action).__name__,
@@ -129,7 +130,7 @@ class RoleRunner:
                 self._count_failure(view, error)
 
     def _begin_store(self, master_epoch: int) -> asyncio.Future[None] | None:
-        """The thread is at work when this returns."""
+        """The thread has begun when this returns."""
         if master_epoch <= self._durable_master_epoch:
             return None
         return asyncio.get_running_loop().run_in_executor(None, self._persist, master_epoch)
@@ -143,26 +144,23 @@ class RoleRunner:
         if view.master_epoch != self._failed_epoch:
             self._failed_epoch, self._failures = view.master_epoch, 0
         self._failures += 1
-        is_damaged = isinstance(error, CorruptLogError)  # trying again makes no log whole (R24)
+        is_damaged = isinstance(error, CorruptLogError)  # another attempt does not repair it (R24)
         hopeless = is_damaged or self._failures == MASTER_ATTEMPTS_MAX
         if hopeless and self._on_fatal is not None:
             self._on_fatal(error)
 
-    def _tell(self, effect: RunnerEffect) -> None:
+    def _call(self, effect: RunnerEffect) -> None:
         match effect:
             case AdoptView(view):
                 self.delivered_key = view.key
-                self._actions.adopt_view(view)
+                self._sets.adopt_view(view)
             case SetDead(broker_ids):
-                self._actions.set_dead(broker_ids)
+                self._sets.set_dead(broker_ids)
             case LeaseChanged(valid, _):
                 self._actions.lease_changed(valid)
-            case ProposalApplied(view):
-                self.delivered_key = view.key
-                self._actions.proposal_applied(view)
             case ProposalRefused(code, remark):
-                self._actions.proposal_refused(code, remark)
+                self._sets.proposal_refused(code, remark)
             case ProposalUnknown():
-                self._actions.proposal_unknown()
+                self._sets.proposal_unknown()
             case _:
                 raise AssertionError(f"not for the runner: {effect}")

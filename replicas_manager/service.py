@@ -1,6 +1,6 @@
 """ReplicasManager: the shell around the role state machine.
 
-Feeds it what sessions, calls, timers and the broker report, and performs its effects: gRPC calls,
+Gives it the events of sessions, calls, timers and the broker, and performs its effects: gRPC calls,
 durable files, role changes of the broker. Holds no policy. One per broker process, on the broker's
 loop; public methods are for that loop only.
 """
@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable
 from typing import assert_never
 
-from baton.controller.v1 import controller_pb2 as pb
-from protocol.role_view import RoleView
-from replicas_manager.actions import BrokerActions, LogFacts, Proposal
-from replicas_manager.calls import ControllerCalls
-from replicas_manager.config import ReplicasManagerConfig
-from replicas_manager.events import (
+from batonmq.process.clock import boot_ms
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager.actions import BrokerActions, Proposal, SyncStateSetActions
+from batonmq.replicas_manager.calls import ControllerCalls
+from batonmq.replicas_manager.config import ReplicasManagerConfig
+from batonmq.replicas_manager.events import (
     ActionFailed,
     AdoptView,
     BecomeMaster,
@@ -27,14 +27,12 @@ from replicas_manager.events import (
     CloseSession,
     Effect,
     Event,
-    FactsChanged,
     FetchView,
     LeaseChanged,
     Notice,
     NoticeReceived,
     OpenSessions,
     PersistRole,
-    ProposalApplied,
     ProposalRefused,
     ProposalRequested,
     ProposalUnknown,
@@ -52,57 +50,52 @@ from replicas_manager.events import (
     Tick,
     ViewReceived,
 )
-from replicas_manager.identity import IdentityFile, RoleFile
-from replicas_manager.lives import LivesFile
-from replicas_manager.reporter import EventReporter
-from replicas_manager.role_runner import RoleRunner
-from replicas_manager.session import ControllerChannels, ControllerSession
-from replicas_manager.state import ReplicasState, Role
-from replicas_manager.switch import SwitchTask
-from replicas_manager.switch_runner import SwitchActions, SwitchRunner
+from batonmq.replicas_manager.identity import IdentityFile, IncarnationLog, RoleFile
+from batonmq.replicas_manager.reporter import EventReporter
+from batonmq.replicas_manager.role_runner import RoleRunner
+from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
+from batonmq.replicas_manager.state import ReplicasState
+from batonmq.replicas_manager.switch import SwitchTask
+from batonmq.replicas_manager.switch_runner import SwitchPorts, SwitchRunner
 
 log = logging.getLogger(__name__)
 
 GOODBYE_TIMEOUT_S = 0.3
 
 
-def boottime_ms() -> int:
-    """The clock of all deadlines (R8)."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-
-
 class ReplicasManager:
-    """Registers the broker, keeps its controller sessions, and changes its role when told.
+    """Registers the broker, keeps its controller sessions, and changes its role as views demand.
 
     `start` raises IdentityError or RoleFileError if the data folder does not fit; otherwise it
-    returns at once and goes on in the background: the broker stays fenced until `actions` is told
-    a role. `incarnation` is made afresh for each process start. `on_fatal` is called if this
-    broker, elected, fails again and again to become master: it should stop, so that the sessions
-    end and another is elected.
+    returns at once and goes on in the background: the broker stays fenced until `actions` gets a
+    role. `incarnation` is made anew at each process start. `on_fatal` is called if this broker,
+    elected, fails again and again to become master: it should stop, so that the sessions end and
+    another is elected.
     """
 
     def __init__(
         self,
         config: ReplicasManagerConfig,
         actions: BrokerActions,
+        sets: SyncStateSetActions,
         *,
         incarnation: str = "",
         on_fatal: Callable[[BaseException], None] | None = None,
-        clock_ms: Callable[[], int] = boottime_ms,
-        switch: SwitchActions | None = None,
+        clock_ms: Callable[[], int] = boot_ms,
+        channels: ControllerChannels | None = None,
     ) -> None:
-        """`switch`: what a planned switch needs of the broker; without it none is answered."""
         config.timings.check()
         self.incarnation = incarnation or secrets.token_hex(8)
         self._config = config
         self._actions = actions
+        self._sets = sets
         self._on_fatal = on_fatal
         self._clock_ms = clock_ms
         self._identity = IdentityFile(config.identity_path, config.cluster_name, config.broker_name)
         self._role_file = RoleFile(config.role_path)
-        self._lives = LivesFile(config.role_path.with_name("lives"))
+        self._incarnations = IncarnationLog(config.role_path.with_name("lives"))
         self._suspect = ""
-        self._channels = ControllerChannels()
+        self._channels = channels or ControllerChannels()
         self._sessions: dict[str, ControllerSession] = {}
         self._calls: ControllerCalls | None = None
         self._registered = asyncio.Event()
@@ -113,38 +106,45 @@ class ReplicasManager:
         self._reporter = EventReporter(
             config.broker_name, self.incarnation, self._channels, lambda: self.leader
         )
-        self._switch = None if switch is None else self._switch_runner(switch)
-
-    # ----------------------------------------------------------------------------- for the broker
+        ports = SwitchPorts(
+            channels=self._channels,
+            target=lambda requested_by: self.leader or requested_by,
+            take_view=lambda controller, view: self._step(
+                ViewReceived(controller, view, pushed=False)
+            ),
+            send=self._send,
+            report=self.report_event,
+        )
+        self._switch = SwitchRunner(config, actions, ports, clock_ms)
 
     @property
     def broker_id(self) -> int:
         """The id that the controller assigned, 0 until then."""
-        return self._state.broker_id if self._state is not None else 0
+        return self._state.current.broker_id if self._state is not None else 0
 
     @property
     def view(self) -> RoleView | None:
         """The newest role view taken; the broker may still be on its way into that role."""
-        return self._state.view if self._state is not None else None
+        return self._state.current.view if self._state is not None else None
 
     @property
     def role(self) -> Role:
-        return self._state.role if self._state is not None else Role.NONE
+        return self._state.current.role if self._state is not None else Role.FENCED
 
     @property
     def leader(self) -> str | None:
         """gRPC address of the leading controller, None while none is known."""
-        return self._state.leader if self._state is not None else None
+        return self._state.controllers.leader if self._state is not None else None
 
     @property
     def highest_master_epoch(self) -> int:
         """The highest masterEpoch accepted by this replica (R2)."""
-        return self._state.highest_master_epoch if self._state is not None else 0
+        return self._state.current.highest_master_epoch if self._state is not None else 0
 
     def lease_valid(self, now_ms: int) -> bool:
         """Whether this process is master and the leader answered it less than masterLeaseMs ago.
 
-        `now_ms` is CLOCK_BOOTTIME in milliseconds.
+        `now_ms` is `process.clock.boot_ms`.
         """
         return self._state is not None and self._state.lease_valid(now_ms)
 
@@ -164,24 +164,18 @@ class ReplicasManager:
         """Add an event (`opened`, `first_ack`, `truncated`, ...) to the controllers' history."""
         self._reporter.report(kind, self.broker_id, self.highest_master_epoch, fields)
 
-    def facts_changed(self) -> None:
-        """Heartbeat at once: controllers should hear of the log as it is now."""
-        self._note_suspicion()
-        self._step(FactsChanged())
-
     def acks_changed(self) -> None:
         """confirmOffset moved: a planned switch may go on."""
-        if self._switch is not None and self._switch.core.task is not None:
-            self._switch.look()
+        self._switch.poll()
 
     def on_remoting_role_notice(self, master_epoch: int, sync_state_set_epoch: int) -> None:
-        """A NOTIFY_BROKER_ROLE_CHANGED (1008) came: only a hint, the view itself is fetched."""
+        """NOTIFY_BROKER_ROLE_CHANGED (1008) came: only a hint, the view itself is fetched."""
         self._step(NoticeReceived(master_epoch, sync_state_set_epoch))
 
     async def start(self) -> None:
         """Read the durable facts and begin to register."""
         identity = self._identity.load()
-        earlier_lives = self._lives.begin(self.incarnation)
+        earlier_incarnations = self._incarnations.begin(self.incarnation)
         highest = max(self._role_file.load(), self._actions.log_facts().epoch, 0)
         self._state = ReplicasState(
             broker_name=self._config.broker_name,
@@ -194,16 +188,16 @@ class ReplicasManager:
         )
         self._calls = ControllerCalls(
             self._config,
-            self.incarnation,
             identity.check_code,
-            earlier_lives,
+            earlier_incarnations,
             self._channels,
             self._actions.log_facts,
-            self._state,
+            self._state.current,
             self._step,
         )
         self._runner = RoleRunner(
             self._actions,
+            self._sets,
             self._role_file.store,
             highest,
             lambda view: self._step(ActionFailed(view)),
@@ -233,16 +227,13 @@ class ReplicasManager:
         sessions = list(self._sessions.values())
         self._sessions.clear()
         await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))
-        if self._switch is not None:
-            await self._switch.close()
+        await self._switch.close()
         if self._runner is not None:
             await self._runner.close()
         await self._reporter.close()
         if self._calls is not None:
             await self._calls.close()
         await self._channels.close()
-
-    # ------------------------------------------------------------------------------------- engine
 
     def _step(self, event: Event) -> None:
         state = self._state
@@ -255,7 +246,7 @@ class ReplicasManager:
     def _arm(self) -> None:
         """One timer for all deadlines of the core."""
         assert self._state is not None
-        deadline_ms = self._state.next_deadline_ms()
+        deadline_ms = self._state.next_deadline_ms
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -272,21 +263,19 @@ class ReplicasManager:
                 | StandDown()
                 | AdoptView()
                 | SetDead()
-                | ProposalApplied()
                 | ProposalRefused()
                 | ProposalUnknown()
                 | LeaseChanged()
             ):
-                self._log_role(effect)
                 if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
-                    self._role_comes(effect)
+                    self._role_will_change(effect)
                 self._runner.perform(effect)
             case PersistRole():
                 pass  # the runner stores the epoch in a thread before the role change it permits
             case SendHeartbeat():
                 self._heartbeat(effect)
             case SendRegister() | SendElect() | SendAlter() | FetchView():
-                self._calls.ask(effect)
+                self._calls.send(effect)
             case SaveIdentity(broker_id):
                 self._identity.save(broker_id)
                 log.info("broker_id_assigned broker_id=%d", broker_id)
@@ -304,61 +293,39 @@ class ReplicasManager:
             case _:
                 assert_never(effect)
 
-    def _log_role(self, effect: Effect) -> None:
-        if isinstance(effect, BecomeMaster | BecomeSlave | StandDown):
-            view = effect.view
-            log.info(
-                "role_changed broker_name=%s action=%s master=%s master_epoch=%d set=%s",
-                self._config.broker_name,
-                type(effect).__name__,
-                view.master_broker_id,
-                view.master_epoch,
-                sorted(view.sync_state_set),
-            )
-
-    # ------------------------------------------------------------------------------ planned switch
-
-    def _switch_runner(self, actions: SwitchActions) -> SwitchRunner:
-        return SwitchRunner(
+    def _role_will_change(self, effect: RoleAction) -> None:
+        """In the very turn in which the view was taken, before anything durable is awaited."""
+        view = effect.view
+        log.info(
+            "role_changed broker_name=%s action=%s master=%s master_epoch=%d set=%s",
             self._config.broker_name,
-            self._config.cluster_name,
-            actions,
-            lambda: self._channels,
-            clock_ms=self._clock_ms,
-            targets=lambda asked_by: self.leader or asked_by,
-            elected=lambda controller, view: self._step(
-                ViewReceived(controller, view, pushed=False)
-            ),
-            tell=self._tell,
-            report=self.report_event,
+            type(effect).__name__,
+            view.master_broker_id,
+            view.master_epoch,
+            sorted(view.sync_state_set),
         )
+        self._switch.role_will_change()
+        self._actions.role_will_change(view, master=isinstance(effect, BecomeMaster))
 
-    def _switch_asked(self, task: SwitchTask) -> None:
-        if self._switch is None or self._closed or self._state is None:
+    def _switch_requested(self, task: SwitchTask) -> None:
+        if self._closed:
             return
-        master = self._state.role is Role.MASTER
-        self._switch.asked(
+        is_master = self.role is Role.MASTER
+        self._switch.requested(
             task,
-            master_epoch=self._state.highest_master_epoch if master else None,
+            master_epoch=self.highest_master_epoch if is_master else None,
             lease=self.lease_valid(self._clock_ms()),
         )
 
-    def _tell(self, controller: str, message: pb.BrokerMessage) -> None:
+    def _send(self, controller: str, message: pb.BrokerMessage) -> None:
         session = self._sessions.get(controller)
         if session is not None:
-            session.tell(message)
-
-    def _role_comes(self, effect: RoleAction) -> None:
-        """In the very turn in which the view was taken, before anything durable is awaited."""
-        if self._switch is not None:
-            self._switch.role_changes(effect.view, master=isinstance(effect, BecomeMaster))
-
-    # ----------------------------------------------------------------------------------- sessions
+            session.send(message)
 
     def _open_sessions(self, broker_id: int) -> None:
         if not self._registered.is_set():
             self._registered.set()
-            self._life_registered()
+            self._incarnation_registered()
         hello = pb.Hello(
             cluster_name=self._config.cluster_name,
             broker_name=self._config.broker_name,
@@ -369,14 +336,16 @@ class ReplicasManager:
         for address in self._config.controllers:
             if address not in self._sessions:
                 self._sessions[address] = ControllerSession(
-                    address, hello, self._channels, self._step, self._switch_asked
+                    address, hello, self._channels, self._step, self._switch_requested
                 )
 
-    def _life_registered(self) -> None:
+    def _incarnation_registered(self) -> None:
         try:
-            self._lives.registered(self.incarnation)
-        except OSError as error:  # more lives than needed do no harm
-            log.warning("lives_not_trimmed path=%s error=%s", self._lives.path, error)
+            self._incarnations.registered(self.incarnation)
+        except OSError as error:  # more incarnations than needed do no harm
+            log.warning(
+                "incarnation_log_not_trimmed path=%s error=%s", self._incarnations.path, error
+            )
 
     def _heartbeat(self, effect: SendHeartbeat) -> None:
         session = self._sessions.get(effect.controller)
@@ -407,4 +376,4 @@ class ReplicasManager:
             self._step(SuspicionChanged(suspect))
 
 
-__all__ = ["BrokerActions", "LogFacts", "Proposal", "ReplicasManager", "Role", "boottime_ms"]
+__all__ = ["ReplicasManager"]

@@ -1,8 +1,8 @@
 """The stream to one controller: Hello, heartbeats up, answers and role views down, Goodbye.
 
-A shell without policy: it says what happened (`SessionOpened`, `AnswerReceived`, ...) and redials
-with a growing delay as long as it lives. Views are handed on in the order in which they came.
-An end without Goodbye is a death to the controller, so a planned stop says it explicitly: to a
+A shell without policy: it emits what happened (`SessionOpened`, `AnswerReceived`, ...) and redials
+with a growing delay until `close`. Views are passed on in the order in which they came. A session
+that ends without a Goodbye is a dead broker to the controller, so a planned stop sends one: to a
 gRPC server a killed peer and a closed one look alike.
 """
 
@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from baton.controller.v1 import controller_pb2 as pb
-from baton.controller.v1 import controller_pb2_grpc
-from replicas_manager.events import (
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1 import controller_pb2_grpc
+from batonmq.proto.controller.v1.role_view import role_view_from_pb
+from batonmq.replicas_manager.events import (
     AnswerReceived,
     Event,
     SendHeartbeat,
@@ -25,17 +26,16 @@ from replicas_manager.events import (
     SessionRefused,
     ViewReceived,
 )
-from replicas_manager.switch import SwitchTask
-from replicas_manager.wire import role_view_of
+from batonmq.replicas_manager.switch import SwitchTask
 
 log = logging.getLogger(__name__)
 
 REDIAL_FIRST_S = 0.05
 REDIAL_MOST_S = 1.0
 READY_S = 3.0
-"""A channel that does not connect for so long is replaced. gRPC asks for a name's address again
-twice a minute at most, and after failures ever more seldom; a new channel asks at once. So a
-controller that comes back with another address (a container, say) is found."""
+"""A channel that does not connect for so long is replaced. gRPC resolves a name again
+twice a minute at most, and less often after failures; a new channel resolves it at once. So a
+controller that returns with another address (a container, say) is found."""
 RETIRE_S = 2.0
 """How long the calls over a replaced channel may take to end; above their own time-outs."""
 OUTBOX_MAX = 32
@@ -122,8 +122,8 @@ class ControllerSession:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def heartbeat(self, effect: SendHeartbeat, heartbeat: pb.Heartbeat) -> None:
-        """Queue it, with the newest answer that came back on this stream: a controller that is
-        not heard is to know it. A peer that does not read loses the oldest ones."""
+        """Queue it, with the newest answer that came on this stream, so that a controller whose
+        answers do not arrive notices it. A peer that does not read loses the oldest ones."""
         outbox = self._outbox
         if outbox is None:
             return
@@ -132,19 +132,19 @@ class ControllerSession:
         heartbeat.answered = self._answered
         outbox.put_nowait(pb.BrokerMessage(heartbeat=heartbeat))
 
-    def tell(self, message: pb.BrokerMessage) -> None:
-        """Queue it if there is a stream; what is told matters only to this very one."""
+    def send(self, message: pb.BrokerMessage) -> None:
+        """Queue it if there is a stream; a later stream has no use for it."""
         if self._outbox is not None and not self._outbox.full():
             self._outbox.put_nowait(message)
 
     def drop(self, reason: str) -> None:
-        """The session is of no use: end it and dial again over a new connection."""
+        """End this stream and dial again over a new connection."""
         self._drop_reason = reason
         if self._call is not None:
             self._call.cancel()
 
     async def close(self, reason: str, timeout_s: float) -> None:
-        """Say Goodbye, give the controller `timeout_s` to end the stream, then end it."""
+        """Send Goodbye, give the controller `timeout_s` to end the stream, then end it."""
         self._closing = True
         if self._outbox is not None:
             while not self._outbox.empty():
@@ -161,18 +161,18 @@ class ControllerSession:
             if not await self._connected():
                 continue
             try:
-                heard = await self._talk()
+                accepted = await self._talk()
             except Exception:
-                # What hears of this session failed. It is no reason to be dead to a controller.
+                # The consumer of an event failed. That must not end the session for good.
                 log.exception("session_failed controller=%s", self.address)
-                heard = False
+                accepted = False
             if self._drop_reason:
                 log.info("session_dropped controller=%s why=%s", self.address, self._drop_reason)
                 self._drop_reason = ""
                 await self._channels.drop(self.address)
             if self._closing:
                 return
-            delay_s = REDIAL_FIRST_S if heard else min(2 * delay_s, REDIAL_MOST_S)
+            delay_s = REDIAL_FIRST_S if accepted else min(2 * delay_s, REDIAL_MOST_S)
             await asyncio.sleep(delay_s)
 
     async def _connected(self) -> bool:
@@ -186,7 +186,7 @@ class ControllerSession:
 
     async def _talk(self) -> bool:
         """One stream from Hello to its end. True if the controller took the session."""
-        heard = False
+        accepted = False
         outbox: asyncio.Queue[pb.BrokerMessage | None] = asyncio.Queue(OUTBOX_MAX)
         outbox.put_nowait(pb.BrokerMessage(hello=self._hello))
         call = self._channels.stub(self.address).BrokerSession(_Requests(outbox))
@@ -198,7 +198,7 @@ class ControllerSession:
             async for message in call:
                 event = self._event_of(message)
                 if event is not None:
-                    heard = heard or not isinstance(event, SessionRefused)
+                    accepted = accepted or not isinstance(event, SessionRefused)
                     self._emit(event)
         except grpc.aio.AioRpcError as error:
             log.debug("session_broken controller=%s why=%s", self.address, error.details())
@@ -210,7 +210,7 @@ class ControllerSession:
             self._call = None
             call.cancel()
             self._emit(SessionClosed(self.address))
-        return heard
+        return accepted
 
     def _event_of(self, message: pb.ControllerMessage) -> Event | None:
         kind = message.WhichOneof("kind")
@@ -227,27 +227,27 @@ class ControllerSession:
                 sync_state_set_epoch=answer.sync_state_set_epoch,
             )
         if kind == "view":
-            return ViewReceived(self.address, role_view_of(message.view))
+            return ViewReceived(self.address, role_view_from_pb(message.view))
         if kind == "refused":
             status = message.refused.status
             return SessionRefused(self.address, status.code, status.remark)
         if kind == "switch":
-            asked = message.switch
+            request = message.switch
             self._on_switch(
                 SwitchTask(
                     self.address,
-                    asked.switch_id,
-                    asked.broker_id,
-                    asked.master_epoch,
-                    asked.timeout_ms,
+                    request.switch_id,
+                    request.broker_id,
+                    request.master_epoch,
+                    request.timeout_ms,
                 )
             )
         return None
 
 
 class _Requests(AsyncIterator[pb.BrokerMessage]):
-    """What goes up a stream, until None. No generator: the loop's end would try to close one that
-    a cancelled call still waits in, and asyncio complains of that loudly."""
+    """What goes up a stream, until None. Not a generator: at the end of the loop asyncio would try
+    to close one that a cancelled call still waits in, and log errors."""
 
     def __init__(self, outbox: asyncio.Queue[pb.BrokerMessage | None]) -> None:
         self._outbox = outbox

@@ -1,16 +1,16 @@
 """The master's side of a planned switch (R33): let the chosen replica catch up, hold the sends,
-wait until it acked the last byte, ask for its election. Pure.
+wait until it acked the last byte, request its election. Pure.
 
 Invariants
 - Sends are held for at most `HOLD_MOST_MS`, whatever is lost or dead: then the old master goes on
   in its epoch. That is safe though the election may still be committed: the chosen replica is in
   the set, so nothing is confirmed from then on without its ack, and it ends its slave side before
   it becomes master (R1).
-- Nothing is held before the chosen replica acked something since it was asked for, and is near: a
-  hung or lagging one costs no write a pause.
-- One switch at a time; each one asked for ends once: by a role change, or by `SwitchFailed`.
+- Nothing is held before the chosen replica is near and has acked something after the request: a
+  hung or lagging one delays no write.
+- One switch at a time; each request ends once: by a role change, or by `SwitchFailed`.
 
-`next_ms` says when to call `look` at the latest. Times are ms of one clock, offsets exclusive ends.
+`next_ms` says when to call `poll` at the latest. Times are ms of one clock, offsets exclusive ends.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from protocol.codes import ResponseCode
+from batonmq.process.recent_events import RecentEvents, records_event
+from batonmq.protocol.codes import ResponseCode
 
 CATCH_UP_MOST_MS = 400
 HOLD_MOST_MS = 500
 NEAR_BYTES = 256 * 1024
 OTHERS_MOST_MS = 60
-"""How long, after the chosen replica has all, the others' acks are waited for: what they confirm is
-answered by the old master, what they do not is sent again by its clients."""
+"""How long the old master waits for the others' acks after the chosen replica has all: what they
+confirm it answers itself, the rest is sent again by its clients."""
 ACK_LOST_MOST_MS = 50
 """How long the chosen replica may be without a connection while sends are held."""
-LOOK_WHILE_CATCHING_UP_MS = 5
-LOOK_WHILE_HELD_MS = 2
-ASK_AGAIN_MS = 40
+POLL_WHILE_CATCHING_UP_MS = 5
+POLL_WHILE_HELD_MS = 2
+REPEAT_MS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchTask:
-    """What the leading controller asked for, and which one asked."""
+    """The request of the leading controller, and that controller's address."""
 
     controller: str
     switch_id: str
@@ -63,7 +64,7 @@ class HoldSends:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSends:
-    """Go on as if nothing had been: what was held is handled now."""
+    """Go on as master: what was held is handled now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class SwitchFailed:
-    """Tell the controller why there will be no switch."""
+    """For the controller: why there will be no switch."""
 
     task: SwitchTask
     reason: str
@@ -105,24 +106,26 @@ class PlannedSwitch:
     """At most one switch of one master."""
 
     def __init__(self) -> None:
+        self.recent_events = RecentEvents()
         self.stage = SwitchStage.IDLE
         self.task: SwitchTask | None = None
         self.next_ms: int | None = None
-        self._asked_ms = 0
+        self._requested_ms = 0
         self._held_since_ms = 0
         self._drained_offset = -1
         self._target_done_ms: int | None = None
         self._ack_lost_ms: int | None = None
-        self._ask_again_ms = 0
+        self._repeat_ms = 0
 
     @property
     def holding(self) -> bool:
         return self.stage in (SwitchStage.DRAINING, SwitchStage.ELECTING)
 
-    def asked(
+    @records_event
+    def requested(
         self, task: SwitchTask, *, master_epoch: int | None, lease: bool, now_ms: int
     ) -> list[SwitchEffect]:
-        """The leader asks. `master_epoch`: of this mastership, None if this broker is no master."""
+        """By the leading controller. `master_epoch`: of this mastership, None if there is none."""
         if self.task is not None:
             if self.task.switch_id == task.switch_id:
                 return []
@@ -137,12 +140,13 @@ class PlannedSwitch:
             return [SwitchFailed(task, "this master holds no lease")]
         self.task = task
         self.stage = SwitchStage.CATCHING_UP
-        self._asked_ms = now_ms
+        self._requested_ms = now_ms
         self.next_ms = now_ms
         return []
 
-    def look(self, progress: SwitchProgress, now_ms: int) -> list[SwitchEffect]:
-        """Acks came, or time went by."""
+    @records_event
+    def poll(self, progress: SwitchProgress, now_ms: int) -> list[SwitchEffect]:
+        """Acks came, or time has passed."""
         task = self.task
         if task is None:
             return []
@@ -155,6 +159,7 @@ class PlannedSwitch:
                 return self._electing(task, now_ms)
         raise AssertionError("a task without a stage")
 
+    @records_event
     def held(self, log_end: int, now_ms: int) -> None:
         """No send is taken any more; the log ends at `log_end`."""
         assert self.stage is SwitchStage.CATCHING_UP
@@ -165,6 +170,7 @@ class PlannedSwitch:
         self._ack_lost_ms = None
         self.next_ms = now_ms
 
+    @records_event
     def elect_answered(
         self, switch_id: str, code: int, remark: str, now_ms: int
     ) -> list[SwitchEffect]:
@@ -173,21 +179,23 @@ class PlannedSwitch:
         if task is None or task.switch_id != switch_id or self.stage is not SwitchStage.ELECTING:
             return []
         if code == ResponseCode.SUCCESS:
-            self._ask_again_ms = self._hold_ends_ms(task)
+            self._repeat_ms = self._hold_ends_ms(task)
             return []
         if code == ResponseCode.CONTROLLER_NOT_LEADER:
-            self._ask_again_ms = now_ms + ASK_AGAIN_MS
-            self.next_ms = self._ask_again_ms
+            self._repeat_ms = now_ms + REPEAT_MS
+            self.next_ms = self._repeat_ms
             return []
         return self._fail(task, f"the controllers refuse: {remark}")
 
+    @records_event
     def elect_unanswered(self, switch_id: str, now_ms: int) -> None:
-        """Nobody knows what became of it. Asking again is the same request."""
+        """The outcome is unknown. The repetition is the same request."""
         task = self.task
         if task is not None and task.switch_id == switch_id and self.holding:
-            self._ask_again_ms = now_ms + ASK_AGAIN_MS
-            self.next_ms = self._ask_again_ms
+            self._repeat_ms = now_ms + REPEAT_MS
+            self.next_ms = self._repeat_ms
 
+    @records_event
     def role_changes(self) -> None:
         """A newer masterEpoch was taken: the switch is over, whoever was elected."""
         self._end()
@@ -200,11 +208,11 @@ class PlannedSwitch:
         if not progress.member:
             return self._fail(task, f"broker {task.broker_id} is not in the SyncStateSet")
         lag = progress.log_end - progress.ack
-        # Not older than the question: what a hung replica acked before proves nothing.
-        awake = progress.ack >= 0 and progress.ack_ms > self._asked_ms
+        # Not older than the request: what a hung replica acked before proves nothing.
+        awake = progress.ack >= 0 and progress.ack_ms > self._requested_ms
         if awake and lag <= NEAR_BYTES:
             return [HoldSends()]
-        if now_ms - self._asked_ms >= CATCH_UP_MOST_MS:
+        if now_ms - self._requested_ms >= CATCH_UP_MOST_MS:
             if progress.ack < 0:
                 why = "does not follow this master"
             elif not awake:
@@ -212,7 +220,7 @@ class PlannedSwitch:
             else:
                 why = f"is {lag:,} bytes behind and did not come near in {CATCH_UP_MOST_MS} ms"
             return self._fail(task, f"broker {task.broker_id} {why}")
-        self.next_ms = now_ms + LOOK_WHILE_CATCHING_UP_MS
+        self.next_ms = now_ms + POLL_WHILE_CATCHING_UP_MS
         return []
 
     def _draining(
@@ -232,8 +240,8 @@ class PlannedSwitch:
             others_had = now_ms - self._target_done_ms
             if progress.confirm_offset >= self._drained_offset or others_had >= OTHERS_MOST_MS:
                 self.stage = SwitchStage.ELECTING
-                self._ask_again_ms = self._hold_ends_ms(task)
-                self.next_ms = self._ask_again_ms
+                self._repeat_ms = self._hold_ends_ms(task)
+                self.next_ms = self._repeat_ms
                 return [
                     ElectTarget(task, self._drained_offset),
                     Drained(task, self._drained_offset, now_ms - self._held_since_ms),
@@ -245,7 +253,7 @@ class PlannedSwitch:
                 f"broker {task.broker_id} is {lag:,} bytes behind and did not reach the end of the "
                 f"log in {now_ms - self._held_since_ms} ms",
             )
-        self.next_ms = min(now_ms + LOOK_WHILE_HELD_MS, self._hold_ends_ms(task))
+        self.next_ms = min(now_ms + POLL_WHILE_HELD_MS, self._hold_ends_ms(task))
         return []
 
     def _electing(self, task: SwitchTask, now_ms: int) -> list[SwitchEffect]:
@@ -253,11 +261,11 @@ class PlannedSwitch:
         if now_ms >= ends_ms:
             held_ms = now_ms - self._held_since_ms
             return self._fail(task, f"no controller answered the election in {held_ms} ms")
-        if now_ms >= self._ask_again_ms:
-            self._ask_again_ms = ends_ms
+        if now_ms >= self._repeat_ms:
+            self._repeat_ms = ends_ms
             self.next_ms = ends_ms
             return [ElectTarget(task, self._drained_offset)]
-        self.next_ms = min(self._ask_again_ms, ends_ms)
+        self.next_ms = min(self._repeat_ms, ends_ms)
         return []
 
     def _hold_ends_ms(self, task: SwitchTask) -> int:

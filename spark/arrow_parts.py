@@ -1,4 +1,4 @@
-"""Pieces of a buffer as Arrow columns, copied by Arrow itself and not one by one."""
+"""Pieces of a buffer as Arrow columns, copied by Arrow itself and not one by one. Free of Spark."""
 
 from typing import Final
 
@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark.record_columns import Bools
-from spark.record_scan import Int64s
+from batonmq.spark.record_columns import Bools
+from batonmq.spark.record_scan import Int64s
 
 # Spark counts time in microseconds, stores in milliseconds.
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")

@@ -1,4 +1,7 @@
-"""What to do where a file is damaged: stop, leave it out and count, or make a row of it."""
+"""What to do where a file is damaged: stop, leave it out and count, or make a row of it.
+
+Free of Spark.
+"""
 
 import json
 from collections.abc import Iterator
@@ -9,8 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark.log_range import Damage
-from spark.schemas import CORRUPT, CORRUPT_TYPE
+from batonmq.spark.log_range import Damage
+from batonmq.spark.schemas import CORRUPT, CORRUPT_TYPE
 
 _ROWS: Final = 1024
 

@@ -2,12 +2,11 @@
 
 A file is split like any text: a range owns the lines that begin in it. Arrow's own JSON reader
 decodes a piece at once; a piece that it refuses is decoded line by line, so one bad line costs
-itself only. Fields: `controller.history.HistoryEvent`.
+itself only. Free of Spark.
 """
 
 import io
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,43 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from spark.arrow_parts import timestamps
-from spark.damage import no_corruption
-from spark.log_range import Damage
-from spark.schemas import CORRUPT, TABLES
-from spark.storage import OpenFile, Storage
+from batonmq.history.event import REQUIRED
+from batonmq.history.file import controller_of
+from batonmq.spark.arrow_parts import timestamps
+from batonmq.spark.damage import no_corruption
+from batonmq.spark.log_range import Damage
+from batonmq.spark.schemas import CORRUPT, HISTORY_COLUMNS, HistoryColumn
+from batonmq.spark.storage import OpenFile, Storage
 
 _PIECE_BYTES: Final = 4 << 20
 _LINE_BYTES_MAX: Final = 1 << 20
-_FILE_NAME: Final = re.compile(r"history-(.+?)(\.\d{6,})?\.jsonl")
-# Columns that stand under another name and in ms in the file.
-_TIMES: Final = {
-    "time": "time_ms",
-    "detected_at": "detected_ms",
-    "proposed_at": "proposed_ms",
-    "started_at": "started_ms",
-    "leader_seen_at": "leader_seen_ms",
-}
-# What is left out of a line has this value; None: there is none, the column is null then.
-_DEFAULTS: Final[dict[str, Any]] = {
-    "part": 0,
-    "broker_id": 0,
-    "master_epoch": 0,
-    "sync_state_set_epoch": 0,
-    "controller_epoch": 0,
-    "master_before": 0,
-    "unclean": False,
-}
-_UNKNOWN: Final = -1
-_OF_FILE: Final = ("file", "controller", "line_offset")
-_NEEDED: Final = ("log", "raft_index", "time_ms", "kind")
-_RAW: Final = pa.schema(
-    [
-        (_TIMES.get(field.name, field.name), pa.int64() if field.name in _TIMES else field.type)
-        for field in TABLES["history"]
-        if field.name not in _OF_FILE
-    ]
-)
+_RAW: Final = pa.schema([(column.field, column.field_type) for column in HISTORY_COLUMNS])
+_COLUMNS: Final = {column.name: column for column in HISTORY_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +50,7 @@ def plan_history(storage: Storage, paths: list[str], size_bytes: int) -> list[Hi
         files = [path]
         if not path.endswith(".jsonl"):
             children = storage.children(path)
-            files = [str(each.path) for each in children if _FILE_NAME.fullmatch(each.base_name)]
+            files = [str(each.path) for each in children if controller_of(each.base_name)]
             if not files:
                 raise FileNotFoundError(f"{path}: no history-<controller>.jsonl is there")
         for name in files:
@@ -147,7 +121,7 @@ def _decode(
             pj.ParseOptions(explicit_schema=_RAW, unexpected_field_behavior="ignore"),
         )
         whole = table.num_rows == len(begins) and not any(
-            table[name].null_count for name in _NEEDED
+            table[name].null_count for name in REQUIRED
         )
     except (pa.ArrowInvalid, UnicodeDecodeError):
         whole = False
@@ -176,7 +150,7 @@ def _event(line: bytes) -> dict[str, Any]:
         raise ValueError("nested too deeply") from error
     if not isinstance(event, dict):
         raise ValueError("not an object")
-    missing = [name for name in _NEEDED if event.get(name) is None]
+    missing = [name for name in REQUIRED if event.get(name) is None]
     if missing:
         raise ValueError(f"without {', '.join(missing)}")
     try:
@@ -192,31 +166,26 @@ def _batch(
     rows = table.num_rows
     made = {
         "file": pa.repeat(pa.scalar(path, pa.string()), rows),
-        "controller": pa.repeat(pa.scalar(controller_of(path), pa.string()), rows),
+        "controller": pa.repeat(
+            pa.scalar(controller_of(path.rpartition("/")[2]), pa.string()), rows
+        ),
         "line_offset": pa.array(places, pa.int64()),
         CORRUPT: no_corruption(rows),
     }
-    arrays = [made[name] if name in made else _column(table, name) for name in schema.names]
+    arrays = [
+        made[name] if name in made else _column(table, _COLUMNS[name]) for name in schema.names
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def controller_of(path: str) -> str | None:
-    """Whose history a file is, by its name; None for another name."""
-    found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
-    return found[1] if found else None
-
-
-def _column(table: pa.Table, name: str) -> pa.Array:
-    raw = _one(table[_TIMES.get(name, name)])
-    if name in _TIMES:
-        # 0 stands for a time that does not apply.
-        values = pc.fill_null(raw, 0).to_numpy(zero_copy_only=False)
-        return timestamps(values, values == 0)
-    if name in ("max_offset", "confirm_offset", "silent_ms"):
-        return pc.if_else(pc.equal(raw, _UNKNOWN), None, raw)
-    if name in _DEFAULTS:
-        return pc.fill_null(raw, _DEFAULTS[name])
-    return raw
+def _column(table: pa.Table, column: HistoryColumn) -> pa.Array:
+    raw = _one(table[column.field])
+    if column.is_time:
+        values = pc.fill_null(raw, column.null_for).to_numpy(zero_copy_only=False)
+        return timestamps(values, values == column.null_for)
+    if column.null_for is not None:
+        return pc.if_else(pc.equal(raw, column.null_for), None, raw)
+    return raw if column.absent is None else pc.fill_null(raw, column.absent)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
@@ -226,4 +195,4 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return combined
 
 
-__all__ = ["HistoryRange", "controller_of", "plan_history", "read_history"]
+__all__ = ["HistoryRange", "plan_history", "read_history"]

@@ -1,4 +1,7 @@
-"""The table `index`: entries of the hash index. Layout: `store.index_file`."""
+"""The table `index`: entries of the hash index. Layout: `batonmq.protocol.layout`.
+
+Free of Spark.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,30 +11,22 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from spark.arrow_parts import integers, integers_or_null, repeated, timestamps
-from spark.damage import no_corruption
-from spark.log_range import Damage
-from spark.message_columns import store_columns
-from spark.schemas import CORRUPT
-from spark.storage import OpenFile, Storage
-from spark.store_facts import StoreFacts
+from batonmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+from batonmq.spark.arrow_parts import integers, integers_or_null, repeated, timestamps
+from batonmq.spark.damage import no_corruption
+from batonmq.spark.log_range import Damage
+from batonmq.spark.message_columns import store_columns
+from batonmq.spark.schemas import CORRUPT
+from batonmq.spark.storage import OpenFile, Storage
+from batonmq.spark.store_facts import StoreFacts
 
-_HEADER: Final = np.dtype(
-    [
-        ("begin_ms", ">i8"),
-        ("end_ms", ">i8"),
-        ("begin_offset", ">i8"),
-        ("end_offset", ">i8"),
-        ("used_slots", ">i4"),
-        ("count", ">i4"),
-    ]
-)
-_ENTRY: Final = np.dtype(
-    [("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
-)
-_SLOT_SIZE: Final = 4
+_HEADER: Final = np.dtype(INDEX_HEADER.dtype)
+_ENTRY: Final = np.dtype(INDEX_ENTRY.dtype)
 _DEFAULT_SLOTS: Final = 5_000_000
-_DEFAULT_SIZE: Final = 40 + _DEFAULT_SLOTS * _SLOT_SIZE + 20_000_000 * _ENTRY.itemsize
+_DEFAULT_ENTRIES: Final = 20_000_000
+_DEFAULT_SIZE: Final = (
+    _HEADER.itemsize + _DEFAULT_SLOTS * INDEX_SLOT.size + _DEFAULT_ENTRIES * _ENTRY.itemsize
+)
 _CHUNK_ENTRIES: Final = 1 << 16
 
 
@@ -66,7 +61,7 @@ def plan_index(
                 continue
             header = np.frombuffer(file.read_at(0, _HEADER.itemsize), _HEADER)[0]
             count = int(header["count"])
-            room = (file.size - _HEADER.itemsize - slots * _SLOT_SIZE) // _ENTRY.itemsize
+            room = (file.size - _HEADER.itemsize - slots * INDEX_SLOT.size) // _ENTRY.itemsize
             if not 0 <= count <= room:
                 what = f"its header counts {count} entries, {room} fit"
                 pieces.append(IndexPiece(info.path, slots, 0, 0, file.size, what))
@@ -78,14 +73,14 @@ def plan_index(
 
 
 def _slots(file: OpenFile, slot_num: int) -> tuple[int, str]:
-    """(slots, fault): how many a file has: what was said, else RocketMQ's default of 5 million.
+    """(slots, fault): how many a file has: the option, else RocketMQ's default of 5 million.
 
     A file of another size is taken to have four entries to a slot, as the default has. `fault`: no
     number of slots makes a file of this size; else empty.
     """
     body = file.size - _HEADER.itemsize
     if not slot_num:
-        shares = _SLOT_SIZE + 4 * _ENTRY.itemsize
+        shares = INDEX_SLOT.size + 4 * _ENTRY.itemsize
         if file.size == _DEFAULT_SIZE:
             return _DEFAULT_SLOTS, ""
         if body <= 0 or body % shares:
@@ -94,7 +89,7 @@ def _slots(file: OpenFile, slot_num: int) -> tuple[int, str]:
                 "(if it was made with others, give the option maxHashSlotNum)"
             )
         return body // shares, ""
-    rest = body - slot_num * _SLOT_SIZE
+    rest = body - slot_num * INDEX_SLOT.size
     if rest < 0 or rest % _ENTRY.itemsize:
         return slot_num, f"{file.size} bytes do not fit maxHashSlotNum={slot_num}"
     return slot_num, ""
@@ -111,7 +106,7 @@ def read_index(
     if piece.fault:
         yield Damage(piece.path, 0, piece.end, piece.fault, in_log=False)
         return
-    entries_at = _HEADER.itemsize + piece.slot_num * _SLOT_SIZE
+    entries_at = _HEADER.itemsize + piece.slot_num * INDEX_SLOT.size
     name = piece.path.rpartition("/")[2]
     with storage.open(piece.path) as file:
         for begin in range(piece.begin, piece.end, _CHUNK_ENTRIES):

@@ -2,11 +2,11 @@
 
 A file may be split anywhere. A range owns the records that begin in it; it finds the first one
 itself, by magic, own offset and CRC, and reads its last one past its end. Finding is a function of
-the bytes alone, so the range before can tell where the next one will begin, and checks it: neither
-damage at a split nor a forged record within a body goes unnoticed, and each damaged stretch is told
-by exactly one range, the one in which it begins (or in whose last record's place it lies).
+the bytes alone, so the range before can compute where the next one will begin, and checks it:
+neither damage at a split nor a forged record within a body goes unnoticed, and exactly one range
+reports each damaged stretch, the one in which it begins (or in whose last record's place it lies).
 
-At most one window (or one record, if larger) is held at a time.
+At most one window (or one record, if larger) is held at a time. Free of Spark.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Final
 
 import numpy as np
 
-from protocol.record import (
+from batonmq.protocol.record import (
     END_FILE_MIN_BLANK,
     FIXED_SIZE_V1,
     MAGIC_BLANK,
     CorruptRecord,
     scan_record,
 )
-from spark.record_columns import Records, locate, misplaced, wrong_crc
-from spark.record_scan import candidates, chain, is_record
-from spark.storage import OpenFile
+from batonmq.spark.record_columns import Records, locate, misplaced, wrong_crc
+from batonmq.spark.record_scan import candidates, chain, is_record
+from batonmq.spark.storage import OpenFile
 
 _SEARCH_MIN: Final = 1 << 16
 _SEARCH_MAX: Final = 1 << 20
@@ -40,7 +40,7 @@ class LogRange:
     """Records that begin in [begin, end) of the file [file_start, file_end); all are log offsets.
 
     No record that reaches behind `limit`, the confirmed end or the file's, is given; what lies
-    there is looked at only to tell a record that the limit cuts from damage. `at_boundary`: a
+    there is read only to distinguish a record that the limit cuts from damage. `at_boundary`: a
     record (or the file's blank) lies at `begin`. Bytes from `loose_from` on need not be whole
     records: behind the confirmed end a writer may have been interrupted; if then nothing follows
     there (`followed`: something does in the next file), the log simply ends.
@@ -98,7 +98,7 @@ class Damage:
 
 
 class RangeReader:
-    """Walks over one range; see `blocks`. `check_crc` False believes every record that fits."""
+    """Reads one range; see `blocks`. `check_crc` False accepts every record whose parts fit."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class RangeReader:
             if block is not None:
                 yield block
             if reason is None and position < wanted.end:
-                is_end, reason = self._judge(position)
+                is_end, reason = self._inspect(position)
                 if is_end:
                     return
                 assert reason is not None or position > before, "a record that is good and is not"
@@ -190,7 +190,7 @@ class RangeReader:
     def _read_block(self, position: int, window_bytes: int) -> tuple[Block | None, int, str | None]:
         """(block, next, reason): the records from `position` on that one window holds.
 
-        `reason` says what is wrong with the record at `next`, None if nothing is known of it.
+        `reason`: what is wrong with the record at `next`, None if it was not checked.
         """
         window = self._read(position, window_bytes)
         if len(window) >= 4:
@@ -230,14 +230,14 @@ class RangeReader:
         if head is None or head.kind == "blank":
             return "a record that is cut off" if head is None else "a blank within records"
         if head.physical_offset != base + at:
-            return f"a record that says it belongs at {head.physical_offset}"
+            return f"a record whose header has the offset {head.physical_offset}"
         if self._range.file_end - base - at - head.size < END_FILE_MIN_BLANK:
             return "a record that leaves no room for the end of its file"
         if (self._check_crc or check_crc) and head.properties.endswith(b"\0"):
             return "properties that were never written to their end"
         return None
 
-    def _judge(self, position: int) -> tuple[bool, str | None]:
+    def _inspect(self, position: int) -> tuple[bool, str | None]:
         """(is_end, reason) of the place where a chain of records ended.
 
         (False, None): a record is there, the window was too short for it.
@@ -286,7 +286,7 @@ class RangeReader:
         if found is not None:
             what = "what looks like a record lies within another, where a range begins"
             return Damage(self._range.path, found, position - found, what)
-        is_end, reason = self._judge(position)
+        is_end, reason = self._inspect(position)
         if is_end:
             return None
         if reason is None:

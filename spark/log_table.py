@@ -1,4 +1,7 @@
-"""The table `messages` from commit-log files: which ranges to read, and what comes of one."""
+"""The table `messages` from commit-log files: which ranges to read, and what comes of one.
+
+Free of Spark.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -6,18 +9,18 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from protocol.record import CorruptRecord, scan_record
-from spark.log_range import Block, Damage, LogGap, LogRange, RangeReader
-from spark.message_columns import message_batch
-from spark.options import ReadOptions
-from spark.record_scan import is_record
-from spark.selection import HIGH, LOW, Selection
-from spark.storage import Storage
-from spark.store_facts import Segment, StoreError, StoreFacts, segments
+from batonmq.protocol.record import CorruptRecord, scan_record
+from batonmq.spark.log_range import Block, Damage, LogGap, LogRange, RangeReader
+from batonmq.spark.message_columns import message_batch
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.record_scan import is_record
+from batonmq.spark.selection import HIGH, LOW, Selection
+from batonmq.spark.storage import Storage
+from batonmq.spark.store_facts import Segment, StoreError, StoreFacts, segments
 
 
 def confirmed_end(facts: StoreFacts) -> int:
-    """The exclusive end of what is confirmed. Raises StoreError if the store does not say."""
+    """The exclusive end of what is confirmed. Raises StoreError if the store has none."""
     if facts.confirm_offset is None or facts.confirm_offset < 0:
         raise StoreError(
             f"{facts.path}/checkpoint is missing or no checkpoint, so what is confirmed is not "
@@ -35,15 +38,7 @@ def plan_ranges(
     late is whole: its first files have expired.
     """
     files = segments(storage, f"{facts.path}/commitlog")
-    confirmed = max(facts.confirm_offset or 0, 0)
-    if files and not options.unconfirmed:
-        confirmed = confirmed_end(facts)
-        is_kept = confirmed or facts.broker is not None
-        if not is_kept and _begins_with_record(storage, files[0], options.record_bytes_max):
-            raise StoreError(
-                f"{facts.path} has messages, but confirmOffset 0 and no brokerIdentity: a broker "
-                "without a controller does not keep it; read with unconfirmed=true"
-            )
+    confirmed = _confirmed(storage, facts, options, files)
     wanted = selection.offsets_of(facts)
     ranges: list[LogRange | LogGap] = []
     chosen = _of_time(storage, files, options, selection)
@@ -64,24 +59,35 @@ def plan_ranges(
         followed = options.unconfirmed and any(
             _begins_with_record(storage, each, options.record_bytes_max) for each in later
         )
-        count = options.ranges_of(end - begin)
-        cuts = [begin + (end - begin) * part // count for part in range(count)] + [end]
-        for part_begin, part_end in pairwise(cuts):
-            at_boundary = part_begin == file.start
-            ranges.append(
-                LogRange(
-                    file.path,
-                    file.start,
-                    file.end,
-                    part_begin,
-                    part_end,
-                    limit,
-                    at_boundary,
-                    loose_from,
-                    followed,
-                )
+        ranges += [
+            LogRange(
+                file.path, file.start, file.end, part_begin, part_end, limit,
+                part_begin == file.start, loose_from, followed,
             )
+            for part_begin, part_end in _parts(begin, end, options.ranges_of(end - begin))
+        ]  # fmt: skip
     return sorted(ranges, key=lambda each: each.begin)
+
+
+def _confirmed(
+    storage: Storage, facts: StoreFacts, options: ReadOptions, files: Sequence[Segment]
+) -> int:
+    """The end of what may be read without `unconfirmed`. Raises StoreError if there is none."""
+    if not files or options.unconfirmed:
+        return max(facts.confirm_offset or 0, 0)
+    confirmed = confirmed_end(facts)
+    is_kept = confirmed or facts.broker is not None
+    if not is_kept and _begins_with_record(storage, files[0], options.record_bytes_max):
+        raise StoreError(
+            f"{facts.path} has messages, but confirmOffset 0 and no brokerIdentity: a broker "
+            "without a controller does not keep it; read with unconfirmed=true"
+        )
+    return confirmed
+
+
+def _parts(begin: int, end: int, count: int) -> Iterator[tuple[int, int]]:
+    """[begin, end) in `count` parts of about one size."""
+    return pairwise([begin + (end - begin) * part // count for part in range(count)] + [end])
 
 
 def _gaps(store: str, files: Sequence[Segment], confirmed: int) -> Iterator[LogGap]:

@@ -1,4 +1,7 @@
-"""Records of a window as columns of the table `messages`; only what is asked for is built."""
+"""Records of a window as columns of the table `messages`; builds only the wanted ones.
+
+Free of Spark.
+"""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -7,9 +10,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from protocol.message_id import host_text
-from protocol.properties import KEYS, TAGS, UNIQ_KEY
-from spark.arrow_parts import (
+from batonmq.protocol.message_id import host_text
+from batonmq.protocol.properties import KEYS, TAGS, UNIQ_KEY
+from batonmq.spark.arrow_parts import (
     binaries,
     integers,
     integers_or_null,
@@ -17,12 +20,12 @@ from spark.arrow_parts import (
     texts,
     timestamps,
 )
-from spark.damage import no_corruption
-from spark.property_columns import PropertyPairs, split_properties
-from spark.record_columns import Records, take_fields
-from spark.record_scan import Int64s
-from spark.schemas import CORRUPT, STORE_COLUMNS
-from spark.store_facts import StoreFacts
+from batonmq.spark.damage import no_corruption
+from batonmq.spark.property_columns import PropertyPairs, split_properties
+from batonmq.spark.record_columns import Records, take_fields
+from batonmq.spark.record_scan import Int64s
+from batonmq.spark.schemas import CORRUPT, STORE_COLUMNS
+from batonmq.spark.store_facts import StoreFacts
 
 _INT: Final = pa.int32()
 _LONG: Final = pa.int64()
@@ -37,7 +40,7 @@ def store_columns(facts: StoreFacts, rows: int) -> dict[str, pa.Array]:
 
 
 def store_values(facts: StoreFacts) -> tuple[str, str | None, str | None, int | None]:
-    """What stands in the columns that name the store."""
+    """The values of the columns that name the store."""
     return facts.path, facts.cluster, facts.broker, facts.broker_id
 
 

@@ -1,13 +1,13 @@
-"""The options of a read, checked; `docs/spark.md` lists them for users."""
+"""The options of a read, checked; `docs/spark.md` lists them for users. Free of Spark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from protocol.record import FIXED_SIZE_V1
-from spark.damage import Mode
-from spark.schemas import LIVE_TABLE, TABLES
-from spark.storage import locate, split_paths
+from batonmq.protocol.record import FIXED_SIZE_V1
+from batonmq.spark.damage import Mode
+from batonmq.spark.schemas import LIVE_TABLE, TABLES
+from batonmq.spark.storage import locate, split_paths
 
 _MIB: Final = 1 << 20
 # Arrow counts the bytes of a column of one window with 31 bits.
@@ -17,7 +17,7 @@ _TRUTHS: Final = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a user asked for beside filters. Sizes are bytes; see `from_mapping` for the names."""
+    """The options of a read. Sizes are bytes; see `from_mapping` for the names."""
 
     table: str
     paths: tuple[str, ...]
@@ -34,16 +34,16 @@ class ReadOptions:
     slot_num: int = 0
     pushdown: bool = False
     """Spark keeps what a pushed filter planned with the `load`, not with the query: a data frame
-    used twice would get rows of another query. So only who asks for it gets it."""
+    used twice would get rows of another query. Hence the default."""
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, str]) -> Self:
         """The options by their names in Spark, which are not case-sensitive.
 
-        Raises ValueError, which says what is allowed, for a bad value or an unknown name.
+        Raises ValueError, with what is allowed, for a bad value or an unknown name.
         """
         given = {name.lower(): value.strip() for name, value in options.items()}
-        if {"owner", "provider"} <= set(given):  # what Spark tells of a table of its catalog
+        if {"owner", "provider"} <= set(given):  # what Spark passes for a table of its catalog
             raise ValueError(
                 "a table of a catalog cannot lie in stores: use CREATE TEMPORARY VIEW ... USING "
                 "batonmq OPTIONS (...)"
@@ -90,11 +90,23 @@ class ReadOptions:
 _NAMES: Final = {
     name.lower(): name
     for name in (
-        "path", "paths", "table", "columns", "mode", "unconfirmed", "checkCrc", "access",
-        "splitBytes", "batchBytes", "maxRecordBytes", "timeSlackMs", "damageReport",
-        "maxHashSlotNum", "pushdown",
+        "path",
+        "paths",
+        "table",
+        "columns",
+        "mode",
+        "unconfirmed",
+        "checkCrc",
+        "access",
+        "splitBytes",
+        "batchBytes",
+        "maxRecordBytes",
+        "timeSlackMs",
+        "damageReport",
+        "maxHashSlotNum",
+        "pushdown",
     )
-}  # fmt: skip
+}
 
 
 def _one_of(given: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:

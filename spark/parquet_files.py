@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from spark.options import ReadOptions
-from spark.reading import Read, Work
-from spark.selection import Selection
-from spark.storage import Storage, locate
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.reading import Read, Work
+from batonmq.spark.selection import Selection
+from batonmq.spark.storage import Storage, locate
 
 _ROW_GROUP_BYTES: Final = 32 << 20
 # Few values many times: the others would only fill a dictionary and leave it again.
@@ -61,7 +61,7 @@ def write_parquet(
         )
     system = storage.file_system
     system.create_dir(place)
-    if not files:  # else nobody could tell the columns
+    if not files:  # else readers had no columns
         with pq.ParquetWriter(f"{place}/part-000000.parquet", read.schema, filesystem=system):
             pass
     if storage.exists(f"{place}/_temporary"):

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pyspark.sql import datasource as ds
 
-from spark.selection import HIGH, LOW, Selection
+from batonmq.spark.selection import HIGH, LOW, Selection
 
 _SETS: Final = {
     "store": "stores",
@@ -24,7 +24,7 @@ _EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def selection_of(filters: Iterable[ds.Filter]) -> Selection:
-    """What these filters, all of which must hold, say of messages or units; others are left out."""
+    """What these filters, all of which must hold, select of messages or units; ignores others."""
     selection = Selection()
     for each in filters:
         path: tuple[str, ...] = getattr(each, "attribute", ())

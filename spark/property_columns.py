@@ -1,7 +1,7 @@
 """Property strings of many records at once: single properties as columns, all of them as a map.
 
 The rules are those of `protocol.properties`: pairs without key or value are skipped, the last of a
-repeated key counts, a missing last separator is taken.
+repeated key counts, a missing last separator is taken. Free of Spark.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from spark.arrow_parts import binaries, take_or_null, texts
-from spark.record_columns import Bytes, take_fields
-from spark.record_scan import Int64s
+from batonmq.spark.arrow_parts import binaries, take_or_null, texts
+from batonmq.spark.record_columns import Bytes, take_fields
+from batonmq.spark.record_scan import Int64s
 
 _NAME_END = 1
 _PAIR_END = 2
@@ -48,7 +48,7 @@ class PropertyPairs:
         return take_or_null(values, value_of_row)
 
     def map_column(self) -> pa.Array:
-        """All properties of each row as a map; the order within a map says nothing."""
+        """All properties of each row as a map; the order within a map has no meaning."""
         names = texts(binaries(self.buffer, self.name_at, self.name_length))
         values = texts(binaries(self.buffer, self.value_at, self.value_length))
         codes = names.dictionary_encode()
@@ -81,7 +81,7 @@ def split_properties(window: "bytes | pa.Buffer", at: Int64s, length: Int64s) ->
     # A string that does not end in a separator ends its last pair all the same.
     row_ends = offsets[1:][offsets[1:] > offsets[:-1]]
     open_ends = row_ends[data[row_ends - 1] != _PAIR_END]
-    # Where both stand at one place, the open end comes first: behind it the next string begins,
+    # Where both are at one place, the open end comes first: behind it the next string begins,
     # with an empty pair.
     ends = np.concatenate((open_ends, real_ends))
     order = np.argsort(ends, kind="stable")

@@ -1,27 +1,30 @@
-"""The tables that come of consume queues: `consumequeue` itself, and `messages` through them."""
+"""The tables of consume queues: `consumequeue` itself, and `messages` through them.
+
+Free of Spark.
+"""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 
-from protocol.record import FIXED_SIZE_V1
-from spark.arrow_parts import integers, integers_or_null, repeated
-from spark.damage import no_corruption
-from spark.log_range import Damage
-from spark.message_columns import message_batch, store_columns
-from spark.options import ReadOptions
-from spark.queue_times import QueueTimes
-from spark.queue_units import Units
-from spark.queues import QueuePiece, bad_units, confirmed_units, read_units
-from spark.record_columns import Records, locate, misplaced, take_fields, wrong_crc
-from spark.record_scan import Int64s, is_record
-from spark.schemas import CORRUPT
-from spark.selection import Selection
-from spark.storage import OpenFile, Storage
-from spark.store_facts import Segment, StoreFacts
+from batonmq.protocol.record import FIXED_SIZE_V1
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC
+from batonmq.spark.arrow_parts import integers, integers_or_null, repeated
+from batonmq.spark.damage import no_corruption
+from batonmq.spark.log_range import Damage
+from batonmq.spark.message_columns import message_batch, store_columns
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.queue_times import QueueTimes
+from batonmq.spark.queue_units import Units
+from batonmq.spark.queues import QueuePiece, bad_units, confirmed_units, read_units
+from batonmq.spark.record_columns import Records, locate, misplaced, take_fields, wrong_crc
+from batonmq.spark.record_scan import Int64s, is_record
+from batonmq.spark.schemas import CORRUPT
+from batonmq.spark.selection import Selection
+from batonmq.spark.storage import OpenFile, Storage
+from batonmq.spark.store_facts import Segment, StoreFacts
 
-_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # Records nearer than this are fetched with one read, the bytes between them too.
 _GAP_BYTES = 1 << 16
 
@@ -64,7 +67,7 @@ def _wanted_units(units: Units, piece: QueuePiece, selection: Selection) -> Unit
         units = units.keep(span.holds(units.offset))
     codes = selection.tags_codes()
     # Delayed messages keep the time of delivery in the place of the code.
-    if codes is not None and piece.topic != _SCHEDULE_TOPIC:
+    if codes is not None and piece.topic != SCHEDULE_TOPIC:
         units = units.keep(np.isin(units.tags_code, codes))
     return units
 
@@ -106,7 +109,7 @@ class QueueReader:
         """The part of a piece that may hold messages of the wanted time; see `timeSlackMs`."""
         wanted, options = self._selection.store_ms, self._options
         if wanted.is_all or piece.missing or options.mode != "FAILFAST":
-            return piece  # where damage is to be found, all of it is looked at
+            return piece  # to find damage, all of it is read
         with self._storage.open(piece.path) as file:
             times = QueueTimes(
                 file,
@@ -119,7 +122,7 @@ class QueueReader:
 
     def _without_expired(self, units: Units) -> tuple[Units, Int64s]:
         """(units, misplaced): the queue may still show what has expired from the log. Such units
-        stand before all others; `misplaced` are queue offsets of those that do not."""
+        come before all others; `misplaced` are queue offsets of those that do not."""
         if not self._starts.size:
             return units, np.empty(0, np.int64)
         expired = units.offset < self._starts[0]

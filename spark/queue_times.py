@@ -1,21 +1,22 @@
-"""Finds messages of a consume queue by the time at which they were stored."""
+"""Finds messages of a consume queue by the time at which they were stored. Free of Spark."""
 
 from collections.abc import Callable
 
-from spark.queue_units import UNIT_SIZE, Units, decode_units, last_written
-from spark.queues import QueuePiece, narrowed
-from spark.selection import HIGH, LOW, Span
-from spark.storage import OpenFile
+from batonmq.protocol.layout import UNIT_SIZE
+from batonmq.spark.queue_units import Units, decode_units, last_written
+from batonmq.spark.queues import QueuePiece, narrowed
+from batonmq.spark.selection import HIGH, LOW, Span
+from batonmq.spark.storage import OpenFile
 
 
 class QueueTimes:
     """Bisects one queue file by the store times of its messages, which must grow along it.
 
-    Damage leads no search astray: units must point ahead, from one end of the searched part to the
+    Damage misleads no search: units must point ahead, from one end of the searched part to the
     other, and what is hit must be a unit of a whole record. Else nothing is found, and the whole
     piece is to be read. `kept_from`: the log's first offset, what lies below has expired;
-    `confirmed`: the log's end for this read, None if it has none. `store_ms` tells the time of the
-    record of an offset and size, None if there is no whole one.
+    `confirmed`: the log's end for this read, None if it has none. `store_ms` returns the time
+    of the record of an offset and size, None if there is no whole one.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class QueueTimes:
     def _is_late(
         self, index: int, first: int | None, last: int | None, at_least_ms: int
     ) -> bool | None:
-        """Whether the message at a queue offset was stored at or after a time; None: who knows."""
+        """Whether the message at a queue offset was stored at or after a time; None: unknown."""
         units = self._unit(index)
         if units is None or first is None or last is None:
             return None
         if not len(units):
-            return False if first < 0 else None  # filler stands before all messages
+            return False if first < 0 else None  # filler comes before all messages
         offset, size = int(units.offset[0]), int(units.size[0])
         if not first <= offset <= last:
             return None

@@ -1,20 +1,22 @@
-"""Units of consume queues as columns of numbers. Layout: `store.consume_queue`."""
+"""Units of consume queues as columns of numbers. Layout: `batonmq.protocol.layout`.
+
+Free of Spark.
+"""
 
 from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 
-from spark.record_columns import Bools
-from spark.record_scan import Int64s
-from spark.storage import OpenFile, Storage
-from spark.store_facts import Segment
+from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.spark.record_columns import Bools
+from batonmq.spark.record_scan import Int64s
+from batonmq.spark.storage import OpenFile, Storage
+from batonmq.spark.store_facts import Segment
 
-UNIT_SIZE: Final = 20
-FILLER_SIZE: Final = 0x7FFFFFFF
 _CHUNK_BYTES: Final = 1 << 20
 _LOOK_BYTES: Final = 1 << 16
-_UNIT: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_UNIT: Final = np.dtype(UNIT.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def decode_units(data: bytes, first_index: int) -> tuple[Units, Int64s]:
 
 
 def last_written(file: OpenFile) -> int:
-    """How many units of a queue file there are up to the last written one; looks at all bytes
+    """How many units of a queue file there are up to the last written one; reads all bytes
     behind that, so that zeros in the middle do not end the queue."""
     end = file.size // UNIT_SIZE * UNIT_SIZE
     while end > 0:
@@ -68,8 +70,8 @@ def last_written(file: OpenFile) -> int:
 def queue_end(storage: Storage, files: list[Segment]) -> int:
     """The queue offset behind the last unit of a queue's files; 0 without any.
 
-    For many queues: found by bisection, and a look at what follows. Zeros in the middle end the
-    queue only if they are longer than that; `last_written` looks at everything.
+    For many queues: found by bisection, and a read of what follows. Zeros in the middle end the
+    queue only if they are longer than that; `last_written` reads everything.
     """
     for file in reversed(files):
         with storage.open(file.path) as opened:
@@ -100,8 +102,6 @@ class Queue:
 
 
 __all__ = [
-    "FILLER_SIZE",
-    "UNIT_SIZE",
     "Queue",
     "Units",
     "decode_units",

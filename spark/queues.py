@@ -1,4 +1,7 @@
-"""The consume queues of a store: which there are, and pieces of them as work for partitions."""
+"""The consume queues of a store: which there are, and pieces of them as work for partitions.
+
+Free of Spark.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -6,12 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pyarrow import fs
 
-from spark.log_range import Damage
-from spark.queue_units import UNIT_SIZE, Queue, Units, decode_units, last_written
-from spark.record_scan import Int64s
-from spark.selection import Selection
-from spark.storage import Storage
-from spark.store_facts import StoreFacts, segments
+from batonmq.protocol.layout import UNIT_SIZE
+from batonmq.spark.log_range import Damage
+from batonmq.spark.queue_units import Queue, Units, decode_units, last_written
+from batonmq.spark.record_scan import Int64s
+from batonmq.spark.selection import Selection
+from batonmq.spark.storage import Storage
+from batonmq.spark.store_facts import StoreFacts, segments
 
 _CHUNK_UNITS = 1 << 16
 _QUEUE_ID_MAX = 2**31 - 1

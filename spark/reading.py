@@ -1,6 +1,7 @@
 """Plans a read into pieces of work, and does one: what the data source does, without Spark.
 
 Each table has one kind of piece. A piece carries all that its reader needs, so that it can travel.
+Free of Spark.
 """
 
 import logging
@@ -10,26 +11,26 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark.damage import DamageCount, Mode, settle
-from spark.history_table import HistoryRange, plan_history, read_history
-from spark.index_table import IndexPiece, plan_index, read_index
-from spark.log_range import Damage, LogGap, LogRange
-from spark.log_table import confirmed_end, plan_ranges, read_range
-from spark.message_columns import store_values
-from spark.options import ReadOptions
-from spark.queue_tables import QueueReader, read_queue_piece
-from spark.queues import QueuePiece, gather, plan_pieces
-from spark.schemas import STORE_COLUMNS, table_schema
-from spark.selection import Selection
-from spark.small_tables import read_epochs, read_offsets
-from spark.storage import Storage, locate
-from spark.store_facts import StoreError, StoreFacts, read_facts, segments
+from batonmq.spark.damage import DamageCount, Mode, settle
+from batonmq.spark.history_table import HistoryRange, plan_history, read_history
+from batonmq.spark.index_table import IndexPiece, plan_index, read_index
+from batonmq.spark.log_range import Damage, LogGap, LogRange
+from batonmq.spark.log_table import confirmed_end, plan_ranges, read_range
+from batonmq.spark.message_columns import store_values
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.queue_tables import QueueReader, read_queue_piece
+from batonmq.spark.queues import QueuePiece, gather, plan_pieces
+from batonmq.spark.schemas import STORE_COLUMNS, table_schema
+from batonmq.spark.selection import Selection
+from batonmq.spark.small_tables import read_epochs, read_offsets
+from batonmq.spark.storage import Storage, locate
+from batonmq.spark.store_facts import StoreError, StoreFacts, read_facts, segments
 
 log = logging.getLogger(__name__)
 
 # Stores whose small files one task reads.
 _STORES_PER_PIECE: Final = 64
-# A unit of 20 bytes stands for a message of about 1 KiB.
+# A unit of 20 bytes belongs to a message of about 1 KiB.
 _BYTES_PER_UNIT_BYTE: Final = 50
 _STORE_SIGNS: Final = ("commitlog", "consumequeue", "epochFileCheckpoint", "config", "checkpoint")
 
@@ -57,14 +58,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read of a table: what is asked for, and what of it is wanted."""
+    """One read of a table: its options, and what of it is wanted."""
 
     options: ReadOptions
     selection: Selection
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that come of it. Raises ValueError for unknown ones."""
+        """Its columns. Raises ValueError for unknown ones."""
         return schema_of(self.options)
 
     def plan(self) -> list[Work]:
@@ -186,7 +187,7 @@ def schema_of(options: ReadOptions) -> pa.Schema:
 
 
 def _places(paths: tuple[str, ...]) -> Iterator[tuple[Storage, list[str]]]:
-    """What the paths and patterns stand for, each once. Raises FileNotFoundError."""
+    """The places that paths and patterns match, each once. Raises FileNotFoundError."""
     seen: set[tuple[Storage, str]] = set()
     for path in paths:
         storage, pattern = locate(path)
@@ -200,7 +201,7 @@ def _places(paths: tuple[str, ...]) -> Iterator[tuple[Storage, list[str]]]:
 
 
 def _known(facts: StoreFacts | None) -> dict[str, object]:
-    """What stands in a row for damage, beside the damage."""
+    """The other columns of a row for damage."""
     if facts is None:
         return {}
     names = [name for name, _ in STORE_COLUMNS]

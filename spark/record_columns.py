@@ -1,11 +1,11 @@
 """The heads of many records at once, as columns of numbers.
 
 Nothing here makes a Python object of a message: the fields of all records of a window are fetched
-with one numpy take each, wherever they lie. Layout and rules of the record: `protocol.record`.
+with one numpy take each, wherever they lie. Rules of the record: `protocol.record`.
 
-The checks are those by which the broker itself tells a record from damage
+The checks are those by which the broker itself recognises damage
 (`protocol.record.scan_record`, `store.log_scan`), done for all records together. Where one fails,
-the reason is asked of `scan_record`, so that both say the same.
+`scan_record` gives the reason, so that both agree. Free of Spark.
 """
 
 import zlib
@@ -15,42 +15,38 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from protocol.record import (
+from batonmq.protocol.layout import (
+    HOST_V4_SIZE,
+    HOST_V6_SIZE,
+    RECORD_HEAD,
+    RECORD_STORE_TIME,
+    RECORD_TAIL,
+)
+from batonmq.protocol.record import (
     CRC_PROPERTY,
     CRC_TAIL_SIZE,
     FIXED_SIZE_V1,
     MAGIC_V1,
     MAGIC_V2,
 )
-from protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
-from spark.record_scan import Int64s
+from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from batonmq.spark.record_scan import Int64s
 
 Bytes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
 # The parts between the hosts have fixed layouts; where they begin depends on the hosts' lengths.
-_HEAD: Final = np.dtype(
-    [
-        ("size", ">u4"),
-        ("magic", ">u4"),
-        ("body_crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_ms", ">i8"),
-    ]
-)
-_STORE_TIME: Final = np.dtype([("store_ms", ">i8")])
-_TAIL: Final = np.dtype([("reconsume_times", ">i4"), ("prepared", ">i8"), ("body_length", ">i4")])
+_HEAD: Final = np.dtype(RECORD_HEAD.dtype)
+_STORE_TIME: Final = np.dtype(RECORD_STORE_TIME.dtype)
+_TAIL: Final = np.dtype(RECORD_TAIL.dtype)
+_HEAD_COLUMNS: Final = (
+    "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "born_ms",
+)  # fmt: skip
 _U8: Final = np.dtype("u1")
 _U16: Final = np.dtype(">u2")
 _I16: Final = np.dtype(">i2")
-_HOST_V4: Final = 8
-_HOST_V6: Final = 20
 # Parts of a record without hosts, body, topic and properties, and with a topic length of one byte.
-_REST: Final = FIXED_SIZE_V1 - 2 * _HOST_V4
+_REST: Final = FIXED_SIZE_V1 - 2 * HOST_V4_SIZE
 _DIGITS: Final = CRC_TAIL_SIZE - len(CRC_PROPERTY) - 1
 _POWERS: Final = 10 ** np.arange(_DIGITS, dtype=np.int64)
 _crc32 = zlib.crc32
@@ -107,76 +103,86 @@ def _numbers(data: Bytes, at: Int64s, layout: np.dtype[Any]) -> Int64s:
     return take_fields(data, at, layout).astype(np.int64)
 
 
+def _integers(items: npt.NDArray[Any], names: tuple[str, ...]) -> dict[str, Int64s]:
+    return {name: items[name].astype(np.int64) for name in names}
+
+
 def locate(window: bytes, starts: Int64s) -> tuple[Records, int]:
     """(records, good): the records at `starts`, up to the first whose parts do not fit together.
 
     Each start must have the whole bytes of what its size says in the window, and a size of at least
     FIXED_SIZE_V1, as `chain` finds them. `good` is how many there are; at `starts[good]`, if that
-    exists, lies no record. CRCs and offsets are not looked at: see `whole`.
+    exists, lies no record. CRCs and offsets are not checked: see `wrong_crc` and `misplaced`.
     """
     data = np.frombuffer(window, np.uint8)
     head = take_fields(data, starts, _HEAD)
     size = head["size"].astype(np.int64)
-    magic = head["magic"]
-    is_v2 = magic == MAGIC_V2
-    fits = (magic == MAGIC_V1) | is_v2
+    is_v2 = head["magic"] == MAGIC_V2
     sys_flag = head["sys_flag"].astype(np.int64)
-    born_length = np.where(sys_flag & BORN_HOST_V6, _HOST_V6, _HOST_V4)
-    store_length = np.where(sys_flag & STORE_HOST_V6, _HOST_V6, _HOST_V4)
+    born_length = np.where(sys_flag & BORN_HOST_V6, HOST_V6_SIZE, HOST_V4_SIZE)
+    store_length = np.where(sys_flag & STORE_HOST_V6, HOST_V6_SIZE, HOST_V4_SIZE)
     rest = size - _REST - is_v2 - born_length - store_length
-    fits &= rest >= 0
-
-    def safe(at: Int64s) -> Int64s:
-        # What lies at a record that does not fit is not used; it only must not lead out of the
-        # window.
-        return np.where(fits, at, starts)
-
+    fits = ((head["magic"] == MAGIC_V1) | is_v2) & (rest >= 0)
     store_time_at = starts + _HEAD.itemsize + born_length
     store_host_at = store_time_at + _STORE_TIME.itemsize
     tail_at = store_host_at + store_length
-    tail = take_fields(data, safe(tail_at), _TAIL)
-    body_at = tail_at + _TAIL.itemsize
+    # A record that does not fit is read at its start, so that nothing is read outside the window.
+    tail = take_fields(data, np.where(fits, tail_at, starts), _TAIL)
+    store_ms = _numbers(data, np.where(fits, store_time_at, starts), _STORE_TIME["store_ms"])
     body_length = tail["body_length"].astype(np.int64)
-    fits &= (body_length >= 0) & (body_length <= rest)
-    topic_length_at = body_at + body_length
-    topic_length = np.where(
-        is_v2,
-        _numbers(data, safe(topic_length_at), _U16),
-        _numbers(data, safe(topic_length_at), _U8),
+    fits, variable = _variable_parts(
+        data, starts, fits, tail_at + _TAIL.itemsize, body_length, rest, is_v2
     )
-    fits &= body_length + topic_length <= rest
-    topic_at = topic_length_at + 1 + is_v2
-    properties_length_at = topic_at + topic_length
-    properties_length = _numbers(data, safe(properties_length_at), _I16)
-    fits &= (properties_length >= 0) & (body_length + topic_length + properties_length == rest)
     records = Records(
-        starts,
-        size,
-        head["body_crc"].astype(np.int64),
-        head["queue_id"].astype(np.int64),
-        head["flag"].astype(np.int64),
-        head["queue_offset"].astype(np.int64),
-        head["physical_offset"].astype(np.int64),
-        sys_flag,
-        head["born_ms"].astype(np.int64),
-        starts + _HEAD.itemsize,
-        born_length,
-        _numbers(data, safe(store_time_at), _STORE_TIME["store_ms"]),
-        store_host_at,
-        store_length,
-        tail["reconsume_times"].astype(np.int64),
-        tail["prepared"].astype(np.int64),
-        body_at,
-        body_length,
-        topic_at,
-        topic_length,
-        properties_length_at + _I16.itemsize,
-        properties_length,
+        start=starts,
+        size=size,
+        sys_flag=sys_flag,
+        born_host_at=starts + _HEAD.itemsize,
+        born_host_length=born_length,
+        store_ms=store_ms,
+        store_host_at=store_host_at,
+        store_host_length=store_length,
+        **_integers(head, _HEAD_COLUMNS),
+        **_integers(tail, ("reconsume_times", "prepared")),
+        **variable,
     )
     if fits.all():
         return records, len(starts)
     good = int(np.argmin(fits))
     return records.keep(slice(good)), good
+
+
+def _variable_parts(
+    data: Bytes,
+    starts: Int64s,
+    fits: Bools,
+    body_at: Int64s,
+    body_length: Int64s,
+    rest: Int64s,
+    is_v2: Bools,
+) -> tuple[Bools, dict[str, Int64s]]:
+    """(fits, columns): where body, topic and properties lie, by the names of `Records`.
+
+    `rest`: how many bytes the three must have together, else the record does not fit.
+    """
+    fits = fits & (body_length >= 0) & (body_length <= rest)
+    topic_length_at = body_at + body_length
+    safe = np.where(fits, topic_length_at, starts)
+    topic_length = np.where(is_v2, _numbers(data, safe, _U16), _numbers(data, safe, _U8))
+    fits &= body_length + topic_length <= rest
+    topic_at = topic_length_at + 1 + is_v2
+    properties_length_at = topic_at + topic_length
+    safe = np.where(fits, properties_length_at, starts)
+    properties_length = _numbers(data, safe, _I16)
+    fits &= (properties_length >= 0) & (body_length + topic_length + properties_length == rest)
+    return fits, {
+        "body_at": body_at,
+        "body_length": body_length,
+        "topic_at": topic_at,
+        "topic_length": topic_length,
+        "properties_at": properties_length_at + _I16.itemsize,
+        "properties_length": properties_length,
+    }
 
 
 def misplaced(records: Records, base: int) -> Bools:

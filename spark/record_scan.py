@@ -1,34 +1,33 @@
 """Where records begin in a piece of the commit log.
 
 `chain` follows the sizes from one record to the next; `candidates` finds places that look like a
-record where no boundary is known: behind damage, and where a large file is split.
+record where no boundary is known: behind damage, and where a large file is split. Free of Spark.
 """
 
-import struct
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from protocol.record import FIXED_SIZE_V1, MAGIC_V1, MAGIC_V2, CorruptRecord, scan_record
+from batonmq.protocol.layout import RECORD_HEAD
+from batonmq.protocol.record import FIXED_SIZE_V1, MAGIC_V1, MAGIC_V2, CorruptRecord, scan_record
 
 Int64s = npt.NDArray[np.int64]
 
 # Bytes from a record's start to the end of its physical offset.
-OFFSET_END: Final = 36
-_MAGIC_AT: Final = 4
-_PHYSICAL_OFFSET_AT: Final = 28
+OFFSET_END: Final = RECORD_HEAD.only("physical_offset").size
+_MAGIC_AT: Final = RECORD_HEAD.at["magic"]
 _MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
-_read_size = struct.Struct(">I").unpack_from
-_read_offset = struct.Struct(">q").unpack_from
+_read_size = RECORD_HEAD.only("size").unpack_from
+_read_offset = RECORD_HEAD.only("physical_offset").unpack_from
 
 
 def chain(window: bytes, position: int, stop: int) -> tuple[Int64s, int]:
     """(starts, next): whole records one behind the other from `position` on.
 
     Only those that start below `stop` (a position in the window, exclusive) and lie wholly in it.
-    Only sizes are looked at, so the bytes at a start may still turn out to be no record. `next` is
+    Only sizes are read, so the bytes at a start may still turn out to be no record. `next` is
     where the chain ended: at or behind `stop`, at what the window cuts off, or at something that
     cannot be a size.
     """
@@ -49,22 +48,25 @@ def candidates(window: bytes, base: int) -> Iterator[int]:
     """Places in the window, ascending, with a record's magic and its own log offset behind it.
 
     `base` is the log offset of the window's first byte. A record must name its own offset, so a
-    copy of one within a body does not count. Whether a whole record lies there is for `is_record`
-    to say. Places nearer than OFFSET_END to the window's end are not looked at.
+    copy of one within a body does not count. `is_record` checks whether a whole record lies
+    there. Places nearer than OFFSET_END to the window's end are not searched.
     """
     last = len(window) - OFFSET_END
-    next_of = [window.find(magic, _MAGIC_AT) for magic in _MAGICS]
-    while True:
-        found = [at for at in next_of if at >= 0]
-        if not found:
-            return
-        at = min(found) - _MAGIC_AT
+    for at in magics(window):
         if at > last:
             return
-        if _read_offset(window, at + _PHYSICAL_OFFSET_AT)[0] == base + at:
+        if _read_offset(window, at)[0] == base + at:
             yield at
-        which = next_of.index(at + _MAGIC_AT)
-        next_of[which] = window.find(_MAGICS[which], at + _MAGIC_AT + 1)
+
+
+def magics(data: bytes) -> Iterator[int]:
+    """Places where a record would begin whose magic lies in `data`, ascending."""
+    next_of = [data.find(magic, _MAGIC_AT) for magic in _MAGICS]
+    while found := [at for at in next_of if at >= 0]:
+        at = min(found)
+        yield at - _MAGIC_AT
+        which = next_of.index(at)
+        next_of[which] = data.find(_MAGICS[which], at + 1)
 
 
 def is_record(window: bytes, position: int, offset: int, *, finished: bool = False) -> bool:
@@ -81,4 +83,4 @@ def is_record(window: bytes, position: int, offset: int, *, finished: bool = Fal
     return not (finished and head.properties.endswith(b"\0"))
 
 
-__all__ = ["OFFSET_END", "Int64s", "candidates", "chain", "is_record"]
+__all__ = ["OFFSET_END", "Int64s", "candidates", "chain", "is_record", "magics"]

@@ -1,7 +1,7 @@
 """The folder of a job's results: tables appear whole or not at all, and `summary.json` last.
 
 Everything is made in a folder of its own below the output and renamed at the end, so a run that is
-killed leaves what was there. An output without `summary.json` is not whole. Several runs may go on
+killed leaves what was there. An output without `summary.json` is not whole. Several runs may work
 at once if each has its own output.
 """
 
@@ -76,7 +76,7 @@ class ResultFolder:
         place = self.table(name)
         rows.write.partitionBy(*folders).parquet(place)
         if not any(Path(place).glob(f"{folders[0]}=*")):
-            # Without rows there is no folder to tell the columns from: an empty file does.
+            # Without rows there is no folder to read the columns from: an empty file has them.
             shutil.rmtree(place)
             rows.limit(0).coalesce(1).write.parquet(place)
         return rows.sparkSession.read.schema(rows.schema).parquet(place)

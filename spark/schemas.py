@@ -1,21 +1,24 @@
 """The columns of every table: names, types and their order. `docs/spark.md` explains them.
 
 Arrow types as Spark expects them of a Python data source, all nullable. Times are microseconds in
-UTC; where a store keeps milliseconds, no digit is lost.
+UTC; where a store keeps milliseconds, no digit is lost. Free of Spark.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from msgspec.structs import FieldInfo, fields
 
-from spark.arrow_parts import TIMESTAMP
+from batonmq.history.event import TIMES, HistoryEvent
+from batonmq.spark.arrow_parts import TIMESTAMP
 
 _STRING: Final = pa.string()
 _INT: Final = pa.int32()
 _LONG: Final = pa.int64()
 
-# Which store a row comes from; `store` is the folder, the others stand in its brokerIdentity.
+# Which store a row comes from; `store` is the folder, the others are in its brokerIdentity.
 STORE_COLUMNS: Final = (
     ("store", _STRING),
     ("cluster", _STRING),
@@ -28,8 +31,53 @@ CORRUPT_TYPE: Final = pa.struct(
     [("file", _STRING), ("offset", _LONG), ("bytes", _LONG), ("reason", _STRING)]
 )
 PROPERTIES_TYPE: Final = pa.map_(_STRING, _STRING)
-#: The table that is no file but a running cluster's; `spark.live.columns` has its columns.
+#: The table that is no file but a running cluster's; `batonmq.spark.live.columns` has its columns.
 LIVE_TABLE: Final = "topic"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryColumn:
+    """A field of HistoryEvent as a column of table `history`.
+
+    `field` and `field_type` are of the line of JSON, `name` and `type` of the table. A row has null
+    where the line has `null_for`, and `absent` where the line lacks the field.
+    """
+
+    field: str
+    field_type: pa.DataType
+    name: str
+    type: pa.DataType
+    null_for: int | None = None
+    absent: int | bool | None = None
+
+    @property
+    def is_time(self) -> bool:
+        return self.type == TIMESTAMP
+
+
+def _history_column(field: FieldInfo) -> HistoryColumn:
+    name = field.name
+    if name in TIMES:
+        column = "time" if name == "time_ms" else name.removesuffix("_ms") + "_at"
+        return HistoryColumn(name, _LONG, column, TIMESTAMP, null_for=0)
+    if field.type is str:
+        return HistoryColumn(name, _STRING, name, _STRING)
+    if field.type is bool:
+        return HistoryColumn(name, pa.bool_(), name, pa.bool_(), absent=False)
+    if field.type is int:
+        number = _INT if name == "part" else _LONG
+        if field.default == -1:
+            return HistoryColumn(name, number, name, number, null_for=-1)
+        absent = None if field.required else field.default
+        return HistoryColumn(name, number, name, number, absent=absent)
+    ids = pa.list_(_LONG)
+    return HistoryColumn(name, ids, name, ids)
+
+
+#: The fields of an event in their order; `gap` is of a file, not of the event.
+HISTORY_COLUMNS: Final = tuple(
+    _history_column(field) for field in fields(HistoryEvent) if field.name != "gap"
+)
 
 TABLES: Final[dict[str, pa.Schema]] = {
     "messages": pa.schema(
@@ -108,33 +156,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("file", _STRING),
             ("controller", _STRING),
             ("line_offset", _LONG),
-            ("log", _STRING),
-            ("raft_index", _LONG),
-            ("part", _INT),
-            ("time", TIMESTAMP),
-            ("kind", _STRING),
-            ("broker_name", _STRING),
-            ("broker_id", _LONG),
-            ("incarnation", _STRING),
-            ("address", _STRING),
-            ("master_epoch", _LONG),
-            ("sync_state_set_epoch", _LONG),
-            ("controller_epoch", _LONG),
-            ("node", _STRING),
-            ("node_before", _STRING),
-            ("master_before", _LONG),
-            ("set_before", pa.list_(_LONG)),
-            ("sync_state_set", pa.list_(_LONG)),
-            ("max_offset", _LONG),
-            ("confirm_offset", _LONG),
-            ("unclean", pa.bool_()),
-            ("reason", _STRING),
-            ("detected_at", TIMESTAMP),
-            ("silent_ms", _LONG),
-            ("proposed_at", TIMESTAMP),
-            ("started_at", TIMESTAMP),
-            ("leader_seen_at", TIMESTAMP),
-            ("json", _STRING),
+            *((column.name, column.type) for column in HISTORY_COLUMNS),
         ]
     ),
 }
@@ -163,16 +185,18 @@ def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> p
     if len(set(columns)) < len(columns):
         raise ValueError(f"columns={','.join(columns)!r}: a column is named twice")
     if with_corrupt and CORRUPT not in columns:
-        columns = (*columns, CORRUPT)  # else nothing would tell a damaged stretch from a row
+        columns = (*columns, CORRUPT)  # else a damaged stretch would look like a row
     return pa.schema([every.field(name) for name in columns])
 
 
 __all__ = [
     "CORRUPT",
     "CORRUPT_TYPE",
+    "HISTORY_COLUMNS",
     "LIVE_TABLE",
     "PROPERTIES_TYPE",
     "STORE_COLUMNS",
     "TABLES",
+    "HistoryColumn",
     "table_schema",
 ]

@@ -1,6 +1,7 @@
 """What a query wants of the messages, and which records of a window that is.
 
 A selection may only let through too much, never too little: Spark checks every filter again.
+Free of Spark.
 """
 
 from dataclasses import dataclass, replace
@@ -8,13 +9,13 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from protocol.properties import TAGS, UNIQ_KEY
-from protocol.tags import tags_code
-from spark.arrow_parts import binaries, is_any_of, texts
-from spark.property_columns import split_properties
-from spark.record_columns import Bools, Records
-from spark.record_scan import Int64s
-from spark.store_facts import StoreFacts
+from batonmq.protocol.properties import TAGS, UNIQ_KEY
+from batonmq.protocol.tags import tags_code
+from batonmq.spark.arrow_parts import binaries, is_any_of, texts
+from batonmq.spark.property_columns import split_properties
+from batonmq.spark.record_columns import Bools, Records
+from batonmq.spark.record_scan import Int64s
+from batonmq.spark.store_facts import StoreFacts
 
 LOW: Final = -(2**63)
 HIGH: Final = 2**63 - 1
@@ -43,7 +44,7 @@ _ALL: Final = Span()
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """None, or an unbounded span: not asked for. Store times are ms."""
+    """None, or an unbounded span: no condition. Store times are ms."""
 
     stores: frozenset[str] | None = None
     clusters: frozenset[str] | None = None
@@ -87,7 +88,7 @@ class Selection:
         return span.cut(held[0].start_offset, held[-1].end_offset - 1)
 
     def rows(self, window: bytes, records: Records) -> Records:
-        """The records that are wanted; the cheap questions are asked first."""
+        """The records that are wanted; the cheap conditions are checked first."""
         wanted = np.ones(len(records), np.bool_)
         if self.queue_ids is not None:
             wanted &= np.isin(records.queue_id, np.array(sorted(self.queue_ids), np.int64))

@@ -7,7 +7,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from spark.source import BatonmqSource
+from batonmq.spark.source import BatonmqSource
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
@@ -17,10 +17,10 @@ _UNIQUE: Final = (
     "body", "body_crc", "born_at", "keys", "physical_offset", "properties.key_value.value",
     "queue_offset", "store_at", "unique_key",
 )  # fmt: skip
-# Columns of which no filter asks for the least and greatest value of a page.
+# Columns that no filter compares with the least and greatest value of a page.
 _UNORDERED: Final = ("body", "properties.key_value.key", "properties.key_value.value")
 
-#: How sessions write Parquet, unless they say otherwise themselves.
+#: How sessions write Parquet, unless their own settings differ.
 PARQUET_DEFAULTS: Final[Mapping[str, str]] = {
     **{f"parquet.enable.dictionary#{column}": "false" for column in _UNIQUE},
     **{f"parquet.column.statistics.enabled#{column}": "false" for column in _UNORDERED},
@@ -48,11 +48,11 @@ def register(session: SparkSession) -> SparkSession:
 def open_session(
     name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session of that name, registered. `master` None: what spark-submit says, else local[*].
+    """A session of that name, registered. `master` None: spark-submit's, else local[*].
 
     Python processes of executors run the interpreter that runs here unless PYSPARK_PYTHON names
     another: Spark itself would take the first `python3` on the path. Times go into Parquet as
-    TIMESTAMP_DEFAULT says unless a setting says otherwise.
+    TIMESTAMP_DEFAULT unless there is a setting.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)

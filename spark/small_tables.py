@@ -1,20 +1,20 @@
-"""The tables that come of small files of a store: `epochs` and `offsets`."""
+"""The tables of small files of a store: `epochs` and `offsets`. Free of Spark."""
 
 from collections.abc import Iterator
 
 import pyarrow as pa
 
-from epoch.entry import MAX_OFFSET
-from protocol.fastjson import FastjsonError, loads
-from spark.damage import no_corruption
-from spark.log_range import Damage
-from spark.message_columns import store_columns
-from spark.queue_units import queue_end
-from spark.queues import list_queues
-from spark.schemas import CORRUPT
-from spark.selection import Selection
-from spark.storage import Storage
-from spark.store_facts import EPOCH_FILE, StoreFacts
+from batonmq.epoch.entry import MAX_OFFSET
+from batonmq.protocol.fastjson import FastjsonError, loads
+from batonmq.spark.damage import no_corruption
+from batonmq.spark.log_range import Damage
+from batonmq.spark.message_columns import store_columns
+from batonmq.spark.queue_units import queue_end
+from batonmq.spark.queues import list_queues
+from batonmq.spark.schemas import CORRUPT
+from batonmq.spark.selection import Selection
+from batonmq.spark.storage import Storage
+from batonmq.spark.store_facts import EPOCH_FILE, StoreFacts
 
 _TOPIC_END = "@"
 # Lags of such offsets are still numbers of 64 bits.

@@ -1,10 +1,10 @@
 """The data source `format("batonmq")` of Spark; `docs/spark.md` explains its options.
 
-Spark makes a `BatonmqSource` on the driver, asks it for its columns and its reader, plans the
+Spark makes a `BatonmqSource` on the driver, gets its columns and its reader, plans the
 reader's partitions there, and runs `read` on the executors, in a Python process of its own.
 
 Tables of files are read here; `table=topic` and the sink are in `spark.live`, which is imported
-only where it is asked for, since every task imports this module.
+only where it is needed, since every task imports this module.
 """
 
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
@@ -22,11 +22,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark.options import ReadOptions
-from spark.predicates import selection_of
-from spark.reading import Read, Work, schema_of
-from spark.schemas import LIVE_TABLE
-from spark.selection import Selection
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.predicates import selection_of
+from batonmq.spark.reading import Read, Work, schema_of
+from batonmq.spark.schemas import LIVE_TABLE
+from batonmq.spark.selection import Selection
 
 
 class WorkPartition(InputPartition):
@@ -77,8 +77,8 @@ class BatonmqSource(DataSource):
 
     def schema(self) -> StructType:
         if self._is_live():
-            from spark.live.columns import topic_schema
-            from spark.live.options import TopicOptions
+            from batonmq.spark.live.columns import topic_schema
+            from batonmq.spark.live.options import TopicOptions
 
             return from_arrow_schema(topic_schema(TopicOptions.from_mapping(self.options).columns))
         return from_arrow_schema(schema_of(self._options()))
@@ -86,8 +86,8 @@ class BatonmqSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
         if self._is_live():
-            from spark.live.options import TopicOptions
-            from spark.live.topic_source import FilteringTopicReader, TopicReader
+            from batonmq.spark.live.options import TopicOptions
+            from batonmq.spark.live.topic_source import FilteringTopicReader, TopicReader
 
             topics = TopicOptions.from_mapping(self.options, streaming=False)
             return FilteringTopicReader(topics) if topics.pushdown else TopicReader(topics)
@@ -99,21 +99,21 @@ class BatonmqSource(DataSource):
             raise ValueError(
                 f"table={self._options().table} cannot be streamed: streams read table=topic"
             )
-        from spark.live.options import TopicOptions
-        from spark.live.topic_source import TopicStreamReader
+        from batonmq.spark.live.options import TopicOptions
+        from batonmq.spark.live.topic_source import TopicStreamReader
 
         self._check_schema(schema)
         return TopicStreamReader(TopicOptions.from_mapping(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark.live.sink import TopicWriter
-        from spark.live.sink_options import SinkOptions
+        from batonmq.spark.live.sink import TopicWriter
+        from batonmq.spark.live.sink_options import SinkOptions
 
         return TopicWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from spark.live.sink import TopicStreamWriter
-        from spark.live.sink_options import SinkOptions
+        from batonmq.spark.live.sink import TopicStreamWriter
+        from batonmq.spark.live.sink_options import SinkOptions
 
         return TopicStreamWriter(SinkOptions.from_mapping(self.options), schema, overwrite)
 

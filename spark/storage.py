@@ -1,4 +1,7 @@
-"""Files by `pyarrow.fs`: local ones by their path, others by a URI such as `s3://bucket/store`."""
+"""Files by `pyarrow.fs`: local ones by their path, others by a URI such as `s3://bucket/store`.
+
+Free of Spark.
+"""
 
 import json
 import os
@@ -102,7 +105,7 @@ class OpenFile:
 def split_paths(text: str) -> list[str]:
     """The paths of an option: a JSON list (as Spark passes several), or parts between commas.
 
-    A local path that exists as it stands is one path, whatever is in it. Raises ValueError for what
+    A local path that exists as written is one path, whatever is in it. Raises ValueError for what
     begins like a JSON list and is none.
     """
     if "," in text and os.path.exists(text):
@@ -122,7 +125,7 @@ def split_paths(text: str) -> list[str]:
 
 
 def locate(path: str) -> tuple[Storage, str]:
-    """(storage, path in it) of a path or URI. Raises ValueError for a URI nobody knows.
+    """(storage, path in it) of a path or URI. Raises ValueError for an unknown URI.
 
     Local ones, also `file:/path` and `file:///path`, are made absolute, so one place has one name.
     """
@@ -133,7 +136,7 @@ def locate(path: str) -> tuple[Storage, str]:
         return Storage(""), os.path.abspath(path)
     if scheme in ("s3a", "s3n"):
         path = f"s3://{rest}"
-    # A pattern is no valid URI: only what stands before its first wildcard is asked.
+    # A pattern is no valid URI: only the part before its first wildcard is parsed.
     cut = min((path.find(sign) for sign in _WILDCARDS if sign in path), default=len(path))
     head = path[:cut].rpartition("/")[0] if cut < len(path) else path
     try:

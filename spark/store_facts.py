@@ -1,42 +1,40 @@
-"""What a store folder says about itself: who wrote it, in which epochs, and what is confirmed.
+"""What a store folder has about itself: its broker, its epochs, and what is confirmed.
 
 Read once while a query is planned; the facts travel with each partition. All access goes through
-`pyarrow.fs`, so a store may lie in object storage as well.
+`pyarrow.fs`, so a store may lie in object storage as well. Free of Spark.
 """
 
-import struct
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from pyarrow import fs
 
-from epoch.entry import EpochEntry, order_fault, with_ends
-from epoch.file_cache import decode_entries
-from epoch.redo_file import REDO_SUFFIX, continuation, digest
-from spark.record_columns import Bools
-from spark.record_scan import Int64s
-from spark.storage import Storage
+from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
+from batonmq.epoch.file_cache import decode_entries
+from batonmq.epoch.redo_file import REDO_SUFFIX, continuation, digest
+from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
+from batonmq.spark.record_columns import Bools
+from batonmq.spark.record_scan import Int64s
+from batonmq.spark.storage import Storage
 
 NAME_DIGITS: Final = 20
 EPOCH_FILE: Final = "epochFileCheckpoint"
-_CHECKPOINT_SIZE: Final = 4096
-_CONFIRM_OFFSET_AT: Final = 32
-_LONG_MAX: Final = 2**63 - 1
-_read_i64 = struct.Struct(">q").unpack_from
+_read_confirm_offset = CHECKPOINT.only("confirm_phy_offset").unpack_from
 
 
 class StoreError(Exception):
-    """A store, or a file in it, cannot be read as asked; the text names it and the way out."""
+    """A store, or a file in it, cannot be read; the text names it and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
     """One broker's store. Names are None where the store has no brokerIdentity.
 
-    `confirm_offset` is the exclusive end of what is confirmed, None if the store does not say.
+    `confirm_offset` is the exclusive end of what is confirmed, None if the store has none.
     `epochs` ascend; they are empty where there is no epoch file, and where none of its copies can
-    be read: `epochs_fault` says why then.
+    be read: `epochs_fault` has the reason then.
     """
 
     path: str
@@ -65,8 +63,8 @@ def read_facts(storage: Storage, path: str) -> StoreFacts:
     epochs, from_backup, fault = _epochs(storage, f"{path}/{EPOCH_FILE}")
     checkpoint = storage.read_small(f"{path}/checkpoint")
     confirm_offset = None
-    if checkpoint is not None and len(checkpoint) == _CHECKPOINT_SIZE:
-        (confirm_offset,) = _read_i64(checkpoint, _CONFIRM_OFFSET_AT)
+    if checkpoint is not None and len(checkpoint) == CHECKPOINT_SIZE:
+        (confirm_offset,) = _read_confirm_offset(checkpoint)
     return StoreFacts(path, cluster, broker, broker_id, epochs, from_backup, confirm_offset, fault)
 
 
@@ -76,7 +74,7 @@ def _identity(storage: Storage, path: str) -> tuple[str | None, str | None, int 
         return None, None, None
     parts = raw.decode("utf-8", "replace").strip().split("#")
     number = parts[-1]
-    if len(parts) != 3 or not (number.isascii() and number.isdecimal()) or int(number) > _LONG_MAX:
+    if len(parts) != 3 or not (number.isascii() and number.isdecimal()) or int(number) > LONG_MAX:
         raise StoreError(f"{path} holds {raw[:80]!r}; it must be cluster#name#id")
     return parts[0], parts[1], int(number)
 
@@ -84,7 +82,7 @@ def _identity(storage: Storage, path: str) -> tuple[str | None, str | None, int 
 def _epochs(storage: Storage, path: str) -> tuple[tuple[EpochEntry, ...], bool, str]:
     """(entries, from backup, fault), as the broker would load them: the list of the file, or of its
     backup, and what the redo file continues that very list with. Right after a crash the newest
-    epoch stands only there. A redo record of another list, or a torn one, says nothing.
+    epoch stands only there. A redo record of another list, or a torn one, is ignored.
     """
     reasons: list[str] = []
     for name in (path, f"{path}.bak"):
@@ -129,7 +127,7 @@ def segments(storage: Storage, folder: str) -> list[Segment]:
         and len(info.base_name) == NAME_DIGITS
         and info.base_name.isascii()
         and info.base_name.isdecimal()
-        and int(info.base_name) <= _LONG_MAX - info.size
+        and int(info.base_name) <= LONG_MAX - info.size
         and info.size
     ]
     return sorted(found, key=lambda segment: segment.start)

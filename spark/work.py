@@ -23,9 +23,14 @@ class Work:
         """The same rows, made now and only read from now on; a name is used once."""
         if self.small:
             return self._in_memory(frame)
+        path = self.write(frame, name)
+        return self.session.read.schema(frame.schema).parquet(path)
+
+    def write(self, frame: DataFrame, name: str) -> str:
+        """The folder of Parquet files with these rows; a name is used once."""
         path = f"{self._folder}/{name}"
         frame.write.parquet(path)
-        return self.session.read.schema(frame.schema).parquet(path)
+        return path
 
     def keep_small(self, frame: DataFrame) -> DataFrame:
         """The same rows of a step that is written anyway: kept only where that costs nothing."""

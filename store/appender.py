@@ -1,25 +1,30 @@
 """The write path of a master: from message to record, one `pwrite` per loop turn.
 
 A put gives a record its queue offset and physical offset and keeps its bytes; `end_turn` writes
-all of them at once. What dispatching will need of the record is queued beside it, so nothing is
-read back or parsed. A put either has its place in the log or leaves no trace. Origin: Java
+all of them at once. What dispatching needs of the record is queued, so nothing is read back or
+parsed. A put either gets its place in the log or changes nothing. Origin: Java
 `CommitLog.asyncPutMessage(s)` and `DefaultAppendMessageCallback`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from protocol.record import END_FILE_MIN_BLANK, encode_blank, encode_record
-from protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
-from store.commit_log import CommitLog
-from store.dispatch import NO_UNIT, Pending
-from store.errors import PutIllegal, PutPropertiesTooLong, PutRefused, PutUnavailable
-from store.queue_table import Queue, QueueTable
+from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
+from batonmq.protocol.record import END_FILE_MIN_BLANK, NewMessage, encode_blank, encode_record
+from batonmq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_ROLLBACK, has_queue_unit
+from batonmq.store.commit_log import CommitLog
+from batonmq.store.config import StoreConfig
+from batonmq.store.dispatch import NO_UNIT, Pending
+from batonmq.store.errors import PutIllegal, PutPropertiesTooLong, PutRefused, PutUnavailable
+from batonmq.store.queue_table import Queue, QueueTable
 
-PROPERTIES_LENGTH_MAX: Final = 32767
+log = logging.getLogger(__name__)
+
+_DISK_FULL: Final = "the disk is full"
 _CRC_TAIL_MAX: Final = 21  # 20 bytes and perhaps a separator in front of them
 
 
@@ -33,136 +38,153 @@ class PutResult(NamedTuple):
     store_timestamp: int
 
 
-class BatchItem(NamedTuple):
-    """One message of a batch: its own parts, the rest is common to the batch."""
-
-    body: bytes
-    properties: bytes
-    tags_code: int
-    keys: bytes | None
-    uniq_key: bytes | None
-    flag: int = 0
-
-
 class Appender:
-    """Assigns offsets and buffers the records of a turn. `refusal` says why puts are refused."""
+    """Assigns offsets and buffers the records of a turn. `refusal` is why puts are refused."""
 
     def __init__(
         self,
+        config: StoreConfig,
         log: CommitLog,
         queues: QueueTable,
         pending: deque[Pending],
         *,
         store_host: bytes,
         clock_ms: Callable[[], int],
-        max_message_size: int,
-        append_prop_crc: bool,
+        on_disk_failure: Callable[[OSError], None],
     ) -> None:
+        """`on_disk_failure` is called when a write fails, be it in a put that leaves a segment."""
         self._log = log
         self._queues = queues
         self._table = queues.queues
         self._pending = pending
         self._store_host = store_host
         self._clock_ms = clock_ms
-        self._body_max = max_message_size
+        self._body_max = config.max_message_size
         self._size_max = log.segment_size - END_FILE_MIN_BLANK
-        self._append_prop_crc = append_prop_crc
-        self._properties_max = PROPERTIES_LENGTH_MAX - (_CRC_TAIL_MAX if append_prop_crc else 0)
+        self._append_prop_crc = config.enabled_append_prop_crc
+        crc_tail_max = _CRC_TAIL_MAX if self._append_prop_crc else 0
+        self._properties_max = PROPERTIES_SIZE_MAX - crc_tail_max
         self._pieces: list[bytes] = []
         self._end = 0  # end of the log with the buffered records
         self._segment_end = 0  # of the segment that takes the next record; 0: not known yet
         self._turn_ms = 0  # store timestamp of this turn, 0 before its first put
         self.refusal: str | None = "not prepared as master"
-        #: Called when a write fails: within a put, too, where a turn leaves its segment.
-        self.on_disk_failure: Callable[[OSError], None] = lambda error: None
+        self._on_disk_failure = on_disk_failure
+        self.disk_full = False
         self.messages_total = 0
         self.bytes_total = 0
 
-    # --- opening and closing for writes ---
+    # Opening and closing for writes.
 
     def open_for_writes(self) -> None:
         """Take puts from the end of the log on."""
         assert not self._pieces
         self._end = self._log.max_offset
         self._segment_end = 0
-        self.refusal = None
+        self.refusal = _DISK_FULL if self.disk_full else None
 
     def refuse(self, why: str) -> None:
         """Take no more puts. What was put before still goes out with `end_turn`."""
         self.refusal = why
 
+    def set_disk_full(self, is_full: bool) -> None:
+        """Refuse puts while the disk is full. A replica that refuses them for another reason keeps
+        doing so."""
+        log.log(logging.WARNING if is_full else logging.INFO, "disk_full=%s", is_full)
+        self.disk_full = is_full
+        if is_full and self.refusal is None:
+            self.refuse(_DISK_FULL)
+        elif not is_full and self.refusal == _DISK_FULL:
+            self.end_turn()
+            self.open_for_writes()
+
+    @property
+    def is_writable(self) -> bool:
+        return self.refusal is None
+
     @property
     def has_buffered(self) -> bool:
         return bool(self._pieces)
 
-    # --- hot path ---
+    # Hot path.
 
-    def put_message(
-        self,
-        topic: str,
-        queue_id: int,
-        body: bytes,
-        properties: bytes,
-        tags_code: int,
-        keys: bytes | None,
-        uniq_key: bytes | None,
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-        born_timestamp: int,
-        born_host: bytes,
-        reconsume_times: int = 0,
-        prepared_transaction_offset: int = 0,
-    ) -> PutResult:
+    def put_message(self, message: NewMessage) -> PutResult:
         """Give the message its place. Raises PutRefused, then nothing of it is in the log.
 
-        `properties` is the raw property string without CRC tail; `keys` and `uniq_key` are the
-        raw values of KEYS and UNIQ_KEY in it, for the index; `born_host` is ip and port, 8 or 20
-        bytes. The result stands once `end_turn` returned.
+        The result is valid once `end_turn` returned.
         """
         if self.refusal is not None:
             raise PutUnavailable(self.refusal)
-        if len(body) > self._body_max or len(properties) > self._properties_max:
-            raise self._too_long(body, properties)
-        queue = self._table.get((topic, queue_id))
+        if len(message.body) > self._body_max or len(message.properties) > self._properties_max:
+            raise self._too_long(message)
+        queue = self._table.get((message.topic, message.queue_id))
         if queue is None:
-            queue = self._queues.find_or_create(topic, queue_id)
+            queue = self._queues.find_or_create(message.topic, message.queue_id)
         stored_at = self._turn_ms
         if not stored_at:
             stored_at = self._turn_ms = self._clock_ms()
-        has_unit = True
-        queue_offset = queue.next_offset
-        if sys_flag & TRANSACTION_MASK or queue.handler is not None:
-            has_unit = has_queue_offset(sys_flag, queue)
-            if not has_unit:
-                queue_offset = 0
-            if sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
-                keys = uniq_key = None
+        queue_offset, has_unit = queue.next_offset, True
+        if queue.handler is not None or message.sys_flag & TRANSACTION_MASK:
+            has_unit = queue.handler is None and has_queue_unit(message.sys_flag)
+            queue_offset = queue_offset if has_unit else 0
+            if message.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
+                message.keys = message.uniq_key = None
         offset = self._end
-        while True:
+        host, crc = self._store_host, self._append_prop_crc
+        topic = queue.topic_bytes
+        record = encode_record(message, topic, queue_offset, offset, stored_at, host, crc)
+        while offset + len(record) + END_FILE_MIN_BLANK > self._segment_end:
+            offset = self._make_room(len(record))
+            record = encode_record(message, topic, queue_offset, offset, stored_at, host, crc)
+        return self._keep(message, record, queue, queue_offset, has_unit)
+
+    def put_batch(self, messages: Sequence[NewMessage]) -> list[PutResult]:
+        """Put messages of one queue with consecutive queue offsets, side by side in one segment.
+
+        All or none: raises PutRefused as `put_message` does, also for a batch that no segment
+        can hold.
+        """
+        if self.refusal is not None:
+            raise PutUnavailable(self.refusal)
+        for message in messages:
+            assert not message.sys_flag & TRANSACTION_MASK
+            if len(message.body) > self._body_max or len(message.properties) > self._properties_max:
+                raise self._too_long(message)
+        queue = self._queues.find_or_create(messages[0].topic, messages[0].queue_id)
+        if not self._turn_ms:
+            self._turn_ms = self._clock_ms()
+        records = self._encode_batch(messages, queue, self._end)
+        size = sum(map(len, records))
+        while self._end + size + END_FILE_MIN_BLANK > self._segment_end:
+            records = self._encode_batch(messages, queue, self._make_room(size))
+        return [
+            self._keep(message, record, queue, queue.next_offset, True)
+            for message, record in zip(messages, records, strict=True)
+        ]
+
+    def _encode_batch(
+        self, messages: Sequence[NewMessage], queue: Queue, offset: int
+    ) -> list[bytes]:
+        records = []
+        for queue_offset, message in enumerate(messages, queue.next_offset):
             record = encode_record(
-                topic=queue.topic_bytes,
-                queue_id=queue_id,
-                queue_offset=queue_offset,
-                physical_offset=offset,
-                flag=flag,
-                sys_flag=sys_flag,
-                born_timestamp=born_timestamp,
-                born_host=born_host,
-                store_timestamp=stored_at,
-                store_host=self._store_host,
-                reconsume_times=reconsume_times,
-                prepared_transaction_offset=prepared_transaction_offset,
-                body=body,
-                properties=properties,
-                append_prop_crc=self._append_prop_crc,
+                message,
+                queue.topic_bytes,
+                queue_offset,
+                offset,
+                self._turn_ms,
+                self._store_host,
+                self._append_prop_crc,
             )
-            size = len(record)
-            end = offset + size
-            if end + END_FILE_MIN_BLANK <= self._segment_end:
-                break
-            offset = self._make_room(size)
-        self._end = end
+            records.append(record)
+            offset += len(record)
+        return records
+
+    def _keep(
+        self, message: NewMessage, record: bytes, queue: Queue, queue_offset: int, has_unit: bool
+    ) -> PutResult:
+        offset, size, stored_at = self._end, len(record), self._turn_ms
+        end = self._end = offset + size
         self._pieces.append(record)
         if has_unit:
             queue.next_offset = queue_offset + 1
@@ -175,87 +197,14 @@ class Appender:
                     size,
                     queue,
                     queue_offset if has_unit else NO_UNIT,
-                    tags_code,
-                    keys,
-                    uniq_key,
+                    message.tags_code,
+                    message.keys,
+                    message.uniq_key,
                     stored_at,
                 ),
             )
         )
         return _new_result(PutResult, (offset, size, end, queue_offset, stored_at))
-
-    def put_batch(
-        self,
-        topic: str,
-        queue_id: int,
-        items: Sequence[BatchItem],
-        *,
-        sys_flag: int = 0,
-        born_timestamp: int,
-        born_host: bytes,
-        reconsume_times: int = 0,
-    ) -> list[PutResult]:
-        """Put messages with consecutive queue offsets and adjacent records, in one segment.
-
-        All or none: raises PutRefused as `put_message` does, also for a batch that no segment
-        can hold.
-        """
-        assert items and not sys_flag & TRANSACTION_MASK
-        if self.refusal is not None:
-            raise PutUnavailable(self.refusal)
-        for item in items:
-            if len(item.body) > self._body_max or len(item.properties) > self._properties_max:
-                raise self._too_long(item.body, item.properties)
-        queue = self._queues.find_or_create(topic, queue_id)
-        if not self._turn_ms:
-            self._turn_ms = self._clock_ms()
-        first = queue.next_offset
-
-        def encode(offset: int) -> list[bytes]:
-            records = []
-            for number, item in enumerate(items):
-                record = encode_record(
-                    topic=queue.topic_bytes,
-                    queue_id=queue_id,
-                    queue_offset=first + number,
-                    physical_offset=offset,
-                    flag=item.flag,
-                    sys_flag=sys_flag,
-                    born_timestamp=born_timestamp,
-                    born_host=born_host,
-                    store_timestamp=self._turn_ms,
-                    store_host=self._store_host,
-                    reconsume_times=reconsume_times,
-                    prepared_transaction_offset=0,
-                    body=item.body,
-                    properties=item.properties,
-                    append_prop_crc=self._append_prop_crc,
-                )
-                records.append(record)
-                offset += len(record)
-            return records
-
-        records = encode(self._end)
-        size = sum(map(len, records))
-        while self._end + size + END_FILE_MIN_BLANK > self._segment_end:
-            records = encode(self._make_room(size))
-        return [
-            self._keep(record, queue, first + number, item)
-            for number, (record, item) in enumerate(zip(records, items, strict=True))
-        ]
-
-    def _keep(self, record: bytes, queue: Queue, queue_offset: int, item: BatchItem) -> PutResult:
-        offset, size = self._end, len(record)
-        end = self._end = offset + size
-        self._pieces.append(record)
-        queue.next_offset = queue_offset + 1
-        self._pending.append(
-            Pending(
-                end, offset, size, queue, queue_offset, item.tags_code, item.keys, item.uniq_key,
-                self._turn_ms,
-            )
-        )  # fmt: skip
-        return PutResult(offset, size, end, queue_offset, self._turn_ms)
 
     def end_turn(self) -> int:
         """Write everything put since the last call; the end of what is written.
@@ -268,8 +217,7 @@ class Appender:
             return log.max_offset
         self._write_pieces()
         self._turn_ms = 0
-        if log.wants_preallocation:
-            log.preallocate_in_thread()
+        log.preallocate_when_due()
         return log.max_offset
 
     def _write_pieces(self) -> None:
@@ -285,10 +233,10 @@ class Appender:
             write()
         except OSError as error:
             self.refusal = "the disk failed"
-            self.on_disk_failure(error)
+            self._on_disk_failure(error)
             raise
 
-    # --- leaving a segment ---
+    # Leaving a segment.
 
     def _make_room(self, size: int) -> int:
         """Go to the segment that can take `size` bytes; the offset where they go.
@@ -326,18 +274,13 @@ class Appender:
         if not self._pieces:
             self._turn_ms = 0
 
-    def _too_long(self, body: bytes, properties: bytes) -> PutIllegal:
-        if len(body) > self._body_max:
-            return PutIllegal(f"a body of {len(body)} bytes; maxMessageSize is {self._body_max}")
+    def _too_long(self, message: NewMessage) -> PutIllegal:
+        size = len(message.body)
+        if size > self._body_max:
+            return PutIllegal(f"a body of {size} bytes; maxMessageSize is {self._body_max}")
         return PutPropertiesTooLong(
-            f"properties of {len(properties)} bytes; the limit is {self._properties_max}"
+            f"properties of {len(message.properties)} bytes; the limit is {self._properties_max}"
         )
-
-
-def has_queue_offset(sys_flag: int, queue: Queue) -> bool:
-    """Whether a record takes a place in its consume queue."""
-    transaction = sys_flag & TRANSACTION_MASK
-    return queue.handler is None and (transaction == 0 or transaction == TRANSACTION_COMMIT)
 
 
 _new_result = tuple.__new__

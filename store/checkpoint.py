@@ -1,38 +1,34 @@
 """The `checkpoint` file: up to where the store's parts are known to be good.
 
-4096 bytes, big-endian i64 at:
-
-    0 physicMsgTimestamp | 8 logicsMsgTimestamp | 16 indexMsgTimestamp
-    24 masterFlushedOffset | 32 confirmPhyOffset          as Java's `StoreCheckpoint`
-    64 magic "BATONCP1" | 72 recovery offset | 80 CRC-32 of 0..40 and 64..80     ours
-
-Java ignores everything from 40 on, so the file serves both. The recovery offset is the end of the
-log that is durable together with what is derived from it; where the CRC does not fit (a Java
-broker went on with the file, a torn write), it is not there.
+Java's fields are followed by ours (`protocol.layout`), which Java ignores, so the file serves both.
+The recovery offset is the end of the log that is durable together with what is derived from it.
+Where the CRC does not fit (a Java broker used the file, a torn write) there is none.
 
 Invariant: after `flush` the values set before it survive power loss. What is used of the file lies
 within one disk sector, which is overwritten in place.
 """
 
 import os
-import struct
 import zlib
 from pathlib import Path
 
-from epoch.durable_file import sync_directory, write_all
+from batonmq.process.durable_file import sync_directory, write_all
+from batonmq.protocol.layout import (
+    CHECKPOINT,
+    CHECKPOINT_MAGIC,
+    CHECKPOINT_OURS,
+    CHECKPOINT_OURS_AT,
+    CHECKPOINT_SIZE,
+)
 
-CHECKPOINT_SIZE = 4096
-_FIELDS = struct.Struct(">qqqqq")
-_OURS_AT = 64
-_OURS = struct.Struct(">8sq")
-_CRC = struct.Struct(">I")
-_MAGIC = b"BATONCP1"
-# Java goes this far behind the older of the two timestamps when it looks for a place to start.
+_CRC_AT = CHECKPOINT_OURS.at["crc"]
+# Java starts this far before the older of the two timestamps.
 _SAFETY_MS = 3000
 
 
 def _checksum(data: bytes | bytearray) -> int:
-    return zlib.crc32(data[_OURS_AT : _OURS_AT + _OURS.size], zlib.crc32(data[: _FIELDS.size]))
+    ours = data[CHECKPOINT_OURS_AT : CHECKPOINT_OURS_AT + _CRC_AT]
+    return zlib.crc32(ours, zlib.crc32(data[: CHECKPOINT.size]))
 
 
 class StoreCheckpoint:
@@ -62,7 +58,7 @@ class StoreCheckpoint:
         self.index_msg_timestamp = 0
         self.master_flushed_offset = 0
         self.confirm_phy_offset = 0
-        #: Offset in the log up to which recovery need not look, or None if not known.
+        #: Offset in the log up to which recovery need not read, or None if it is not known.
         self.recovery_offset: int | None = None
         try:
             data = path.read_bytes()
@@ -79,17 +75,15 @@ class StoreCheckpoint:
             self.index_msg_timestamp,
             self.master_flushed_offset,
             self.confirm_phy_offset,
-        ) = _FIELDS.unpack_from(data)
-        magic, offset = _OURS.unpack_from(data, _OURS_AT)
-        end = _OURS_AT + _OURS.size
-        (crc,) = _CRC.unpack_from(data, end)
-        if magic == _MAGIC and offset >= 0 and crc == _checksum(data):
+        ) = CHECKPOINT.struct.unpack_from(data)
+        magic, offset, crc = CHECKPOINT_OURS.struct.unpack_from(data, CHECKPOINT_OURS_AT)
+        if magic == CHECKPOINT_MAGIC and offset >= 0 and crc == _checksum(data):
             self.recovery_offset = offset
 
     def encode(self) -> bytes:
         """The file's 4096 bytes for the values as they are now."""
         data = bytearray(CHECKPOINT_SIZE)
-        _FIELDS.pack_into(
+        CHECKPOINT.struct.pack_into(
             data,
             0,
             self.physic_msg_timestamp,
@@ -99,9 +93,10 @@ class StoreCheckpoint:
             self.confirm_phy_offset,
         )
         if self.recovery_offset is not None:
-            end = _OURS_AT + _OURS.size
-            _OURS.pack_into(data, _OURS_AT, _MAGIC, self.recovery_offset)
-            _CRC.pack_into(data, end, _checksum(data))
+            pack_ours = CHECKPOINT_OURS.struct.pack_into
+            pack_ours(data, CHECKPOINT_OURS_AT, CHECKPOINT_MAGIC, self.recovery_offset, 0)
+            crc = _checksum(data)
+            pack_ours(data, CHECKPOINT_OURS_AT, CHECKPOINT_MAGIC, self.recovery_offset, crc)
         return bytes(data)
 
     @property
@@ -109,11 +104,6 @@ class StoreCheckpoint:
         """Java's place to start from: min(physic, logics) - 3 s, not below 0."""
         oldest = min(self.physic_msg_timestamp, self.logics_msg_timestamp)
         return max(0, oldest - _SAFETY_MS)
-
-    @property
-    def min_timestamp_index(self) -> int:
-        """The same with the index counted in (`messageIndexSafe`)."""
-        return max(0, min(self.min_timestamp, self.index_msg_timestamp))
 
     def flush(self) -> bool:
         """Write and fdatasync; False, and nothing done, if the file holds these values already.
@@ -139,7 +129,7 @@ class StoreCheckpoint:
             sync_directory(self._path.parent)
 
     def close(self) -> None:
-        """Let go of the file; not flushed (see `flush`)."""
+        """Close the file; not flushed (see `flush`)."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -18,9 +18,9 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from epoch.durable_file import replace_file, sync_directory
-from store.errors import StoreFormatError
-from store.mapped_file import NAME_DIGITS, Segment
+from batonmq.process.durable_file import replace_file, sync_directory
+from batonmq.store.errors import StoreFormatError
+from batonmq.store.mapped_file import NAME_DIGITS, Segment
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class CommitLog:
         self._cuts = 0  # how often the log was shortened
         self._private = folder / _PRIVATE_FOLDER
 
-    # --- opening ---
+    # Opening.
 
     def load(self) -> None:
         """Open every segment; `max_offset` is then the end of the last one, until recovery sets it.
@@ -114,7 +114,7 @@ class CommitLog:
         self.max_offset = offset
         self.flushed_offset = offset if durable_offset is None else min(durable_offset, offset)
 
-    # --- reading ---
+    # Reading.
 
     def segment_at(self, offset: int) -> Segment | None:
         """The segment that holds the byte at `offset`, written or not."""
@@ -137,7 +137,7 @@ class CommitLog:
         start = offset - offset % self.segment_size
         return str(self.folder / f"{start:0{NAME_DIGITS}d}")
 
-    # --- writing ---
+    # Writing.
 
     @property
     def room(self) -> int:
@@ -183,19 +183,14 @@ class CommitLog:
                     self._allocate_next()
         return self.segments[index]
 
-    @property
-    def wants_preallocation(self) -> bool:
-        """Whether the segment being written is more than half full and none stands ready."""
-        return (
+    def preallocate_when_due(self) -> None:
+        """Allocate the next segment in a thread if the last one is more than half full."""
+        if (
             self.end_of_segments - self.max_offset < self.segment_size // 2
-            and len(self.segments) > 0
             and not self._allocation_failed
             and not self._allocation_lock.locked()
-        )
-
-    def preallocate_in_thread(self) -> None:
-        """`preallocate_next` beside the loop."""
-        threading.Thread(target=self.preallocate_next, name="log-alloc", daemon=True).start()
+        ):
+            threading.Thread(target=self.preallocate_next, name="log-alloc", daemon=True).start()
 
     def preallocate_next(self) -> None:
         """Allocate the next segment, so that the roll does not wait. Runs in any thread.
@@ -227,7 +222,7 @@ class CommitLog:
             self.min_offset = self.max_offset = self.flushed_offset = offset
             self._allocate_next()
 
-    # --- durability ---
+    # Durability.
 
     def datasync_to(self, target: int) -> None:
         """fdatasync everything below `target` that is not yet durable. Raises OSError.
@@ -251,7 +246,7 @@ class CommitLog:
             self.max_offset = min(self.max_offset, offset)
             self.flushed_offset = min(self.flushed_offset, offset)
 
-    # --- shortening, for truncation and expiry ---
+    # Shortening, for truncation and expiry.
 
     def drop_last_segment(self, aside: Path | None) -> None:
         """Take the last segment off the log: moved into `aside`, or unlinked."""

@@ -11,9 +11,10 @@ from typing import Literal
 
 import msgspec
 
+from batonmq.protocol.layout import UNIT_SIZE
+
 HOURS_OF_DAY = 24
 SEGMENT_SIZE_MIN = 4096
-UNIT_SIZE = 20
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

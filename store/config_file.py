@@ -7,26 +7,21 @@ same bytes already is not written again. Origin: Java `ConfigManager`.
 
 import functools
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
-from epoch.durable_file import UnreadableFileError, load_with_backup, replace_file
-from protocol.bodies import DataVersion
-from protocol.body import Json
-from protocol.errors import CorruptLogError, RemoteProtocolError
+from batonmq.process.durable_file import UnreadableFileError, load_with_backup, replace_file
+from batonmq.protocol.bodies import DataVersion
+from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
+from batonmq.protocol.json_body import Json
 
 log = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=Json)
-
-
-def wall_clock_ms() -> int:
-    """The time that data versions show to people."""
-    return time.time_ns() // 1_000_000
+C = TypeVar("C")
 
 
 class ConfigFile(Generic[B]):
@@ -61,25 +56,23 @@ class ConfigFile(Generic[B]):
         except RemoteProtocolError as error:
             raise ValueError(str(error)) from error
 
-    def write(self, body: bytes) -> bool:
-        """Make `body` (JSON) the durable content; False if it is that already.
+    def write(self, body: bytes) -> None:
+        """Make `body` (JSON) the durable content; nothing is written if it is that already.
 
         May run on another thread than the tables' owner, one call at a time.
         """
         if body == self._written:
-            return False
+            return
         text = msgspec.json.format(body, indent=1)
         replace_file(self.path, text, keep_previous=True)
         self._written = body
-        return True
 
 
 class ConfigManager(Generic[B]):
     """A table with a data version in a file; the base of the broker's config managers.
 
     Invariant: each change of the table moves `data_version` and will be in the next snapshot. One
-    thread owns the table. `persist` does all at once; to keep fsync off that thread, take a
-    `snapshot` there and hand it to `write` elsewhere.
+    thread owns the table; `writes_due` gives what another one writes.
     """
 
     def __init__(self, path: Path, kind: type[B], clock_ms: Callable[[], int]) -> None:
@@ -101,42 +94,89 @@ class ConfigManager(Generic[B]):
         self.data_version = self.data_version.next(self._clock_ms(), state_version)
         self._dirty = True
 
-    def snapshot(self) -> bytes | None:
-        """What `write` should bring to disk, None if nothing changed since the last snapshot."""
-        if not self._dirty:
-            return None
-        self._dirty = False
-        return self.encode_json()
-
     def encode_json(self) -> bytes:
         """The body that slaves fetch and the file holds."""
         return self.wrapper().encode()
 
-    def write(self, snapshot: bytes) -> None:
-        """Make a snapshot durable; on any thread, one at a time.
-
-        After an OSError call `mark_dirty` on the owner's thread.
-        """
-        self._file.write(snapshot)
-
-    def mark_dirty(self) -> None:
-        """A snapshot did not reach the disk: the next one is due even if nothing changes."""
-        self._dirty = True
-
     def writes_due(self) -> list[Callable[[], None]]:
-        """A snapshot's write, for another thread; none if nothing changed. Taken here, so that no
-        fsync keeps the owner's thread: on a busy disk that is tenths of a second."""
-        snapshot = self.snapshot()
-        return [] if snapshot is None else [functools.partial(self.write, snapshot)]
+        """The write of a snapshot, for another thread, one at a time; none if nothing changed.
 
-    def persist(self) -> bool:
-        """Snapshot and write; False if nothing had changed. After an OSError it is still to do."""
-        snapshot = self.snapshot()
-        if snapshot is None:
+        Taken here, so that no fsync stops the owner's thread: on a busy disk that is tenths of a
+        second. The write raises OSError; the process must end then, for it is not repeated.
+        """
+        if not self._dirty:
+            return []
+        self._dirty = False
+        return [functools.partial(self._file.write, self.encode_json())]
+
+
+class NamedTable(ConfigManager[B], Generic[B, C]):
+    """Name -> config. Entries are values: they are replaced, never changed in place.
+
+    System entries are always there.
+    """
+
+    def __init__(
+        self, path: Path, kind: type[B], clock_ms: Callable[[], int], system: Mapping[str, C]
+    ) -> None:
+        super().__init__(path, kind, clock_ms)
+        self._system = dict(system)
+        self._table: dict[str, C] = dict(system)
+
+    @staticmethod
+    def name_of(config: C) -> str:
+        raise NotImplementedError
+
+    def get(self, name: str) -> C | None:
+        return self._table.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def table(self) -> Mapping[str, C]:
+        """All entries by name; read only."""
+        return self._table
+
+    def put(self, config: C) -> bool:
+        """Add or replace an entry; False, and no new version, if it is as it was."""
+        return self.put_all((config,))
+
+    def put_all(self, configs: Iterable[C]) -> bool:
+        """Add or replace several entries as one change."""
+        changed = {
+            name: config
+            for config in configs
+            if self._table.get(name := self.name_of(config)) != config
+        }
+        if changed:
+            self._table.update(changed)
+            self._new_version()
+        return bool(changed)
+
+    def delete(self, name: str) -> bool:
+        """Remove an entry; a system entry stays."""
+        if name in self._system or self._table.pop(name, None) is None:
             return False
-        try:
-            self.write(snapshot)
-        except OSError:
-            self.mark_dirty()
-            raise
+        self._new_version()
         return True
+
+    def _adopt(self, table: Mapping[str, C], data_version: DataVersion) -> bool:
+        """Take over another table; system entries that it lacks stay. False if it was the same.
+
+        Versions and contents are compared: replicas count their own changes, so equal versions
+        prove nothing.
+        """
+        after = self._system | dict(table)
+        if after == self._table and data_version == self.data_version:
+            return False
+        self._table, self.data_version, self._dirty = after, data_version, True
+        return True
+
+    def _adopt_loaded(self, table: Mapping[str, C], data_version: DataVersion) -> None:
+        """The same for what was on disk: it is written again only if it lacked system entries."""
+        self._adopt(table, data_version)
+        self._dirty = self._table.keys() != table.keys()

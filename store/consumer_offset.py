@@ -1,4 +1,4 @@
-"""How far each consumer group has got: table, data version and `config/consumerOffset.json`.
+"""The offsets of consumer groups: table, data version and `config/consumerOffset.json`.
 
 An offset is the next message that a group has not consumed, per topic and queue. The table's key
 is `topic@group`, as in Java; its value maps queue ids to offsets.
@@ -6,7 +6,7 @@ is `topic@group`, as in Java; its value maps queue ids to offsets.
 Invariant (R31): what a master sends replaces the own offsets only if its masterEpoch is not below
 the last one accepted, which is kept in the file as the data version's state version: a deposed
 master's late offsets must not overwrite those of its successor.
-Origin: Java `ConsumerOffsetManager`, and `SlaveSynchronize`, which knows no epoch.
+Origin: Java `ConsumerOffsetManager`, and `SlaveSynchronize`, which compares no epochs.
 """
 
 import logging
@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.bodies import ConsumerOffsetSerializeWrapper
-from store.config_file import ConfigManager, wall_clock_ms
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper
+from batonmq.store.config_file import ConfigManager
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class _OffsetFile(ConsumerOffsetSerializeWrapper):
 class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
     """`topic@group` -> queue id -> offset. One thread only; see `ConfigManager.snapshot`."""
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_clock_ms) -> None:
+    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """`path` is `config/consumerOffset.json`; call `load` next."""
         super().__init__(path, ConsumerOffsetSerializeWrapper, clock_ms)
         self._table: dict[str, dict[int, int]] = {}
@@ -50,7 +51,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         self.data_version = body.data_version
         self._dirty = False
 
-    # -- reading
+    # Reading.
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
         """The committed offset, -1 if there is none."""
@@ -60,14 +61,6 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
     def offsets_of(self, group: str, topic: str) -> dict[int, int]:
         """Queue id -> offset of a group in a topic (a copy)."""
         return dict(self._table.get(f"{topic}@{group}", ()))
-
-    def topics_of(self, group: str) -> list[str]:
-        """Topics in which a group has committed, sorted."""
-        return sorted(topic for topic, owner in self._pairs() if owner == group)
-
-    def groups_of(self, topic: str) -> list[str]:
-        """Groups that have committed in a topic, sorted."""
-        return sorted(group for name, group in self._pairs() if name == topic)
 
     def _pairs(self) -> list[tuple[str, str]]:
         # Broadcast marks (`topic@group@...`) are nobody's subscription, as in Java.
@@ -86,7 +79,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
 
     @property
     def change_count(self) -> int:
-        """Grows with every commit: what a slave compares to learn whether to fetch again."""
+        """Grows with every commit; a slave compares it to decide whether to fetch again."""
         return self._commits
 
     def wrapper(self) -> ConsumerOffsetSerializeWrapper:
@@ -99,12 +92,12 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
             offset_table=self._table,
         )
 
-    # -- changing
+    # Changing.
 
     def commit(
         self, group: str, topic: str, queue_id: int, offset: int, *, client: str = ""
     ) -> None:
-        """Set an offset. One that goes back is taken, as in Java, but not in silence."""
+        """Set an offset. One that goes back is accepted, as in Java, and logged."""
         key = f"{topic}@{group}"
         offsets = self._table.get(key)
         if offsets is None:
@@ -128,44 +121,13 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         if self._commits % _COMMITS_PER_VERSION == 0:
             self._new_version()
 
-    def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set the offsets of some queues on an operator's word; going back is meant."""
-        self._table.setdefault(f"{topic}@{group}", {}).update(offsets)
-        self._new_version()
-
-    def clone(self, source_group: str, target_group: str, topic: str) -> bool:
-        """Let a group begin where another one is; False if that one has nothing in the topic."""
-        offsets = self._table.get(f"{topic}@{source_group}")
-        if offsets is None:
-            return False
-        self._table[f"{topic}@{target_group}"] = dict(offsets)
-        self._new_version()
-        return True
-
-    def remove_group(self, group: str) -> bool:
-        """Forget all offsets of a group; True if it had any."""
-        return self._remove(
-            {f"{topic}@{owner}" for topic, owner in self._pairs() if owner == group}
-        )
-
-    def remove_topic(self, topic: str) -> bool:
-        """Forget all offsets in a topic; True if there were any."""
-        return self._remove({key for key in self._table if key.split(SEPARATOR)[0] == topic})
-
-    def _remove(self, keys: set[str]) -> bool:
-        for key in keys:
-            del self._table[key]
-        if keys:
-            self._new_version()
-        return bool(keys)
-
-    # -- from the master
+    # From the master.
 
     def apply_from_master(self, master_epoch: int, data: bytes) -> bool:
         """Take over the offsets that the master of `master_epoch` sent as a 43 body.
 
-        False, and nothing done, if a later master was heard already. Offsets of queues that are
-        not in the body stay. Raises RemoteProtocolError if it is none.
+        False, and nothing done, if offsets of a later master were applied before. Offsets of queues
+        that are not in the body stay. Raises RemoteProtocolError for another body.
         """
         if master_epoch < self.master_epoch:
             return False
@@ -182,9 +144,3 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         if changed:
             self._new_version(master_epoch)
         return True
-
-    def replace_all(self, wrapper: ConsumerOffsetSerializeWrapper) -> None:
-        """Put another table, with its version, in place of this one."""
-        self._table = {key: dict(offsets) for key, offsets in wrapper.offset_table.items()}
-        self.data_version = wrapper.data_version
-        self._dirty = True

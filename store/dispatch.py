@@ -2,9 +2,9 @@
 
 Confirmed means visible (G4): consume queues and index hold records up to `offset` and none above.
 A master queues what it knows of each record when it is put, so nothing is parsed again; a slave
-and a recovering store read the log instead. What a reader may see was verified once by this very
-process: at its intake or recovery, else here. Re-dispatching is harmless: units and index entries
-that exist are skipped.
+and a recovering store read the log instead. Its records were checked when they arrived or by
+recovery (`verified_log`), else they are checked here. Dispatching again is harmless: units and
+index entries that exist are skipped.
 Origin: Java `ReputMessageService` with `CommitLogDispatcherBuildConsumeQueue`, `...Index`.
 """
 
@@ -14,18 +14,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from protocol.errors import CorruptLogError
-from protocol.properties import find_property
-from protocol.record import RecordHead
-from protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
-from protocol.tags import tags_code
-from store.commit_log import CommitLog
-from store.delay_level import DelayLevels
-from store.index_service import IndexService
-from store.intake import Intake
-from store.log_scan import LogScanner
-from store.queue_table import SCHEDULE_TOPIC, Queue, QueueTable
-from store.quick_scan import quick_record
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.properties import find_property
+from batonmq.protocol.record import RecordHead
+from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
+from batonmq.protocol.tags import tags_code
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC
+from batonmq.store.commit_log import CommitLog
+from batonmq.store.index_service import IndexService
+from batonmq.store.log_scan import LogScanner, fault_behind, quick_record
+from batonmq.store.queue_table import Queue, QueueTable
+from batonmq.store.verified_log import VerifiedLog
 
 ArrivalListener = Callable[[str, int, int], None]
 
@@ -50,6 +49,31 @@ class Pending(NamedTuple):
     store_timestamp: int
 
 
+_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNKNOWN_LEVEL_MS: Final = 1_000
+
+
+class DelayLevels:
+    """Level n (from 1) of a list like `1s 5s 10m`; levels above the last count as the last."""
+
+    def __init__(self, text: str) -> None:
+        """Raises ValueError for a word that is no number with s, m, h or d behind it."""
+        self._delays_ms = [_delay_ms(word) for word in text.split()]
+
+    def deliver_at(self, level: int, store_timestamp: int) -> int:
+        """The due time in ms since the epoch of a message stored at `store_timestamp`."""
+        level = min(level, len(self._delays_ms))
+        delay_ms = self._delays_ms[level - 1] if level > 0 else _UNKNOWN_LEVEL_MS
+        return store_timestamp + delay_ms
+
+
+def _delay_ms(word: str) -> int:
+    unit = _UNITS_MS.get(word[-1])
+    if unit is None or not word[:-1].isdigit():
+        raise ValueError(f"messageDelayLevel holds {word!r}, which is no delay such as 10s or 2h")
+    return int(word[:-1]) * unit
+
+
 class Dispatcher:
     """Feeds consume queues and index from the log up to the confirmed offset.
 
@@ -62,11 +86,12 @@ class Dispatcher:
         queues: QueueTable,
         index: IndexService | None,
         delay_levels: DelayLevels,
-        intake: Intake,
+        verified: VerifiedLog,
+        arrival_listeners: list[ArrivalListener],
     ) -> None:
         self._log = log
-        self._intake = intake
-        self._queues = queues
+        self.verified = verified
+        self.queues = queues
         self._index_put = index.put if index is not None else _put_nowhere
         self._delay_levels = delay_levels
         self.pending: deque[Pending] = deque()
@@ -74,7 +99,7 @@ class Dispatcher:
         self.target = 0
         self.has_more = False  # the last `advance` stopped at its limit, not at the end of records
         self.last_store_timestamp = 0
-        self.arrival_listeners: list[ArrivalListener] = []
+        self._arrival_listeners = arrival_listeners
 
     def restart_at(self, offset: int) -> None:
         """Forget what is queued; the log is read from `offset`, a record boundary, on."""
@@ -100,7 +125,7 @@ class Dispatcher:
                 self._dispatch_log(target, limit, touched)
         finally:
             for queue in touched:
-                for listener in self.arrival_listeners:
+                for listener in self._arrival_listeners:
                     listener(queue.topic, queue.queue_id, queue.consume_queue.max_offset)
         return self.offset
 
@@ -139,10 +164,39 @@ class Dispatcher:
         self.pending.extend(kept)
 
     def _move(self, record: Pending) -> Pending:
-        queue = self._queues.find_or_create(record.queue.topic, record.queue.queue_id)
+        queue = self.queues.find_or_create(record.queue.topic, record.queue.queue_id)
         queue.is_gapless = False
         queue.next_offset = max(queue.next_offset, record.queue_offset + 1)
         return record._replace(queue=queue)
+
+    def queue_undispatched(self) -> int:
+        """Queue every whole record above `offset` for dispatch, as a new master; where they end.
+
+        A slave holds bytes there that were never parsed; a master must know the queue offsets that
+        they took. Counts `next_offset` of their queues on. Raises CorruptLogError unless what
+        follows is the beginning of a record that never came to its end (R24): this process wrote
+        or checked each byte below the log's end, so nothing here can be torn. Origin: Java
+        `CommitLog.recoverTopicQueueTable`, and `AutoSwitchHAService.truncateInvalidMsg`, which
+        looks only below confirmOffset.
+        """
+        self.pending.clear()
+        self.queues.reset_next_offsets()
+        scanner = LogScanner(self._log, self.offset, self._log.max_offset, check_crc=True)
+        while (head := scanner.next()) is not None:
+            queue = self.queues.of_bytes(head.topic, head.queue_id)
+            if queue.handler is not None:
+                # Topics and groups as the old master changed them count for the first put (R31).
+                queue.handler(head, scanner.body(head))
+            record = self._describe(head, queue)
+            self.pending.append(record)
+            if record.queue_offset != NO_UNIT:
+                if head.queue_offset != queue.next_offset:
+                    queue.is_gapless = False
+                queue.next_offset = max(queue.next_offset, head.queue_offset + 1)
+        fault = fault_behind(self._log, scanner)
+        if fault is not None:
+            raise CorruptLogError(self._log.file_of(scanner.offset), scanner.offset, fault)
+        return scanner.offset
 
     def _dispatch_system_record(self, queue: Queue, phy_offset: int, end: int) -> None:
         scanner = LogScanner(self._log, phy_offset, end, check_crc=False)
@@ -152,7 +206,7 @@ class Dispatcher:
 
     def _dispatch_log(self, target: int, limit: int, touched: set[Queue]) -> None:
         end = min(target, self._log.max_offset)
-        check_crc = self._intake.offset < end
+        check_crc = self.verified.end < end
         scanner = LogScanner(self._log, self.offset, end, check_crc=check_crc)
         try:
             while scanner.offset < limit:
@@ -174,7 +228,7 @@ class Dispatcher:
         """Dispatch common records as long as nothing else comes; moves the scanner on."""
         view, start = scanner.window()
         segment_end = start + self._log.segment_size
-        queue_of, index_put = self._queues.of_bytes, self._index_put
+        queue_of, index_put = self.queues.of_bytes, self._index_put
         offset = scanner.offset
         while offset < limit:
             record = quick_record(view, offset - start, segment_end - offset, offset, check_crc)
@@ -195,11 +249,11 @@ class Dispatcher:
             scanner.offset = offset
 
     def _dispatch_record(self, head: RecordHead, scanner: LogScanner, touched: set[Queue]) -> None:
-        queue = self._queues.of_bytes(head.topic, head.queue_id)
+        queue = self.queues.of_bytes(head.topic, head.queue_id)
         if queue.handler is not None:
             queue.handler(head, scanner.body(head))
             return
-        record = self.describe(head, queue)
+        record = self._describe(head, queue)
         if record.queue_offset != NO_UNIT and queue.consume_queue.put_unit_at(
             head.queue_offset, record.physical_offset, record.size, record.tags_code
         ):
@@ -215,7 +269,7 @@ class Dispatcher:
             )
         self.last_store_timestamp = record.store_timestamp
 
-    def describe(self, head: RecordHead, queue: Queue) -> Pending:
+    def _describe(self, head: RecordHead, queue: Queue) -> Pending:
         """What dispatching needs of a record that was read from the log."""
         properties = head.properties
         transaction = head.sys_flag & TRANSACTION_MASK

@@ -1,4 +1,4 @@
-"""How the store says no: by what the caller must do next (Java: `PutMessageStatus`).
+"""Why the store refuses: by what the caller must do next (Java: `PutMessageStatus`).
 
 Damage of the log itself is `protocol.errors.CorruptLogError`, which names the file and offset.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
-from protocol.codes import ResponseCode
-from protocol.errors import BatonError
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BatonError
 
 
 class PutStatus(enum.Enum):
@@ -53,21 +53,8 @@ class PutPropertiesTooLong(PutIllegal):
     status = PutStatus.PROPERTIES_SIZE_EXCEEDED
 
 
-class StoreLockedError(BatonError):
-    """Another process works on this store folder. `pid` is 0 if the system does not tell."""
-
-    def __init__(self, path: Path, pid: int) -> None:
-        super().__init__(path, pid)
-        self.path = path
-        self.pid = pid
-
-    def __str__(self) -> str:
-        owner = f"process {self.pid}" if self.pid else "another process"
-        return f"the store {self.path.parent} is in use by {owner} (lock file {self.path})"
-
-
 class StoreFormatError(BatonError):
-    """A file of the store does not fit the configuration; an operator must look."""
+    """A file of the store does not fit the configuration: an operator must decide."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(path, what)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 
 class FileHandles:
-    """Least recently used descriptors, opened when first asked for."""
+    """Least recently used descriptors, opened on demand."""
 
     def __init__(self, limit: int = 256) -> None:
         assert limit >= 1

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from protocol.tags import java_string_hash
+from batonmq.protocol.layout import INDEX_ENTRY
+from batonmq.protocol.tags import java_string_hash
 
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 
-ENTRY = np.dtype([("hash", ">i4"), ("phy", ">i8"), ("diff", ">i4"), ("prev", ">i4")])
-assert ENTRY.itemsize == 20
+ENTRY = np.dtype(INDEX_ENTRY.dtype)
 
 # Slots per block whose change is noted: 4 KiB of the file.
 _BLOCK_SLOTS = 1024
@@ -118,7 +118,7 @@ class SlotTable:
 
     @classmethod
     def of_entries(cls, hashes: npt.NDArray[np.int32], slot_num: int) -> "SlotTable":
-        """Build the slots anew from the hashes of entries 1, 2, ...; every block counts as changed.
+        """Rebuild the slots from the hashes of entries 1, 2, ...; every block counts as changed.
 
         A later entry of the same slot wins.
         """
@@ -182,9 +182,9 @@ def pack_entries(
     """The 20-byte entries in file order."""
     entries = np.empty(len(hashes), dtype=ENTRY)
     entries["hash"] = hashes
-    entries["phy"] = phy_offsets
-    entries["diff"] = diffs
-    entries["prev"] = previous
+    entries["offset"] = phy_offsets
+    entries["seconds"] = diffs
+    entries["previous"] = previous
     return entries.tobytes()
 
 
@@ -196,7 +196,7 @@ def seconds_since(begin_ms: int, timestamps: I64) -> I64:
 
 def good_entries(raw: bytes, phy_min: int, phy_max: int) -> int:
     """How many leading entries could have been written: offsets in bounds and never falling."""
-    phy = np.frombuffer(raw, dtype=ENTRY)["phy"].astype(np.int64)
+    phy = np.frombuffer(raw, dtype=ENTRY)["offset"].astype(np.int64)
     if not len(phy):
         return 0
     good = (phy >= phy_min) & (phy <= phy_max)

@@ -1,13 +1,8 @@
 """One file of the hash index: which records of the log have a key. Byte-compatible with Java.
 
-    header 40 | slots x 4 | entries x 20                       (big endian, sparse, full size)
-    header: begin timestamp i64, end timestamp i64, begin offset i64, end offset i64,
-            used slots i32, entry count i32
-    entry:  key hash i32, commit-log offset i64, seconds since begin timestamp i32,
-            previous entry of the same slot i32
-
-Entries are numbered from 1, in the order of the log; a slot holds the number of its newest entry,
-0 if none; the count is the number the next entry gets. Origin: Java `IndexFile`.
+A header, the slots, the entries (`protocol.layout`); the file is sparse and has its full size from
+the start. Entries are numbered from 1, in the order of the log; a slot holds the number of its
+newest entry, 0 if none; the count is the number the next entry gets. Origin: Java `IndexFile`.
 
 Order of writes: entries, slots, header. What lies at or above the header's count is not there; a
 slot that points there is repaired from the entries. Once a batch has come, slots live in memory and
@@ -19,23 +14,22 @@ one record are in one file.
 """
 
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epoch.durable_file import sync_directory, sync_file, write_all, zero_range
-from protocol.tags import java_string_hash
-from store.file_handles import FileHandles
+from batonmq.process.durable_file import sync_directory, sync_file, write_all, zero_range
+from batonmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+from batonmq.protocol.tags import java_string_hash
+from batonmq.store.file_handles import FileHandles
 
 if TYPE_CHECKING:
-    from store.index_batch import I64, SlotTable
+    from batonmq.store.index_batch import I64, SlotTable
 
-HEADER = struct.Struct(">qqqqii")
-ENTRY = struct.Struct(">iqii")
-_SLOT = struct.Struct(">i")
+HEADER = INDEX_HEADER.struct
+ENTRY = INDEX_ENTRY.struct
+_SLOT = INDEX_SLOT.struct
 SLOT_SIZE = _SLOT.size
-assert (HEADER.size, SLOT_SIZE, ENTRY.size) == (40, 4, 20)
 
 _DIFF_MAX = 2**31 - 1
 # From so many entries on, numpy is quicker than a loop.
@@ -73,7 +67,7 @@ class IndexFile:
     )
 
     def __init__(self, path: Path, slot_num: int, index_num: int, handles: FileHandles) -> None:
-        """Open an existing file; ValueError says why it is none. See `create`."""
+        """Open an existing file. Raises ValueError if it is none. See `create`."""
         self.path = path
         self._slot_num = slot_num
         self._index_num = index_num
@@ -143,7 +137,7 @@ class IndexFile:
     def is_empty(self) -> bool:
         return self.count <= 1
 
-    # -- writing
+    # Writing.
 
     def put(
         self, hashes: Sequence[int], phy_offsets: Sequence[int], timestamps: Sequence[int]
@@ -176,7 +170,7 @@ class IndexFile:
 
     def put_batch(self, hashes: "I64", phy_offsets: "I64", timestamps: "I64") -> None:
         """`put` for many: the same bytes, but the slots stay in memory until `write_slots`."""
-        from store.index_batch import pack_entries, seconds_since
+        from batonmq.store.index_batch import pack_entries, seconds_since
 
         self._before_put(len(hashes), int(phy_offsets[0]), int(timestamps[0]))
         table = self._slots_in_memory()
@@ -201,7 +195,7 @@ class IndexFile:
 
     def _slots_in_memory(self) -> "SlotTable":
         if self._table is None:
-            from store.index_batch import SlotTable
+            from batonmq.store.index_batch import SlotTable
 
             self._table = SlotTable.read(self._fd, HEADER.size, self._slot_num)
         return self._table
@@ -244,7 +238,7 @@ class IndexFile:
         if release:
             self._table = None
 
-    # -- reading
+    # Reading.
 
     def entry(self, number: int) -> tuple[int, int, int, int]:
         """(key hash, commit-log offset, seconds since begin, previous entry)."""
@@ -276,7 +270,7 @@ class IndexFile:
             if entry_hash == hash_ and stored_ms <= end_ms and phy_offset not in found:
                 found.append(phy_offset)
 
-    # -- cutting and repair
+    # Cutting and repair.
 
     def first_entry_at_or_above(self, phy_offset: int) -> int:
         """Number of the first entry of a record at or above `phy_offset`; `count` if none."""
@@ -342,28 +336,17 @@ class IndexFile:
         while number < self.count:
             step = min(_VERIFY_ENTRIES, self.count - number)
             raw = os.pread(self._fd, step * ENTRY.size, self._entry_at(number))
-            good = self._good_in(raw, floor)
+            good = _good_in(raw, floor, self.end_phy_offset)
             number += good
             if good < step:
                 break
             floor = self.entry(number - 1)[1]
         return number
 
-    def _good_in(self, raw: bytes, floor: int) -> int:
-        if len(raw) >= _LARGE * ENTRY.size:
-            from store.index_batch import good_entries
-
-            return good_entries(raw, floor, self.end_phy_offset)
-        for position, (_, phy_offset, _, _) in enumerate(ENTRY.iter_unpack(raw)):
-            if not floor <= phy_offset <= self.end_phy_offset:
-                return position
-            floor = phy_offset
-        return len(raw) // ENTRY.size
-
     def _rebuild_slots(self) -> None:
         raw = os.pread(self._fd, (self.count - 1) * ENTRY.size, self._entry_at(1))
         if self.count > _LARGE:
-            from store.index_batch import SlotTable, entry_hashes
+            from batonmq.store.index_batch import SlotTable, entry_hashes
 
             self._table = SlotTable.of_entries(entry_hashes(raw), self._slot_num)
             self.used_slots = self._table.used()
@@ -380,7 +363,7 @@ class IndexFile:
         self._write_header()
 
     def close(self) -> None:
-        """Write the slots and let go of the file; not synced."""
+        """Write the slots and close the file; not synced."""
         self.write_slots(release=True)
         self._handles.forget(str(self.path))
 
@@ -389,3 +372,16 @@ class IndexFile:
         self._table = None
         self._handles.forget(str(self.path))
         self.path.unlink(missing_ok=True)
+
+
+def _good_in(raw: bytes, floor: int, ceiling: int) -> int:
+    """How many leading entries could have been written: offsets in bounds and never falling."""
+    if len(raw) >= _LARGE * ENTRY.size:
+        from batonmq.store.index_batch import good_entries
+
+        return good_entries(raw, floor, ceiling)
+    for position, (_, phy_offset, _, _) in enumerate(ENTRY.iter_unpack(raw)):
+        if not floor <= phy_offset <= ceiling:
+            return position
+        floor = phy_offset
+    return len(raw) // ENTRY.size

@@ -1,9 +1,9 @@
-"""The hash index of a store: a row of index files, fed from dispatch, asked by key.
+"""The hash index of a store: index files, filled by dispatch, queried by key.
 
 Entries are deferred: `put` only notes a record, `drain` turns what was noted into entries, in one
 batch. Draining happens when enough is noted, on the owner's idle tick, and before a query.
-What was noted and not drained is lost by a crash; `end_phy_offset` after `load` says from where
-the log must be dispatched to the index again.
+A crash loses what was noted and not drained; the log must be dispatched again from
+`end_phy_offset` as it is after `load`.
 
 Invariant: records enter in the order of the log, each once, all entries of a record in one file;
 a record at or below `end_phy_offset` is skipped. One thread owns the service; `sync_file` on the
@@ -17,10 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from epoch.durable_file import sync_directory, sync_file
-from protocol.tags import java_string_hash
-from store.file_handles import FileHandles
-from store.index_file import IndexFile, key_hash
+from batonmq.process.clock import wall_ms
+from batonmq.process.durable_file import sync_directory, sync_file
+from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.tags import java_string_hash
+from batonmq.store.file_handles import FileHandles
+from batonmq.store.index_file import IndexFile, key_hash
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +42,6 @@ class IndexAnswer(NamedTuple):
     last_update_phy_offset: int
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class IndexService:
     """Index files oldest first; only the last one grows."""
 
@@ -53,7 +51,7 @@ class IndexService:
         *,
         slot_num: int = 5_000_000,
         index_num: int = 20_000_000,
-        clock_ms: Callable[[], int] = _wall_clock_ms,
+        clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         """`root` is the `index` folder; `slot_num` and `index_num` are maxHashSlotNum and
         maxIndexNum. Wall time only names new files."""
@@ -74,7 +72,7 @@ class IndexService:
         #: Whether `load` had to drop entries of damaged files.
         self.was_cut = False
 
-    # -- feeding
+    # Writing.
 
     def put(
         self,
@@ -102,7 +100,7 @@ class IndexService:
             del self._noted[:taken]
 
     def _drain_into(self, file: IndexFile) -> int:
-        """Index records from the front as far as `file` has room; how many were dealt with."""
+        """Index records from the front as far as `file` has room; how many."""
         topics: list[str] = []
         counts: list[int] = []
         phy_offsets: list[int] = []
@@ -159,7 +157,7 @@ class IndexService:
                 [record[3] for record in each],
             )
             return
-        from store.index_batch import record_columns
+        from batonmq.store.index_batch import record_columns
 
         prefixes = [self._topic_hash(topic) for topic in topics]
         file.put_batch(*record_columns(prefixes, counts, phy_offsets, timestamps, keys))
@@ -205,12 +203,12 @@ class IndexService:
     @staticmethod
     def preload() -> None:
         """Load numpy now, on any thread, so that the first large batch does not wait for it."""
-        import store.index_batch  # noqa: F401
+        import batonmq.store.index_batch  # noqa: F401
 
-    # -- asking
+    # Queries.
 
     def query(
-        self, topic: str, key: str, max_num: int, begin_ms: int = 0, end_ms: int = 2**63 - 1
+        self, topic: str, key: str, max_num: int, begin_ms: int = 0, end_ms: int = LONG_MAX
     ) -> IndexAnswer:
         """Records with `key` stored in [begin_ms, end_ms], at most `max_num`, newest first.
 
@@ -226,7 +224,7 @@ class IndexService:
                 file.select_phy_offsets(hash_, max_num, begin_ms, end_ms, found)
         return IndexAnswer(found, self.end_timestamp, max(0, self.end_phy_offset))
 
-    # -- against the log
+    # Against the log.
 
     def truncate_to(self, phy_offset: int) -> bool:
         """Drop what points at or above `phy_offset`, durably; True if anything did."""
@@ -261,10 +259,10 @@ class IndexService:
         self.end_phy_offset = newest.end_phy_offset if newest else -1
         self.end_timestamp = newest.end_timestamp if newest else 0
 
-    # -- flush and life
+    # Opening, flushing, closing.
 
     def load(self, *, clean: bool, safe_timestamp: int = 0, safe_offset: int = 0) -> None:
-        """Find the files. `was_cut` tells if records below `safe_offset` must come again.
+        """Find the files. `was_cut`: records below `safe_offset` must be dispatched again.
 
         Entries of records below `safe_offset` were durable before the exit; what is above it, and
         what is behind `end_phy_offset` if anything was cut, must be dispatched again.

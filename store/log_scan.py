@@ -1,17 +1,22 @@
-"""Walks over the records of the log: where does each begin, and where do whole records end.
+"""Walks over the records of the log: where each begins, and where whole records end.
 
-The one place that turns bytes of segments into record heads, for dispatch, recovery and the
-truncation of an incomplete tail. Origin: Java `CommitLog.checkMessageAndReturnSize` and its loops.
+The one place that turns bytes of segments into records, for dispatch, recovery and the check of
+what a master sent. A slave reads every record that its master wrote, so the common record (format
+V1, IPv4 hosts, a property CRC) is read in one go: `quick_record`, `quick_size`. For anything else
+(a blank, a record cut short, also a wrong CRC) these find nothing, and `LogScanner` looks closely.
+Origin: Java `CommitLog.checkMessageAndReturnSize` and its loops.
 """
 
 from __future__ import annotations
 
-import struct
+import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from protocol.errors import CorruptLogError
-from protocol.record import (
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.layout import RECORD_HEAD, RECORD_V4
+from batonmq.protocol.properties import find_property
+from batonmq.protocol.record import (
     CRC_PROPERTY,
     CRC_TAIL_SIZE,
     END_FILE_MIN_BLANK,
@@ -20,16 +25,128 @@ from protocol.record import (
     MAGIC_V2,
     CorruptRecord,
     RecordHead,
+    crc_tail,
     scan_record,
 )
-from store.commit_log import CommitLog
-from store.mapped_file import Segment
-from store.quick_scan import quick_size
+from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
+from batonmq.store.commit_log import CommitLog
+from batonmq.store.mapped_file import Segment
 
-_MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
-_MAGIC_AT: Final = 4
-_PLACE: Final = struct.Struct(">I4s20xq")
+_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
+_MAGIC_BYTES: Final = tuple(magic.to_bytes(4, "big") for magic in _MAGICS)
+_MAGIC_AT: Final = RECORD_HEAD.at["magic"]
+_PLACE: Final = RECORD_HEAD.only("size", "magic", "physical_offset")
 _EMPTY: Final = memoryview(b"")
+
+# What a common record has: format V1, IPv4 hosts, a property CRC, no transaction.
+_HEAD: Final = RECORD_V4.only(
+    "size", "magic", "queue_id", "queue_offset", "physical_offset", "sys_flag", "store_ms",
+    "body_length",
+)  # fmt: skip
+_BODY_AT: Final = _HEAD.size
+_UNUSUAL_FLAGS: Final = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
+_SIZE_MIN: Final = FIXED_SIZE_V1 + CRC_TAIL_SIZE
+_unpack_head = _HEAD.unpack_from
+_unpack_place: Final = _PLACE.unpack_from
+_crc32 = zlib.crc32
+
+# size, queue id, queue offset, store timestamp, topic, TAGS, KEYS, UNIQ_KEY
+QuickRecord = tuple[int, int, int, int, bytes, bytes | None, bytes | None, bytes | None]
+
+
+def quick_record(
+    view: memoryview, position: int, room: int, offset: int, check_crc: bool = True
+) -> QuickRecord | None:
+    """The CRC-checked record at `position` of `view`, or None for one that is not the common case.
+
+    `offset` is its place in the log, `room` the bytes from there to the end of its segment.
+    `check_crc` is False for what this process has checked before.
+    """
+    checked = _check(view, position, room, offset, check_crc)
+    if checked is None:
+        return None
+    size, queue_id, queue_offset, stored_at, topic_end, tail = checked
+    properties = tail[topic_end + 2 : -CRC_TAIL_SIZE]
+    return (
+        size,
+        queue_id,
+        queue_offset,
+        stored_at,
+        tail[1:topic_end],
+        _find(properties, b"TAGS\x01"),
+        _find(properties, b"KEYS\x01"),
+        _find(properties, b"UNIQ_KEY\x01"),
+    )
+
+
+def quick_size(view: memoryview, position: int, room: int, offset: int) -> int:
+    """The size of the CRC-checked record at `position`, 0 for anything that is not common.
+
+    The CRC covers all fields, so only those are read that are needed to find it.
+    """
+    available = len(view) - position
+    if available < _SIZE_MIN:
+        return 0
+    size, magic, physical_offset = _unpack_place(view, position)
+    if (
+        magic != MAGIC_V1
+        or physical_offset != offset
+        or not _SIZE_MIN <= size <= available
+        or size + END_FILE_MIN_BLANK > room
+    ):
+        return 0
+    crc_at = position + size - CRC_TAIL_SIZE
+    crc = _crc32(view[position:crc_at]) & 0x7FFFFFFF
+    return size if view[crc_at : crc_at + CRC_TAIL_SIZE] == crc_tail(crc) else 0
+
+
+def _check(
+    view: memoryview, position: int, room: int, offset: int, check_crc: bool
+) -> tuple[int, int, int, int, int, bytes] | None:
+    """(size, queue id, queue offset, store time, end of topic, bytes behind the body)."""
+    if len(view) - position < _SIZE_MIN:
+        return None
+    size, magic, queue_id, queue_offset, physical_offset, sys_flag, stored_at, body_len = (
+        _unpack_head(view, position)
+    )
+    end = position + size
+    if (
+        magic != MAGIC_V1
+        or sys_flag & _UNUSUAL_FLAGS
+        or physical_offset != offset
+        or size + END_FILE_MIN_BLANK > room
+        or not 0 <= body_len <= size - _SIZE_MIN
+        or end > len(view)
+    ):
+        return None
+    tail = bytes(view[position + _BODY_AT + body_len : end])
+    topic_end = 1 + tail[0]
+    properties_at = topic_end + 2
+    if (
+        properties_at + CRC_TAIL_SIZE > len(tail)
+        or (tail[topic_end] << 8) + tail[topic_end + 1] != len(tail) - properties_at
+        or not tail.startswith(CRC_PROPERTY, len(tail) - CRC_TAIL_SIZE)
+    ):
+        return None
+    if not check_crc:
+        return size, queue_id, queue_offset, stored_at, topic_end, tail
+    digits = tail[-2:-12:-1]
+    crc = _crc32(view[position : end - CRC_TAIL_SIZE]) & 0x7FFFFFFF
+    if tail[-1] != 2 or not digits.isdigit() or int(digits) != crc:
+        return None
+    return size, queue_id, queue_offset, stored_at, topic_end, tail
+
+
+def _find(properties: bytes, needle: bytes) -> bytes | None:
+    """The value of the last pair that begins with `needle` (a key and its separator)."""
+    at = properties.rfind(needle)
+    if at < 0:
+        return None
+    start = at + len(needle)
+    stop = properties.find(b"\x02", start)
+    if stop <= start or (at and properties[at - 1] != 2):
+        return find_property(properties, needle[:-1])  # repeated, empty, or part of another
+    return properties[start:stop]
 
 
 class LogScanner:
@@ -150,6 +267,21 @@ def whole_records_end(log: CommitLog, offset: int, end: int) -> tuple[int, str |
     return scanner.offset, scanner.problem
 
 
+def check_record(log: CommitLog, offset: int) -> RecordHead:
+    """The head of the CRC-checked record at `offset`. Raises CorruptLogError."""
+    what = "no whole record is there"
+    segment = log.segment_at(offset)
+    if segment is not None:
+        try:
+            head = scan_record(segment.buffer, offset - segment.start_offset, check_crc=True)
+        except CorruptRecord as error:
+            what = error.what
+        else:
+            if head is not None and head.kind == "message" and head.physical_offset == offset:
+                return head
+    raise CorruptLogError(log.file_of(offset), offset, what)
+
+
 def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
     """What is wrong with the record that begins at `offset`; None if it is good or none begins.
 
@@ -162,13 +294,48 @@ def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
     position = offset - segment.start_offset
     size, magic, own_offset = _PLACE.unpack_from(segment.buffer, position)
     behind = offset + size
-    follows = behind == log.max_offset or log.view(behind + _MAGIC_AT, 4) in _MAGICS
+    follows = behind == log.max_offset or log.view(behind + _MAGIC_AT, 4) in _MAGIC_BYTES
     if own_offset != offset and not (magic in _MAGICS and follows):
         return None
     scanner = LogScanner(log, offset, log.max_offset, check_crc=True)
     if scanner.next() is not None:
         return None
     return CorruptLogError(log.file_of(offset), offset, scanner.problem or "no whole record")
+
+
+def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: int) -> bool:
+    """Whether the log can be cut at `offset`: a record begins there, or whole records end there.
+
+    `dispatched_offset` is a known boundary at or below which nothing has to be read.
+    """
+    if offset == dispatched_offset or offset % commit_log.segment_size == 0:
+        return True
+    if offset > dispatched_offset:
+        scanner = LogScanner(commit_log, dispatched_offset, offset, check_crc=False)
+        while scanner.next() is not None:
+            pass
+        return scanner.offset == offset
+    try:
+        check_record(commit_log, offset)
+    except CorruptLogError:
+        return False
+    return True
+
+
+def fault_behind(commit_log: CommitLog, scanner: LogScanner) -> str | None:
+    """Why the bytes between the scanner and the log's end are damage, None if just incomplete."""
+    if scanner.offset >= commit_log.max_offset:
+        return None
+    behind = find_valid_record(commit_log, scanner.offset)
+    if behind is not None:
+        return (
+            f"{scanner.problem or 'no whole record'}, but there are records behind it, at {behind}"
+        )
+    if scanner.problem is None:
+        view = commit_log.view(scanner.offset, commit_log.segment_size)
+        if ends_in_property_crc(view, 0, len(view)):
+            return "a record with a wrong length"
+    return scanner.problem
 
 
 def find_valid_record(log: CommitLog, offset: int) -> int | None:
@@ -189,10 +356,10 @@ def find_valid_record(log: CommitLog, offset: int) -> int | None:
 
 
 def _find_in_segment(segment: Segment, position: int) -> int | None:
-    for block_at, block in segment.data_blocks(position, overlap=len(_MAGICS[0])):
+    for block_at, block in segment.data_blocks(position, overlap=len(_MAGIC_BYTES[0])):
         found = [
             record_at
-            for magic in _MAGICS
+            for magic in _MAGIC_BYTES
             for record_at in _candidates(block_at, block, magic)
             if record_at >= position and _is_record(segment, record_at)
         ]
@@ -215,3 +382,9 @@ def _is_record(segment: Segment, position: int) -> bool:
     except CorruptRecord:
         return False
     return head is not None and head.physical_offset == segment.start_offset + position
+
+
+def ends_in_property_crc(view: memoryview, start: int, end: int) -> bool:
+    """Whether the 20 bytes before `end` begin as the property CRC of a record does."""
+    at = end - CRC_TAIL_SIZE
+    return at >= start and bytes(view[at : at + len(CRC_PROPERTY)]) == CRC_PROPERTY

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from epoch.durable_file import sync_directory, write_all
+from batonmq.process.durable_file import sync_directory, write_all
 
 NAME_DIGITS: Final = 20
 _BLOCK_SIZE: Final = 1 << 20

@@ -1,9 +1,9 @@
 """The store of one broker: the log, what is derived from it, and the rules for both roles.
 
-A facade over its parts: `Appender` (write path), `Dispatcher` (confirmed becomes visible),
-`StoreQueries` (reads), `SlaveLog` (a master's bytes, cuts), `LogTrust` (R17, R24), `recovery`,
-`Background`, `CheckpointWriter`, `Expirer`. One thread, the loop's, calls everything here; other
-threads only sync, allocate and unlink files.
+`open` builds the parts, and callers use them directly: `appender` (puts), `queries` (reads),
+`slave_log` (a master's bytes, cuts), `trust` (R17, R24), `log`, `epochs`, `background`,
+`checkpoints`, `expirer`. Here is what needs several of them. One thread, the loop's, calls
+everything; other threads only sync, allocate and unlink files.
 
 Invariants: `min_phy_offset <= confirm_offset <= max_phy_offset`; confirm_offset is a record
 boundary, never falls but by a truncation, and everything below it, and nothing above, can be read
@@ -18,26 +18,31 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from epoch.durable_file import remove_file
-from protocol.errors import CorruptLogError
-from store.background import Background
-from store.config import StoreConfig
-from store.dispatch import ArrivalListener
-from store.lock_file import StoreLock
-from store.parts import StoreParts, abort_path, load_parts, recover_parts
-from store.queue_table import SystemRecordHandler
-from store.slave_log import SlaveLog
-from store.suspicion import RunMark, Suspicion, kernel_boot_id
-from store.trust import LogTrust
-from store.undispatched import queue_undispatched
-from store.upkeep import DiskUseOf, disk_use, unlink_segments
+from batonmq.epoch.file_cache import EpochFileCache
+from batonmq.process.durable_file import remove_file
+from batonmq.process.lock_file import FolderLock
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.store.appender import Appender
+from batonmq.store.background import Background
+from batonmq.store.commit_log import CommitLog
+from batonmq.store.config import StoreConfig
+from batonmq.store.dispatch import ArrivalListener, DelayLevels, Dispatcher
+from batonmq.store.queries import StoreQueries
+from batonmq.store.queue_table import QueueTable, SystemRecordHandler
+from batonmq.store.recovery import recover_store
+from batonmq.store.slave_log import SlaveLog
+from batonmq.store.store_files import StoreFiles, abort_path, load_files
+from batonmq.store.suspicion import RunMark, kernel_boot_id
+from batonmq.store.truncation import Truncation
+from batonmq.store.trust import LogTrust
+from batonmq.store.upkeep import CheckpointWriter, DiskUseOf, Expirer, disk_use
+from batonmq.store.verified_log import VerifiedLog
 
 log = logging.getLogger(__name__)
 
-# How much of the log a slave dispatches before it lets the loop look at its sockets again.
+# How much of the log a slave dispatches before the loop serves its sockets again.
 _DISPATCH_SLICE_BYTES: Final = 256 * 1024
 _NOT_MASTER: Final = "this replica is not the master"
-_DISK_FULL: Final = "the disk is full"
 
 
 def wall_clock_ms() -> int:
@@ -51,6 +56,18 @@ def _raise(error: BaseException) -> None:
 
 class MessageStore:
     """See the module. Set the hooks (`on_system_record`, `on_unknown_topic`) before `open`."""
+
+    # The parts; they are there once `open` has returned.
+    log: CommitLog
+    epochs: EpochFileCache
+    appender: Appender
+    queries: StoreQueries
+    slave_log: SlaveLog
+    trust: LogTrust
+    truncation: Truncation
+    background: Background
+    checkpoints: CheckpointWriter
+    expirer: Expirer
 
     def __init__(
         self,
@@ -80,34 +97,36 @@ class MessageStore:
         #: Called before each checkpoint: the jobs that make durable what the two hooks above have
         #: changed, for after it their records are not shown again. Run before it, in order.
         self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
+        #: Called with (topic, queue id, max queue offset) once per queue and advance.
+        self.arrival_listeners: list[ArrivalListener] = []
+        #: Called in the loop with the flushed offset after each fdatasync that covered bytes.
+        self.flushed_listeners: list[Callable[[int], None]] = []
         self._store_host = store_host
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
         self._boot_id = boot_id
-        self._arrival_listeners: list[ArrivalListener] = []
-        self._flushed_listeners: list[Callable[[int], None]] = []
+        self._lock = FolderLock(config.root / "lock")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_slice: asyncio.Handle | None = None
         self._on_fatal: Callable[[BaseException], None] = _raise
         self._opened_at_ms = 0
-        self._disk_full = False
         self._is_open = False
 
-    # --- life ---
+    # Opening and closing.
 
     def open(self) -> None:
         """Lock, load and recover the store; finishes an interrupted truncation first.
 
-        Raises StoreLockedError (names the process), StoreFormatError, CorruptLogError (an epoch
-        file without a good copy) and OSError. Damage in the log does not raise: see `suspect`.
+        Raises FolderLockedError (names the process), StoreFormatError, CorruptLogError (an epoch
+        file without a good copy) and OSError. Damage in the log does not raise: see `trust`.
         """
-        root = self.config.root
-        root.mkdir(parents=True, exist_ok=True)
-        self._lock = StoreLock(root / "lock")
+        self.config.root.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
         try:
             boot_id = self._boot_id()
-            self._load(boot_id)
+            self._files = load_files(self.config, self._clock_ms)
+            self._build_parts(self._files)
+            self._recover(boot_id)
             self._mark_run(boot_id)
         except BaseException:
             self._lock.release()
@@ -115,93 +134,88 @@ class MessageStore:
         self._opened_at_ms = self._clock_ms()
         self._is_open = True
 
-    def _mark_run(self, boot_id: str) -> None:
-        """From here on a stop is unclean. What a run before acknowledged unflushed is flushed
-        before this one may say of itself that all it acknowledged is (R17)."""
-        acks_flushed = self.config.sync_flush and self.config.ha_sync_flush
-        if acks_flushed and not self._parts.was_clean:
-            self.flush()
-        RunMark(boot_id, acks_flushed).write(abort_path(self.config.root))
-
-    def _load(self, boot_id: str) -> None:
-        parts = self._parts = load_parts(
-            self.config,
+    def _build_parts(self, files: StoreFiles) -> None:
+        config = self.config
+        self.log, self.epochs = files.log, files.epochs
+        self._verified = VerifiedLog(files.log)
+        self._queues = QueueTable(
+            files.consume_queues, self.on_system_record, self.on_unknown_topic
+        )
+        self._dispatcher = Dispatcher(
+            files.log,
+            self._queues,
+            files.index if config.message_index_enable else None,
+            DelayLevels(config.message_delay_level),
+            self._verified,
+            self.arrival_listeners,
+        )
+        self.appender = Appender(
+            config,
+            files.log,
+            self._queues,
+            self._dispatcher.pending,
             store_host=self._store_host,
             clock_ms=self._clock_ms,
-            disk_use_of=self._disk_use_of,
+            on_disk_failure=self._fail,
         )
-        parts.queues.on_system_record = self.on_system_record
-        parts.queues.on_unknown_topic = self._announce_topic
-        parts.dispatcher.arrival_listeners = self._arrival_listeners
-        self.log = parts.log
-        self.epochs = parts.epochs
-        self.truncation = parts.truncation
-        self._dispatcher = parts.dispatcher
-        self._appender = parts.appender
-        self._slave_log = SlaveLog(
-            parts,
-            segment_size=self.config.mapped_file_size_commit_log,
-            stop_writes=self.stop_writes,
-            fail=self._fail,
+        self.background = Background(files.log, self._fail)
+        self.queries = StoreQueries(files, self._dispatcher, self.appender)
+        self.truncation = Truncation(files)
+        self.checkpoints = CheckpointWriter(
+            files, self._dispatcher, self.before_checkpoint, self.background
         )
-        self._background = Background(parts.log, self._fail)
-        self._trust = LogTrust(parts, self._slave_log, self.stop_writes)
-        self._bind_paths(parts)
-        parts.appender.on_disk_failure = self._fail
-        recover_parts(parts, controller_mode=self.controller_mode, boot_id=boot_id)
-        if self.damage is not None and self.damage.blocks_writes:
-            self._appender.refuse(f"the log is damaged: {self.suspect}")
+        self.expirer = Expirer(
+            files, self._dispatcher, self.appender, self.background, self._clock_ms,
+            self._disk_use_of,
+        )  # fmt: skip
+        self.slave_log = SlaveLog(
+            files, self._dispatcher, self.appender, self.truncation, self.checkpoints,
+            self.stop_writes, self._fail,
+        )  # fmt: skip
+        self.trust = LogTrust(files, self._dispatcher, self.slave_log, self.stop_writes)
+
+    def _recover(self, boot_id: str) -> None:
+        recover_store(
+            self._files,
+            self.truncation,
+            self._dispatcher,
+            controller_mode=self.controller_mode,
+            boot_id=boot_id,
+        )
+        damage = self.trust.damage
+        if damage is not None and damage.blocks_writes:
+            self.appender.refuse(f"the log is damaged: {self.trust.reason}")
         elif not self.controller_mode:
-            self._open_for_writes()
+            self.appender.open_for_writes()
 
-    def _bind_paths(self, parts: StoreParts) -> None:
-        """Hand out the parts' own methods: the facade adds nothing to them but a call."""
-        self.put_message = parts.appender.put_message
-        self.put_batch = parts.appender.put_batch
-        slave_log, trust = self._slave_log, self._trust
-        self.append_replicated = slave_log.append_replicated
-        self.drop_unverified = slave_log.drop_unverified
-        self.truncate_to = slave_log.truncate_to
-        self.reset_for_empty_start = slave_log.reset_for_empty_start
-        self.fault_at = trust.fault_at
-        self.discard_damaged_tail = trust.discard_damaged_tail
-        self.clear_suspect = trust.clear_suspect
-        self.request_flush = self._background.request_flush
-        self.run_job = self._background.run_job
-        queries = parts.queries
-        self.get_message = queries.get_message
-        self.queue_ids = queries.queue_ids
-        self.max_offset_in_queue = queries.max_offset_in_queue
-        self.min_offset_in_queue = queries.min_offset_in_queue
-        self.next_offset_in_queue = queries.next_offset_in_queue
-        self.offset_in_queue_by_time = queries.offset_in_queue_by_time
-        self.message_store_timestamp = queries.message_store_timestamp
-        self.earliest_message_time = queries.earliest_message_time
-        self.look_message_by_offset = queries.look_message_by_offset
-        self.query_message = queries.query_message
-
-    def _announce_topic(self, topic: str, queue_id: int) -> None:
-        if self.on_unknown_topic is not None:
-            self.on_unknown_topic(topic, queue_id)
+    def _mark_run(self, boot_id: str) -> None:
+        """From here on a stop is unclean. What a run before acknowledged unflushed is flushed
+        first, so that the mark of this run may say that all acknowledged bytes are (R17)."""
+        acks_flushed = self.config.sync_flush and self.config.ha_sync_flush
+        if acks_flushed and not self._files.was_clean:
+            self.flush()
+        RunMark(boot_id, acks_flushed).write(abort_path(self.config.root))
 
     def start(
         self, loop: asyncio.AbstractEventLoop, on_fatal: Callable[[BaseException], None]
     ) -> None:
         """Start the threads that sync and the timers of upkeep on `loop`.
 
-        `on_fatal` is called in the loop when the disk failed or the log proved to be none: the
-        process must end.
+        `on_fatal` is called in the loop when the disk failed or the bytes of the log are no
+        records: the process must end.
         """
         self._loop = loop
         self._on_fatal = on_fatal
-        background = self._background
-        background.start(loop, self.config.flush_interval_commit_log, self._report_flushed)
+        config, background = self.config, self.background
+        background.start(loop, config.flush_interval_commit_log, self._report_flushed)
         if not self.log.segments:
-            self.log.preallocate_in_thread()
+            self.log.preallocate_when_due()
         background.repeat(
-            "flush", self.config.flush_interval_consume_queue / 1000, self.flush_derived
+            "flush", config.flush_interval_consume_queue / 1000, self.checkpoints.flush_derived
         )
-        background.repeat("clean", self.config.clean_resource_interval / 1000, self.clean_expired)
+        background.repeat(
+            "clean", config.clean_resource_interval / 1000, self.expirer.clean_expired
+        )
         self._schedule_slice()
 
     def close(self) -> None:
@@ -209,44 +223,46 @@ class MessageStore:
         if not self._is_open:
             return
         self._stop_timers()
-        self._appender.refuse("the store is closed")
+        self.appender.refuse("the store is closed")
         try:
-            self._appender.end_turn()
-            self._stop_threads()
+            self.appender.end_turn()
+            self.background.stop_threads()
             self.flush()
-            self.flush_derived()
-            self._parts.index.flush()
+            self.checkpoints.flush_derived()
+            self._files.index.flush()
             remove_file(abort_path(self.config.root))
         finally:
             self._release()
 
     def abandon(self) -> None:
-        """Let go of files and lock without syncing anything; the abort mark stays.
+        """Close files and lock without syncing anything; the abort mark stays.
 
         For a broker whose disk failed: what is there is recovered at the next start.
         """
         if not self._is_open:
             return
         self._stop_timers()
-        self._appender.refuse("the store is abandoned")
-        self._stop_threads()
+        self.appender.refuse("the store is abandoned")
+        self.background.stop_threads()
         self._release()
 
     def _stop_timers(self) -> None:
         self._is_open = False
-        self._background.stop_timers()
+        self._loop = None
+        self.background.stop_timers()
         if self._next_slice is not None:
             self._next_slice.cancel()
 
-    def _stop_threads(self) -> None:
-        self._background.stop_threads()
-        self._loop = None
-
     def _release(self) -> None:
-        self._parts.close_files()
+        self._files.close()
         self._lock.release()
 
-    # --- positions ---
+    def _fail(self, error: BaseException) -> None:
+        """The process must end; the reason is kept for the next start (R17, R24)."""
+        self.trust.note_failure(error)
+        self._on_fatal(error)
+
+    # Positions.
 
     @property
     def max_phy_offset(self) -> int:
@@ -254,66 +270,31 @@ class MessageStore:
         return self.log.max_offset
 
     @property
-    def trusted_end(self) -> int:
-        """End (exclusive) of what this log could lead with: before damage at its end, if there is
-        any. What elections compare (R17)."""
-        return self._trust.end
-
-    @property
     def min_phy_offset(self) -> int:
         return self.log.min_offset
-
-    @property
-    def flushed_offset(self) -> int:
-        """End (exclusive) of what fdatasync has covered."""
-        return self.log.flushed_offset
 
     @property
     def confirm_offset(self) -> int:
         """End (exclusive) of what is confirmed and visible; a record boundary."""
         return self._dispatcher.offset
 
-    @property
-    def log_id(self) -> str:
-        """The random id made with this log; another log under the same broker id differs (R17)."""
-        return self.log.log_id
-
-    @property
-    def suspect(self) -> str:
-        """Why this log may miss what it acknowledged (R17); empty in good times. Survives
-        restarts, until `clear_suspect`."""
-        return self._trust.reason
-
-    @property
-    def damage(self) -> Suspicion | None:
-        """What `suspect` tells in words: which bytes, and whether they were discarded."""
-        return self._trust.damage
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether puts are taken."""
-        return self._appender.refusal is None
-
-    @property
-    def disk_full(self) -> bool:
-        return self._disk_full
-
-    # --- master ---
+    # Master.
 
     def prepare_master(self, *, discard_damage: bool = False) -> int:
         """Get ready to take puts: the log's end, behind its last whole record.
 
-        `discard_damage`: whoever elected this replica knows that it is suspect, so what cannot be
-        trusted is cut off first (kept aside) instead of keeping the group without a master.
+        `discard_damage`: this replica was elected although it is suspect, so what cannot be trusted
+        is cut off first (kept aside) instead of keeping the group without a master.
 
         Cuts an incomplete tail (kept aside), counts queue offsets to the end of the log, and under
-        SYNC_FLUSH makes the inherited bytes durable (R26). Raises CorruptLogError for damage, of
-        now or of before, and OSError. A suspect log without damage is taken: the controllers know
-        of it and chose it all the same (R17), so it is the group's log now.
+        SYNC_FLUSH makes the inherited bytes durable (R26). Raises CorruptLogError for damage, new
+        or known, and OSError. A suspect log without damage is taken: the controllers chose it
+        although they knew (R17), so it is the group's log now.
         """
-        if discard_damage and self.damage is not None and self.damage.blocks_writes:
-            self.discard_damaged_tail()
-        damage = self.damage
+        trust = self.trust
+        if discard_damage and trust.damage is not None and trust.damage.blocks_writes:
+            trust.discard_damaged_tail()
+        damage = trust.damage
         if damage is not None and damage.blocks_writes:
             raise CorruptLogError(damage.file, damage.offset, damage.what)
         self.stop_writes()
@@ -321,38 +302,33 @@ class MessageStore:
             self._dispatcher.advance(self._dispatcher.target)
             end = self._queue_undispatched()
         except CorruptLogError as error:
-            self._trust.note_damage(error)
+            trust.note_damage(error)
             raise
         if end < self.log.max_offset:
             log.warning("incomplete_tail_cut offset=%d max_offset=%d", end, self.log.max_offset)
-            self._slave_log.cut(end, keep_aside=True)
+            self.slave_log.cut(end, keep_aside=True)
             self._queue_undispatched()
         if self.config.sync_flush:
             self.flush()
         if damage is None or damage.kind != "rot":
-            self.clear_suspect()
-        self._open_for_writes()
+            trust.clear_suspect()
+        self.appender.open_for_writes()
         return end
 
     def _queue_undispatched(self) -> int:
         self.shows_unconfirmed = True
         try:
-            return queue_undispatched(self.log, self._parts.queues, self._dispatcher)
+            return self._dispatcher.queue_undispatched()
         finally:
             self.shows_unconfirmed = False
 
-    def _open_for_writes(self) -> None:
-        self._appender.open_for_writes()
-        if self._disk_full:
-            self._appender.refuse(_DISK_FULL)
-
     def stop_writes(self, why: str = _NOT_MASTER) -> int:
         """Take no more puts (role change); what was put is written. The end of the log."""
-        was_writable = self.is_writable
-        self._appender.refuse(why)
+        was_writable = self.appender.is_writable
+        self.appender.refuse(why)
         end = self.end_turn()
         if was_writable:
-            self._parts.intake.restart(end)  # all of it is our own
+            self._verified.end = end  # all of it is our own
         return end
 
     def end_turn(self) -> int:
@@ -360,14 +336,14 @@ class MessageStore:
 
         Calls `on_fatal` and raises OSError if the disk fails.
         """
-        return self._appender.end_turn()
+        return self.appender.end_turn()
 
     def advance_confirm_offset(self, offset: int) -> int:
         """Everything that ends at or below `offset` is confirmed: make it visible.
 
         The new confirm_offset, a record boundary; it never falls. Arrival listeners are called
-        once per queue. A slave far behind is led on in slices by the loop. Raises CorruptLogError
-        if the bytes of a slave are no log.
+        once per queue. A slave far behind advances in slices of the loop. Raises CorruptLogError
+        if the bytes of a slave are no records.
         """
         dispatcher = self._dispatcher
         offset = min(offset, self.log.max_offset)
@@ -381,12 +357,11 @@ class MessageStore:
             self._fail(error)
             raise
         except CorruptLogError as error:
-            self._trust.note_damage(error)
+            self.trust.note_damage(error)
             raise
         if dispatcher.has_more:
             self._schedule_slice()
-        if self.damage is not None:
-            self._trust.confirmed(confirmed)
+        self.trust.confirmed(confirmed)
         return confirmed
 
     def _schedule_slice(self) -> None:
@@ -402,51 +377,22 @@ class MessageStore:
             return
         self._schedule_slice()
 
-    # --- trust ---
+    # Durability and upkeep.
 
     def repair(self, seen: str) -> str:
-        """An operator's word that this log is to be trusted; what was done about it.
-
-        `seen` is `suspect` as the operator saw it. Where damage keeps the log from going on, it is
-        cut there, and the cut bytes are kept aside. Raises StoreStateError if nothing is wrong, or
-        something else than was seen.
-        """
-        was_cut = self._trust.repair(seen)
+        """An operator declares this log good; what was done about it. See `LogTrust.repair`."""
+        was_cut = self.trust.repair(seen)
         if not self.controller_mode:
-            self._open_for_writes()
+            self.appender.open_for_writes()
         end = self.log.max_offset
         if was_cut:
             return f"cut at {end}, what was behind is kept in {self.config.root / 'truncated'}"
         return f"trusted as it is, up to {end}"
 
-    def _fail(self, error: BaseException) -> None:
-        """The process must end, and the next one shall know why (R17, R24)."""
-        self._trust.note_failure(error)
-        self._on_fatal(error)
-
-    # --- reading ---
-
-    def log_view(self, offset: int, size: int) -> memoryview:
-        """Written bytes from `offset`, read-only, without a copy: at most `size`, may be fewer.
-
-        Never over two segments; empty at the end of the log. Send it, do not keep it.
-        """
-        return self.log.view(offset, size)
-
-    def on_arrival(self, listener: ArrivalListener) -> None:
-        """Call `listener(topic, queue_id, max_queue_offset)` once per queue and advance."""
-        self._arrival_listeners.append(listener)
-
-    # --- durability and upkeep ---
-
-    def on_flushed(self, listener: Callable[[int], None]) -> None:
-        """Call `listener(flushed_offset)` in the loop after each fdatasync that covered bytes."""
-        self._flushed_listeners.append(listener)
-
     def _report_flushed(self, flushed_offset: int) -> None:
-        # The log may have been cut since the flush thread said so.
+        # The log may have been cut since the flush thread reported.
         flushed_offset = min(flushed_offset, self.log.flushed_offset)
-        for listener in self._flushed_listeners:
+        for listener in self.flushed_listeners:
             listener(flushed_offset)
 
     def flush(self) -> int:
@@ -458,49 +404,16 @@ class MessageStore:
             raise
         return self.log.flushed_offset
 
-    def flush_derived(self) -> None:
-        """Bring consume queues, index and checkpoint to disk; in a thread after `start`."""
-        if self.before_checkpoint is not None:
-            for job in self.before_checkpoint():
-                self.run_job(job)
-        if not self.epochs.is_settled:
-            self.run_job(self.epochs.settle)
-        work = self._parts.checkpoints.begin()
-        if work is None:
-            return
-        self.run_job(work)
-
-    def clean_expired(self, *, manual: bool = False) -> int:
-        """Take expired segments off (`manual`: at any hour), refuse puts on a full disk.
-
-        How many went. Files are unlinked in a thread while the loop runs.
-        """
-        decision, removed = self._parts.expirer.run(self._clock_ms(), manual=manual)
-        if decision.disk_full != self._disk_full:
-            self._set_disk_full(decision.disk_full)
-        if removed:
-            self.run_job(lambda: unlink_segments(removed))
-        return len(removed)
-
-    def _set_disk_full(self, is_full: bool) -> None:
-        log.log(logging.WARNING if is_full else logging.INFO, "disk_full=%s", is_full)
-        self._disk_full = is_full
-        if is_full and self._appender.refusal is None:
-            self._appender.refuse(_DISK_FULL)
-        elif not is_full and self._appender.refusal == _DISK_FULL:
-            self.end_turn()
-            self._appender.open_for_writes()
-
     def delete_topic(self, topic: str) -> int:
         """Forget the queues of a topic; its messages stay in the log until they expire."""
         self.end_turn()
-        count = self._parts.queues.delete_topic(topic)
+        count = self._queues.delete_topic(topic)
         self._dispatcher.forget_topic(topic)
         return count
 
     def runtime_info(self) -> dict[str, str]:
         """What `brokerStatus` shows of the store, under Java's names where it has them."""
-        commit_log, appender = self.log, self._appender
+        commit_log, appender = self.log, self.appender
         use = self._disk_use_of((commit_log.folder,)).ratio
         return {
             "bootTimestamp": str(self._opened_at_ms),
@@ -514,5 +427,5 @@ class MessageStore:
             "putMessageTimesTotal": str(appender.messages_total),
             "putMessageSizeTotal": str(appender.bytes_total),
             "remainHowManyDataToFlush": f"{commit_log.max_offset - commit_log.flushed_offset} B",
-            "suspect": self.suspect,
+            "suspect": self.trust.reason,
         }

@@ -1,4 +1,4 @@
-"""What can be asked of a store: messages of a queue, offsets by time, messages by key or place.
+"""Queries: messages of a queue, offsets by time, messages by key or physical offset.
 
 Every answer lies below the confirmed end (R28). Origin: Java `DefaultMessageStore`,
 `ConsumeQueueStore`, `IndexService`.
@@ -7,32 +7,33 @@ Every answer lies below the confirmed end (R28). Origin: Java `DefaultMessageSto
 from __future__ import annotations
 
 import logging
-import struct
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.errors import CorruptLogError
-from protocol.properties import find_property
-from protocol.record import RecordHead
-from protocol.sysflag import BORN_HOST_V6
-from store.appender import Appender
-from store.commit_log import CommitLog
-from store.config import StoreConfig
-from store.consume_queue import FILLER_SIZE, Boundary
-from store.dispatch import Dispatcher
-from store.index_service import IndexService
-from store.queue_table import QueueTable
-from store.read_result import GetMessageResult, GetMessageStatus
-from store.reader import QueueReader
-from store.reader_checks import VerifiedRecords, check_record
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.layout import (
+    FILLER_SIZE,
+    HOST_V4_SIZE,
+    HOST_V6_SIZE,
+    RECORD_V4,
+    record_layout,
+)
+from batonmq.protocol.properties import find_property
+from batonmq.protocol.record import RecordHead
+from batonmq.protocol.sysflag import BORN_HOST_V6
+from batonmq.store.appender import Appender
+from batonmq.store.consume_queue import Boundary
+from batonmq.store.dispatch import Dispatcher
+from batonmq.store.log_scan import check_record
+from batonmq.store.reader import GetMessageResult, GetMessageStatus, QueueReader
+from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
 
-_SYS_FLAG_AT: Final = 36
-_STORE_TIMESTAMP_AT: Final = 56  # with a born host of 8 bytes
-_HEAD_MAX: Final = 88
-_I32: Final = struct.Struct(">i")
-_I64: Final = struct.Struct(">q")
+_HEAD_MIN: Final = RECORD_V4.size
+_read_sys_flag = RECORD_V4.only("sys_flag").unpack_from
+_read_store_ms = RECORD_V4.only("store_ms").unpack_from
+_read_store_ms_v6 = record_layout(HOST_V6_SIZE, HOST_V4_SIZE).only("store_ms").unpack_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +50,19 @@ class StoreQueries:
 
     def __init__(
         self,
-        commit_log: CommitLog,
-        queues: QueueTable,
-        index: IndexService,
+        files: StoreFiles,
         dispatcher: Dispatcher,
         appender: Appender,
-        verified: VerifiedRecords,
-        config: StoreConfig,
     ) -> None:
-        self._log = commit_log
-        self._queues = queues
-        self._index = index
+        self._log = files.log
+        self._queues = dispatcher.queues
+        self._index = files.index
         self._dispatcher = dispatcher
         self._appender = appender
-        self._verified = verified
-        self._reader = QueueReader(commit_log, config, verified)
-        self._query_max = config.max_msgs_num_batch
+        self._reader = QueueReader(files.log, files.config, dispatcher.verified)
+        self._query_max = files.config.max_msgs_num_batch
 
-    # --- one queue ---
+    # One queue.
 
     def get_message(
         self,
@@ -141,7 +137,7 @@ class StoreQueries:
         timestamp_ms: int,
         boundary: Boundary = Boundary.LOWER,
     ) -> int:
-        """The queue offset that stands for a store time; see `ConsumeQueue.offset_by_time`."""
+        """The queue offset that a store time selects; see `ConsumeQueue.offset_by_time`."""
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return 0
@@ -165,15 +161,14 @@ class StoreQueries:
         """The store time in ms of a record that a queue points to, -1 if the log has it no more."""
         if phy_offset < self._log.min_offset:
             return -1
-        head = self._log.view(phy_offset, min(size, _HEAD_MAX))
-        if len(head) < _HEAD_MAX:
+        head = self._log.view(phy_offset, min(size, _HEAD_MIN))
+        if len(head) < _HEAD_MIN:
             return -1
-        sys_flag: int = _I32.unpack_from(head, _SYS_FLAG_AT)[0]
-        shift = 12 if sys_flag & BORN_HOST_V6 else 0
-        timestamp: int = _I64.unpack_from(head, _STORE_TIMESTAMP_AT + shift)[0]
-        return timestamp
+        has_v6 = _read_sys_flag(head)[0] & BORN_HOST_V6
+        store_ms: int = (_read_store_ms_v6 if has_v6 else _read_store_ms)(head)[0]
+        return store_ms
 
-    # --- one record ---
+    # One record.
 
     def look_message_by_offset(self, phy_offset: int) -> memoryview | None:
         """The record at a physical offset; None if no whole, confirmed record begins there."""
@@ -206,7 +201,7 @@ class StoreQueries:
 
 
 def _has_key(head: RecordHead, topic: str, key: str) -> bool:
-    """Whether the record really has the key: the index knows only hashes."""
+    """Whether the record really has the key: the index holds only hashes."""
     if head.topic != topic.encode("utf-8"):
         return False
     raw = key.encode("utf-8")

@@ -2,21 +2,169 @@
 
 `next_offset` covers the whole log, the consume queue only the confirmed part of it; the two meet
 when everything is confirmed. Queues of system-record topics have a handler in the place of a
-consume queue. Origin: Java `QueueOffsetOperator`, beside `ConsumeQueueStore`.
+consume queue. Files are under `consumequeue/<topic>/<queueId>/`; they share a bounded set of
+descriptors. Origin: Java `QueueOffsetOperator`, `ConsumeQueueStore`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from protocol.record import RecordHead
-from store.consume_queue import ConsumeQueue
-from store.consume_queue_store import ConsumeQueueStore
-
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+from batonmq.process.durable_file import sync_directory
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.record import RecordHead
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC
+from batonmq.store.consume_queue import ConsumeQueue
+from batonmq.store.file_handles import FileHandles
 
 SystemRecordHandler = Callable[[RecordHead, bytes], None]
+
+
+log = logging.getLogger(__name__)
+
+
+class ConsumeQueueStore:
+    """(topic, queue id) -> ConsumeQueue, and what is done to all of them at once."""
+
+    def __init__(self, root: Path, *, file_size: int = 6_000_000, open_files_max: int = 512):
+        """`root` is the `consumequeue` folder, `file_size` is mappedFileSizeConsumeQueue."""
+        self._root = root
+        self._file_size = file_size
+        self._handles = FileHandles(open_files_max)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+
+    def load(self, safe_offset: int = 0) -> list[CorruptLogError]:
+        """Find every queue on disk, each cut behind its last good unit.
+
+        `safe_offset`: units of records below it were synced before the last start's end. A queue
+        with damaged files is removed whole and its error returned: the caller builds it
+        anew by dispatching the log from its beginning.
+        """
+        damaged: list[CorruptLogError] = []
+        for topic, queue_id in self._queues_on_disk():
+            queue = self._new_queue(topic, queue_id)
+            try:
+                queue.load(safe_offset)
+            except CorruptLogError as error:
+                log.error(
+                    "consume_queue_damaged topic=%s queue_id=%d what=%s", topic, queue_id, error
+                )
+                damaged.append(error)
+                queue.destroy()
+                continue
+            self._queues[topic, queue_id] = queue
+        return damaged
+
+    def _queues_on_disk(self) -> Iterator[tuple[str, int]]:
+        if not self._root.is_dir():
+            return
+        for topic in sorted(os.listdir(self._root)):
+            folder = self._root / topic
+            if folder.is_dir():
+                for name in sorted(os.listdir(folder)):
+                    if name.isdigit():
+                        yield topic, int(name)
+
+    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        return ConsumeQueue(
+            self._root / topic / str(queue_id),
+            topic,
+            queue_id,
+            file_size=self._file_size,
+            handles=self._handles,
+        )
+
+    # Lookup.
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.get((topic, queue_id))
+
+    def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, new and empty if it was not known; nothing is written to disk yet."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = self._queues[topic, queue_id] = self._new_queue(topic, queue_id)
+        return queue
+
+    def queues(self) -> Iterator[ConsumeQueue]:
+        return iter(tuple(self._queues.values()))
+
+    def topics(self) -> set[str]:
+        return {topic for topic, _ in self._queues}
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    # Against the log.
+
+    @property
+    def last_physical_end(self) -> int:
+        """End (exclusive) in the log of the newest record that any queue holds; 0 if none."""
+        return max((queue.last_physical_end for queue in self._queues.values()), default=0)
+
+    def drop_rotten(self, phy_offset: int, *, expects_none: bool) -> bool:
+        """Removes the queues whose units above `phy_offset` can only be damage, to be rebuilt by
+        dispatching the log from its beginning. Whether there were any."""
+        rotten = []
+        for key, queue in self._queues.items():
+            try:
+                queue.check_cut(phy_offset, expects_none=expects_none)
+            except CorruptLogError as error:
+                log.error("consume_queue_damaged topic=%s queue_id=%d what=%s", *key, error)
+                rotten.append(key)
+        for key in rotten:
+            self._queues.pop(key).destroy()
+        return bool(rotten)
+
+    def truncate_dirty(self, phy_offset: int) -> int:
+        """Drop units of records at or above `phy_offset`, durably; how many queues had some."""
+        return sum(queue.truncate_dirty(phy_offset) for queue in self._queues.values())
+
+    def correct_min_offsets(self, log_min_offset: int) -> None:
+        for queue in self._queues.values():
+            queue.correct_min_offset(log_min_offset)
+
+    def delete_expired(self, log_min_offset: int) -> int:
+        """Remove files that hold only units below `log_min_offset`; how many."""
+        return sum(queue.delete_expired(log_min_offset) for queue in self._queues.values())
+
+    # Flushing and deletion.
+
+    def write_back(self) -> list[Path]:
+        """Bring all tails into the page cache; the paths that `sync_file` then makes durable.
+
+        Call it on the owner's thread, and `sync_file` for each path on any thread.
+        """
+        paths: list[Path] = []
+        for queue in self._queues.values():
+            paths += queue.write_back()
+        return paths
+
+    def delete_topic(self, topic: str) -> int:
+        """Remove all queues of a topic from table and disk; how many there were."""
+        keys = [key for key in self._queues if key[0] == topic]
+        for key in keys:
+            self._queues.pop(key).destroy()
+        folder = self._root / topic
+        if folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+            sync_directory(self._root)
+        return len(keys)
+
+    def destroy_all(self) -> None:
+        """Remove every queue (an empty log has none)."""
+        for topic in self.topics():
+            self.delete_topic(topic)
+
+    def close(self) -> None:
+        """Write back and close descriptors; nothing is synced."""
+        for queue in self._queues.values():
+            queue.close()
+        self._handles.close()
 
 
 class Queue:
@@ -51,12 +199,18 @@ class Queue:
 class QueueTable:
     """All queues, those with messages above the confirmed end only included."""
 
-    def __init__(self, consume_queues: ConsumeQueueStore) -> None:
+    def __init__(
+        self,
+        consume_queues: ConsumeQueueStore,
+        on_system_record: dict[str, SystemRecordHandler],
+        on_unknown_topic: Callable[[str, int], None] | None,
+    ) -> None:
+        """The hooks are those of `MessageStore`."""
         self.consume_queues = consume_queues
         self.queues: dict[tuple[str, int], Queue] = {}
         self._by_bytes: dict[tuple[bytes, int], Queue] = {}
-        self.on_system_record: dict[str, SystemRecordHandler] = {}
-        self.on_unknown_topic: Callable[[str, int], None] | None = None
+        self._on_system_record = on_system_record
+        self._on_unknown_topic = on_unknown_topic
 
     def adopt_loaded(self) -> None:
         """Take over what the consume queue store found on disk."""
@@ -64,7 +218,7 @@ class QueueTable:
             self.find_or_create(consume_queue.topic, consume_queue.queue_id)
 
     def of_bytes(self, topic: bytes, queue_id: int) -> Queue:
-        """The queue that a record of the log belongs to; announced when it is first met.
+        """The queue that a record of the log belongs to; announced at its first record.
 
         A queue found on disk is announced, too: its topic may not have been stored yet when the
         process before this one was killed.
@@ -73,8 +227,8 @@ class QueueTable:
         if queue is None:
             name = topic.decode("utf-8", "replace")
             queue = self._by_bytes[topic, queue_id] = self.find_or_create(name, queue_id)
-            if self.on_unknown_topic is not None and queue.handler is None:
-                self.on_unknown_topic(name, queue_id)
+            if self._on_unknown_topic is not None and queue.handler is None:
+                self._on_unknown_topic(name, queue_id)
         return queue
 
     def get(self, topic: str, queue_id: int) -> Queue | None:
@@ -86,11 +240,11 @@ class QueueTable:
         if queue is None:
             consume_queue = self.consume_queues.find_or_create(topic, queue_id)
             queue = self.queues[topic, queue_id] = Queue(topic, queue_id, consume_queue)
-            queue.handler = self.on_system_record.get(topic)
+            queue.handler = self._on_system_record.get(topic)
         return queue
 
     def reset_next_offsets(self) -> None:
-        """Let every queue go on behind its last unit; what lies above is then added by hand."""
+        """Set every queue's next offset behind its last unit; the caller counts on from there."""
         for queue in self.queues.values():
             queue.next_offset = queue.consume_queue.max_offset
 

@@ -1,25 +1,67 @@
 """Reading messages of a queue out of the log, within the limits of one pull.
 
-Nothing above the dispatched end is ever returned, and no record that this process has not written
-or verified: a record from before its start is checked against its CRC at its first read (G8).
-Origin: Java `DefaultMessageStore.getMessage`.
+Nothing above the dispatched end is returned, and no record that this process has not written or
+checked (G8). A unit that an earlier process wrote, or whose record it wrote, is held against that
+record, CRC included, when it is first read. A bad unit is rebuilt from the log between its
+neighbours; with it, readers would get bytes that are no message, or miss one. Origin: Java
+`DefaultMessageStore.getMessage`.
 """
 
 from __future__ import annotations
 
+import enum
+import logging
 import os
+from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.errors import CorruptLogError
-from store.commit_log import CommitLog
-from store.config import StoreConfig
-from store.consume_queue import FILLER_SIZE, UNIT, UNIT_SIZE
-from store.queue_table import Queue
-from store.read_result import GetMessageResult, GetMessageStatus
-from store.reader_checks import VerifiedRecords
-from store.unit_check import LoadedUnits
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.layout import FILLER_SIZE, RECORD_HEAD, UNIT, UNIT_SIZE
+from batonmq.protocol.properties import find_property
+from batonmq.protocol.record import RecordHead
+from batonmq.protocol.tags import tags_code
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC
+from batonmq.store.commit_log import CommitLog
+from batonmq.store.config import StoreConfig
+from batonmq.store.consume_queue import ConsumeQueue
+from batonmq.store.log_scan import LogScanner, check_record
+from batonmq.store.queue_table import Queue
+from batonmq.store.verified_log import VerifiedLog
 
 SCAN_UNITS_MIN: Final = 16_000 // UNIT_SIZE  # Java: max(16000 bytes, maxMsgNums units)
+
+_unpack_each: Final = UNIT.struct.iter_unpack
+
+
+class GetMessageStatus(enum.Enum):
+    """How the requested offset relates to the queue."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+@dataclass(slots=True)
+class GetMessageResult:
+    """Queue offsets are of [min_offset, max_offset); `parts` joined are whole records in order.
+
+    The parts are views of the log: send them, do not keep them.
+    """
+
+    status: GetMessageStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    parts: list[memoryview] = field(default_factory=list)
+    message_count: int = 0
+    size: int = 0
+    suggest_pulling_from_slave: bool = False
 
 
 class _BadUnit(Exception):
@@ -30,13 +72,113 @@ class _BadUnit(Exception):
         self.index, self.error = index, error
 
 
+log = logging.getLogger(__name__)
+
+_PLACE: Final = RECORD_HEAD.only("queue_id", "queue_offset", "physical_offset")
+_BLOCK_UNITS: Final = 1 << 15
+_NEIGHBOURS_MAX: Final = 64
+_SCAN_BYTES_MAX: Final = 64 << 20
+
+
+class UnitChecks:
+    """Which units, and the records that they point to, were found good since the start."""
+
+    def __init__(self, commit_log: CommitLog) -> None:
+        self._log = commit_log
+        # One bit for each unit, in blocks, for each queue that was read.
+        self._good: dict[tuple[ConsumeQueue, int], bytearray] = {}
+
+    def ensure(self, queue: Queue, index: int, unit: tuple[int, int, int]) -> None:
+        """Raises CorruptLogError, with file and offset, unless `unit` is what the log makes it and
+        its record is good."""
+        key = queue.consume_queue, index // _BLOCK_UNITS
+        bits = self._good.get(key)
+        if bits is None:
+            bits = self._good[key] = bytearray(_BLOCK_UNITS >> 3)
+        cell, bit = index % _BLOCK_UNITS >> 3, 1 << (index & 7)
+        if bits[cell] & bit:
+            return
+        if what := self._fault(queue, index, unit):
+            raise CorruptLogError(*queue.consume_queue.place_of(index), what)
+        bits[cell] |= bit
+
+    def repair(self, queue: Queue, index: int) -> bool:
+        """Rebuild the unit from the log. False if its record is not found near by."""
+        begin = self._begin_of_search(queue, index)
+        end = min(self._log.max_offset, begin + _SCAN_BYTES_MAX)
+        scanner = LogScanner(self._log, begin, end, check_crc=True)
+        while (head := scanner.next()) is not None:
+            if _is_message(head, queue, index):
+                unit = (head.physical_offset, head.size, _tags_code(head))
+                queue.consume_queue.replace_unit(index, *unit)
+                file, offset = queue.consume_queue.place_of(index)
+                log.error("consume_queue_unit_mended file=%s offset=%d", file, offset)
+                return True
+        return False
+
+    def _begin_of_search(self, queue: Queue, index: int) -> int:
+        consume_queue = queue.consume_queue
+        lowest = max(consume_queue.min_offset, index - _NEIGHBOURS_MAX)
+        for earlier in range(index - 1, lowest - 1, -1):
+            unit = consume_queue.unit_at(earlier)
+            if unit is not None and unit[1] != FILLER_SIZE and self._agrees(queue, earlier, unit):
+                return unit[0] + unit[1]
+        return self._log.min_offset
+
+    def _agrees(self, queue: Queue, index: int, unit: tuple[int, int, int]) -> bool:
+        try:
+            return unit[0] >= self._log.min_offset and not self._fault(queue, index, unit)
+        except CorruptLogError:
+            return False
+
+    def _fault(self, queue: Queue, index: int, unit: tuple[int, int, int]) -> str:
+        """What is wrong with a unit; empty if nothing is."""
+        phy_offset, size, tags = unit
+        if size == FILLER_SIZE:
+            return ""
+        if phy_offset < 0 or phy_offset + size > self._log.max_offset:
+            return f"unit {index} points to {phy_offset}, outside the log"
+        if phy_offset < self._log.min_offset:
+            return ""  # its record has expired: it is not read
+        try:
+            head = check_record(self._log, phy_offset)
+        except CorruptLogError as error:
+            if error.offset == phy_offset and self._is_known_place(phy_offset, queue, index):
+                raise  # the record is bad, not the unit
+            return f"unit {index} points to {phy_offset}, where no record begins"
+        if head.size != size or not _is_message(head, queue, index):
+            return f"unit {index} points to a record of another size or place"
+        if queue.topic != SCHEDULE_TOPIC and tags != _tags_code(head):
+            return f"unit {index} has another tags code than its record"
+        return ""
+
+    def _is_known_place(self, phy_offset: int, queue: Queue, index: int) -> bool:
+        """Whether a bad record of that queue offset lies there by its own head."""
+        head = self._log.view(phy_offset, _PLACE.size)
+        place = (queue.queue_id, index, phy_offset)
+        return len(head) == _PLACE.size and _PLACE.unpack(head) == place
+
+
+def _is_message(head: RecordHead, queue: Queue, index: int) -> bool:
+    return (
+        head.kind == "message"
+        and head.queue_offset == index
+        and head.queue_id == queue.queue_id
+        and head.topic == queue.topic_bytes
+    )
+
+
+def _tags_code(head: RecordHead) -> int:
+    return tags_code(find_property(head.properties, b"TAGS"))
+
+
 class QueueReader:
     """`read` for one pull after another; holds the limits and the verification state."""
 
-    def __init__(self, log: CommitLog, config: StoreConfig, verified: VerifiedRecords) -> None:
+    def __init__(self, log: CommitLog, config: StoreConfig, verified: VerifiedLog) -> None:
         self._log = log
         self._verified = verified
-        self._loaded_units = LoadedUnits(log)
+        self._unit_checks = UnitChecks(log)
         self._memory_bytes = (
             os.sysconf("SC_PHYS_PAGES")
             * os.sysconf("SC_PAGE_SIZE")
@@ -70,7 +212,7 @@ class QueueReader:
         try:
             return self._read(queue, offset, max_num, max_bytes, wanted)
         except _BadUnit as bad:
-            if not self._loaded_units.mend(queue, bad.index):
+            if not self._unit_checks.repair(queue, bad.index):
                 raise bad.error from None
         return self._read(queue, offset, max_num, max_bytes, wanted)
 
@@ -107,23 +249,19 @@ class QueueReader:
     ) -> None:
         log = self._log
         log_min, log_end = log.min_offset, log.max_offset
-        trusted_from = self._verified.trusted_from
-        loaded_end = queue.consume_queue.loaded_end
-        size_sum = count = 0
-        queue_offset = result.next_begin_offset
+        verified_start, loaded_end = self._verified.start, queue.consume_queue.loaded_end
+        size_sum = count = phy_offset = 0
         run_start = run_end = -1  # adjacent records of one segment go out as one part
-        phy_offset = 0
-        for phy_offset, size, tags in UNIT.iter_unpack(units):
-            if queue_offset < loaded_end:
+        first = queue_offset = result.next_begin_offset
+        for queue_offset, (phy_offset, size, tags) in enumerate(_unpack_each(units), first):
+            if queue_offset < loaded_end or phy_offset < verified_start:
                 unit = (phy_offset, size, tags)
                 if not self._is_good_unit(queue, queue_offset, unit, first=not count):
                     break
             if phy_offset < log_min or size == FILLER_SIZE:
                 result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
-                queue_offset += 1
                 continue
             if wanted is not None and tags not in wanted:
-                queue_offset += 1
                 continue
             if count:
                 if count >= max_num or (max_bytes is not None and size_sum + size > max_bytes):
@@ -132,8 +270,6 @@ class QueueReader:
                 bytes_max, count_max = self._memory_limits if in_memory else self._disk_limits
                 if size_sum + size > bytes_max or count >= count_max:
                     break
-            if phy_offset < trusted_from and not self._is_good(phy_offset, first=not count):
-                break
             if phy_offset == run_end:
                 run_end += size
             else:
@@ -142,6 +278,7 @@ class QueueReader:
                 run_start, run_end = phy_offset, phy_offset + size
             size_sum += size
             count += 1
+        else:
             queue_offset += 1
         if run_start >= 0:
             result.parts.append(log.view(run_start, run_end - run_start))
@@ -154,18 +291,9 @@ class QueueReader:
         self, queue: Queue, index: int, unit: tuple[int, int, int], *, first: bool
     ) -> bool:
         try:
-            self._loaded_units.ensure(queue, index, unit)
+            self._unit_checks.ensure(queue, index, unit)
         except CorruptLogError as error:
             if first:
                 raise _BadUnit(index, error) from None
-            return False
-        return True
-
-    def _is_good(self, phy_offset: int, *, first: bool) -> bool:
-        try:
-            self._verified.ensure(phy_offset)
-        except CorruptLogError:
-            if first:
-                raise
             return False
         return True

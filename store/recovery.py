@@ -6,25 +6,37 @@ Everything else (a flipped byte, be it in the last record, a missing file, a log
 what it had confirmed) is damage: it is named, the bytes stay as they are, and the store opens only
 up to it.
 
-Our own recovery offset in the checkpoint says from where to look; without it (a Java store) the
-place is found as Java finds it (`CommitLog.recoverNormally`, `recoverAbnormally`).
+Reading starts at our own recovery offset in the checkpoint; without it (a Java store) the place is
+found as Java finds it (`CommitLog.recoverNormally`, `recoverAbnormally`).
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
-from protocol.record import RecordHead
-from store.checkpoint import StoreCheckpoint
-from store.commit_log import CommitLog
-from store.log_scan import LogScanner, find_valid_record, whole_records_end
-from store.mapped_file import Segment
-from store.suspicion import Suspicion
-from store.torn_tail import is_complete_but_bad
+from batonmq.protocol.layout import RECORD_HEAD
+from batonmq.protocol.record import FIXED_SIZE_V1, RecordHead
+from batonmq.store.checkpoint import StoreCheckpoint
+from batonmq.store.commit_log import CommitLog
+from batonmq.store.dispatch import Dispatcher
+from batonmq.store.log_scan import (
+    LogScanner,
+    ends_in_property_crc,
+    find_valid_record,
+    whole_records_end,
+)
+from batonmq.store.mapped_file import Segment
+from batonmq.store.store_files import StoreFiles
+from batonmq.store.suspicion import Suspicion
+from batonmq.store.truncation import Truncation
 
 log = logging.getLogger(__name__)
+
+_SECTOR_SIZE: Final = 512
+_ZERO_SECTOR: Final = bytes(_SECTOR_SIZE)
+_RECORD_SIZE: Final = RECORD_HEAD.only("size")
 
 
 class Confirmed(NamedTuple):
@@ -41,6 +53,94 @@ class RecoveredLog:
     start_offset: int
     end_offset: int
     damage: Suspicion | None
+
+
+def recover_store(
+    files: StoreFiles,
+    truncation: Truncation,
+    dispatcher: Dispatcher,
+    *,
+    controller_mode: bool,
+    boot_id: str,
+) -> None:
+    """Find the end of the log, and build what derived data lacks up to the confirmed offset.
+
+    An interrupted truncation is finished first. Outside controller mode all whole records count
+    as confirmed, and consume queues ahead of the log are only cut: nobody has the bytes but us.
+    Damage, and an unclean stop under another boot, are noted in `suspect_mark`, not raised.
+    """
+    truncation.resume()
+    commit_log, consume_queues = files.log, files.consume_queues
+    stored_confirm = files.checkpoint.confirm_phy_offset
+    start = _start_offset(files)
+    # Only confirmed records have units, so these may show a newer confirmed offset.
+    visible_end = consume_queues.last_physical_end
+    # What was built above `start` may be half on disk; it is built again from the log.
+    rotten = not files.was_clean and consume_queues.drop_rotten(start, expects_none=False)
+    if not files.was_clean:
+        consume_queues.truncate_dirty(start)
+    confirmed = Confirmed(stored_confirm, visible_end if controller_mode else 0)
+    recovered = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
+    end = recovered.end_offset
+    start = min(start, end)
+    rebooted = files.last_run is not None and not files.last_run.survived(boot_id)
+    _note_damage(files, recovered, rebooted=rebooted, controller_mode=controller_mode)
+    if visible_end > end:
+        log.warning("consume_queues_ahead_of_log visible_end=%d log_end=%d", visible_end, end)
+    if end == commit_log.min_offset:
+        consume_queues.destroy_all()
+    is_whole = files.was_clean and recovered.damage is None
+    rotten = consume_queues.drop_rotten(end, expects_none=is_whole) or rotten
+    consume_queues.truncate_dirty(end)
+    files.index.truncate_to(end)
+    if controller_mode:
+        files.epochs.drop_above(end)
+    dispatcher.queues.adopt_loaded()
+    consume_queues.correct_min_offsets(commit_log.min_offset)
+    dispatcher.verified.restart(start, end)
+    dispatcher.restart_at(commit_log.min_offset if rotten else start)
+    confirm = max(stored_confirm, visible_end) if controller_mode else end
+    dispatcher.advance(min(confirm, end))
+    log.info(
+        "store_recovered clean=%s from_offset=%d end_offset=%d confirm_offset=%d",
+        files.was_clean, start, end, dispatcher.offset,
+    )  # fmt: skip
+
+
+def _note_damage(
+    files: StoreFiles, recovered: RecoveredLog, *, rebooted: bool, controller_mode: bool
+) -> None:
+    """R17: after a reboot, what was acknowledged from the page cache may be missing."""
+    end = recovered.end_offset
+    if recovered.damage is not None:
+        files.suspect_mark.set(replace(recovered.damage, until_level=rebooted))
+    if recovered.damage is not None or not rebooted or not controller_mode:
+        return
+    if files.suspect_mark.report is not None:
+        return
+    what = "stopped uncleanly under another boot of this machine: acknowledged bytes may be missing"
+    log.warning("log_suspect reason=%r log_end=%d", what, end)
+    files.suspect_mark.set(Suspicion("", end, what, end, kind="reboot"))
+
+
+def _start_offset(files: StoreFiles) -> int:
+    """A record boundary below which log, consume queues and index are whole."""
+    commit_log, checkpoint, index = files.log, files.checkpoint, files.index
+    if files.has_damaged_queues or not len(files.consume_queues):
+        return commit_log.min_offset
+    if checkpoint.index_msg_timestamp and index.end_phy_offset < 0:
+        return commit_log.min_offset
+    offset = checkpoint.recovery_offset
+    if offset is None or not commit_log.min_offset <= offset <= commit_log.end_of_segments:
+        return java_start_offset(
+            commit_log,
+            checkpoint,
+            dispatched_end=files.consume_queues.last_physical_end,
+            clean=files.was_clean,
+        )
+    if index.was_cut:
+        return max(min(offset, index.end_phy_offset), commit_log.min_offset)
+    return offset
 
 
 def recover_log(
@@ -90,6 +190,37 @@ def _find_damage(
         return None
     last = max(_end_of(commit_log), *confirmed)
     return Suspicion(commit_log.file_of(end), end, what, last)
+
+
+def is_complete_but_bad(log: CommitLog, offset: int) -> bool:
+    """Whether the bytes at `offset`, where no good record begins, were a whole one (R24).
+
+    A torn write misses something: a killed process leaves the beginning of a record and zeros
+    behind it; a lost page cache leaves any of its sectors, and zeros in place of the others. A
+    record of which nothing is missing, and whose CRC does not fit, was whole once: it may have been
+    acknowledged. The property CRC ends a record, so it shows also one whose length went bad. Where
+    a message holds a sector of zeros, a bad record passes for torn. False for all zeros.
+    """
+    segment = log.segment_at(offset)
+    if segment is None:
+        return False
+    start = offset - segment.start_offset
+    data_end = segment.data_end(start)
+    if data_end - start < _RECORD_SIZE.size:
+        return False
+    view = segment.buffer
+    (size,) = _RECORD_SIZE.unpack_from(view, start)
+    end = start + size if FIXED_SIZE_V1 <= size <= segment.size - start else data_end
+    # Within the CRC's digits a write may be torn, too; the mark behind them may have been flipped.
+    has_digits = data_end == end - 1 and ends_in_property_crc(view, start, end)
+    reaches_its_end = data_end >= end or has_digits
+    if not reaches_its_end and not ends_in_property_crc(view, start, data_end):
+        return False
+    first_sector = start + -start % _SECTOR_SIZE
+    return not any(
+        view[at : at + _SECTOR_SIZE] == _ZERO_SECTOR
+        for at in range(first_sector, max(end, data_end) - _SECTOR_SIZE + 1, _SECTOR_SIZE)
+    )
 
 
 def _end_of(commit_log: CommitLog) -> int:

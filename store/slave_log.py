@@ -1,7 +1,6 @@
-"""What only a replica does to its log: take a master's bytes, cut, begin anew.
+"""What only a replica does to its log: append a master's bytes, cut, start from empty.
 
-Queues, index and all other derived data follow each cut. The facade hands these methods out as its
-own (`MessageStore`), so that they cost no further call.
+Queues, index and all other derived data follow each cut.
 """
 
 from __future__ import annotations
@@ -9,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from protocol.errors import CorruptLogError
-from store.errors import StoreStateError, TruncationRefused
-from store.log_scan import whole_records_end
-from store.parts import StoreParts
-from store.undispatched import is_record_boundary
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.store.appender import Appender
+from batonmq.store.dispatch import Dispatcher
+from batonmq.store.errors import StoreStateError, TruncationRefused
+from batonmq.store.log_scan import is_record_boundary, whole_records_end
+from batonmq.store.store_files import StoreFiles
+from batonmq.store.truncation import Truncation
+from batonmq.store.upkeep import CheckpointWriter
 
 # How much a slave may hold confirmed and not yet dispatched: an elected one opens so much later.
 _DISPATCH_LAG_MAX: Final = 1024 * 1024
@@ -24,19 +26,22 @@ class SlaveLog:
 
     def __init__(
         self,
-        parts: StoreParts,
-        *,
-        segment_size: int,
+        files: StoreFiles,
+        dispatcher: Dispatcher,
+        appender: Appender,
+        truncation: Truncation,
+        checkpoints: CheckpointWriter,
         stop_writes: Callable[[], int],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._parts = parts
-        self._log = parts.log
-        self._appender = parts.appender
-        self._dispatcher = parts.dispatcher
-        self._intake = parts.intake
-        self._suspect_mark = parts.suspect_mark
-        self._segment_size = segment_size
+        self._log = files.log
+        self._suspect_mark = files.suspect_mark
+        self._dispatcher = dispatcher
+        self._verified = dispatcher.verified
+        self._queues = dispatcher.queues
+        self._appender = appender
+        self._truncation = truncation
+        self._checkpoints = checkpoints
         self._stop_writes = stop_writes
         self._fail = fail
 
@@ -59,14 +64,13 @@ class SlaveLog:
         if damage is not None and damage.blocks_writes:
             raise StoreStateError(f"discard the damaged tail first: {damage}")
         end = commit_log.append(data)
-        self._intake.verify()
+        self._verified.verify()
         self._keep_up(len(data))
-        if commit_log.wants_preallocation:
-            commit_log.preallocate_in_thread()
+        commit_log.preallocate_when_due()
         return end
 
     def _keep_up(self, received: int) -> None:
-        """Back-pressure: far behind with dispatching, as much is dispatched as is received."""
+        """Back-pressure: where dispatching is far behind, dispatch as much as was received."""
         dispatcher = self._dispatcher
         if dispatcher.target - dispatcher.offset <= _DISPATCH_LAG_MAX:
             return
@@ -76,8 +80,8 @@ class SlaveLog:
             self._fail(error)
 
     def drop_unverified(self) -> int:
-        """Take back what came behind the last whole, good record; the log's new end."""
-        offset = self._intake.offset
+        """Cut what was appended behind the last whole, good record; the log's new end."""
+        offset = self._verified.end
         if offset < self._log.max_offset:
             self.cut(offset, keep_aside=False)
         return self._log.max_offset
@@ -112,32 +116,29 @@ class SlaveLog:
         return whole_records_end(self._log, dispatcher.offset, target)[0]
 
     def cut(self, offset: int, *, keep_aside: bool, end_offset: int | None = None) -> None:
-        """Cut at `offset` without asking whether that may be. `end_offset`: up to where bytes may
+        """Cut at `offset` without a check. `end_offset`: up to where bytes may
         lie, if that is not the log's end."""
-        parts = self._parts
-        parts.checkpoints.void_running()
+        self._checkpoints.void_running()
         end = self._log.max_offset if end_offset is None else end_offset
-        parts.truncation.cut(offset, end, keep_aside=keep_aside)
+        self._truncation.cut(offset, end, keep_aside=keep_aside)
         self._dispatcher.restart_at(min(offset, self._dispatcher.offset))
-        self._intake.restart(min(offset, self._intake.offset))
-        parts.verified.restart(min(offset, parts.verified.trusted_from))
-        parts.queues.reset_next_offsets()
+        self._verified.cut(offset)
+        self._queues.reset_next_offsets()
 
     def reset_for_empty_start(self, offset: int) -> None:
-        """Begin anew at `offset`, a segment start of the master, with the old log kept aside (R27).
+        """Start empty at `offset`, a segment start of the master; the old log is kept aside (R27).
 
         Raises ValueError if `offset` is no multiple of the segment size.
         """
-        if offset % self._segment_size:
+        if offset % self._log.segment_size:
             raise ValueError(f"a log cannot begin at {offset}, no segment begins there")
         self._stop_writes()
         if self._log.max_offset > self._log.min_offset:
             self.cut(self._log.min_offset, keep_aside=True)
         self._log.begin_at(offset)
-        self._parts.queues.destroy_all()
+        self._queues.destroy_all()
         self._dispatcher.restart_at(offset)
-        self._intake.restart(offset)
-        self._parts.verified.restart(offset)
+        self._verified.restart(offset, offset)
 
 
 __all__ = ["SlaveLog"]

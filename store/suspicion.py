@@ -1,12 +1,12 @@
 """Why this log may miss what it acknowledged (R17, R24), and the durable memory of it.
 
-Three things make a log suspect: damage that was found in it, an fdatasync that failed, and a stop
-in disorder under another boot of the kernel, which took the page cache with it. The last one does
+Three things make a log suspect: damage that was found in it, an fdatasync that failed, and an
+unclean stop under another boot of the kernel, which lost the page cache. The last one does
 not count for a run in which every ack followed an fdatasync (SYNC_FLUSH with haSyncFlush).
 
-The memory is two files in the store's folder. `abort` is there from start to clean stop, as in
-Java, whose broker only looks whether it exists; its lines are ours. `suspect` is there until the
-log is level with its master again, or an operator says so.
+Two files in the store's folder hold this. `abort` exists from start to clean stop, as in Java,
+whose broker only checks that it exists; its lines are ours. `suspect` exists until the log is level
+with its master again, or an operator repairs it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from epoch.durable_file import remove_file, replace_file
-from protocol.errors import CorruptLogError
-from store.commit_log import CommitLog
+from batonmq.process.durable_file import remove_file, replace_file
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.store.commit_log import CommitLog
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def kernel_boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunMark:
-    """What the `abort` file says of the run that left it behind.
+    """What the `abort` file records of the run that left it.
 
     `acks_flushed`: in that run nothing was acknowledged before it was on this disk. `boot_id` is
     empty where it is not known, as in a folder that a Java broker used last.

@@ -8,13 +8,14 @@ How changes reach the other replicas (R31) is the broker's business: it writes t
 first and calls `put` and `delete` when the record is dispatched, on every replica alike.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from protocol import topic_name as names
-from protocol.bodies import (
+from batonmq.process.clock import wall_ms
+from batonmq.protocol import topic_name as names
+from batonmq.protocol.bodies import (
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
@@ -22,16 +23,13 @@ from protocol.bodies import (
     TopicConfig,
     TopicConfigSerializeWrapper,
 )
-from store.config_file import ConfigManager, wall_clock_ms
+from batonmq.store.config_file import NamedTable
 
 _READ_WRITE = PERM_READ | PERM_WRITE
 _SCHEDULE_QUEUES = 18
 _BENCHMARK_QUEUES = 1024
 _CLUSTER_QUEUES = 16
 _REVIVE_QUEUES = 8
-
-# Called with the names of the topics that were put or deleted.
-TopicListener = Callable[[tuple[str, ...]], None]
 
 
 def topic_config(name: str, queue_nums: int, perm: int = _READ_WRITE) -> TopicConfig:
@@ -68,8 +66,8 @@ def system_topics(
     return topics
 
 
-class TopicConfigManager(ConfigManager[TopicConfigSerializeWrapper]):
-    """Topic name -> TopicConfig. One thread only; `persist` may be split, see `snapshot`."""
+class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
+    """Topic name -> TopicConfig. One thread only."""
 
     def __init__(
         self,
@@ -79,21 +77,21 @@ class TopicConfigManager(ConfigManager[TopicConfigSerializeWrapper]):
         broker_name: str = "broker",
         auto_create_topic: bool = True,
         default_queue_nums: int = 8,
-        clock_ms: Callable[[], int] = wall_clock_ms,
+        clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         """`path` is `config/topics.json`; call `load` next. `clock_ms` stamps the version."""
-        super().__init__(path, TopicConfigSerializeWrapper, clock_ms)
-        self._system = {
-            config.topic_name: config
-            for config in system_topics(
-                cluster_name,
-                broker_name,
-                auto_create_topic=auto_create_topic,
-                default_queue_nums=default_queue_nums,
-            )
-        }
-        self._table: dict[str, TopicConfig] = dict(self._system)
-        self.on_change: list[TopicListener] = []
+        topics = system_topics(
+            cluster_name,
+            broker_name,
+            auto_create_topic=auto_create_topic,
+            default_queue_nums=default_queue_nums,
+        )
+        system = {config.topic_name: config for config in topics}
+        super().__init__(path, TopicConfigSerializeWrapper, clock_ms, system)
+
+    @staticmethod
+    def name_of(config: TopicConfig) -> str:
+        return config.topic_name
 
     def load(self) -> None:
         """Take over what is on disk, system topics of other sizes included.
@@ -101,27 +99,8 @@ class TopicConfigManager(ConfigManager[TopicConfigSerializeWrapper]):
         Raises CorruptLogError if neither the file nor its `.bak` can be used.
         """
         body = self._file.load()
-        if body is None:
-            return
-        self._table = self._system | body.topic_config_table
-        self.data_version = body.data_version
-        self._dirty = self._table.keys() != body.topic_config_table.keys()
-
-    # -- reading
-
-    def get(self, topic: str) -> TopicConfig | None:
-        return self._table.get(topic)
-
-    def __contains__(self, topic: object) -> bool:
-        return topic in self._table
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    @property
-    def table(self) -> Mapping[str, TopicConfig]:
-        """All topics by name; read only."""
-        return self._table
+        if body is not None:
+            self._adopt_loaded(body.topic_config_table, body.data_version)
 
     def wrapper(self) -> TopicConfigSerializeWrapper:
         """The whole table with its version, for slaves, name servers and the file."""
@@ -149,22 +128,6 @@ class TopicConfigManager(ConfigManager[TopicConfigSerializeWrapper]):
             topic_filter_type=default.topic_filter_type,
         )
 
-    # -- changing
-
-    def put(self, config: TopicConfig) -> bool:
-        """Add or replace a topic; False, and no new version, if it is as it was."""
-        return self.put_all((config,))
-
-    def put_all(self, configs: Iterable[TopicConfig]) -> bool:
-        """Add or replace several topics as one change."""
-        changed = [c for c in configs if self._table.get(c.topic_name) != c]
-        if not changed:
-            return False
-        for config in changed:
-            self._table[config.topic_name] = config
-        self._changed(tuple(config.topic_name for config in changed))
-        return True
-
     def create_by_message(self, topic: str, queue_ids: int) -> bool:
         """Make sure that a topic which the log shows can be read from queues 0 ... queue_ids-1.
 
@@ -178,38 +141,9 @@ class TopicConfigManager(ConfigManager[TopicConfigSerializeWrapper]):
             return False
         return self.put(msgspec.structs.replace(known, read_queue_nums=queue_ids))
 
-    def delete(self, topic: str) -> bool:
-        """Remove a topic; a system topic stays."""
-        if topic in self._system or self._table.pop(topic, None) is None:
-            return False
-        self._changed((topic,))
-        return True
-
     def replace_all(self, table: Mapping[str, TopicConfig], data_version: DataVersion) -> bool:
         """Become what the master has (a slave's sync); False if it was the same already.
 
-        System topics that the master does not list stay. Both versions and contents are compared:
-        replicas count their own changes, so equal versions prove nothing.
+        System topics that the master does not list stay.
         """
-        before, after = self._table, self._system | dict(table)
-        touched = tuple(
-            topic
-            for topic in sorted(before.keys() | after.keys())
-            if before.get(topic) != after.get(topic)
-        )
-        if not touched and data_version == self.data_version:
-            return False
-        self._table = after
-        self.data_version = data_version
-        self._dirty = True
-        self._tell(touched)
-        return True
-
-    def _changed(self, topics: tuple[str, ...]) -> None:
-        self._new_version()
-        self._tell(topics)
-
-    def _tell(self, topics: tuple[str, ...]) -> None:
-        if topics:
-            for listener in self.on_change:
-                listener(topics)
+        return self._adopt(table, data_version)

@@ -17,12 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from epoch.durable_file import remove_file, replace_file, sync_directory
-from epoch.file_cache import EpochFileCache
-from store.checkpoint import StoreCheckpoint
-from store.commit_log import CommitLog
-from store.consume_queue_store import ConsumeQueueStore
-from store.index_service import IndexService
+from batonmq.process.durable_file import remove_file, replace_file, sync_directory
+from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
 
@@ -55,30 +51,13 @@ class TruncationIntent:
 class Truncation:
     """Carries a cut out, and finishes one that a crash interrupted."""
 
-    def __init__(
-        self,
-        root: Path,
-        commit_log: CommitLog,
-        checkpoint: StoreCheckpoint,
-        consume_queues: ConsumeQueueStore,
-        index: IndexService,
-        epochs: EpochFileCache,
-        *,
-        keep_sets: int,
-        keep_bytes: int,
-    ) -> None:
+    def __init__(self, files: StoreFiles) -> None:
+        root = files.config.root
         self._intent_path = root / "truncation.intent"
         self._aside_root = root / "truncated"
-        self._log = commit_log
-        self._checkpoint = checkpoint
-        self._consume_queues = consume_queues
-        self._index = index
-        self._epochs = epochs
-        self._keep_sets = keep_sets
-        self._keep_bytes = keep_bytes
+        self._files = files
+        self._log = files.log
         self.after_step: Callable[[str], None] = lambda step: None  # where tests make it fail
-
-    # --- from the outside ---
 
     def cut(self, offset: int, end_offset: int, *, keep_aside: bool) -> None:
         """Cut the log, whose data ends at `end_offset`, back to `offset`, a record boundary.
@@ -98,7 +77,7 @@ class Truncation:
         self._carry_out(intent)
 
     def resume(self) -> TruncationIntent | None:
-        """Finish the cut that an intent on disk tells of, if any: first thing at a start."""
+        """Finish the cut of an intent on disk, if there is one: the first step of a start."""
         if not self._intent_path.exists():
             return None
         intent = TruncationIntent(**json.loads(self._intent_path.read_bytes()))
@@ -106,22 +85,22 @@ class Truncation:
         self._carry_out(intent)
         return intent
 
-    # --- the steps ---
+    # The steps.
 
     def _carry_out(self, intent: TruncationIntent) -> None:
         offset = intent.offset
         aside = self._aside_root / intent.aside if intent.aside else None
         self._lower_checkpoint(offset)
         self.after_step("checkpoint")
-        self._consume_queues.truncate_dirty(offset)
+        self._files.consume_queues.truncate_dirty(offset)
         self.after_step("consume_queues")
-        self._index.truncate_to(offset)
+        self._files.index.truncate_to(offset)
         self.after_step("index")
         self._drop_segments(offset, aside)
         self.after_step("segments")
         self._zero_tail(offset, intent.end_offset, aside)
         self.after_step("zero")
-        self._epochs.truncate_suffix_by_offset(offset)
+        self._files.epochs.truncate_suffix_by_offset(offset)
         self.after_step("epochs")
         remove_file(self._intent_path)
         self.after_step("done")
@@ -129,7 +108,7 @@ class Truncation:
             self._prune_aside()
 
     def _lower_checkpoint(self, offset: int) -> None:
-        checkpoint = self._checkpoint
+        checkpoint = self._files.checkpoint
         checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, offset)
         if checkpoint.recovery_offset is not None:
             checkpoint.recovery_offset = min(checkpoint.recovery_offset, offset)
@@ -156,7 +135,7 @@ class Truncation:
                 replace_file(copy, bytes(segment.buffer[position : end - segment.start_offset]))
         self._log.zero_from(offset, end)
 
-    # --- what is kept aside ---
+    # What is kept aside.
 
     def _new_aside_folder(self, offset: int, end_offset: int) -> Path:
         self._aside_root.mkdir(exist_ok=True)
@@ -174,8 +153,10 @@ class Truncation:
         """Drop the oldest sets beyond the limits; the newest always stays."""
         folders = self._aside_folders()
         sizes = [sum(file.stat().st_size for file in folder.iterdir()) for folder in folders]
+        config = self._files.config
         while len(folders) > 1 and (
-            len(folders) > self._keep_sets or sum(sizes) > self._keep_bytes
+            len(folders) > config.truncated_log_max_sets
+            or sum(sizes) > config.truncated_log_max_bytes
         ):
             shutil.rmtree(folders.pop(0))
             sizes.pop(0)

@@ -1,7 +1,7 @@
 """How far this log is to be trusted, and how it becomes trusted again (R17, R24).
 
-`suspicion` is the durable memory of what is wrong; here is what is done about it: what damage that
-is met leaves of the log, what is cut off to be fetched again, and what ends a suspicion.
+`suspicion` stores what is wrong; here is what is done about it: how much of a damaged log counts,
+what is cut off to be fetched again, and what ends a suspicion.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from protocol.errors import CorruptLogError
-from store.errors import StoreStateError
-from store.log_scan import fault_at
-from store.parts import StoreParts
-from store.slave_log import SlaveLog
-from store.suspicion import Suspicion
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.store.dispatch import Dispatcher
+from batonmq.store.errors import StoreStateError
+from batonmq.store.log_scan import fault_at
+from batonmq.store.slave_log import SlaveLog
+from batonmq.store.store_files import StoreFiles
+from batonmq.store.suspicion import Suspicion
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,16 @@ class LogTrust:
     """`stop_writes` ends the turn and takes no more puts."""
 
     def __init__(
-        self, parts: StoreParts, slave_log: SlaveLog, stop_writes: Callable[[], int]
+        self,
+        files: StoreFiles,
+        dispatcher: Dispatcher,
+        slave_log: SlaveLog,
+        stop_writes: Callable[[], int],
     ) -> None:
-        self._log = parts.log
-        self._dispatcher = parts.dispatcher
-        self._checkpoint = parts.checkpoint
-        self._mark = parts.suspect_mark
+        self._log = files.log
+        self._dispatcher = dispatcher
+        self._checkpoint = files.checkpoint
+        self._mark = files.suspect_mark
         self._slave_log = slave_log
         self._stop_writes = stop_writes
 
@@ -39,7 +44,7 @@ class LogTrust:
 
     @property
     def reason(self) -> str:
-        """`damage` in words; empty in good times."""
+        """`damage` in words; empty if there is none."""
         return self._mark.reason
 
     @property
@@ -51,11 +56,11 @@ class LogTrust:
         return max(self._log.min_offset, min(damage.offset, self._log.max_offset))
 
     def note_damage(self, error: CorruptLogError) -> None:
-        """Damage was met; the next start knows of it."""
+        """Damage was found; remembered for the next start."""
         self._mark.note_damage(error, self._log.max_offset)
 
     def note_failure(self, error: BaseException) -> None:
-        """The process will end for `error`: what of the log the next one may trust."""
+        """The process will end for `error`: note what of the log the next one may trust."""
         if isinstance(error, CorruptLogError):
             self.note_damage(error)
         elif isinstance(error, OSError):
@@ -91,7 +96,7 @@ class LogTrust:
         return commit_log.max_offset
 
     def clear_suspect(self) -> None:
-        """Trust the log again: it is level with its master, or an operator says so."""
+        """Trust the log again: it is level with its master, or an operator repaired it."""
         if self._mark.report is not None:
             log.info(
                 "suspicion_ended confirm_offset=%d reason=%s", self._dispatcher.offset, self.reason
@@ -107,7 +112,7 @@ class LogTrust:
             self.clear_suspect()
 
     def repair(self, seen: str) -> bool:
-        """An operator's word that this log is to be trusted. Whether it had to be cut for that.
+        """An operator declares this log good. Whether it had to be cut for that.
 
         `seen` is `reason` as the operator saw it. Where damage keeps the log from going on, it is
         cut there, and the cut bytes are kept aside. Raises StoreStateError if nothing is wrong, or

@@ -1,9 +1,10 @@
-"""Regular work beside the hot path: derived data to disk, the checkpoint, expired segments.
+"""Regular work: derived data to disk, the checkpoint, expired segments.
 
-The checkpoint follows what it speaks of: log, consume queues and index are synced first, in the
-jobs thread, then it is written. A truncation that comes in between makes the running round void
-(`void_running`), so that no checkpoint speaks of bytes that were cut. Origin: Java
-`FlushConsumeQueueService`, `CleanCommitLogService`, `CleanConsumeQueueService`.
+The checkpoint is written last: log, consume queues and index are synced before it, in the jobs
+thread. A truncation that comes in between voids the running round (`void_running`), so that no
+checkpoint covers bytes that were cut. Which segments expire is a pure decision (`decide_expiry`);
+the last segment never does. Origin: Java `FlushConsumeQueueService`, `CleanCommitLogService`,
+`CleanConsumeQueueService`.
 """
 
 from __future__ import annotations
@@ -11,26 +12,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from epoch.durable_file import sync_directory, sync_file
-from epoch.file_cache import EpochFileCache
-from store.checkpoint import StoreCheckpoint
-from store.commit_log import CommitLog
-from store.config import StoreConfig
-from store.consume_queue_store import ConsumeQueueStore
-from store.dispatch import Dispatcher
-from store.expiry import DiskUse, ExpiryDecision, decide_expiry
-from store.index_service import IndexService
-from store.mapped_file import Segment
-from store.reader_checks import VerifiedRecords
+from batonmq.process.durable_file import sync_directory, sync_file
+from batonmq.store.appender import Appender
+from batonmq.store.background import Background
+from batonmq.store.config import StoreConfig
+from batonmq.store.dispatch import Dispatcher
+from batonmq.store.mapped_file import Segment
+from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
-
-DiskUseOf = Callable[[tuple[Path, ...]], DiskUse]
 
 
 def disk_use(folders: tuple[Path, ...]) -> DiskUse:
@@ -53,25 +48,102 @@ class _Round:
     generation: int
 
 
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """Used part of the file systems of log and consume queues, 0.0 to 1.0, the fuller one."""
+
+    ratio: float
+
+
+DiskUseOf = Callable[[tuple[Path, ...]], DiskUse]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryDecision:
+    """Take the `count` oldest segments away; refuse puts while `disk_full`."""
+
+    count: int
+    disk_full: bool
+    reason: str
+
+
+def decide_expiry(
+    config: StoreConfig,
+    modified_ms: Sequence[int],
+    *,
+    now_ms: int,
+    hour: int,
+    disk: DiskUse,
+    manual: bool = False,
+) -> ExpiryDecision:
+    """What to delete now.
+
+    `modified_ms` holds the last write times of all segments but the last, oldest first; `hour` is
+    the local hour; `manual` is an operator's order (code 329).
+    """
+    percent = disk.ratio * 100
+    disk_full = percent > config.disk_space_warning_level_ratio
+    forced = config.clean_file_forcibly_enable and (
+        disk_full or percent > config.disk_space_clean_forcibly_ratio
+    )
+    if forced:
+        count, reason = len(modified_ms), "disk"
+    elif percent > config.disk_max_used_space_ratio:
+        count, reason = _expired(config, modified_ms, now_ms), "disk"
+    elif manual:
+        count, reason = _expired(config, modified_ms, now_ms), "manual"
+    elif hour in config.delete_hours:
+        count, reason = _expired(config, modified_ms, now_ms), "age"
+    else:
+        count, reason = 0, ""
+    return ExpiryDecision(min(count, config.delete_file_batch_max), disk_full, reason)
+
+
+def _expired(config: StoreConfig, modified_ms: Sequence[int], now_ms: int) -> int:
+    """How many of the oldest segments are past their time, up to the first that is not."""
+    oldest_kept_ms = now_ms - config.file_reserved_time * _HOUR_MS
+    count = 0
+    for modified in modified_ms:
+        if modified > oldest_kept_ms:
+            break
+        count += 1
+    return count
+
+
 class CheckpointWriter:
     """Brings derived data and checkpoint to disk, in the order that recovery relies on."""
 
     def __init__(
         self,
-        commit_log: CommitLog,
-        checkpoint: StoreCheckpoint,
-        consume_queues: ConsumeQueueStore,
-        index: IndexService,
+        files: StoreFiles,
         dispatcher: Dispatcher,
+        before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None,
+        background: Background,
     ) -> None:
-        self._log = commit_log
-        self._checkpoint = checkpoint
-        self._consume_queues = consume_queues
-        self._index = index
+        """`before_checkpoint`: see `MessageStore`."""
+        self._files = files
+        self._checkpoint = files.checkpoint
         self._dispatcher = dispatcher
+        self._before_checkpoint = before_checkpoint
+        self._background = background
         self._lock = threading.Lock()
         self._generation = 0
         self._is_running = False
+
+    def flush_derived(self) -> None:
+        """Bring consume queues, index and checkpoint to disk; in a thread while the loop runs."""
+        run_job, epochs = self._background.run_job, self._files.epochs
+        if self._before_checkpoint is not None:
+            for job in self._before_checkpoint():
+                run_job(job)
+        if not epochs.is_settled:
+            run_job(epochs.settle)
+        work = self.begin()
+        if work is not None:
+            run_job(work)
 
     def begin(self) -> Callable[[], None] | None:
         """Start a round, in the owner's thread; the rest of it, for any thread, or None.
@@ -80,7 +152,7 @@ class CheckpointWriter:
         """
         if self._is_running:
             return None
-        paths = (*self._consume_queues.write_back(), *self._index.write_back())
+        paths = (*self._files.consume_queues.write_back(), *self._files.index.write_back())
         dispatched = self._dispatcher.offset
         checkpoint = self._checkpoint
         is_level = (
@@ -93,14 +165,14 @@ class CheckpointWriter:
             paths,
             dispatched,
             self._dispatcher.last_store_timestamp,
-            self._index.end_timestamp,
+            self._files.index.end_timestamp,
             self._generation,
         )
         return lambda: self._finish(work)
 
     def _finish(self, work: _Round) -> None:
         try:
-            self._log.datasync_to(work.dispatched_offset)
+            self._files.log.datasync_to(work.dispatched_offset)
             for path in work.paths:
                 sync_file(path)
             with self._lock:
@@ -119,7 +191,7 @@ class CheckpointWriter:
             checkpoint.logics_msg_timestamp = work.log_timestamp
         if work.index_timestamp:
             checkpoint.index_msg_timestamp = work.index_timestamp
-        checkpoint.master_flushed_offset = self._log.flushed_offset
+        checkpoint.master_flushed_offset = self._files.log.flushed_offset
         checkpoint.flush()
 
     def void_running(self) -> None:
@@ -133,38 +205,27 @@ class Expirer:
 
     def __init__(
         self,
-        config: StoreConfig,
-        commit_log: CommitLog,
-        consume_queues: ConsumeQueueStore,
-        index: IndexService,
-        epochs: EpochFileCache,
+        files: StoreFiles,
         dispatcher: Dispatcher,
-        verified: VerifiedRecords,
-        *,
+        appender: Appender,
+        background: Background,
+        clock_ms: Callable[[], int],
         disk_use_of: DiskUseOf,
     ) -> None:
-        self._config = config
-        self._log = commit_log
-        self._consume_queues = consume_queues
-        self._index = index
-        self._epochs = epochs
+        self._files = files
         self._dispatcher = dispatcher
-        self._verified = verified
+        self._appender = appender
+        self._background = background
+        self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
 
-    def run(self, now_ms: int, *, manual: bool = False) -> tuple[ExpiryDecision, list[Segment]]:
-        """Decide and take off; the segments returned are still to be closed and unlinked."""
-        commit_log = self._log
-        whole_below = self._dispatcher.offset  # what is not yet dispatched stays, whatever its age
-        candidates = [s for s in commit_log.segments[:-1] if s.end_offset <= whole_below]
-        decision = decide_expiry(
-            self._config,
-            [int(os.stat(segment.path).st_mtime * 1000) for segment in candidates],
-            now_ms=now_ms,
-            hour=datetime.fromtimestamp(now_ms / 1000).hour,
-            disk=self._disk_use_of((commit_log.folder, self._config.root)),
-            manual=manual,
-        )
+    def clean_expired(self, *, manual: bool = False) -> int:
+        """Take expired segments off (`manual`: at any hour), refuse puts on a full disk.
+
+        How many were taken. Files are unlinked in a thread while the loop runs.
+        """
+        decision = self._decide(self._clock_ms(), manual=manual)
+        commit_log = self._files.log
         removed = [commit_log.take_first_segment() for _ in range(decision.count)]
         if removed:
             self._trim(commit_log.min_offset)
@@ -172,13 +233,29 @@ class Expirer:
                 "segments_expired count=%d reason=%s min_offset=%d",
                 len(removed), decision.reason, commit_log.min_offset,
             )  # fmt: skip
-        return decision, removed
+        if decision.disk_full != self._appender.disk_full:
+            self._appender.set_disk_full(decision.disk_full)
+        if removed:
+            self._background.run_job(lambda: unlink_segments(removed))
+        return len(removed)
+
+    def _decide(self, now_ms: int, *, manual: bool) -> ExpiryDecision:
+        commit_log, config = self._files.log, self._files.config
+        whole_below = self._dispatcher.offset  # what is not yet dispatched stays, whatever its age
+        candidates = [s for s in commit_log.segments[:-1] if s.end_offset <= whole_below]
+        return decide_expiry(
+            config,
+            [int(os.stat(segment.path).st_mtime * 1000) for segment in candidates],
+            now_ms=now_ms,
+            hour=datetime.fromtimestamp(now_ms / 1000).hour,
+            disk=self._disk_use_of((commit_log.folder, config.root)),
+            manual=manual,
+        )
 
     def _trim(self, min_offset: int) -> None:
-        self._consume_queues.delete_expired(min_offset)
-        self._index.delete_expired(min_offset)
-        self._epochs.truncate_prefix_by_offset(min_offset)
-        self._verified.forget_below(min_offset)
+        self._files.consume_queues.delete_expired(min_offset)
+        self._files.index.delete_expired(min_offset)
+        self._files.epochs.truncate_prefix_by_offset(min_offset)
 
 
 def unlink_segments(segments: list[Segment]) -> None:

@@ -8,8 +8,9 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lab.java import JavaError, is_fetched, missing_tools, prepared_classpath
+from lab.processes import ROOT
 from tests.chaos import engine
-from tests.interop.java_tools import FetchError, is_fetched, missing_tools, prepared_classpath
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ def _prepare_java() -> None:
     if not is_fetched():
         print("    Maven fetches the stock Java client once, about a minute …", flush=True)
     try:
-        prepared_classpath()
-    except FetchError as exc:
+        prepared_classpath(ROOT / "tests" / "interop" / "java")
+    except JavaError as exc:
         raise Unprepared(str(exc)) from exc
 
 

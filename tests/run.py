@@ -3,8 +3,8 @@
 Rings: `fast` (no processes), `spark` (the data source, alone and on Spark), `process` (real
 clusters, kill -9), `java` (the stock Java client and mqadmin against a real cluster), `docker` (the
 compose project on a container engine). Every ring runs even if one before it failed. The Spark ring
-runs beside the fast one, which leaves a core idle, and shows what it said when that is done; the
-others have the machine for themselves. What a machine lacks for a ring is said by name and the ring
+runs beside the fast one, which leaves a core idle, and its output is shown when that is done; the
+others have the machine for themselves. What a machine lacks for a ring is named and the ring
 is left out; with BATONMQ_CI=1 in the environment that is a failure. `--soak` runs the long versions
 of the Spark and the process ring instead (BATONMQ_SOAK=1): many kills.
 Exit codes: 0 all good, 1 something failed, 2 wrong usage.
@@ -39,42 +39,44 @@ class Outcome:
 
 
 class Run:
-    """pytest over one ring: begun, and finished later. What it says is shown now or, `quiet`, kept
-    in a file until `finish` shows it."""
+    """pytest over one ring: begun, and finished later. Its output is shown now or, `quiet`, kept in
+    a file until `finish` shows it."""
 
     def __init__(self, ring: Ring, number: str, *, strict: bool, soak: bool, quiet: bool) -> None:
         self.ring = ring
         self._title = f"\n=== {number} {ring.name}: {ring.title}"
         self._began = time.monotonic()
         self._shown = 0
-        self._said = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115  see stop
+        self._output = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115  see stop
         self._process: subprocess.Popen[bytes] | None = None
         self._outcome: Outcome | None = None
-        self._tell(self._title)
+        self._print(self._title)
         lacks, some_lack = ring.missing(), ring.missing_for_some()
         if lacks:
             why = f"this machine lacks {' and '.join(lacks)}"
-            self._tell(f"    {'missing' if strict else 'left out'}: {why}")
+            self._print(f"    {'missing' if strict else 'left out'}: {why}")
             self._outcome = Outcome(ring, "failed" if strict else "left out", 0.0, why)
             return
         if some_lack:
             then = "a failure" if strict else "skipped by name"
-            self._tell(f"    this machine lacks {' and '.join(some_lack)}: what needs it is {then}")
+            self._print(
+                f"    this machine lacks {' and '.join(some_lack)}: what needs it is {then}"
+            )
         try:
             ring.prepare()
         except Unprepared as exc:
-            self._tell(f"    {exc}")
+            self._print(f"    {exc}")
             self._outcome = Outcome(ring, "failed", self._seconds(), "could not be prepared")
             return
         argv = [sys.executable, "-m", "pytest", "-q", "-m", ring.marks, "--durations=5", "tests"]
         env = os.environ | ({"BATONMQ_SOAK": "1"} if soak else {})
         self._process = subprocess.Popen(
-            argv, cwd=ROOT, env=env, stdout=self._said, stderr=self._said
+            argv, cwd=ROOT, env=env, stdout=self._output, stderr=self._output
         )
 
     def finish(self) -> Outcome:
         """Waits for the end, and shows meanwhile what was kept and what still comes."""
-        while self._said is not None and self._is_running():
+        while self._output is not None and self._is_running():
             self._show_more()
             time.sleep(0.2)
         self._show_more()
@@ -87,36 +89,36 @@ class Run:
         return Outcome(self.ring, "failed" if code else "passed", self._seconds())
 
     def stop(self) -> None:
-        """Ends pytest if it still runs: somebody wants no more. What it said is gone then."""
+        """Ends pytest if it still runs. Output that was not shown yet is lost."""
         if self._is_running():
             assert self._process is not None
             self._process.terminate()
             self._process.wait()
-        if self._said is not None:
-            self._said.close()
+        if self._output is not None:
+            self._output.close()
 
     def _is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def _seconds(self) -> float:
         """Since it began, to its last word if that was kept, else until now."""
-        silent = time.time() - os.fstat(self._said.fileno()).st_mtime if self._said else 0.0
+        silent = time.time() - os.fstat(self._output.fileno()).st_mtime if self._output else 0.0
         return time.monotonic() - self._began - silent
 
-    def _tell(self, line: str) -> None:
-        if self._said is None:
+    def _print(self, line: str) -> None:
+        if self._output is None:
             print(line, flush=True)
         else:
-            self._said.write(f"{line}\n".encode())
-            self._said.flush()
+            self._output.write(f"{line}\n".encode())
+            self._output.flush()
 
     def _show_more(self) -> None:
         """From where the last call stopped; where pytest writes next stays as it is."""
-        if self._said is None:
+        if self._output is None:
             return
-        size = os.fstat(self._said.fileno()).st_size
+        size = os.fstat(self._output.fileno()).st_size
         sys.stdout.flush()
-        sys.stdout.buffer.write(os.pread(self._said.fileno(), size - self._shown, self._shown))
+        sys.stdout.buffer.write(os.pread(self._output.fileno(), size - self._shown, self._shown))
         sys.stdout.flush()
         self._shown = size
 

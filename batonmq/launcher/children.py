@@ -1,8 +1,8 @@
 """Child processes of the launcher: started, watched, stopped; none outlives it.
 
-A child asks the kernel to be ended with its parent (PR_SET_PDEATHSIG), so a launcher that is killed
-leaves nothing behind. A process that someone else starts again by hand with the same arguments is
-found by its pid file and watched as well, but it is not ours to reap.
+The kernel ends a child with its parent (PR_SET_PDEATHSIG), so a launcher that is killed leaves no
+process. A process that a user starts again by hand with the same arguments is found by its pid file
+and watched, too, but it is no child.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Children:
         child = self.by_name[name]
         before = self._watchers.pop(name, None)
         if before is not None and before is not asyncio.current_task():
-            before.cancel()  # it waited for somebody else to start what is started here
+            before.cancel()  # it waited for a process that a user starts by hand
         child.node.pid_file.unlink(missing_ok=True)
         with child.log_path.open("ab") as output:
             child.process = await asyncio.create_subprocess_exec(
@@ -102,7 +102,7 @@ class Children:
             return
         if self.respawn:
             child.restarts += 1
-            # The old watcher ends here; the new one takes its place in the table.
+            # This watcher ends here; `start` makes the next one.
             await asyncio.sleep(min(0.2 * child.restarts, 5.0))
             if not self.stopping:
                 await self.start(child.node.name)
@@ -110,7 +110,7 @@ class Children:
         await self._watch_adopted(child)
 
     async def _watch_adopted(self, child: Child) -> None:
-        """Waits for a process that someone else starts in the place of a dead child."""
+        """Waits for a process that a user starts in the place of a dead child."""
         while not self.stopping:
             await asyncio.sleep(ADOPT_POLL_S)
             pid = _read_pid(child.node.pid_file)
@@ -173,7 +173,7 @@ def _read_pid(path: Path) -> int | None:
 
 
 def _is_serving(pid: int, node: Node) -> bool:
-    """Whether `pid` runs this node: a pid alone may have been taken over by somebody else."""
+    """Whether `pid` runs this node: another process may have got the same pid."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -183,7 +183,7 @@ def _is_serving(pid: int, node: Node) -> bool:
 
 
 def tail_of_log(child: Child, lines: int = 3) -> str:
-    """The last lines that a child wrote, for the report of its end."""
+    """The last lines of a child's log, for the report of its end."""
     try:
         text = child.log_path.read_bytes()[-4096:].decode(errors="replace")
     except OSError:

@@ -1,10 +1,9 @@
 """`cluster.json`: how outside scripts find the processes of a local cluster.
 
-Removed at start, written when the cluster is whole (every group has a master, a full set and a
-registered route), written again when a process, a role or a set changes; always by rename, so a
-reader never sees half of it. Ids and addresses are strings, pids numbers. `conf/cluster.json` is
-there from the first moment: the same document without pids and roles, so that tools can ask what
-keeps the cluster from becoming whole.
+Removed at the start, written when the cluster is whole (every group has a master, a full set and a
+registered route), and again when a process, a role or a set changes; always by rename, so no reader
+sees half of it. Ids and addresses are strings, pids numbers. `conf/cluster.json` is written first:
+the same document without pids and roles, for tools that ask what the cluster lacks to be whole.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, Layout
+from batonmq.process.durable_file import show_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,4 @@ def _broker(
 
 def write_document(path: Path, document: Mapping[str, object]) -> None:
     """Replaces the file in one step."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(document, indent=2) + "\n")
-    os.replace(temporary, path)
+    show_file(path, json.dumps(document, indent=2) + "\n")

@@ -1,14 +1,15 @@
 """`~/.batonmq/current`: which local cluster runs now, so that `mqctl` finds it from any folder.
 
-The file holds the path of that cluster's `cluster.json`. It is a hint: the last cluster that
-became whole wins, and a home that cannot be written costs nothing but the hint.
+The file holds the path of that cluster's `cluster.json`. It is a hint: it names the last cluster
+that became whole, and is left out if the home cannot be written.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
+
+from batonmq.process.durable_file import show_file
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,9 @@ def announce(cluster_file: Path) -> None:
     hint = hint_file()
     if hint is None:
         return
-    temporary = hint.with_name(f"{hint.name}.{os.getpid()}.tmp")
     try:
         hint.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(f"{cluster_file}\n")
-        os.replace(temporary, hint)
+        show_file(hint, f"{cluster_file}\n")
     except OSError as error:
         log.debug("cluster_hint_not_written file=%s why=%s", hint, error)
 

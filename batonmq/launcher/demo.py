@@ -1,4 +1,4 @@
-"""`batonmq demo`: a cluster under load, its master killed with kill -9, and the verdict.
+"""`batonmq demo`: a cluster under load, its master killed with kill -9, and the result.
 
 Everything is real: processes, a producer, a consumer, SIGKILL. A message counts as lost only if its
 acknowledgement was received and it is in no queue of the cluster at the end; every queue is read
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,18 +19,22 @@ from typing import Final
 
 import uvloop
 
-from batonmq.consume_types import ConsumeContext, ConsumeFromWhere
+from batonmq.client.consumer.listener import ConsumeContext
+from batonmq.client.consumer.options import ConsumeFromWhere, PushConsumerOptions
+from batonmq.client.consumer.pull_consumer import PullConsumer
+from batonmq.client.consumer.push_consumer import PushConsumer
+from batonmq.client.producer.producer import Producer, ProducerOptions
+from batonmq.history.fold import failovers
+from batonmq.history.story import Story
+from batonmq.history.story_text import document, lines
+from batonmq.launcher.cluster import Cluster, stop_event
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.layout import HOST, Layout, plan
-from batonmq.launcher.ports import StartError
-from batonmq.launcher.up import Cluster, stop_event
-from batonmq.producer import Producer, ProducerOptions
-from batonmq.pull_consumer import PullConsumer
-from batonmq.push_consumer import PushConsumer
-from batonmq.push_options import PushConsumerOptions
-from batonmq.timeline import Story, failovers
-from protocol.errors import BatonError
-from protocol.message import Message, MessageExt
+from batonmq.launcher.preparation import StartError
+from batonmq.process.clock import wall_ms
+from batonmq.process.sockets import is_port_free
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import Message, MessageExt
 
 TOPIC: Final = "DemoTopic"
 WHOLE_S: Final = 30.0
@@ -42,7 +45,7 @@ SENDERS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What `batonmq demo` was asked for. `rate` in sends per second, `base_port` 0: any free."""
+    """Options of `batonmq demo`. `rate` in sends per second, `base_port` 0: any free range."""
 
     data_dir: Path
     kills: int
@@ -54,7 +57,7 @@ class DemoOptions:
 
 @dataclass(slots=True)
 class Tally:
-    """What the producer and the consumer saw. Keys are the messages' own numbers."""
+    """What was sent, acknowledged and consumed, by the messages' keys."""
 
     sent: int = 0
     acked: dict[str, float] = field(default_factory=dict)
@@ -74,25 +77,15 @@ class Tally:
 
 
 def free_base_port(replicas: int) -> int:
-    """The first port range, from the usual one up, in which nobody listens.
+    """The first free port range, from the usual one on.
 
-    All below 32768: above it the kernel hands ports out, perhaps one of a broker that is down.
+    All below 32768: the kernel gives ports above it to connections, even one of a stopped broker.
     """
     for base in range(9876, 30_000, 1500):
         layout = plan(Path("/nowhere"), replicas=replicas, base_port=base)
-        if all(_is_free(port) for node in layout.nodes for port in node.ports):
+        if all(is_port_free(HOST, port) for node in layout.nodes for port in node.ports):
             return base
     raise StartError("no free range of ports was found: name one with --base-port")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -197,7 +190,7 @@ class Demo:
         node = self._cluster.broker_at(address)
         pid = self._cluster.children.by_name[node.name].pid
         assert pid is not None, "the recorded master has no process"
-        killed_ms = int(time.time() * 1000)
+        killed_ms = wall_ms()
         killed_at = time.monotonic()
         self._reporter.report(
             Event(
@@ -207,19 +200,25 @@ class Demo:
             )
         )
         os.kill(pid, signal.SIGKILL)
+        await self._await_failover(number, address, killed_ms, killed_at)
+        await self._restart(node.name, killed_ms)
+
+    async def _await_failover(
+        self, number: int, old_master: str, killed_ms: int, killed_at: float
+    ) -> None:
         await self._until(
             lambda: self._tally.last_ack > killed_at + 0.001, 30.0, "a write is acked"
         )
         gap_ms = (self._tally.last_ack - killed_at) * 1000
         await self._until(
-            lambda: self._cluster.view.groups[self._group].master_address != address,
+            lambda: self._cluster.view.groups[self._group].master_address != old_master,
             10.0,
             "a new master is recorded",
         )
         story = await self._story(killed_ms, lambda found: found.first_ack_ms > 0)
         text = f"first acknowledged write {gap_ms:.0f} ms after the kill"
         if story is not None:
-            text += "\n" + "\n".join(f"          {line}" for line in story.lines())
+            text += "\n" + "\n".join(f"          {line}" for line in lines(story))
         self._reporter.report(
             Event(
                 "failover",
@@ -227,11 +226,13 @@ class Demo:
                 {
                     "number": number,
                     "gapMs": round(gap_ms, 1),
-                    "timeline": story.document() if story else None,
+                    "timeline": document(story) if story else None,
                 },
             )
         )
-        await self._cluster.children.start(node.name)
+
+    async def _restart(self, name: str, killed_ms: int) -> None:
+        await self._cluster.children.start(name)
         await self._until(
             lambda: self._cluster.view.is_whole(self._layout), FULL_SET_S, "the set is full again"
         )
@@ -240,9 +241,8 @@ class Demo:
         self._reporter.report(
             Event(
                 "rejoined",
-                f"{node.name} is back in the set; it truncated {cut} unacknowledged bytes"
-                " and caught up",
-                {"name": node.name, "truncatedBytes": cut},
+                f"{name} is back in the set; it truncated {cut} unacknowledged bytes and caught up",
+                {"name": name, "truncatedBytes": cut},
             )
         )
 
@@ -252,9 +252,7 @@ class Demo:
         for _ in range(40):
             events = await self._cluster.controller.history(self._group)
             found = [
-                failover
-                for failover in failovers([event.fields for event in events])
-                if failover.elected_ms >= since_ms - 5
+                failover for failover in failovers(events) if failover.elected_ms >= since_ms - 5
             ]
             story = found[-1] if found else None
             if story is not None and complete(story):
@@ -266,7 +264,7 @@ class Demo:
         deadline = time.monotonic() + seconds
         while not done():
             if time.monotonic() > deadline:
-                raise StartError(f"waited {seconds:.0f} s in vain until {what}")
+                raise StartError(f"{what}: not within {seconds:.0f} s")
             await asyncio.sleep(0.005)
 
     async def _drain(self) -> None:

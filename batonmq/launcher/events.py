@@ -1,4 +1,4 @@
-"""What the launcher tells of a running cluster, for people, for scripts, and for the live view."""
+"""Events of a running cluster: as lines, as JSON, and for the live view."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
 import click
+
+from batonmq.process.clock import wall_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class JsonReporter:
         self._out = out
 
     def report(self, event: Event) -> None:
-        record = {"time": int(time.time() * 1000), "event": event.kind, **event.fields}
+        record = {"time": wall_ms(), "event": event.kind, **event.fields}
         self._out.write(json.dumps(record) + "\n")
         self._out.flush()
 

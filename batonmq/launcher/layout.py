@@ -1,6 +1,6 @@
 """Which processes a local cluster has, where they listen, and the configuration file of each.
 
-Pure, but for `write_configs`. The port rule is a contract with outside scripts: name server i
+Pure. The port rule is a contract with outside scripts: name server i
 listens on P + 100·i with its embedded controller on +2 (remoting), +3 (gRPC), +4 (Raft); broker j,
 counted through all groups, on P + 1035 + 100·j, its HA port +1, the same handlers on -2.
 """
@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import yaml
-
 CLUSTER_NAME: Final = "DefaultCluster"
 DEFAULT_BASE_PORT: Final = 9876
 MAX_BROKERS: Final = 26
@@ -25,7 +23,7 @@ Settings = Mapping[str, Mapping[str, object]]
 
 
 class LayoutError(ValueError):
-    """The asked-for cluster cannot be laid out; the text says why and what is allowed."""
+    """The options describe no cluster; the text says why and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class NameServerNode:
 
     @property
     def argv(self) -> list[str]:
-        return _argv("namesrv.main", self.config, self.pid_file)
+        return _argv("batonmq.namesrv.main", self.config, self.pid_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +93,14 @@ class BrokerNode:
 
     @property
     def argv(self) -> list[str]:
-        return _argv("broker.main", self.config, self.pid_file)
+        return _argv("batonmq.broker.main", self.config, self.pid_file)
 
 
 Node = NameServerNode | BrokerNode
 
 
 def _argv(module: str, config: Path, pid_file: Path) -> list[str]:
-    return [sys.executable, "-m", module, "-c", str(config), "--pid-file", str(pid_file)]
+    return [sys.executable, "-P", "-m", module, "-c", str(config), "--pid-file", str(pid_file)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +134,7 @@ class Layout:
 
     @property
     def planned_cluster_file(self) -> Path:
-        """Where the cluster will listen, known before any of it runs: `cluster.json` without pids
-        and roles, for those who want to know why it does not become whole."""
+        """`cluster.json` without pids and roles, written before any process starts."""
         return self.data_dir / "conf" / "cluster.json"
 
     @property
@@ -162,26 +159,8 @@ def plan(
     overrides: Settings | None = None,
 ) -> Layout:
     """Lays a cluster out. Raises LayoutError for numbers that make none."""
-    if controllers not in (1, 3, 5):
-        raise LayoutError(f"--controllers is {controllers}: a quorum of 1, 3 or 5 is needed")
-    if not 1 <= groups <= MAX_BROKERS or not replicas >= 1 or groups * replicas > MAX_BROKERS:
-        raise LayoutError(
-            f"--groups {groups} x --replicas {replicas}: at least 1 each,"
-            f" {MAX_BROKERS} brokers at the most"
-        )
-    highest = base_port + max(1035 + 100 * (groups * replicas - 1) + 1, 100 * (controllers - 1) + 4)
-    if base_port < 1024 or highest > 65535:
-        raise LayoutError(
-            f"--base-port is {base_port}: the ports of this cluster would run to {highest},"
-            " allowed are 1024 to 65535"
-        )
+    _check(controllers, replicas, groups, base_port, overrides or {})
     data_dir = data_dir.absolute()
-    overlap = sorted(set(overrides or {}) - set(SECTIONS))
-    if overlap:
-        raise LayoutError(
-            f"section {overlap[0]!r} of the configuration is unknown;"
-            f" allowed are {', '.join(SECTIONS)}"
-        )
     conf, run = data_dir / "conf", data_dir / "run"
     return Layout(
         data_dir,
@@ -211,17 +190,28 @@ def plan(
     )
 
 
-def read_overrides(path: Path) -> Settings:
-    """Sections of the user's YAML file. Raises LayoutError if it is no mapping of mappings."""
-    try:
-        loaded = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise LayoutError(f"--config {path}: {exc}") from exc
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict) or not all(isinstance(v, dict) for v in loaded.values()):
-        raise LayoutError(f"--config {path}: one mapping of settings per section is needed")
-    return loaded
+def _check(
+    controllers: int, replicas: int, groups: int, base_port: int, overrides: Settings
+) -> None:
+    if controllers not in (1, 3, 5):
+        raise LayoutError(f"--controllers is {controllers}: a quorum of 1, 3 or 5 is needed")
+    if not 1 <= groups <= MAX_BROKERS or not replicas >= 1 or groups * replicas > MAX_BROKERS:
+        raise LayoutError(
+            f"--groups {groups} x --replicas {replicas}: at least 1 each,"
+            f" {MAX_BROKERS} brokers at the most"
+        )
+    highest = base_port + max(1035 + 100 * (groups * replicas - 1) + 1, 100 * (controllers - 1) + 4)
+    if base_port < 1024 or highest > 65535:
+        raise LayoutError(
+            f"--base-port is {base_port}: the ports of this cluster would run to {highest},"
+            " allowed are 1024 to 65535"
+        )
+    unknown = sorted(set(overrides) - set(SECTIONS))
+    if unknown:
+        raise LayoutError(
+            f"section {unknown[0]!r} of the configuration is unknown;"
+            f" allowed are {', '.join(SECTIONS)}"
+        )
 
 
 def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
@@ -264,20 +254,3 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
         if section in sections:
             sections[section].update(values)
     return sections
-
-
-def write_configs(layout: Layout) -> None:
-    """Writes every node's file, and the controllers' password where there is none yet.
-
-    Raises OSError (no right, no room) as it comes.
-    """
-    if layout.controllers and not layout.raft_password_file.exists():
-        from settings.password_file import make_password
-
-        layout.raft_password_file.parent.mkdir(parents=True, exist_ok=True)
-        make_password(layout.raft_password_file)
-    for node in layout.nodes:
-        node.config.parent.mkdir(parents=True, exist_ok=True)
-        node.pid_file.parent.mkdir(parents=True, exist_ok=True)
-        node.data_dir.mkdir(parents=True, exist_ok=True)
-        node.config.write_text(yaml.safe_dump(config_of(layout, node), sort_keys=False))

@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from batonmq.launcher.cluster import Cluster
 from batonmq.launcher.events import Event, MemoryReporter
 from batonmq.launcher.layout import BrokerNode, Layout
-from protocol.errors import BatonError
-
-if TYPE_CHECKING:
-    from batonmq.launcher.up import Cluster
+from batonmq.protocol.errors import BatonError
 
 DRAW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A broker's own word on its log; offsets in bytes."""
+    """What a broker reports of its log; offsets in bytes."""
 
     max_offset: int
     confirm_offset: int
@@ -71,7 +68,7 @@ class LiveView(MemoryReporter):
                 self._progress.pop(node.address, None)
                 continue
             try:
-                info = await self._cluster.admin.broker_runtime_info(node.address)
+                info = await self._cluster.admin.brokers.runtime_info(node.address)
             except BatonError:
                 self._progress.pop(node.address, None)
                 continue

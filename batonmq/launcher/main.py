@@ -1,24 +1,37 @@
 """The command `batonmq`: `up`, `demo`, and the three servers one at a time.
 
 Imports are kept inside the commands: `--help` loads click and nothing of the cluster.
-Exit codes: 0 done, 1 it could not be done, 2 wrong usage.
+Exit codes: 0 done, 1 it could not be done, 2 wrong usage or the extra `server` is not installed.
 """
 
 from __future__ import annotations
 
-import os
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # `python -m` puts the working folder there: its files must not replace ours
+
+import os
 import tempfile
 from pathlib import Path
 
 import click
 
 from batonmq.launcher.layout import DEFAULT_BASE_PORT
+from batonmq.process.extras import need_server
 
-SERVERS = {"controller": "controller.main", "namesrv": "namesrv.main", "broker": "broker.main"}
+SERVERS = {
+    "controller": "batonmq.controller.main",
+    "namesrv": "batonmq.namesrv.main",
+    "broker": "batonmq.broker.main",
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def _need_server_extra() -> None:
+    need_server(click.get_current_context().command_path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="batonmq")
 def main() -> None:
     """Run a BatonMQ cluster, or one of its processes."""
@@ -35,7 +48,13 @@ def main() -> None:
     show_default=True,
     help="Folder of the cluster; an existing one is resumed.",
 )
-@click.option("--base-port", default=DEFAULT_BASE_PORT, show_default=True, metavar="P")
+@click.option(
+    "--base-port",
+    default=DEFAULT_BASE_PORT,
+    show_default=True,
+    metavar="P",
+    help="The lowest port.",
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -53,12 +72,13 @@ def up(
     respawn: bool,
     as_json: bool,
 ) -> None:
-    """Run a local cluster in the foreground until ctrl-C or SIGTERM.
+    """Run a local cluster until ctrl-C or SIGTERM.
 
-    DIR/cluster.json tells scripts where everything is once the cluster is whole.
+    Once the cluster is whole, DIR/cluster.json has its addresses, pids and roles for scripts.
     """
-    from batonmq.launcher.layout import LayoutError, plan, read_overrides
-    from batonmq.launcher.ports import StartError
+    _need_server_extra()
+    from batonmq.launcher.layout import LayoutError, plan
+    from batonmq.launcher.preparation import StartError, read_overrides
     from batonmq.launcher.up import run_up
 
     try:
@@ -93,9 +113,10 @@ def up(
 def demo(
     kills: int, replicas: int, base_port: int, rate: int, keep: Path | None, as_json: bool
 ) -> None:
-    """Kill the master of a running cluster a few times and count what was lost."""
+    """Kill the master under load, and count what was lost."""
+    _need_server_extra()
     from batonmq.launcher.demo import DemoOptions, run_demo
-    from batonmq.launcher.ports import StartError
+    from batonmq.launcher.preparation import StartError
 
     if kills < 1 or replicas < 2:
         raise click.UsageError("at least one kill and two replicas are needed")
@@ -119,12 +140,13 @@ def demo(
 @main.command("raftPassword")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def raft_password(file: Path) -> None:
-    """Make a password for the controllers' Raft ports: FILE, readable by its owner alone.
+    """Make a password for the controllers' Raft ports.
 
+    It is written to FILE, which its owner alone may read.
     Every controller of the group needs a copy of it, named by raftPasswordFile in its section
     `controller`. An existing FILE is never overwritten. `batonmq up` makes one by itself.
     """
-    from settings.password_file import make_password
+    from batonmq.process.password_file import make_password
 
     try:
         make_password(file)
@@ -145,7 +167,8 @@ def _server_command(name: str, module: str) -> click.Command:
     )
     @click.option("--pid-file", type=click.Path(path_type=Path, dir_okay=False))
     def command(config: Path, pid_file: Path | None) -> None:
-        argv = [sys.executable, "-m", module, "-c", str(config)]
+        _need_server_extra()
+        argv = [sys.executable, "-P", "-m", module, "-c", str(config)]
         if pid_file is not None:
             argv += ["--pid-file", str(pid_file)]
         os.execv(sys.executable, argv)

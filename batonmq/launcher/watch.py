@@ -1,7 +1,7 @@
-"""What the cluster says of itself: roles, sets and routes, asked for a few times a second.
+"""Roles, sets and routes of a cluster, polled a few times a second.
 
-One question to the leading controller (1006) and one to a name server (106); a local cluster of any
-size costs two small requests a look. Pure judgement (`ClusterView`) apart from the asking.
+Each poll is one request to the leading controller (1006) and one to a name server (106).
+`ClusterView` decides what the cluster lacks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from batonmq.admin import Admin
+from batonmq.client.admin.admin import Admin
 from batonmq.launcher.cluster_file import BrokerState
 from batonmq.launcher.layout import Layout
-from protocol.bodies import ReplicaIdentity, ReplicasInfo
-from protocol.errors import BatonError
+from batonmq.protocol.bodies import ReplicaIdentity, ReplicasInfo
+from batonmq.protocol.errors import BatonError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ClusterView:
         )
 
     def missing(self, layout: Layout) -> str:
-        """One line that says what a cluster still lacks to be whole."""
+        """What the cluster still lacks to be whole, in one line; empty if nothing."""
         for name in layout.groups:
             group = self.groups.get(name)
             if group is None or not group.replicas:
@@ -71,8 +71,8 @@ class ClusterView:
         return ""
 
 
-async def look(admin: Admin, layout: Layout, before: ClusterView) -> ClusterView:
-    """Asks once. What cannot be asked right now (an election runs) stays as it was `before`."""
+async def poll(admin: Admin, layout: Layout, before: ClusterView) -> ClusterView:
+    """Polls once. What gets no reply (an election runs) stays as it was `before`."""
     groups = dict(before.groups)
     routes = dict(before.routes)
     try:
@@ -83,7 +83,7 @@ async def look(admin: Admin, layout: Layout, before: ClusterView) -> ClusterView
     except BatonError:
         pass
     try:
-        cluster = await admin.cluster_info()
+        cluster = await admin.cluster.info()
         routes = {
             name: data.broker_addrs[0]
             for name, data in cluster.broker_addr_table.items()

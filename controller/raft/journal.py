@@ -1,4 +1,4 @@
-"""`DurableJournal`: pysyncobj's log on disk, so that a node forgets nothing that it answered.
+"""`DurableJournal`: pysyncobj's log on disk, so that a node keeps everything that it answered.
 
 File `journal`: magic, then groups. A group is `u32 length, u32 CRC-32` (big-endian) of a payload of
 operations, applied whole or not at all:
@@ -7,23 +7,22 @@ operations, applied whole or not at all:
     2  u64 index                                  entries from this index on are cut
     3                                              this node has joined
 
-A truncate-and-add is therefore atomic: it is one group, written by one `sync`. Loading stops at a
-torn last group (it spoke of nothing that left this node) and ends the process at a bad group with a
-good one behind it. Term and vote are in `meta`, replaced with fsync before the message that they
-allow leaves; a bad one is fatal, a missing one is legal only beside an empty journal.
+So a truncate-and-add is atomic: it is one group, written by one `sync`. Loading stops at a torn
+last group (no message about it left this node) and ends the process at a bad group with a good one
+after it. Term and vote are in `meta`, replaced with fsync before the message that they allow is
+sent; a bad `meta` is fatal, a missing one is legal only beside an empty journal.
 
-A node that begins with an empty folder is *joining*: for all it knows it voted, and acknowledged
-entries, in a folder that was lost. It has joined once it led, or held all that a leader had; in the
-group that brings it there stands operation 3. Until then it may make nobody leader, see
-`GuardedTransport`.
+A node that begins with an empty folder is *joining*: it may have voted and acknowledged entries in
+a folder that was lost. It has joined once it led, or held all that a leader had; the group that
+completes this contains operation 3. Until then it may make no node leader, see `messages`.
 
-Invariant: `sync` returns before any message that speaks of the entries leaves. It is called where
-the commit index advances (a leader counts itself) and by the transport. Any OSError here ends the
-process: nothing is known about the disk after it. pysyncobj's own journal never syncs, has no
+Invariant: `sync` returns before any message about the entries is sent. It is called where the
+commit index advances (a leader counts itself) and by the transport. Any OSError here ends the
+process: the state of the disk is unknown after it. pysyncobj's own journal never syncs, has no
 checksums, and rewrites itself in place.
 
-So a quorum that is killed or loses its power all at once comes back with everything that it
-acknowledged. To users we claim that only where the README says so.
+So a quorum that is killed or loses its power all at once has everything that it acknowledged when
+it starts again.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn, overload
 
-from controller.raft.snapshot import LogEntry
-from epoch.durable_file import replace_file, sync_directory, write_all
-from protocol.errors import BatonError
+from batonmq.controller.raft.snapshot import LogEntry
+from batonmq.process.durable_file import replace_file, sync_directory, write_all
+from batonmq.protocol.errors import BatonError
 
 __all__ = ["DurableJournal", "JournalDamage"]
 
@@ -51,7 +50,7 @@ _GROUP_BYTES_MAX: Final = 1 << 30
 
 
 class JournalDamage(BatonError):
-    """A file of this node's log is not what was written. `offset` is None where it says nothing."""
+    """A file of this node's log is not what was written. `offset` is None if unknown."""
 
     def __init__(self, path: Path, what: str, offset: int | None = None) -> None:
         super().__init__(path, what, offset)
@@ -62,7 +61,7 @@ class JournalDamage(BatonError):
     def __str__(self) -> str:
         where = "" if self.offset is None else f" at offset {self.offset}"
         return (
-            f"{self.path}{where}: {self.what}; this node may not go on from it. While all other"
+            f"{self.path}{where}: {self.what}; this node cannot use it. While all other"
             f" controllers are healthy, empty {self.path.parent} and start again: it fetches the"
             " log from them"
         )
@@ -71,8 +70,8 @@ class JournalDamage(BatonError):
 class DurableJournal:
     """Entries in memory, mirrored to `folder/journal` at each `sync`. One thread uses it.
 
-    `head` are the two entries that the snapshot beside it ends with, older first. The journal is
-    made to begin with them, since pysyncobj throws one away that does not. Raises JournalDamage.
+    `head` are the last two entries of the snapshot beside it, older first. The journal is made to
+    begin with them, since pysyncobj discards one that does not. Raises JournalDamage.
     """
 
     def __init__(
@@ -177,11 +176,11 @@ class DurableJournal:
 
     @property
     def joining(self) -> bool:
-        """Whether this node may lack what it once acknowledged. See the module."""
+        """Whether this node may lack entries that it once acknowledged. See the module."""
         return not self._joined
 
     def join(self) -> None:
-        """The log is whole as it stands; durable with the next `sync`, as the entries are."""
+        """The log is complete now. Durable with the next `sync`, as the entries are."""
         self._joined = True
 
     @property
@@ -190,7 +189,7 @@ class DurableJournal:
         return self._end
 
     def sync(self) -> None:
-        """Makes the entries durable as they are now: one group, one fdatasync, none if equal."""
+        """Makes the entries durable: one group and one fdatasync, none if nothing changed."""
         if self._replaced:
             self._rewrite()
             return
@@ -225,9 +224,9 @@ class DurableJournal:
         return position
 
     def _rewrite(self) -> None:
-        """A new file in place of the old one: prefixes are cut by rename, never in place.
+        """Replaces the file: prefixes are cut by rename, never in place.
 
-        A group for each entry, so that later damage to one has a whole one behind it and is named.
+        Each entry gets a group, so that damage to one is followed by a whole one and is reported.
         """
         groups = [_JOINED] if self._joined else []
         groups += map(_encode_add, self._entries)
@@ -273,7 +272,7 @@ class DurableJournal:
         if position < len(data):
             later = _find_group(data, position + 1)
             if later is not None:
-                what = f"a damaged group, with a whole one behind it at {later}"
+                what = f"a damaged group, with a whole one after it at {later}"
                 raise JournalDamage(self._path, what, position)
         self._durable = list(self._entries)
         self._dirty_from = len(self._entries)
@@ -310,7 +309,7 @@ class DurableJournal:
             content = self._meta_path.read_bytes()
         except FileNotFoundError:
             if not is_new:
-                what = "is missing beside a log: this node does not know whom it voted for"
+                what = "is missing beside a log: this node does not know how it voted"
                 raise JournalDamage(self._meta_path, what) from None
             return 0, None
         checksum, _, text = content.rstrip(b"\n").partition(b" ")
@@ -358,7 +357,7 @@ def _group_at(data: bytes, position: int) -> bytes | None:
 
 
 def _find_group(data: bytes, position: int) -> int | None:
-    """The next offset from `position` on where a whole group stands."""
+    """The next offset from `position` on where a whole group begins."""
     for candidate in range(position, len(data) - _GROUP.size):
         if data[candidate + _GROUP.size] in (1, 2, 3) and _group_at(data, candidate) is not None:
             return candidate

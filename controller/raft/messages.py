@@ -1,47 +1,50 @@
-"""What passes between two cores: pysyncobj's messages with two of its faults mended.
+"""The messages between two cores: pysyncobj's, with its faults corrected, and four additions.
 
-- *Snapshot under way.* A follower that is fed a snapshot commits its own, never verified log up to
-  the leader's commit index, and reports commands as done that no one else holds. Those messages
-  reach it with commit index 0.
+Corrected:
+- *Snapshot under way.* A follower that is sent a snapshot would commit its own, never verified log
+  up to the leader's commit index, and report commands as applied that no other node holds. Those
+  messages reach the core with commit index 0.
 - *Late acknowledgements* carry no term, so one from an earlier leadership would count in this one.
-  They are stamped with the sender's term and dropped when it differs.
-- *Old answers* lie in a socket while a leader is stopped; read when it wakes, they would keep it
+  They get the sender's term and are dropped when it differs.
+- *Old answers* wait in a socket while a leader is stopped; read when it wakes, they would keep it
   leading. Each answer repeats when its question was sent, and counts as of then.
 - *Entries that agree* are truncated and added again, though they may be acknowledged and applied,
   and a late message that ends sooner cuts them off. What this log already holds is taken out of
   the message; a message of the same term that ends before this log does is older than it.
-- *Durable first.* No vote, no question for one and no acknowledgement leaves before the journal is
-  on disk. A leader syncs its own entries right after it sent them, so the disks work side by side.
+- *Durable first.* No vote, no request for one and no acknowledgement leaves before the journal is
+  on disk. A leader syncs its own entries right after it sent them, so the disks work in parallel.
+
+Added:
 - *Joining nodes* (see `journal`) make nobody leader: they could outvote the one node that still
   holds what they acknowledged before their folder was lost. Nodes that all begin empty may elect
-  one of them; beside a log that they do not have, they wait for a leader elected without them.
+  one of them; once another node has a log, they wait for a leader elected without them.
 - *Handing over.* A leader that stops tells a follower that holds its whole log to ask for votes at
-  once. That is an election like any other, only not waited for.
-- *Succession.* A follower whose connection to the leader breaks does not wait its time out, see
-  `succession`.
-- *Digests* of states travel between nodes, see `digest_watch`.
+  once. That is an election like any other, without the wait.
+- *Election order.* A follower whose connection to the leader breaks does not wait for its
+  time-out, see `ElectionOrder`.
+- *Digests* of states travel between nodes, see `problems.DigestWatch`.
 
-The hooks stand on pysyncobj 0.3.17's own names; `tests/controller/test_raft_node.py` pins both.
+Uses names of pysyncobj 0.3.17; `tests/controller/test_raft_node.py` pins both.
 """
 
 import logging
 import math
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import pysyncobj.syncobj
 from pysyncobj.node import Node
 from pysyncobj.transport import TCPTransport
 
-from controller.raft.digest_watch import DigestWatch
-from controller.raft.journal import DurableJournal
-from controller.raft.succession import Succession
+from batonmq.controller.raft.journal import DurableJournal
+from batonmq.controller.raft.problems import DigestWatch
 
-__all__ = ["COMPACT_AFTER_BYTES", "MendedTransport"]
+__all__ = ["COMPACT_AFTER_BYTES", "ElectionOrder", "MendedTransport", "election_window_ms"]
 
 log = logging.getLogger(__name__)
 
-# Not `apply_command`, by which a node that just lost the lead hands its queue to the next leader:
-# commands enter the log only where a gate let them through.
+# Not `apply_command`, by which a node that just lost the lead sends its queue to the next leader:
+# commands enter the log only through a gate.
 _RAFT_MESSAGES: Final = frozenset(
     {
         "request_vote",
@@ -56,10 +59,51 @@ _STATE_DIGEST: Final = "state_digest"
 _FOLLOWER: Final = 0
 """pysyncobj's _RAFT_STATE.FOLLOWER."""
 
-_SPEAK_OF_LOG: Final = frozenset({"request_vote", "response_vote", "next_node_idx"})
+_NEEDS_DURABLE_LOG: Final = frozenset({"request_vote", "response_vote", "next_node_idx"})
 
 COMPACT_AFTER_BYTES: Final = 8 << 20
-"""A journal of this size is shortened, however few its entries are: a batch must hold all of it."""
+"""A journal of this size is compacted, however few its entries are: one batch must hold it all."""
+
+STEP_S: Final = 0.1
+"""Between one follower and the next: longer than an election with one candidate takes."""
+PAUSE_S: Final = 10.0
+
+
+def election_window_ms(
+    own: str, members: Collection[str], min_ms: int, max_ms: int
+) -> tuple[float, float]:
+    """The range of silence (ms) after which `own` stands for election, within [min_ms, max_ms].
+
+    Each member has a window of its own, with a gap as long as a window between two: members that
+    all draw from the whole range split their votes about once in ten elections.
+    """
+    width_ms = (max_ms - min_ms) / len(members)
+    begin_ms = min_ms + width_ms * sorted(members).index(own)
+    return begin_ms, begin_ms + width_ms / 2
+
+
+class ElectionOrder:
+    """Who stands for election at once when the leader's connection breaks, and who a little later.
+
+    A killed leader's sockets close at once, so waiting for a whole election time-out would waste
+    time. If both followers stood at the same moment they would split the votes and wait for the
+    time-out after all; so they stand one after the other, in the order of their addresses. A broken
+    connection proves nothing (R6): an unnecessary election moves the lead and costs some
+    milliseconds, and a link that breaks again and again causes one only once in `PAUSE_S`. Any
+    message of a leader resets the time-out. Times are seconds of the Raft clock.
+    """
+
+    def __init__(self) -> None:
+        self._pause_until_s = 0.0
+
+    def stand_at(self, now_s: float, own: str, leader: str, members: Iterable[str]) -> float | None:
+        """When `own` should ask for votes after the connection to `leader` broke; None if its
+        ordinary time-out should decide."""
+        if now_s < self._pause_until_s:
+            return None
+        self._pause_until_s = now_s + PAUSE_S
+        candidates = sorted(member for member in members if member != leader)
+        return now_s + STEP_S * candidates.index(own)
 
 
 class MendedTransport(TCPTransport):  # type: ignore[misc]
@@ -67,11 +111,11 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
 
     digests: DigestWatch | None = None
     _log_seen = False
-    """Whether another node had a log when this one, joining, had none."""
+    """Whether another node had a log while this one was joining without one."""
     _handled: dict[str, Any] | None = None
     """The message being handled."""
     _hand_over_until = 0.0
-    _succession: Succession | None = None
+    _election_order: ElectionOrder | None = None
     _compact_above = COMPACT_AFTER_BYTES
 
     @property
@@ -91,10 +135,10 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
             self._syncObj._SyncObj__raftElectionDeadline = math.inf
         journal.sync()
         if self._hand_over_until > pysyncobj.syncobj.monotonicTime():
-            # At every tick: refused as long as nobody has acknowledged the whole log.
+            # At every tick: it does nothing until a follower has acknowledged the whole log.
             self._syncObj.transferLeadership()
         if journal.size_bytes > self._compact_above:
-            # Not again before it has grown as much again: what is kept may be large by itself.
+            # Next time when it has grown as much again: the entries that stay may be large.
             self._syncObj.forceLogCompaction()
             self._compact_above = journal.size_bytes + COMPACT_AFTER_BYTES
         elif journal.size_bytes < COMPACT_AFTER_BYTES:
@@ -102,20 +146,20 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         self._compare_digests()
 
     def hand_over(self, timeout_s: float) -> None:
-        """From the next tick on the lead is offered to another node. From any thread."""
+        """Offers the lead to another node from the next tick on. Any thread may call it."""
         self._hand_over_until = pysyncobj.syncobj.monotonicTime() + timeout_s
 
     def connection_broke(self, node: Node) -> None:
-        """If that was the leader of this follower, it stands for election soon."""
+        """If `node` was the leader of this follower, this node stands for election soon."""
         core = self._syncObj
         if core._SyncObj__raftState != _FOLLOWER or core._getLeader() != node:
             return
         if self._journal.joining:
             return
-        self._succession = self._succession or Succession()
+        self._election_order = self._election_order or ElectionOrder()
         own, others = core.selfNode.id, [other.id for other in core.otherNodes]
         now_s = pysyncobj.syncobj.monotonicTime()
-        at_s = self._succession.stand_at(now_s, own, node.id, [own, *others])
+        at_s = self._election_order.stand_at(now_s, own, node.id, [own, *others])
         if at_s is not None:
             log.info("raft_leader_gone leader=%s stand_in_ms=%d", node.id, (at_s - now_s) * 1000)
             deadline = core._SyncObj__raftElectionDeadline
@@ -148,24 +192,24 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         elif kind == "append_entries" and not self._keep_agreeing_entries(message):
             return
         self._handled = message
-        heard = self._syncObj._SyncObj__lastResponseTime
-        heard_before = heard.get(node)
+        answered = self._syncObj._SyncObj__lastResponseTime
+        answered_before = answered.get(node)
         super()._onMessageReceived(node, message)
         self._handled = None
-        if kind == "next_node_idx" and heard_before is not None and node in heard:
-            self._count_as_of_question(node, message.get("sent"), heard_before)
+        if kind == "next_node_idx" and answered_before is not None and node in answered:
+            self._count_as_of_question(node, message.get("sent"), answered_before)
 
-    def _count_as_of_question(self, node: Node, sent: object, heard_before: float) -> None:
-        heard = self._syncObj._SyncObj__lastResponseTime
-        asked = sent if isinstance(sent, float) else heard_before
-        heard[node] = min(heard[node], max(asked, heard_before))
+    def _count_as_of_question(self, node: Node, sent: object, answered_before: float) -> None:
+        answered = self._syncObj._SyncObj__lastResponseTime
+        asked = sent if isinstance(sent, float) else answered_before
+        answered[node] = min(answered[node], max(asked, answered_before))
 
     def _digest_received(self, node: Node, message: dict[str, Any]) -> None:
         if self.digests is None:
             return
         index, digest = message.get("index"), message.get("digest")
         if isinstance(index, int) and isinstance(digest, str):
-            answer = self.digests.heard(node.id, index, digest)
+            answer = self.digests.compare(node.id, index, digest)
             if answer is not None and not message.get("answer"):
                 self.send(
                     node,
@@ -176,12 +220,12 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
         message["commit_index"] = 0
 
     def _may_vote(self, node: Node, message: dict[str, Any]) -> bool:
-        """For a joining node: only while neither it nor anyone it heard of has a log (term 0)."""
+        """For a joining node: only while neither it nor any candidate so far has a log (term 0)."""
         if message["last_log_term"] and not self._log_seen:
             self._log_seen = True
             log.warning(
-                "raft_joining candidate=%s: this node has not got the log yet and votes for nobody;"
-                " a leader must be elected without it",
+                "raft_joining candidate=%s: this node does not have the log yet and votes for"
+                " nobody; a leader must be elected without it",
                 node.id,
             )
         return not self._log_seen and not self._journal[-1][2]
@@ -198,8 +242,8 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
     def _keep_agreeing_entries(self, message: dict[str, Any]) -> bool:
         """Moves prevLogIdx behind the entries that this log holds already. False: a stale message.
 
-        Exact only because a message always reaches to the end of its sender's log, which is what
-        the 64 MiB batch is for.
+        Correct only because a message always reaches to the end of its sender's log: that is why
+        the batch has 64 MiB.
         """
         if "entries" not in message:
             return False  # a piece of one entry above the batch's size: a member never sends it
@@ -233,6 +277,6 @@ class MendedTransport(TCPTransport):  # type: ignore[misc]
             message["term"] = self._syncObj.raftCurrentTerm
             if journal.joining and self._holds_all_of_leader(message):
                 journal.join()
-        if message["type"] in _SPEAK_OF_LOG:
+        if message["type"] in _NEEDS_DURABLE_LOG:
             journal.sync()
         return bool(super().send(node, message))

@@ -1,46 +1,52 @@
 """`RaftLog`: the replicated log over pysyncobj, one TCP port per node.
 
-Invariant: a command has one order on all nodes, and this class answers for it honestly: a proposer
-hears `Applied` only after this node applied the command, `NotApplied` only when it cannot ever be
-applied, else `Unknown`.
+Invariant: commands have one order on all nodes, and a proposer gets `Applied` only after this node
+applied its command, `NotApplied` only if it can never be applied, else `Unknown`.
 
-pysyncobj ticks in its own thread, and commands are applied there. That thread touches nothing of
-the event loop's: `_commit` and every callback only post to the loop (`call_soon_threadsafe`). It
-ends with the thread that built it, so `start()` belongs into the main thread.
+pysyncobj ticks in its own thread and applies commands there. That thread touches no data of the
+event loop: `_commit` and every callback only post to the loop (`call_soon_threadsafe`). It ends
+with the thread that built it, so call `start()` in the main thread.
 
 What a node acknowledged is in its folder: `journal` and `meta` (see `journal`), `snapshot` (see
-`snapshot`). After a start the state is that of the snapshot; the entries behind it are applied
-again once a leader has been elected and says how far they are committed.
+`snapshot`). After a start the state is that of the snapshot; the entries after it are applied again
+once a leader is elected and reports how far they are committed.
 """
 
 import asyncio
 import functools
 import logging
 import os
-import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pysyncobj.config import FAIL_REASON, SyncObjConf
 from pysyncobj.syncobj import SyncObj, SyncObjException, replicated
 
-from controller.commands import AnyCommand
-from controller.config import Peer, RaftTimings
-from controller.log import Applied, LogStatus, NotApplied, Outcome, Unknown
-from controller.machine import Commit, Machine
-from controller.raft import transport
-from controller.raft.digest_watch import DigestWatch
-from controller.raft.greeting import Membership
-from controller.raft.journal import DurableJournal, JournalDamage
-from controller.raft.members_file import check_members
-from controller.raft.snapshot import BadSnapshot, FileSnapshots
-from controller.raft.succession import election_window_ms
-from controller.raft.troubles import Troubles
-from controller.state import ControllerState
-from settings.password_file import read_password
+from batonmq.controller.config import Peer, RaftTimings
+from batonmq.controller.raft import transport
+from batonmq.controller.raft.journal import DurableJournal, JournalDamage
+from batonmq.controller.raft.log import (
+    Applied,
+    Commit,
+    LogStatus,
+    Machine,
+    NotApplied,
+    Outcome,
+    Unknown,
+)
+from batonmq.controller.raft.membership import Membership, check_members
+from batonmq.controller.raft.messages import election_window_ms
+from batonmq.controller.raft.problems import DigestWatch, RaftProblems
+from batonmq.controller.raft.snapshot import BadSnapshot, FileSnapshots
+from batonmq.controller.rules.commands import AnyCommand
+from batonmq.controller.rules.state import ControllerState
+from batonmq.process.clock import boot_s
+from batonmq.process.password_file import read_password
+from batonmq.process.sockets import check_port_free
 
-__all__ = ["PortTakenError", "RaftLog", "make_conf"]
+__all__ = ["PortTakenError", "RaftLog", "RaftSettings", "make_conf"]
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +73,7 @@ _EXIT_FATAL: Final = 70
 SNAPSHOT_NAME: Final = "snapshot"
 COMPACT_AFTER_ENTRIES: Final = 2_000
 LOG_ALARM_BYTES: Final = 32 << 20
-"""Half of the one batch that a follower must be able to get a whole log in."""
+"""Half of the one batch in which a follower must be able to receive a whole log."""
 
 
 class PortTakenError(OSError):
@@ -75,12 +81,12 @@ class PortTakenError(OSError):
 
 
 def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjConf:
-    """The settings that make pysyncobj fit for a controller.
+    """The settings under which pysyncobj is safe for a controller.
 
     One 64 MiB batch, because batches that split lose acknowledged entries, livelock a diverged
     follower and choke on commands near a multiple of the size. No idle time-out of connections,
     because it drops the first vote request between followers. Raises TypeError for a name that
-    pysyncobj does not know, which it would silently take.
+    pysyncobj does not know, which it would silently accept.
     """
     settings: dict[str, Any] = {
         "raftMinTimeout": timings.election_min_ms / 1000,
@@ -91,7 +97,7 @@ def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjCon
         "appendEntriesUseBatch": False,
         "appendEntriesBatchSizeBytes": 2**26,
         "connectionTimeout": 1e6,
-        # Sooner than a node that just started would stand for election, unheard of by its leader.
+        # Sooner than a node that just started and is not connected would stand for election.
         "connectionRetryTime": min(0.2, timings.election_min_ms / 4000),
         "tcp_keepalive": (1, 1, 3),
         "commandsWaitLeader": False,
@@ -107,6 +113,22 @@ def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjCon
     if unknown:
         raise TypeError(f"pysyncobj has no setting named {', '.join(sorted(unknown))}")
     return SyncObjConf(**settings)
+
+
+@dataclass(frozen=True, slots=True)
+class RaftSettings:
+    """One node's place in its group. `folder` holds its log and belongs to it alone; it is created
+    if missing. An empty `bind_host` means the host of `self_peer`, no `password_file` an open port.
+    """
+
+    self_peer: Peer
+    peers: tuple[Peer, ...]
+    timings: RaftTimings
+    folder: Path
+    bind_host: str = ""
+    cluster: str = ""
+    password_file: Path | None = None
+    compact_after_entries: int = COMPACT_AFTER_ENTRIES
 
 
 class _Node(SyncObj):  # type: ignore[misc]
@@ -125,7 +147,7 @@ class _Node(SyncObj):  # type: ignore[misc]
 
     @replicated  # type: ignore[untyped-decorator]
     def _commit(self, raw: bytes) -> Any:
-        # Never raises: pysyncobj would retry the entry on every node at every tick, for ever.
+        # Never raises: pysyncobj would retry the entry on every node at every tick.
         return self._owner._apply(raw, self.raftLastApplied + 1)
 
     @property
@@ -140,51 +162,35 @@ class _Node(SyncObj):  # type: ignore[misc]
         return bool(2 * (1 + sum(at > since_s for at in answers)) > nodes)
 
     def close_pipe(self) -> None:
-        """Closes the two ends that pysyncobj leaves open. After the tick thread has ended."""
+        """Closes both ends, which pysyncobj leaves open. Call it after the thread has ended."""
         notifier = self._SyncObj__pipeNotifier
         os.close(notifier._PipeNotifier__pipeR)
         os.close(notifier._PipeNotifier__pipeW)
 
 
 def exit_process(what: str) -> NoReturn:
-    """The end of a node that cannot go on without risking a diverged state."""
+    """Ends a node that cannot go on without the risk of a diverged state."""
     log.critical("raft_fatal what=%r", what)
     logging.shutdown()
     os._exit(_EXIT_FATAL)
 
 
 class RaftLog:
-    """See `controller.log.ReplicatedLog`. One object per node and start; not to be reused.
-
-    `folder` holds the node's log and belongs to it alone; it is made if missing.
-    """
+    """See `raft.log.ReplicatedLog`. One object per node and start; not to be reused."""
 
     def __init__(
         self,
-        self_peer: Peer,
-        peers: tuple[Peer, ...],
+        settings: RaftSettings,
         machine: Machine,
-        timings: RaftTimings,
-        folder: Path,
         *,
-        bind_host: str = "",
-        cluster: str = "",
-        password_file: Path | None = None,
-        compact_after_entries: int = COMPACT_AFTER_ENTRIES,
         on_fatal: Callable[[str], object] = exit_process,
     ) -> None:
-        self._self_peer = self_peer
-        self._peers = peers
+        self._settings = settings
         self._machine = machine
-        self._timings = timings
-        self._folder = folder
-        self._bind_host = bind_host or self_peer.host
-        self._compact_after_entries = compact_after_entries
         self._on_fatal = on_fatal
-        self._membership = Membership.of(cluster, peers)
-        self._password_file = password_file
-        self._troubles = Troubles()
-        self._digests = DigestWatch(self._troubles)
+        self._membership = Membership.of(settings.cluster, settings.peers)
+        self._problems = RaftProblems()
+        self._digests = DigestWatch(self._problems)
         self._state = machine.state
         self._journal: DurableJournal | None = None
         self._snapshots: FileSnapshots | None = None
@@ -197,7 +203,7 @@ class RaftLog:
         self._role_callbacks: list[Callable[[bool], None]] = []
         self._applied_callbacks: list[Callable[[Commit], None]] = []
 
-    # The event loop's side.
+    # On the event loop's thread.
 
     @property
     def state(self) -> ControllerState:
@@ -206,58 +212,70 @@ class RaftLog:
     async def start(self) -> None:
         """Opens the log, binds the Raft port and joins the others.
 
-        Raises PortTakenError, JournalDamage or OSError for a folder that is no use,
+        Raises PortTakenError, JournalDamage or OSError for a folder that cannot be used,
         MembersChangedError for one of another quorum, PasswordFileError, ValueError under -O.
         """
         if not __debug__:
-            raise ValueError("python -O takes out checks that pysyncobj and this code rely on")
+            raise ValueError("python -O removes checks that pysyncobj and this code rely on")
         self._loop = asyncio.get_running_loop()
-        host, port = self._bind_host, self._self_peer.raft_port
-        password = read_password(self._password_file) if self._password_file is not None else None
+        settings = self._settings
+        host, port = settings.bind_host or settings.self_peer.host, settings.self_peer.raft_port
+        password = read_password(settings.password_file) if settings.password_file else None
         _check_port_free(host, port)
         journal, snapshots = self._open_folder()
         try:
-            check_members(self._folder, self._membership)
+            check_members(settings.folder, self._membership)
         except BaseException:
             journal._destroy()
             raise
-        transport.install()
-        addresses = {peer.raft_address for peer in self._peers} | {self._self_peer.raft_address}
-        window_ms = election_window_ms(
-            self._self_peer.raft_address,
-            addresses,
-            self._timings.election_min_ms,
-            self._timings.election_max_ms,
-        )
-        conf = make_conf(
-            self._timings,
+        conf = self._conf(
             f"{host}:{port}",
-            raftMinTimeout=window_ms[0] / 1000,
-            raftMaxTimeout=window_ms[1] / 1000,
             password=password,
             journalFile=journal,
-            fullDumpFile=str(self._folder / SNAPSHOT_NAME),
             serializer=snapshots,
             deserializer=snapshots.deserialize,
-            logCompactionMinEntries=self._compact_after_entries,
-            onStateChanged=self._on_state_changed,
         )
-        others = [peer.raft_address for peer in self._peers if peer is not self._self_peer]
-        others = [address for address in others if address != self._self_peer.raft_address]
-        guarded = functools.partial(
-            transport.GuardedTransport,
-            membership=self._membership,
-            troubles=self._troubles,
-            digests=self._digests,
-        )
-        self._node = _Node(self._self_peer.raft_address, others, conf, self, guarded)
+        self._node = self._join(conf)
         try:
             await asyncio.to_thread(self._node.waitBinded)
         except SyncObjException as error:
             raise PortTakenError(f"cannot bind Raft port {host}:{port}") from error
 
+    def _conf(self, bind_address: str, **objects: Any) -> SyncObjConf:
+        settings, timings = self._settings, self._settings.timings
+        own = settings.self_peer.raft_address
+        window_ms = election_window_ms(
+            own,
+            {peer.raft_address for peer in settings.peers} | {own},
+            timings.election_min_ms,
+            timings.election_max_ms,
+        )
+        return make_conf(
+            timings,
+            bind_address,
+            raftMinTimeout=window_ms[0] / 1000,
+            raftMaxTimeout=window_ms[1] / 1000,
+            fullDumpFile=str(settings.folder / SNAPSHOT_NAME),
+            logCompactionMinEntries=settings.compact_after_entries,
+            onStateChanged=self._on_state_changed,
+            **objects,
+        )
+
+    def _join(self, conf: SyncObjConf) -> _Node:
+        """Starts the tick thread, which binds the port and dials the others."""
+        transport.install()
+        own = self._settings.self_peer.raft_address
+        others = [peer.raft_address for peer in self._settings.peers if peer.raft_address != own]
+        guarded = functools.partial(
+            transport.GuardedTransport,
+            membership=self._membership,
+            problems=self._problems,
+            digests=self._digests,
+        )
+        return _Node(own, others, conf, self, guarded)
+
     def _open_folder(self) -> tuple[DurableJournal, FileSnapshots]:
-        path = self._folder / SNAPSHOT_NAME
+        path = self._settings.folder / SNAPSHOT_NAME
         try:
             snapshots = FileSnapshots(
                 path,
@@ -268,7 +286,7 @@ class RaftLog:
             )
         except BadSnapshot as error:
             raise JournalDamage(path, f"no whole snapshot: {error}") from error
-        journal = DurableJournal(self._folder, snapshots.head, self._die)
+        journal = DurableJournal(self._settings.folder, snapshots.head, self._die)
         self._journal, self._snapshots = journal, snapshots
         return journal, snapshots
 
@@ -282,7 +300,9 @@ class RaftLog:
         leader = self._node._getLeader() if self._node is not None else None
         if leader is None:
             return None
-        return next((peer.node_id for peer in self._peers if peer.raft_address == leader.id), None)
+        return next(
+            (peer.node_id for peer in self._settings.peers if peer.raft_address == leader.id), None
+        )
 
     def status(self) -> LogStatus:
         node = self._node
@@ -298,13 +318,13 @@ class RaftLog:
             self._snapshots.last_index if self._snapshots is not None else 0,
             self._digests.report.index,
             self._digests.report.digest,
-            self._problems(node),
+            self._problem_texts(node),
         )
 
-    def _problems(self, node: _Node) -> tuple[str, ...]:
-        names = {peer.raft_address: peer.node_id for peer in self._peers}
+    def _problem_texts(self, node: _Node) -> tuple[str, ...]:
+        names = {peer.raft_address: peer.node_id for peer in self._settings.peers}
         found = []
-        for subject, text in self._troubles.texts().items():
+        for subject, text in self._problems.texts().items():
             for address, name in names.items():
                 subject = subject.replace(address, f"controller {name} ({address})")
             found.append(f"{subject}: {text}")
@@ -312,13 +332,13 @@ class RaftLog:
             found.append(
                 f"the Raft log has {self._journal.size_bytes >> 20} MiB, above"
                 f" {LOG_ALARM_BYTES >> 20} it is not safe to send it whole: nodes that are far"
-                " behind, or the disk, keep it from being shortened"
+                " behind, or the disk, keep it from being compacted"
             )
         if node.transport.waits_for_log:
             found.append(
                 "it began with an empty folder and votes for nobody until a leader has sent it the"
-                " log; if most controllers say so, no leader can come: put the old folder of one"
-                " of them back"
+                " log; if most controllers report this, no leader can be elected: restore the old"
+                " folder of one of them"
             )
         if not node.tick_thread_alive():
             found.append("the Raft thread has ended: restart this node")
@@ -326,16 +346,16 @@ class RaftLog:
 
     def in_touch(self) -> bool:
         node = self._node
-        fallback_s = self._timings.election_min_ms / 1000
+        fallback_s = self._settings.timings.election_min_ms / 1000
         return (
             node is not None
             and self._leading
-            and node.majority_answered_since(transport.boot_s() - fallback_s)
+            and node.majority_answered_since(boot_s() - fallback_s)
         )
 
     async def hand_over(self, timeout_ms: int) -> bool:
         node = self._node
-        if node is None or not self._leading or len(self._peers) == 1:
+        if node is None or not self._leading or len(self._settings.peers) == 1:
             return not self._leading
         node.transport.hand_over(timeout_ms / 1000)
         try:
@@ -358,12 +378,12 @@ class RaftLog:
             await asyncio.to_thread(node.destroy_synchronous)
             node.close_pipe()
         if self._journal is not None:
-            self._journal._destroy()  # a second time, unless the node never came to be
+            self._journal._destroy()  # has no effect after the node's own, if there was a node
 
     async def _propose(self, raw: bytes, timeout_ms: int) -> Outcome:
         node, loop = self._node, self._loop
         if node is None or loop is None or not self._leading:
-            # pysyncobj would forward it to the leader, past that node's gate.
+            # pysyncobj would forward it to the leader, bypassing that node's gate.
             return NotApplied("not the leader")
         future: asyncio.Future[Outcome] = loop.create_future()
         self._waiting.add(future)
@@ -412,7 +432,7 @@ class RaftLog:
         for callback in self._applied_callbacks:
             callback(commit)
 
-    # The tick thread's side: apply, and post to the loop.
+    # On the tick thread: apply, and post to the loop.
 
     def _apply(self, raw: bytes, raft_index: int) -> Any:
         if raw == _BARRIER:
@@ -442,7 +462,8 @@ class RaftLog:
 
     def _on_state_changed(self, old: int, new: int) -> None:
         if new == _LEADER and self._journal is not None:
-            self._journal.join()  # with its first entry: only nodes without a log elect one of them
+            # Durable with its first entry: only nodes without a log elect a joining node.
+            self._journal.join()
         self._post(self._role_changed, new == _LEADER)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
@@ -450,17 +471,12 @@ class RaftLog:
             assert self._loop is not None
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            pass  # the loop is closed: nobody is left to tell
+            pass  # the loop is closed
 
 
 def _check_port_free(host: str, port: int) -> None:
-    """pysyncobj retries a failed bind out of sight; a taken port is said at once."""
+    """Raises PortTakenError at once: pysyncobj would retry the bind in its thread."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        check_port_free(host, port)
     except OSError as error:
         raise PortTakenError(f"cannot bind Raft port {host}:{port}: {error.strerror}") from error

@@ -4,11 +4,11 @@ Layout: `BATONSS1`, CRC32 of the rest as u32 big-endian, then canonical JSON
 `{"entries": [[base64 command, index, term], ...2], "state": {...}, "v": 1}`. The two entries are
 the last applied one and the one before it, which pysyncobj puts at the head of a shortened log.
 
-`FileSnapshots` stands where pysyncobj has its `Serializer`. Invariant: a snapshot is durable under
-its name before the log is shortened by it and before a follower answers that it has it. A received
-one that fails its checksum is refused before anything is replaced, so the leader sends it anew; one
-that holds nothing new is passed over, since loading it would cut entries that this node has
-acknowledged. The stock class syncs nothing, logs a failed load and then reports success.
+`FileSnapshots` replaces pysyncobj's `Serializer`. Invariant: a snapshot is durable under its name
+before the log is compacted by it and before a follower answers that it has it. A received one that
+fails its checksum is refused before anything is replaced, so the leader sends it again; one that
+holds nothing new is ignored, since loading it would cut entries that this node has acknowledged.
+The stock class syncs nothing, logs a failed load and then reports success.
 """
 
 import base64
@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 
 from pysyncobj.config import SERIALIZER_STATE
 
-from epoch.durable_file import replace_file
+from batonmq.process.durable_file import replace_file
 
 __all__ = ["BadSnapshot", "FileSnapshots", "LogEntry", "decode_snapshot", "encode_snapshot"]
 
@@ -83,10 +83,10 @@ class _Transmission:
 class FileSnapshots:
     """The newest snapshot of this node, in `path`, and those under way to and from others.
 
-    `capture()` gives the state as a JSON value, `restore(state, index)` replaces it by that after
-    entry `index`, `holds(index, term)` says whether that entry is in the own log; all are called on
-    the thread that applies commands. `on_fatal` is told of a disk that refuses. Raises BadSnapshot
-    for a file that is no whole snapshot, OSError for one that cannot be read.
+    `capture()` returns the state as a JSON value, `restore(state, index)` replaces it by that after
+    entry `index`, `holds(index, term)` is true for entries of the own log; all are called on the
+    thread that applies commands. `on_fatal` is called if the disk fails. Raises BadSnapshot for a
+    file that is no whole snapshot, OSError for one that cannot be read.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class FileSnapshots:
         self._holds = holds
         self._on_fatal = on_fatal
         self.head: tuple[LogEntry, LogEntry] | None = None
-        """The two entries that the snapshot found here ends with, older first."""
+        """The last two entries of the snapshot found here, older first."""
         try:
             self._data: bytes | None = path.read_bytes()
         except FileNotFoundError:

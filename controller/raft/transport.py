@@ -1,24 +1,33 @@
-"""Who may connect to the Raft port, and what takes pysyncobj's place under it.
+"""Which nodes may connect to the Raft port, and what replaces parts of pysyncobj.
 
 - *Members only.* The stock transport takes utility commands that change the cluster, read-only
   nodes, frames of any length and anything that unpickles. Here a connection begins with a greeting
-  (see `greeting`): it must be under the password if there is one, name a configured peer, the same
-  cluster and the same list of members. Both sides check, and both say why they refuse.
-- *Strangers* have two seconds and one short frame. They hold at most `_STRANGERS_MAX` connections;
-  the oldest goes for a new one.
+  (see `membership`): it must be under the password if there is one, name a configured peer, the
+  same cluster and the same list of members. Both sides check, and both report why they refuse.
+- *Strangers* (connections not yet admitted) have two seconds and one short frame. At most
+  `_STRANGERS_MAX` are open; a new one replaces the oldest.
 - *The side with the greater address dials*, as in pysyncobj; a dial that takes longer than a second
-  is begun anew, since TCP would try ever more seldom while a link is cut.
+  is started anew, since TCP would retry ever more seldom while a link is cut.
+- *Names are looked up outside the Raft thread.* pysyncobj asks for an address at each attempt to
+  connect, in the thread that also sends heartbeats: a name server that does not answer would cost a
+  leader its lead. It also keeps an address for ten minutes and a failure for half a minute, so a
+  container that restarts with another address would not be found. Here each question returns the
+  result of the last look-up and starts the next one.
 
-The hooks stand on pysyncobj 0.3.17's own names; `tests/controller/test_raft_node.py` pins both.
+Uses names of pysyncobj 0.3.17; `tests/controller/test_raft_node.py` pins both.
 """
 
 import functools
+import ipaddress
 import logging
 import os
 import pickle
-import time
+import socket
+import threading
+from collections.abc import Callable
 from typing import Any, Final
 
+import pysyncobj.dns_resolver
 import pysyncobj.pickle
 import pysyncobj.syncobj
 import pysyncobj.tcp_connection
@@ -27,15 +36,13 @@ import pysyncobj.transport
 from pysyncobj.node import Node
 from pysyncobj.tcp_connection import CONNECTION_STATE
 
-from controller.raft import password, resolver
-from controller.raft.connection import GuardedConnection
-from controller.raft.digest_watch import DigestWatch
-from controller.raft.greeting import Greeting, Membership
-from controller.raft.messages import MendedTransport
-from controller.raft.plain_pickle import restricted_loads
-from controller.raft.troubles import Troubles
+from batonmq.controller.raft.connection import GuardedConnection, encryptor, restricted_loads
+from batonmq.controller.raft.membership import Greeting, Membership
+from batonmq.controller.raft.messages import MendedTransport
+from batonmq.controller.raft.problems import DigestWatch, RaftProblems
+from batonmq.process.clock import boot_s
 
-__all__ = ["GuardedTransport", "install", "restricted_loads"]
+__all__ = ["BackgroundResolver", "GuardedTransport", "install"]
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +51,7 @@ _DIAL_S: Final = 1.0
 _STRANGERS_MAX: Final = 64
 _BACKLOG: Final = 128
 _APART_S: Final = 2.0
-"""A member that is away for so long is called a trouble."""
-
-
-def boot_s() -> float:
-    """CLOCK_BOOTTIME: after a machine slept, a leader's time is over as for everybody else (R8)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+"""A member that is away for longer is reported as a problem."""
 
 
 def _refuse_load(file: object) -> Any:
@@ -65,22 +67,91 @@ def _configured_snapshots(_name: object, _batch: int, _fork: bool, snapshots: An
 
 
 def install() -> None:
-    """Puts unpickler, connections, resolver, clock, journal, snapshots in place. Idempotent.
+    """Replaces pysyncobj's unpickler, connections, resolver, clock, journal, snapshots. Idempotent.
 
     From then on the settings `journalFile` and `serializer` are the objects themselves, opened by
-    the node that they belong to: several nodes may live in one process.
+    the node that they belong to: one process may hold several nodes.
     """
     pysyncobj.pickle.loads = restricted_loads
     pysyncobj.pickle.load = _refuse_load
-    resolver.install()
+    if not isinstance(pysyncobj.dns_resolver._g_resolver, BackgroundResolver):
+        pysyncobj.dns_resolver._g_resolver = BackgroundResolver()
     pysyncobj.syncobj.createJournal = _configured_journal
     pysyncobj.syncobj.Serializer = _configured_snapshots
-    pysyncobj.syncobj.getEncryptor = password.encryptor
+    pysyncobj.syncobj.getEncryptor = encryptor
     pysyncobj.syncobj.HAS_CRYPTO = True
     pysyncobj.transport.TcpConnection = GuardedConnection
     pysyncobj.tcp_server.TcpConnection = GuardedConnection
     for module in (pysyncobj.syncobj, pysyncobj.transport, pysyncobj.tcp_connection):
         module.monotonicTime = boot_s
+
+
+def look_up(host: str) -> str:
+    """An address of `host`, an IPv4 one if it has any. Raises OSError."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    first = next((entry for entry in found if entry[0] == socket.AF_INET), found[0])
+    return str(first[4][0])
+
+
+class BackgroundResolver:
+    """Replaces pysyncobj's DnsCachingResolver; any thread may call it.
+
+    At most one look-up per name is under way. A failed one keeps the address known before: the
+    host may be up while the name service is down.
+    """
+
+    def __init__(self, look_up: Callable[[str], str] = look_up) -> None:
+        self._look_up = look_up
+        self._lock = threading.Lock()
+        self._known: dict[str, str] = {}
+        self._under_way: dict[str, threading.Thread] = {}
+
+    def setTimeouts(self, cache_s: float, fail_cache_s: float) -> None:
+        """Ignored: results are not cached by time."""
+
+    def setPreferredAddrFamily(self, family: object) -> None:
+        """IPv4 is preferred, as pysyncobj's default is."""
+
+    def resolve(self, host: str) -> str | None:
+        """The address known so far, None for a name not yet looked up. Does not block."""
+        if _is_address(host):
+            return host
+        with self._lock:
+            if host not in self._under_way:
+                thread = threading.Thread(
+                    target=self._refresh, args=(host,), name=f"resolve-{host}", daemon=True
+                )
+                self._under_way[host] = thread
+                thread.start()
+            return self._known.get(host)
+
+    def wait(self, host: str) -> None:
+        """Returns when the look-up of `host` under way has ended."""
+        with self._lock:
+            thread = self._under_way.get(host)
+        if thread is not None:
+            thread.join()
+
+    def _refresh(self, host: str) -> None:
+        try:
+            address = self._look_up(host)
+        except (OSError, UnicodeError) as error:
+            log.debug("raft_name_unknown host=%s why=%s", host, error)
+            address = ""
+        with self._lock:
+            before = self._known.get(host)
+            if address and address != before:
+                self._known[host] = address
+                log.info("raft_name_resolved host=%s address=%s before=%s", host, address, before)
+            del self._under_way[host]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class GuardedTransport(MendedTransport):
@@ -93,24 +164,24 @@ class GuardedTransport(MendedTransport):
         other_nodes: set[Node],
         *,
         membership: Membership,
-        troubles: Troubles,
+        problems: RaftProblems,
         digests: DigestWatch | None = None,
     ) -> None:
         self.digests = digests
         self._membership = membership
-        self._troubles = troubles
+        self._problems = problems
         self._nonces: dict[GuardedConnection, str] = {}
         self._greeted: dict[GuardedConnection, Greeting] = {}
         self._apart_since: dict[Node, float] = dict.fromkeys(other_nodes, boot_s())
         super().__init__(core, self_node, other_nodes)
 
-    # Connections, dialled and taken.
+    # Connections, dialled and accepted.
 
     def _maybeBind(self) -> None:
         was_ready = self._ready
         super()._maybeBind()
         if self._ready and not was_ready:
-            # pysyncobj queues five: strangers could keep a member waiting for seconds.
+            # pysyncobj's backlog is five: strangers could keep a member waiting for seconds.
             self._server._TcpServer__socket.listen(_BACKLOG)
 
     def addNode(self, node: Node) -> None:
@@ -151,7 +222,7 @@ class GuardedTransport(MendedTransport):
         )
 
     def _answered(self, conn: GuardedConnection, message: Any) -> None:
-        """The dialling side: the other's greeting has come."""
+        """The dialling side received the other's greeting."""
         node = self._connToNode(conn)
         if node is None or not isinstance(message, Greeting):
             conn.refuse("no greeting")
@@ -167,7 +238,7 @@ class GuardedTransport(MendedTransport):
             self._admit(conn, node, own, message.nonce)
 
     def _onIncomingMessageReceived(self, conn: GuardedConnection, message: Any) -> None:
-        """The side that was dialled: a greeting, and later the one that ends it."""
+        """The dialled side received the first greeting, or the one that completes it."""
         if not isinstance(message, Greeting):
             conn.refuse("no greeting")
             return
@@ -180,10 +251,10 @@ class GuardedTransport(MendedTransport):
             if node is not None and self._shouldConnect(node):
                 difference = "this node is the one to dial"
             self._greeted[conn] = message
-            self._greet(conn, echo=message.nonce)  # refused or not: the other side says why as well
+            self._greet(conn, echo=message.nonce)  # refused or not: the other side reports why, too
             if difference:
                 if node is not None:
-                    self._troubles.note(node.id, difference)
+                    self._problems.note(node.id, difference)
                 conn.refuse(difference)
             return
         node = self._nodeAddrToNode[first.address]
@@ -202,7 +273,7 @@ class GuardedTransport(MendedTransport):
         self._forget(conn)
         conn.admit(own, other)
         self._apart_since.pop(node, None)
-        self._troubles.clear(node.id)
+        self._problems.clear(node.id)
         conn.setOnMessageReceivedCallback(functools.partial(self._onMessageReceived, node))
         self._onNodeConnected(node)
 
@@ -211,9 +282,9 @@ class GuardedTransport(MendedTransport):
     def _refused(self, conn: GuardedConnection, why: str) -> None:
         node = self._connToNode(conn)
         if node is not None:
-            self._troubles.note(node.id, why)
+            self._problems.note(node.id, why)
         else:
-            self._troubles.stranger(conn.remote, why, boot_s())
+            self._problems.stranger(conn.remote, why, boot_s())
 
     def _onDisconnected(self, conn: GuardedConnection) -> None:
         self._forget(conn)
@@ -239,10 +310,10 @@ class GuardedTransport(MendedTransport):
                 conn.disconnect()
         for node, since in self._apart_since.items():
             if since + _APART_S < now:
-                self._troubles.note_missing(node.id, "does not answer on its Raft port")
+                self._problems.note_missing(node.id, "does not answer on its Raft port")
 
     def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:
-        """None is taken: they are for strangers, and change the cluster."""
+        """Ignores all: strangers could use them to change the cluster."""
 
     def send(self, node: Node, message: Any) -> bool:
         conn = self._connections.get(node)

@@ -1,8 +1,8 @@
-"""`health.py KIND PORT [KIND PORT …]`: asks the processes on this container's ports how they are.
+"""`health.py KIND PORT [KIND PORT …]`: checks the processes on this container's ports.
 
-KIND is namesrv, controller or broker. Exit code 0: all answer, and a controller knows its leader;
-1: one does not, and the line says which. It imports no package of the project: run every few
-seconds by the engine, it must cost no more than the interpreter's start.
+KIND is namesrv, controller or broker. Exit code 0: all reply, and a controller knows its leader;
+1: one does not, and the line names it. It imports no package of the project: the engine runs it
+every few seconds, so it must cost no more than the start of the interpreter.
 """
 
 import json

@@ -3,7 +3,7 @@
 set -e
 password=/var/lib/batonmq-raft/password
 
-# Controllers share the volume of the Raft password: whoever comes first makes it.
+# Controllers share the volume of the Raft password: the first one makes it.
 if [ "$1" = namesrv ] && [ ! -s "$password" ]; then
   own=$password.$(hostname)
   (umask 077 && head -c 32 /dev/urandom | base64 >"$own")
@@ -12,7 +12,7 @@ if [ "$1" = namesrv ] && [ ! -s "$password" ]; then
 fi
 
 case $1 in
-  # What `batonmq` would do, without its own start.
-  namesrv | controller | broker) module=$1.main; shift; exec python -m "$module" "$@" ;;
+  # As `batonmq` does, without the cost of its own start.
+  namesrv | controller | broker) module=batonmq.$1.main; shift; exec python -P -m "$module" "$@" ;;
   *) exec batonmq "$@" ;;
 esac

@@ -1,14 +1,14 @@
-"""A cluster lives through mixed failovers; Spark's jobs tell from what it left what happened.
+"""Faults done to a cluster under load, then Spark's jobs over its histories and stores.
 
-`python -m faults.aftermath` (`make demo-spark`) does faults of the laboratory to a cluster under
-load and keeps a record of them; a stream takes the history topic down meanwhile. Then the cluster
-is stopped, the jobs read its histories and stores, and what they say is held against the record and
-against the list of acknowledged writes.
+`python -m faults.aftermath` (`make demo-spark`) injects faults one after the other, and keeps a
+record; a stream copies the history topic meanwhile. Then the cluster is stopped. The jobs read its
+histories and stores; their tables are compared with the record and with the list of acknowledged
+writes.
 
-It lives here because the laboratory has the faults, the load and the checkers, and stands above
-`spark`. The jobs run as processes of their own, as for an operator; nothing of PySpark is imported.
+It is in `faults`, which has the faults, the load and the checkers, and is above `spark`. The jobs
+run as processes of their own, as for an operator; nothing of PySpark is imported.
 
-`deeds` are the faults, `readers` two groups of consumers, `record` what was done, `jobs` the
-processes of Spark, `tables` what they wrote, `compare` (pure) whether that agrees, `verdict` and
-`summary` (pure) what came of it and how it is shown, `run` the order of it all.
+`fault_schedule` lists the faults, `fault_records` is the record, `readers` two consumer groups,
+`jobs` the processes of Spark, `tables` what they wrote, `compare` (pure) whether that agrees with
+the record, `summary` (pure) the result and how it is shown, `run` the order of it all.
 """

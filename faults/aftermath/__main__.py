@@ -1,7 +1,7 @@
 """`python -m faults.aftermath` (`make demo-spark`): see the package.
 
-Exit codes: 0 nothing acknowledged is missing and the history tells what was done; 1 otherwise;
-2 wrong usage, or Spark is missing; 130 and 143 stopped by ctrl-C and SIGTERM.
+Exit codes: 0 nothing acknowledged is missing and the history agrees with the record; 1 otherwise; 2
+wrong usage, or Spark is missing; 130 and 143 stopped by ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import tempfile
 from pathlib import Path
 
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
+from batonmq.mqctl.commands.analysis import lacking
 from faults.aftermath import summary
-from faults.aftermath.deeds import DOZEN, FEW
-from faults.aftermath.jobs import JobFailed
+from faults.aftermath.fault_schedule import DOZEN, FEW
 from faults.aftermath.run import Aftermath, Options
-from faults.aftermath.verdict import Verdict
-from faults.cluster import NotWhole
-from mqctl.spark_jobs import lacking
+from faults.aftermath.summary import AftermathResult
 
 REPORTS = ("epoch_history", "topic_stats")
 
@@ -29,7 +27,7 @@ REPORTS = ("epoch_history", "topic_stats")
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="faults.aftermath",
-        description="Mixed failovers of a cluster under load, and what Spark tells of them after.",
+        description="Mixed failovers of a cluster under load, then Spark jobs over what is left.",
     )
     parser.add_argument("--folder", type=Path, help="made or empty; default: a new temporary one")
     parser.add_argument("--few", action="store_true", help="four faults instead of fifteen")
@@ -63,15 +61,15 @@ def main() -> int:
     except (KeyboardInterrupt, SystemExit) as stop:
         reporter.report(Event("interrupted", "stopped before the verdict", bad=True))
         return 143 if isinstance(stop, SystemExit) else 130
-    except (NotWhole, JobFailed, RuntimeError, OSError) as error:
+    except (RuntimeError, OSError) as error:
         text = f"{type(error).__name__}: {error}"
         reporter.report(Event("failed", text, {"error": text}, bad=True))
         return 1
-    _tell(run, verdict, reporter)
+    _report(run, verdict, reporter)
     return 0 if verdict.is_good else 1
 
 
-def _tell(run: Aftermath, verdict: Verdict, reporter: Reporter) -> None:
+def _report(run: Aftermath, verdict: AftermathResult, reporter: Reporter) -> None:
     reports = [run.paths.report(job).as_uri() for job in REPORTS]
     where = [f"report of {job}: {uri}" for job, uri in zip(REPORTS, reports, strict=True)]
     where.append(f"findings of message_audit: {run.paths.output('message_audit')}")

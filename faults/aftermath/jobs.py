@@ -1,4 +1,4 @@
-"""Spark jobs as processes of their own, as an operator starts them; none outlives us."""
+"""Spark jobs as processes of their own, as an operator starts them; none stays behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.proc import spawn, spawn_talking, tail
+from lab.processes import spawn, spawn_talking, tail
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -24,15 +24,15 @@ POLL_S: Final = 0.1
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 Arguments = Sequence[str | Path]
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 class JobFailed(RuntimeError):
-    """A job ended with neither 0 nor 1; the text holds the end of what it said."""
+    """A job ended with neither 0 nor 1; the text holds the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class JobResult:
     """`code` 0: done; 1: done, and something was found. `document`: its answer (`--json`)."""
 
     code: int
@@ -40,8 +40,8 @@ class Result:
     seconds: float
 
 
-def run_job(name: str, arguments: Arguments, folder: Path, master: str) -> Result:
-    """Runs `spark.jobs.NAME` to its end. What it says goes to `folder`/NAME.log.
+def run_job(name: str, arguments: Arguments, folder: Path, master: str) -> JobResult:
+    """Runs `batonmq.spark.jobs.NAME` to its end. Its output goes to `folder`/NAME.log.
 
     Raises JobFailed; on any other exception, such as ctrl-C, the job is ended first.
     """
@@ -60,7 +60,7 @@ def run_job(name: str, arguments: Arguments, folder: Path, master: str) -> Resul
         process.stdin.close()
     if code not in (DONE, FOUND):
         raise JobFailed(f"{name} ended with {code}, see {log}\n{tail(log)}")
-    return Result(code, json.loads(text) if text.strip() else {}, time.monotonic() - began)
+    return JobResult(code, json.loads(text) if text.strip() else {}, time.monotonic() - began)
 
 
 @contextlib.contextmanager
@@ -90,14 +90,14 @@ def end(process: subprocess.Popen[Any]) -> None:
     except subprocess.TimeoutExpired:
         pass
     deadline = time.monotonic() + INTERRUPT_S
-    while _group_lives(process.pid) and time.monotonic() < deadline:
+    while _group_exists(process.pid) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _group_lives(group: int) -> bool:
+def _group_exists(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -107,11 +107,11 @@ def _group_lives(group: int) -> bool:
 
 def _argv(name: str, arguments: Arguments, master: str) -> list[str]:
     given = [str(each) for each in arguments]
-    return [sys.executable, "-m", f"spark.jobs.{name}", "--master", master, *given]
+    return [sys.executable, "-m", f"batonmq.spark.jobs.{name}", "--master", master, *given]
 
 
-def followed(path: Path, say: Say, over: threading.Event) -> threading.Thread:
-    """Says each line of a growing file until `over` is set; the thread that does it."""
+def followed(path: Path, progress: Progress, over: threading.Event) -> threading.Thread:
+    """Passes on each line of a growing file until `over` is set; the thread that does it."""
 
     def follow() -> None:
         position = 0
@@ -121,7 +121,7 @@ def followed(path: Path, say: Say, over: threading.Event) -> threading.Thread:
                 file.seek(position)
                 while (line := file.readline()).endswith("\n"):
                     position = file.tell()
-                    say(line.rstrip())
+                    progress(line.rstrip())
             if last:
                 return
 

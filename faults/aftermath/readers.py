@@ -1,8 +1,8 @@
 """Two consumer groups on the load's topic: one keeps up, the other one is too slow for it.
 
-`python -m faults.aftermath.readers NAME_SERVERS` consumes until its input ends, then says in one
-JSON line how many messages each group has consumed. So there is a lag to be told of, and somebody
-who reads through every failover.
+`python -m faults.aftermath.readers NAME_SERVERS` consumes until its input ends, then prints the
+number of messages that each group has consumed (one JSON line). So there is a lag to report, and a
+consumer that reads through every failover.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
 import uvloop
 
-from batonmq.consume_types import ConsumeContext, ConsumeFromWhere
-from batonmq.push_consumer import PushConsumer
-from batonmq.push_options import ConsumeOptions, PushConsumerOptions
-from bench.proc import spawn_talking
-from faults.probe import TOPIC
-from protocol.message import MessageExt
+from batonmq.client.consumer.listener import ConsumeContext
+from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeOptions, PushConsumerOptions
+from batonmq.client.consumer.push_consumer import PushConsumer
+from batonmq.protocol.message import MessageExt
+from lab.probe import TOPIC
+from lab.processes import Helper, input_ended
 
 QUICK: Final = "demo_quick"
 SLOW: Final = "demo_slow"
 SLOW_S: Final = 0.05
 PERSIST_MS: Final = 500
-END_S: Final = 15.0
 
 
 class Reader:
@@ -56,55 +53,33 @@ class Reader:
 
 
 async def _run(name_servers: str) -> None:
-    ended = asyncio.Event()
-
-    def heard() -> None:
-        if not sys.stdin.readline():
-            ended.set()
-
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), heard)
     readers = {
         QUICK: Reader(QUICK, name_servers, 0.0),
         SLOW: Reader(SLOW, name_servers, SLOW_S),
     }
     async with readers[QUICK].consumer, readers[SLOW].consumer:
-        await ended.wait()
+        await input_ended().wait()
     print(json.dumps({name: reader.consumed for name, reader in readers.items()}), flush=True)
 
 
 class Readers:
     """Both groups as a process while a `with` block runs; `consumed` by group after it.
 
-    Raises RuntimeError if they ended otherwise than asked to.
+    Raises RuntimeError if the process fails.
     """
 
     def __init__(self, name_servers: str, log: Path) -> None:
         self.consumed: dict[str, int] = {}
-        self._log = log
-        self._process = spawn_talking(
-            [sys.executable, "-m", "faults.aftermath.readers", name_servers], log
-        )
+        self._helper = Helper("faults.aftermath.readers", name_servers, log=log)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.close()
-            text = process.stdout.read() if kind is None else ""
-            process.wait(END_S if kind is None else 0.0)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
-            process.kill()
-            process.wait()
-        finally:
-            process.stdout.close()
-        if kind is not None:
-            return
-        if process.returncode or not text:
-            raise RuntimeError(f"the consumers ended with {process.returncode}, see {self._log}")
-        self.consumed = json.loads(text)
+        if kind is None:
+            self.consumed = self._helper.finish()
+        else:
+            self._helper.kill()
 
 
 def main() -> None:

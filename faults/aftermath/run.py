@@ -15,18 +15,17 @@ from typing import Final
 from batonmq.launcher.events import Event, Reporter
 from faults.aftermath import jobs
 from faults.aftermath.compare import Comparison, compare, stream_wrong
-from faults.aftermath.deeds import DOZEN
+from faults.aftermath.fault_records import FaultRecord, fault_record
+from faults.aftermath.fault_schedule import DOZEN
 from faults.aftermath.readers import Readers
-from faults.aftermath.record import Deed, deed
+from faults.aftermath.summary import AftermathResult
 from faults.aftermath.tables import read_streamed, read_tables
-from faults.aftermath.verdict import Verdict
-from faults.cluster import GROUP
-from faults.fault import Fault
-from faults.lab import Lab, make_network
-from faults.records import Finding
+from faults.trial import Fault, Lab, make_network
+from lab.checks import Finding
+from lab.cluster_view import GROUP
 
 LOAD: Final = ("--interval-ms", "4", "--senders", "4", "--body", "512")
-TOLD: Final = re.compile(r": \d+\.\d s$|^warning: |^error: ")
+SHOWN_LINES: Final = re.compile(r": \d+\.\d s$|^warning: |^error: ")
 STREAM: Final = "stream_history"
 STREAM_MASTER: Final = "local[1]"
 STREAM_OFTEN: Final = ("--trigger", "2s")
@@ -86,38 +85,36 @@ class Aftermath:
         self._options = options
         self._reporter = reporter
         self.paths = Paths(options.folder)
-        self.verdict = Verdict()
+        self.result = AftermathResult()
 
-    def run(self) -> Verdict:
-        """Raises NotWhole, RuntimeError or OSError for what did not come about."""
-        self.live()
-        self.look_back()
-        return self.verdict
+    def run(self) -> AftermathResult:
+        """Raises NotInTime, RuntimeError or OSError for what did not come about."""
+        self.run_cluster()
+        self.run_jobs()
+        return self.result
 
     # --- the cluster ---
 
-    def live(self) -> None:
+    def run_cluster(self) -> None:
         """The cluster from its start to its clean end."""
         count = len(self._options.faults)
-        self._tell("demo_begins", f"three controllers, three replicas, {count} faults in turn")
+        self._report("demo_begins", f"three controllers, three replicas, {count} faults in turn")
         load = [*LOAD, "--acked", str(self.paths.acked)]
         self.paths.folder.mkdir(parents=True, exist_ok=True)
         with Lab(self.paths.folder / "cluster", make_network(with_cuts=False), load=load) as lab:
             group = lab.cluster.wait_whole()
-            self._tell("cluster_ready", f"whole, and a write acked; {_master(lab, group.master)}")
+            self._report("cluster_ready", f"whole, and a write acked; {_master(lab, group.master)}")
             log = self.paths.folder / "readers.log"
             with self._streaming(lab), Readers(lab.cluster.name_servers, log) as readers:
                 self._do_all(lab)
-            self.verdict.findings += [
+            self.result.findings += [
                 finding for finding in lab.close_and_compare() if finding.rule not in REMARKS
             ]
-            self.verdict.acked = len(lab.load.acks)
+            self.result.acked = len(lab.load.acks)
         consumed = ", ".join(f"{count:,} by {name}" for name, count in readers.consumed.items())
-        text = (
-            f"the cluster has ended; {self.verdict.acked:,} writes acknowledged, read: {consumed}"
-        )
-        self._tell(
-            "cluster_ended", text, acknowledged=self.verdict.acked, consumed=readers.consumed
+        text = f"the cluster has ended; {self.result.acked:,} writes acknowledged, read: {consumed}"
+        self._report(
+            "cluster_ended", text, acknowledged=self.result.acked, consumed=readers.consumed
         )
 
     def _do_all(self, lab: Lab) -> None:
@@ -127,18 +124,20 @@ class Aftermath:
         with self.paths.record.open("w") as record:
             for number, kind in enumerate(self._options.faults, 1):
                 fault = kind()
-                lab.cluster.wait_for("controllers with one leader", lab.cluster.led_alike)
+                lab.cluster.wait_for(
+                    "controllers with one leader", lab.cluster.view.agrees_on_leader
+                )
                 trial = lab.trial(fault, rng)
-                done = deed(number, fault, trial, group=GROUP, names=names, wall_s=wall_s)
+                done = fault_record(number, fault, trial, group=GROUP, names=names, wall_s=wall_s)
                 record.write(done.line())
                 record.flush()
-                self.verdict.deeds.append(done)
+                self.result.records.append(done)
                 found = [one for one in trial.findings if one.rule not in REMARKS]
-                self.verdict.findings += found
-                self._tell_deed(done, found)
+                self.result.findings += found
+                self._report_fault(done, found)
 
-    def _tell_deed(self, done: Deed, found: Sequence[Finding]) -> None:
-        text = f"{done.number:2} {done.title}: {done.struck}; "
+    def _report_fault(self, done: FaultRecord, found: Sequence[Finding]) -> None:
+        text = f"{done.number:2} {done.title}: {done.affected}; "
         if done.elections:
             text += f"master: broker {done.master_before} -> {done.master_after}"
             text += f" (epoch {done.epoch_after})"
@@ -147,7 +146,7 @@ class Aftermath:
         text += f", longest gap between acks {done.gap_ms:.0f} ms"
         for finding in found:
             text += f"\n          {finding.rule}: {finding.text}"
-        self._tell(
+        self._report(
             "fault",
             text,
             bad=bool(found),
@@ -177,49 +176,49 @@ class Aftermath:
                     raise jobs.JobFailed(f"{STREAM} has ended, see its log in {self.paths.folder}")
                 return any(found >= epoch for _, found in read_streamed(output))
 
-            self._tell("job_begins", f"{STREAM} … (until the end of the cluster)", job=STREAM)
+            self._report("job_begins", f"{STREAM} … (until the end of the cluster)", job=STREAM)
             lab.cluster.wait_for("the first events streamed", lambda: elected(1), STREAM_S)
             yield
-            last = self.verdict.deeds[-1].epoch_after
+            last = self.result.records[-1].epoch_after
             lab.cluster.wait_for("the last election streamed", lambda: elected(last), STREAM_S)
         streamed = [name for name, _ in read_streamed(output)]
-        self.verdict.streamed = len(streamed)
-        self.verdict.stream_wrong = stream_wrong(streamed, lab.cluster.history().keys())
+        self.result.streamed = len(streamed)
+        self.result.stream_wrong = stream_wrong(streamed, lab.cluster.view.history().keys())
         text = f"{STREAM}: {len(streamed)} events, each once"
-        self._tell(
+        self._report(
             "job_ended",
-            "\n".join([text, *self.verdict.stream_wrong]),
-            bad=bool(self.verdict.stream_wrong),
+            "\n".join([text, *self.result.stream_wrong]),
+            bad=bool(self.result.stream_wrong),
             job=STREAM,
             events=len(streamed),
             output=str(output),
         )
 
-    def look_back(self) -> None:
+    def run_jobs(self) -> None:
         """All jobs over what the cluster left."""
-        self.tell_history()
+        self.compare_history()
         self.audit()
         self._job("topic_stats", ["--stores", self.paths.stores, "--bucket", "1s"])
 
-    def tell_history(self) -> Comparison:
+    def compare_history(self) -> Comparison:
         """The history as tables, held against the record."""
         paths = self.paths
         self._job("epoch_history", ["--history", paths.histories, "--stores", paths.stores])
         tables = read_tables(paths.output("epoch_history"))
-        self.verdict.comparison = compare(self.verdict.deeds, tables)
-        return self.verdict.comparison
+        self.result.comparison = compare(self.result.records, tables)
+        return self.result.comparison
 
-    def audit(self) -> jobs.Result:
+    def audit(self) -> jobs.JobResult:
         """The stores against each other and against the list of what was acknowledged."""
         arguments = ["--stores", self.paths.stores, "--acked", str(self.paths.acked)]
-        self.verdict.audit = self._job("message_audit", arguments)
-        return self.verdict.audit
+        self.result.audit = self._job("message_audit", arguments)
+        return self.result.audit
 
-    def _job(self, name: str, arguments: jobs.Arguments) -> jobs.Result:
+    def _job(self, name: str, arguments: jobs.Arguments) -> jobs.JobResult:
         output = self.paths.output(name)
-        self._tell("job_begins", f"{name} …", job=name)
+        self._report("job_begins", f"{name} …", job=name)
         over = threading.Event()
-        says = jobs.followed(self.paths.folder / f"{name}.log", self._said(name), over)
+        follower = jobs.followed(self.paths.folder / f"{name}.log", self._shown_lines(name), over)
         try:
             result = jobs.run_job(
                 name,
@@ -229,21 +228,21 @@ class Aftermath:
             )
         finally:
             over.set()
-            says.join()
+            follower.join()
         text = f"{name}: {result.seconds:.0f} s, exit code {result.code}"
-        self._tell("job_ended", text, job=name, code=result.code, output=str(output))
+        self._report("job_ended", text, job=name, code=result.code, output=str(output))
         return result
 
-    def _said(self, name: str) -> jobs.Say:
+    def _shown_lines(self, name: str) -> jobs.Progress:
         """Of a job's log what a person wants: steps that are over, warnings, errors."""
 
-        def say(line: str) -> None:
-            if TOLD.search(line):
-                self._tell("job_says", f"  {name}: {line}", job=name, line=line)
+        def progress(line: str) -> None:
+            if SHOWN_LINES.search(line):
+                self._report("job_says", f"  {name}: {line}", job=name, line=line)
 
-        return say
+        return progress
 
-    def _tell(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
+    def _report(self, kind: str, text: str, *, bad: bool = False, **fields: object) -> None:
         self._reporter.report(Event(kind, text, fields, bad=bad))
 
 

@@ -1,72 +1,104 @@
-"""The closing summary of a run: for people as lines, for scripts as one document. Pure."""
+"""The result of a run, and its summary: lines for people, one document for scripts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from faults.aftermath.compare import Comparison, Told
-from faults.aftermath.record import Deed
+from faults.aftermath.compare import Comparison, FaultComparison
+from faults.aftermath.fault_records import FaultRecord
+from faults.aftermath.jobs import DONE, JobResult
 from faults.aftermath.tables import Failover
-from faults.aftermath.verdict import Verdict
+from lab.checks import Finding
 
-HEAD: Final = ("", "what was done", "to whom", "gap", "epoch", "told as", "master", "no writes")
+HEAD: Final = ("", "fault", "processes", "gap", "epoch", "recorded as", "master", "no writes")
 RIGHT: Final = frozenset({0, 3, 4, 7})
 SHOWN: Final = 20
 
 
-def lines(verdict: Verdict) -> list[str]:
-    """The table of failovers, then one line for each verdict, bad ones with what is wrong."""
-    comparison, audit = verdict.both()
-    told = comparison.told
-    elections = sum(len(one.failovers) for one in told)
-    disagree = sum(len(one.wrong) for one in told) + len(comparison.wrong)
+@dataclass(slots=True)
+class AftermathResult:
+    """What a run found. `findings`: of the lab itself, which reads every write back."""
+
+    records: list[FaultRecord] = field(default_factory=list)
+    acked: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    comparison: Comparison | None = None
+    audit: JobResult | None = None
+    streamed: int = 0
+    stream_wrong: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        return (
+            not self.findings
+            and not self.stream_wrong
+            and self.comparison is not None
+            and self.comparison.agrees
+            and self.audit is not None
+            and self.audit.code == DONE
+        )
+
+    def finished(self) -> tuple[Comparison, JobResult]:
+        """The comparison and the audit. Raises RuntimeError if a job has yet to run."""
+        if self.comparison is None or self.audit is None:
+            raise RuntimeError("not every job has run")
+        return self.comparison, self.audit
+
+
+def lines(result: AftermathResult) -> list[str]:
+    """The table of failovers, then one line for each check, with what is wrong."""
+    comparison, audit = result.finished()
+    faults = comparison.faults
+    elections = sum(len(one.failovers) for one in faults)
+    disagree = sum(len(one.wrong) for one in faults) + len(comparison.wrong)
     shown = [
-        "all good: nothing acknowledged is missing, and the history tells what was done"
-        if verdict.is_good
+        "all good: nothing acknowledged is missing, and the history agrees with the record"
+        if result.is_good
         else "NOT GOOD: what is wrong stands below the table",
         "gap: the longest time between two acknowledgements that the load saw; no writes: what the"
         " history says of it",
         "",
         *table(comparison),
         "",
-        f"{len(told)} faults, {elections} changes of master: the history tells every one as it was"
+        f"{len(faults)} faults, {elections} changes of master: the history agrees with every one"
         if comparison.agrees
-        else f"{len(told)} faults, {elections} changes of master: {disagree} DISAGREEMENTS",
+        else f"{len(faults)} faults, {elections} changes of master: {disagree} DISAGREEMENTS",
     ]
-    for one in told:
-        shown += [f"  {one.deed.number}: {text}" for text in one.wrong]
+    for one in faults:
+        shown += [f"  {one.record.number}: {text}" for text in one.wrong]
     shown += [f"  {text}" for text in comparison.wrong]
-    for row in comparison.unasked:
+    for row in comparison.unplanned:
         shown.append(f"  by itself between two faults: epoch {row.epoch} ({row.kind}, {row.cause})")
     shown.append(
-        f"{verdict.acked:,} acknowledged writes looked for in every store: none is missing"
+        f"{result.acked:,} acknowledged writes looked for in every store: none is missing"
         if audit.code == 0
-        else f"{verdict.acked:,} acknowledged writes looked for: the audit FOUND something"
+        else f"{result.acked:,} acknowledged writes looked for: the audit FOUND something"
     )
     shown += _found(audit.document)
-    if verdict.streamed:
-        once = "each once" if not verdict.stream_wrong else "NOT as the controllers kept them"
-        shown.append(f"{verdict.streamed} events streamed from the history topic, {once}")
-    shown += [f"  {text}" for text in verdict.stream_wrong[:SHOWN]]
-    shown += [f"  {one.rule}: {one.text}" for one in verdict.findings[:SHOWN]]
+    if result.streamed:
+        once = "each once" if not result.stream_wrong else "NOT as the controllers kept them"
+        shown.append(f"{result.streamed} events streamed from the history topic, {once}")
+    shown += [f"  {text}" for text in result.stream_wrong[:SHOWN]]
+    shown += [f"  {one.rule}: {one.text}" for one in result.findings[:SHOWN]]
     return shown
 
 
 def _found(document: Mapping[str, Any]) -> list[str]:
     """What the audit calls critical or a warning, by kind and replica."""
     rows = [row for row in document.get("kinds", ()) if row["severity"] != "info"]
-    told = [
+    shown = [
         f"  {row['severity']}: {row['count']:,} {row['kind'].replace('_', ' ')}"
         + (f" in {', '.join(row['replicas'])}" if row["replicas"] else "")
         for row in rows[:SHOWN]
     ]
-    return [*told, f"  and {len(rows) - SHOWN} sorts more"] if len(rows) > SHOWN else told
+    return [*shown, f"  and {len(rows) - SHOWN} sorts more"] if len(rows) > SHOWN else shown
 
 
 def table(comparison: Comparison) -> list[str]:
-    """What was done beside what the history says of it, as lines of one width each column."""
-    rows = [HEAD, *(row for one in comparison.told for row in _rows(one))]
+    """Each fault beside what the history says of it, in columns."""
+    rows = [HEAD, *(row for one in comparison.faults for row in _rows(one))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return [
         "  ".join(
@@ -77,16 +109,16 @@ def table(comparison: Comparison) -> list[str]:
     ]
 
 
-def _rows(told: Told) -> Iterable[tuple[str, ...]]:
-    deed = told.deed
-    done = (str(deed.number), deed.title, deed.struck, f"{deed.gap_ms:.0f} ms")
-    if not told.failovers:
-        yield (*done, str(deed.epoch_after), "-", f"{deed.master_after} stays", "-")
-    for number, row in enumerate(told.failovers):
-        yield (*(done if number == 0 else ("",) * len(done)), *_told(row))
+def _rows(fault: FaultComparison) -> Iterable[tuple[str, ...]]:
+    record = fault.record
+    done = (str(record.number), record.title, record.affected, f"{record.gap_ms:.0f} ms")
+    if not fault.failovers:
+        yield (*done, str(record.epoch_after), "-", f"{record.master_after} stays", "-")
+    for number, row in enumerate(fault.failovers):
+        yield (*(done if number == 0 else ("",) * len(done)), *_failover_cells(row))
 
 
-def _told(row: Failover) -> tuple[str, ...]:
+def _failover_cells(row: Failover) -> tuple[str, ...]:
     lost_ms = row.unavailable_ms if row.without_writes_ms is None else row.without_writes_ms
     cost = "-" if lost_ms is None else f"{lost_ms} ms"
     kind, cause = row.kind.replace("_", " "), row.cause.replace("_", " ")
@@ -94,31 +126,31 @@ def _told(row: Failover) -> tuple[str, ...]:
     return (str(row.epoch), why, f"{row.master_before} -> {row.master}", cost)
 
 
-def document(verdict: Verdict) -> dict[str, Any]:
+def document(result: AftermathResult) -> dict[str, Any]:
     """The same for scripts."""
-    comparison, audit = verdict.both()
+    comparison, audit = result.finished()
     return {
-        "good": verdict.is_good,
+        "good": result.is_good,
         "agrees": comparison.agrees,
-        "faults": [_document(one) for one in comparison.told],
+        "faults": [_document(one) for one in comparison.faults],
         "wrong": comparison.wrong,
-        "unasked": [row.epoch for row in comparison.unasked],
-        "acknowledged": verdict.acked,
+        "unasked": [row.epoch for row in comparison.unplanned],
+        "acknowledged": result.acked,
         "auditExitCode": audit.code,
         "auditFound": audit.document.get("kinds", []),
-        "streamed": verdict.streamed,
-        "streamWrong": verdict.stream_wrong,
-        "findings": [[one.rule, one.text] for one in verdict.findings],
+        "streamed": result.streamed,
+        "streamWrong": result.stream_wrong,
+        "findings": [[one.rule, one.text] for one in result.findings],
     }
 
 
-def _document(told: Told) -> dict[str, Any]:
-    deed: Deed = told.deed
+def _document(fault: FaultComparison) -> dict[str, Any]:
+    record: FaultRecord = fault.record
     return {
-        "number": deed.number,
-        "fault": deed.what,
-        "whom": list(deed.whom),
-        "gapMs": deed.gap_ms,
+        "number": record.number,
+        "fault": record.what,
+        "whom": list(record.whom),
+        "gapMs": record.gap_ms,
         "failovers": [
             {
                 "masterEpoch": row.epoch,
@@ -129,7 +161,7 @@ def _document(told: Told) -> dict[str, Any]:
                 "unavailableMs": row.unavailable_ms,
                 "withoutWritesMs": row.without_writes_ms,
             }
-            for row in told.failovers
+            for row in fault.failovers
         ],
-        "wrong": list(told.wrong),
+        "wrong": list(fault.wrong),
     }

@@ -5,57 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
-from mqctl.output import BAD, DIM, GOOD, Cell, plain
-from mqctl.params import command, option
-from mqctl.session import CommandFailed, Session
+from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, plain
+from batonmq.mqctl.params import command, exclusive, option
 
 if TYPE_CHECKING:
-    from protocol.bodies import ClusterInfo
-
-MASTER_ID = 0
+    from batonmq.client.admin.admin import Admin
+    from batonmq.protocol.bodies import ClusterInfo
 
 
 @command("clusterList", interval=True)
-@option("-m", "--moreStats", "more_stats", is_flag=True, help="Totals of yesterday and today.")
-@option("-c", "--clusterName", "cluster_name", metavar="NAME", help="Only this cluster.")
-async def cluster_list(session: Session, more_stats: bool, cluster_name: str | None) -> None:
+@option("-m", "--moreStats", is_flag=True, help="Totals of yesterday and today.")
+@option("-c", "--clusterName", help="Only this cluster.")
+async def cluster_list(context: CommandContext, more_stats: bool, cluster_name: str | None) -> None:
     """Clusters and their brokers, with rates.
 
     JSON: RocketMQ's ClusterInfo (brokerAddrTable, clusterAddrTable), with -m also runtimeInfo:
     address to figures.
     """
-    async with session.admin() as admin:
+    async with context.admin() as admin:
 
         async def once() -> None:
-            info = only_cluster(await admin.cluster_info(), cluster_name)
-            if session.out.as_json and not more_stats:
-                session.out.document(plain(info))
+            info = await cluster_of(admin, cluster_name)
+            if context.out.as_json and not more_stats:
+                context.out.document(plain(info))
                 return
-            figures = await session.ask_each(broker_addresses(info), admin.broker_runtime_info)
-            if session.out.as_json:
-                session.out.document({**plain(info), "runtimeInfo": figures})
+            figures = await context.ask_each(broker_addresses(info), admin.brokers.runtime_info)
+            if context.out.as_json:
+                context.out.document({**plain(info), "runtimeInfo": figures})
             elif more_stats:
-                _show_totals(session, info, figures)
+                _show_totals(context, info, figures)
             else:
-                _show_rates(session, info, figures)
+                _show_rates(context, info, figures)
 
-        await session.again_and_again(once)
+        await context.again_and_again(once)
 
 
-def only_cluster(info: ClusterInfo, cluster_name: str | None) -> ClusterInfo:
-    """Raises CommandFailed for a cluster that the name server does not know."""
-    if cluster_name is None:
-        return info
-    names = info.cluster_addr_table.get(cluster_name)
-    if names is None:
-        known = ", ".join(sorted(info.cluster_addr_table)) or "none"
-        raise CommandFailed(f"no cluster {cluster_name}: the name server knows {known}")
-    return type(info)(
-        broker_addr_table={n: d for n, d in info.broker_addr_table.items() if n in names},
-        cluster_addr_table={cluster_name: names},
-    )
+async def cluster_of(
+    admin: Admin, cluster_name: str | None = None, broker_name: str | None = None
+) -> ClusterInfo:
+    """Of one cluster, of one broker group, or of all. Raises ClientError for an unknown name."""
+    from batonmq.client.admin.cluster import only_cluster, only_group
+
+    info = await admin.cluster.info()
+    if cluster_name is not None:
+        info = only_cluster(info, cluster_name)
+    return info if broker_name is None else only_group(info, broker_name)
 
 
 def broker_addresses(info: ClusterInfo) -> list[str]:
@@ -73,8 +68,10 @@ def _brokers(info: ClusterInfo) -> list[tuple[str, str, int, str]]:
 
 
 def _show_rates(
-    session: Session, info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]
+    context: CommandContext, info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]
 ) -> None:
+    from batonmq.protocol.codes import MASTER_ID
+
     rows: list[Sequence[object]] = []
     for cluster, name, broker_id, address in _brokers(info):
         found = figures.get(address)
@@ -95,11 +92,11 @@ def _show_rates(
         "Cluster", "Broker", "ID", "Address", "Role", "Version", "In TPS", "Out TPS", "Disk",
         "Active",
     ]  # fmt: skip
-    session.out.table(headings, rows)
+    context.out.table(headings, rows)
 
 
 def _show_totals(
-    session: Session, info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]
+    context: CommandContext, info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]
 ) -> None:
     rows: list[Sequence[object]] = []
     for cluster, name, broker_id, address in _brokers(info):
@@ -125,38 +122,37 @@ def _show_totals(
         "Cluster", "Broker", "ID", "Address", "In Yesterday", "Out Yesterday", "In Today",
         "Out Today",
     ]  # fmt: skip
-    session.out.table(headings, rows)
+    context.out.table(headings, rows)
 
 
 @command("brokerStatus")
-@option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="One broker.")
-@option("-c", "--clusterName", "cluster_name", metavar="NAME", help="All brokers of a cluster.")
+@option("-b", "--brokerAddr", metavar="HOST:PORT", help="One broker.")
+@option("-c", "--clusterName", help="All brokers of a cluster.")
 async def broker_status(
-    session: Session, broker_addr: str | None, cluster_name: str | None
+    context: CommandContext, broker_addr: str | None, cluster_name: str | None
 ) -> None:
     """Runtime figures of brokers.
 
     JSON: RocketMQ's KVTable ({"table": {...}}) of the broker of -b, else address to KVTable.
     """
-    if broker_addr and cluster_name:
-        raise click.UsageError("give -b or -c, not both")
-    async with session.admin() as admin:
+    exclusive(("-b", broker_addr), ("-c", cluster_name))
+    async with context.admin() as admin:
         if broker_addr:
-            table = await admin.broker_runtime_info(broker_addr)
-            if session.out.as_json:
-                session.out.document({"table": table})
+            table = await admin.brokers.runtime_info(broker_addr)
+            if context.out.as_json:
+                context.out.document({"table": table})
             else:
-                session.out.fields(sorted(table.items()))
+                context.out.fields(sorted(table.items()))
             return
-        info = only_cluster(await admin.cluster_info(), cluster_name)
-        tables = await session.ask_each(broker_addresses(info), admin.broker_runtime_info)
-    if session.out.as_json:
-        session.out.document({address: {"table": table} for address, table in tables.items()})
+        info = await cluster_of(admin, cluster_name)
+        tables = await context.ask_each(broker_addresses(info), admin.brokers.runtime_info)
+    if context.out.as_json:
+        context.out.document({address: {"table": table} for address, table in tables.items()})
         return
     for address, table in tables.items():
-        session.out.line(address, style="bold")
-        session.out.fields(sorted(table.items()))
-        session.out.line()
+        context.out.line(address, style="bold")
+        context.out.fields(sorted(table.items()))
+        context.out.line()
 
 
 def _first(numbers: str) -> str:

@@ -9,7 +9,8 @@ SHELLS = ("bash", "zsh", "fish")
 
 @click.command("completion", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion(shell: str) -> None:
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
 
     \b
@@ -19,10 +20,8 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from mqctl.main import cli
-
     found = get_completion_class(shell)
     assert found is not None
-    script = found(cli, {}, "mqctl", "_MQCTL_COMPLETE")
+    script = found(context.find_root().command, {}, "mqctl", "_MQCTL_COMPLETE")
     # Not source(): that would start a bash to ask its version, when the script is only printed.
     click.echo(script.source_template % script.source_vars())

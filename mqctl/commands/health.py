@@ -1,4 +1,4 @@
-"""Is the cluster well? The exit code tells: 0 healthy, 1 not."""
+"""Whether the cluster is healthy: exit code 0 if it is, else 1."""
 
 from __future__ import annotations
 
@@ -7,78 +7,97 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mqctl.output import BAD, GOOD, Cell, when
-from mqctl.params import command, option
-from mqctl.session import Session, reason
+from batonmq.mqctl.context import CommandContext, reason
+from batonmq.mqctl.output import BAD, GOOD, Cell, when
+from batonmq.mqctl.params import SECONDS, command, option
 
 if TYPE_CHECKING:
-    from mqctl.health import Findings
-    from mqctl.target import Target
+    from batonmq.mqctl.health import Findings
+    from batonmq.mqctl.target import Target
 
 
 @command("health", controllers=True)
-@option("-w", "--watch", "watch", is_flag=True, help="Look again until healthy, or ctrl-C.")
-@option("-i", "--interval", "every_s", type=click.FloatRange(min=0, min_open=True), default=0.5,
-        show_default=True, metavar="SECONDS", help="With --watch: how often.")  # fmt: skip
-@option("--within", "within_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-        help="With --watch: give up after so long, exit code 1.")  # fmt: skip
-async def health(session: Session, watch: bool, every_s: float, within_s: float | None) -> None:
-    """Check nodes, masters, sets, and who leads the controllers.
+@option("-w", "--watch", is_flag=True, help="Look again until healthy, or ctrl-C.")
+@option(
+    "-i",
+    "--interval",
+    "every_s",
+    type=SECONDS,
+    default=0.5,
+    help="With --watch: how often.",
+)
+@option(
+    "--within", "within_s", type=SECONDS, help="With --watch: give up after so long, exit code 1."
+)
+async def health(
+    context: CommandContext, watch: bool, every_s: float, within_s: float | None
+) -> None:
+    """Check nodes, masters, sets, and the controllers' leader.
 
     Healthy: every node answers, every broker group has a master that name servers route to, every
-    replica is in the set, the controllers have one leader. The exit code tells: 0 healthy, 1 not.
-    A local cluster that has ended is not healthy; --watch waits for one to start.
+    replica is in the set, the controllers have one leader. Exit code: 0 healthy, 1 not. A local
+    cluster that has ended is not healthy; --watch waits for one to start.
 
-    JSON: healthy, problems, controllerLeaderAddress,
-    nameServers, controllers, brokers (address, alive), replicasInfoTable as getSyncStateSet; with
-    --watch one document a line.
+    JSON: healthy, problems, controllerLeaderAddress, nameServers, controllers, brokers (address,
+    alive), replicasInfoTable as getSyncStateSet; with --watch one document a line.
     """
     if within_s is not None and not watch:
         raise click.UsageError("--within goes with --watch")
     import asyncio
 
-    from batonmq.clock import boot_ms, wall_ms
-    from mqctl.health import look, no_cluster
+    from batonmq.mqctl.health import no_cluster, poll
 
-    deadline_ms = None if within_s is None else boot_ms() + int(within_s * 1000)
-    session.out.compact = watch
-    session.failed = True
-    shown: list[str] | None = None
-
-    def tell(findings: Findings) -> bool:
-        """Shows what was found; whether that is the end of it."""
-        nonlocal shown
-        problems = findings.problems()
-        session.failed = bool(problems)
-        if session.out.as_json:
-            session.out.document(findings.document())
-        elif not watch:
-            _show(session, findings, problems)
-        elif problems != shown or _redraws():
-            session.out.clear()
-            session.out.line(when(wall_ms()))
-            _show(session, findings, problems)
-            shown = problems
-        if not watch or not problems:
-            return True
-        return deadline_ms is not None and boot_ms() >= deadline_ms
-
-    while (why := _nowhere(session.target, waits=watch)) is not None:
-        if tell(no_cluster(why)):
+    reports = _Reports(context, watch=watch, within_s=within_s)
+    while (why := _nowhere(context.target, waits=watch)) is not None:
+        if reports.show(no_cluster(why)):
             return
         await asyncio.sleep(every_s)
-        session.look_again()
-    async with session.controller() as (admin, controller):
-        session.name_servers  # noqa: B018  wrong usage if they are not known
-        expected = session.target.local.brokers if session.target.local else ()
+        context.forget_target()
+    async with context.controller() as (admin, controller):
+        context.name_servers  # noqa: B018  wrong usage if they are not known
+        expected = context.target.local.brokers if context.target.local else ()
         while True:
-            if tell(await look(admin, controller, expected)):
+            if reports.show(await poll(admin, controller, expected)):
                 return
             await asyncio.sleep(every_s)
 
 
+class _Reports:
+    """Prints findings, with `watch` those that differ from the last ones, until the end."""
+
+    def __init__(self, context: CommandContext, *, watch: bool, within_s: float | None) -> None:
+        from batonmq.process.clock import boot_ms
+
+        self._context = context
+        self._watch = watch
+        self._deadline_ms = None if within_s is None else boot_ms() + int(within_s * 1000)
+        self._shown: list[str] | None = None
+        context.out.compact = watch
+        context.failed = True
+
+    def show(self, findings: Findings) -> bool:
+        """Whether these are the last ones."""
+        from batonmq.process.clock import boot_ms, wall_ms
+
+        out = self._context.out
+        problems = findings.problems()
+        self._context.failed = bool(problems)
+        if out.as_json:
+            out.document(findings.document())
+        elif not self._watch:
+            _show(self._context, findings, problems)
+        elif problems != self._shown or _redraws():
+            out.clear()
+            out.line(when(wall_ms()))
+            _show(self._context, findings, problems)
+            self._shown = problems
+        if not self._watch or not problems:
+            return True
+        return self._deadline_ms is not None and boot_ms() >= self._deadline_ms
+
+
 def _nowhere(target: Target, *, waits: bool) -> str | None:
-    """Why there is nobody to ask, where that is a finding; None to go on, or into wrong usage."""
+    """Why there is no cluster to check; None to go on (without addresses that is wrong usage)."""
     if target.name_servers or target.controllers:
         return None
     if target.stale:
@@ -90,20 +109,20 @@ def _why_unknown(findings: Findings) -> str:
     if findings.replicas_error is None:
         return "unknown to the controllers"
     if not findings.leader:
-        return "not known: no controller leads that could tell"
+        return "not known: no controller leads"
     return f"not known: {findings.replicas_error}"
 
 
 def _redraws() -> bool:
-    """A terminal is drawn anew each time; elsewhere only what changed is printed."""
+    """A terminal is redrawn each time; elsewhere only changes are printed."""
     import sys
 
     return sys.stdout.isatty()
 
 
-def _show(session: Session, findings: Findings, problems: Sequence[str]) -> None:
+def _show(context: CommandContext, findings: Findings, problems: Sequence[str]) -> None:
     if findings.nowhere:
-        session.out.line(findings.nowhere, style=BAD)
+        context.out.line(findings.nowhere, style=BAD)
         return
     rows: list[Sequence[object]] = []
 
@@ -117,9 +136,9 @@ def _show(session: Session, findings: Findings, problems: Sequence[str]) -> None
         if isinstance(answer, Exception):
             add("controller", address, reason(address, answer))
         else:
-            unwell = bool(answer.log is not None and answer.log.problems)
+            has_problems = bool(answer.log is not None and answer.log.problems)
             note = "leader" if answer.is_leader else ""
-            add("controller", address, "see below" if unwell else None, note)
+            add("controller", address, "see below" if has_problems else None, note)
     for address, why in findings.brokers.items():
         add("broker", address, why)
     for name in findings.groups:
@@ -134,10 +153,10 @@ def _show(session: Session, findings: Findings, problems: Sequence[str]) -> None
         )
         bad = any(problem.startswith(f"{name}: ") for problem in problems)
         add("group", name, note if bad else None, note)
-    session.out.table(["What", "Which", "State", "Note"], rows)
-    session.out.line()
+    context.out.table(["What", "Which", "State", "Note"], rows)
+    context.out.line()
     if problems:
         for problem in problems:
-            session.out.line(f"- {problem}", style=BAD)
+            context.out.line(f"- {problem}", style=BAD)
     else:
-        session.out.line("healthy", style=GOOD)
+        context.out.line("healthy", style=GOOD)

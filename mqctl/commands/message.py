@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqctl.output import BAD, GOOD, Cell, Progress, when
-from mqctl.params import Timestamp, command, option
-from mqctl.session import CommandFailed, Session
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import BAD, GOOD, Cell, Progress, when
+from batonmq.mqctl.params import COUNT, INDEX, command, option, stored_from, stored_until
 
 if TYPE_CHECKING:
-    from batonmq.admin import Admin
-    from batonmq.pull_consumer import PullConsumer
-    from protocol.message import MessageExt, MessageQueue
+    from batonmq.client.admin.admin import Admin
+    from batonmq.client.consumer.pull_consumer import PullConsumer
+    from batonmq.client.producer.sending import SendResult
+    from batonmq.protocol.message import MessageExt, MessageQueue
 
 PRODUCER_GROUP = "mqctl_producer"
 CONSUMER_GROUP = "TOOLS_CONSUMER"
 PULL_MAX = 32
-LONG_MAX = (1 << 63) - 1
 
 
 @command("sendMessage")
-@option("-t", "--topic", "topic", required=True, help="Topic name.")
-@option("-p", "--body", "body", required=True, metavar="TEXT", help="The body, as UTF-8.")
+@option("-t", "--topic", required=True, help="Topic name.")
+@option("-p", "--body", required=True, metavar="TEXT", help="The body, as UTF-8.")
 @option("-k", "--key", "keys", default="", metavar="KEYS", help="Keys, separated by spaces.")
-@option("-c", "--tags", "tags", default="", metavar="TAG", help="Tag.")
-@option("-b", "--broker", "broker", metavar="NAME", help="Send to this broker group.")
-@option("-i", "--qid", "queue_id", type=click.IntRange(min=0), help="Send to this queue (with -b).")
+@option("-c", "--tags", default="", metavar="TAG", help="Tag.")
+@option("-b", "--broker", help="Send to this broker group.")
+@option("-i", "--qid", "queue_id", type=INDEX, help="Send to this queue (with -b).")
 @option("--property", "properties", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
 async def send_message(
-    session: Session,
+    context: CommandContext,
     topic: str,
     body: str,
     keys: str,
@@ -48,46 +48,55 @@ async def send_message(
     """
     if queue_id is not None and broker is None:
         raise click.UsageError("-i names a queue of one broker group: give -b as well")
-    from batonmq import producer
-    from protocol.message import Message
+    from batonmq.client.producer import producer
+    from batonmq.protocol.message import Message
 
     message = Message.of(topic, body, tags=tags, keys=keys)
-    for text in properties:
-        name, separator, value = text.partition("=")
-        if not (name and separator):
-            raise click.UsageError(f"--property {text!r}: KEY=VALUE is needed")
-        message.properties[name] = value
-    options = producer.ProducerOptions(send_timeout_ms=session.timeout_ms)
+    message.properties.update(map(_property, properties))
+    options = producer.ProducerOptions(send_timeout_ms=context.timeout_ms)
     async with producer.Producer(
-        PRODUCER_GROUP, name_servers=session.name_servers, options=options
+        PRODUCER_GROUP, name_servers=context.name_servers, options=options
     ) as sender:
         selector = _on_broker(broker, queue_id) if broker is not None else None
         result = await sender.send(message, selector=selector)
-    if session.out.as_json:
-        session.out.document(
-            {
-                "sendStatus": str(result.status),
-                "msgId": result.msg_id,
-                "offsetMsgId": result.offset_msg_id,
-                "messageQueue": {
-                    "topic": result.queue.topic,
-                    "brokerName": result.queue.broker_name,
-                    "queueId": result.queue.queue_id,
-                },
-                "queueOffset": result.queue_offset,
-            }
-        )
+    if context.out.as_json:
+        context.out.document(_send_document(result))
     else:
-        status = Cell.of(str(result.status), GOOD if result.acknowledged else BAD)
-        row = [result.queue.broker_name, result.queue.queue_id, result.queue_offset, status,
-               result.msg_id, result.offset_msg_id]  # fmt: skip
         headings = ["Broker", "QID", "Queue Offset", "Send Result", "MsgId", "OffsetMsgId"]
-        session.out.table(headings, [row])
+        context.out.table(headings, [_send_row(result)])
     if not result.acknowledged:
-        session.complain(
+        context.complain(
             f"stored but not acknowledged by every replica ({result.status}): it may be lost in a"
             " failover; see `mqctl getSyncStateSet`"
         )
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise click.UsageError(f"--property {text!r}: KEY=VALUE is needed")
+    return name, value
+
+
+def _send_document(result: SendResult) -> dict[str, Any]:
+    return {
+        "sendStatus": str(result.status),
+        "msgId": result.msg_id,
+        "offsetMsgId": result.offset_msg_id,
+        "messageQueue": {
+            "topic": result.queue.topic,
+            "brokerName": result.queue.broker_name,
+            "queueId": result.queue.queue_id,
+        },
+        "queueOffset": result.queue_offset,
+    }
+
+
+def _send_row(result: SendResult) -> list[object]:
+    status = Cell.of(str(result.status), GOOD if result.acknowledged else BAD)
+    queue = result.queue
+    return [queue.broker_name, queue.queue_id, result.queue_offset, status,
+            result.msg_id, result.offset_msg_id]  # fmt: skip
 
 
 def _on_broker(
@@ -107,20 +116,23 @@ def _on_broker(
 
 
 @command("consumeMessage")
-@option("-t", "--topic", "topic", required=True, help="Topic name.")
-@option("-b", "--brokerName", "broker_name", metavar="NAME", help="Only this broker group.")
-@option("-i", "--queueId", "queue_id", type=click.IntRange(min=0), help="Only this queue (with -b)")
-@option("-o", "--offset", "offset", type=click.IntRange(min=0), help="From this offset (with -i).")
-@option("-g", "--consumerGroup", "consumer_group", default=CONSUMER_GROUP, show_default=True,
-        metavar="GROUP", help="Reads as this group; commits nothing.")  # fmt: skip
-@option("-s", "--beginTimestamp", "begin_ms", type=Timestamp(), default=0,
-        help="Stored at or after: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")  # fmt: skip
-@option("-e", "--endTimestamp", "end_ms", type=Timestamp(), default=LONG_MAX,
-        help="Stored at or before.")  # fmt: skip
-@option("-c", "--MessageNumber", "message_number", type=click.IntRange(min=1),
-        default=128, show_default=True, help="At most so many.")  # fmt: skip
+@option("-t", "--topic", required=True, help="Topic name.")
+@option("-b", "--brokerName", help="Only this broker group.")
+@option("-i", "--queueId", type=INDEX, help="Only this queue (with -b)")
+@option("-o", "--offset", type=INDEX, help="From this offset (with -i).")
+@option(
+    "-g",
+    "--consumerGroup",
+    default=CONSUMER_GROUP,
+    show_default=True,
+    metavar="GROUP",
+    help="Reads as this group; commits nothing.",
+)
+@stored_from("-s")
+@stored_until("-e")
+@option("-c", "--MessageNumber", type=COUNT, default=128, help="At most so many.")
 async def consume_message(
-    session: Session,
+    context: CommandContext,
     topic: str,
     broker_name: str | None,
     queue_id: int | None,
@@ -141,36 +153,53 @@ async def consume_message(
         raise click.UsageError("-o is an offset in one queue: give -b and -i as well")
     if begin_ms > end_ms:
         raise click.UsageError("-s is later than -e: nothing lies between")
-    from batonmq import pull_consumer
+    from batonmq.client.consumer import pull_consumer
 
-    documents: list[dict[str, Any]] = []
-    count = 0
     async with pull_consumer.PullConsumer(
-        consumer_group, name_servers=session.name_servers
+        consumer_group, name_servers=context.name_servers
     ) as consumer:
         queues = _wanted(
-            await consumer.fetch_queues(topic, timeout_ms=session.timeout_ms), broker_name, queue_id
+            await consumer.fetch_queues(topic, timeout_ms=context.timeout_ms), broker_name, queue_id
         )
-        reader = _Reader(consumer, begin_ms, end_ms, session.timeout_ms)
+        reader = _Reader(consumer, begin_ms, end_ms, context.timeout_ms)
+        messages = _first(message_number, reader, queues, offset)
         with Progress(f"reading {len(queues)} queues of {topic} ...") as progress:
-            for queue in queues:
-                async with aclosing(reader.read(queue, offset)) as messages:
-                    async for message in messages:
-                        count += 1
-                        if session.out.as_json:
-                            documents.append(message_document(message))
-                            progress.say(f"{count} messages ...")
-                        else:
-                            progress.say("")
-                            _show_message(session, message)
-                        if count >= message_number:
-                            break
-                if count >= message_number:
-                    break
-    if session.out.as_json:
-        session.out.document(documents)
-    elif not count:
-        session.out.line(f"no message in {len(queues)} queues of {topic}")
+            count = await _show_messages(context, progress, messages)
+    if not count and not context.out.as_json:
+        context.out.line(f"no message in {len(queues)} queues of {topic}")
+
+
+async def _show_messages(
+    context: CommandContext, progress: Progress, messages: AsyncGenerator[MessageExt, None]
+) -> int:
+    """Each as it arrives, or one document of all at the end; returns how many."""
+    documents: list[dict[str, Any]] = []
+    count = 0
+    async with aclosing(messages):
+        async for message in messages:
+            count += 1
+            if context.out.as_json:
+                documents.append(message_document(message))
+                progress.say(f"{count} messages ...")
+            else:
+                progress.say("")
+                _show_message(context, message)
+    if context.out.as_json:
+        context.out.document(documents)
+    return count
+
+
+async def _first(
+    count: int, reader: _Reader, queues: Sequence[MessageQueue], offset: int | None
+) -> AsyncGenerator[MessageExt, None]:
+    """At most `count` messages, queue by queue."""
+    for queue in queues:
+        async with aclosing(reader.read(queue, offset)) as messages:
+            async for message in messages:
+                yield message
+                count -= 1
+                if count == 0:
+                    return
 
 
 def _wanted(
@@ -222,10 +251,16 @@ class _Reader:
 
 
 @command("queryMsgById")
-@option("-i", "--msgId", "msg_ids", required=True, metavar="ID",
-        help="Offset message id, or a producer's own id with -t; several with commas.")  # fmt: skip
-@option("-t", "--topic", "topic", help="Topic name.")
-async def query_msg_by_id(session: Session, msg_ids: str, topic: str | None) -> None:
+@option(
+    "-i",
+    "--msgId",
+    "msg_ids",
+    required=True,
+    metavar="ID",
+    help="Offset message id, or a producer's own id with -t; several with commas.",
+)
+@option("-t", "--topic", help="Topic name.")
+async def query_msg_by_id(context: CommandContext, msg_ids: str, topic: str | None) -> None:
     """Find a message by its id.
 
     An offset id names the broker that stored it; if that one does not answer, the masters of now
@@ -235,22 +270,22 @@ async def query_msg_by_id(session: Session, msg_ids: str, topic: str | None) -> 
     if not wanted:
         raise click.UsageError("-i is empty")
     found: list[MessageExt] = []
-    async with session.admin() as admin:
+    async with context.admin() as admin:
         for msg_id in wanted:
             message = await _by_id(admin, msg_id, topic)
             if message is None:
-                session.complain(f"no message {msg_id}" + (f" in topic {topic}" if topic else ""))
+                context.complain(f"no message {msg_id}" + (f" in topic {topic}" if topic else ""))
             else:
                 found.append(message)
-    if session.out.as_json:
+    if context.out.as_json:
         documents = [message_document(message) for message in found]
         if len(wanted) > 1:
-            session.out.document(documents)
+            context.out.document(documents)
         elif documents:
-            session.out.document(documents[0])
+            context.out.document(documents[0])
         return
     for message in found:
-        _show_message(session, message)
+        _show_message(context, message)
 
 
 async def _by_id(admin: Admin, msg_id: str, topic: str | None) -> MessageExt | None:
@@ -260,12 +295,12 @@ async def _by_id(admin: Admin, msg_id: str, topic: str | None) -> MessageExt | N
         raise click.UsageError(
             f"{msg_id} is no offset message id; to find a producer's own id give the topic with -t"
         )
-    return await admin.message_by_unique_key(topic, msg_id)
+    return await admin.messages.by_unique_key(topic, msg_id)
 
 
 def _names_a_broker(msg_id: str) -> bool:
     """Both ids are hex of one length; a producer's has its process id where the port would be."""
-    from protocol.message_id import decode_offset_msg_id, split_address
+    from batonmq.protocol.message_id import decode_offset_msg_id, split_address
 
     try:
         return 0 < split_address(decode_offset_msg_id(msg_id)[0])[1] < 65536
@@ -275,8 +310,8 @@ def _names_a_broker(msg_id: str) -> bool:
 
 async def _by_offset_id(admin: Admin, msg_id: str, topic: str) -> MessageExt | None:
     """Logs of a group are the same bytes on every replica: the master of now holds it as well."""
-    from protocol.errors import BatonError, ConnectError, RequestTimeoutError
-    from protocol.message_id import (
+    from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError
+    from batonmq.protocol.message_id import (
         decode_offset_msg_id,
         encode_offset_msg_id,
         host_bytes,
@@ -284,15 +319,15 @@ async def _by_offset_id(admin: Admin, msg_id: str, topic: str) -> MessageExt | N
     )
 
     try:
-        return await admin.message_by_id(msg_id, topic)
+        return await admin.messages.by_id(msg_id, topic)
     except (ConnectError, RequestTimeoutError):
-        info = await admin.cluster_info()
+        info = await admin.cluster.info()
         _, offset = decode_offset_msg_id(msg_id)
         for data in info.broker_addr_table.values():
             for address in data.broker_addrs.values():
                 there = encode_offset_msg_id(host_bytes(*split_address(address)), offset)
                 try:
-                    message = await admin.message_by_id(there, topic)
+                    message = await admin.messages.by_id(there, topic)
                 except (BatonError, ValueError):
                     continue
                 if message is not None and message.msg_id.upper() == msg_id.upper():
@@ -301,43 +336,45 @@ async def _by_offset_id(admin: Admin, msg_id: str, topic: str) -> MessageExt | N
 
 
 @command("queryMsgByKey")
-@option("-t", "--topic", "topic", required=True, help="Topic name.")
-@option("-k", "--msgKey", "msg_key", required=True, metavar="KEY",
-        help="A key of the message, or its producer's id.")  # fmt: skip
-@option("-b", "--beginTimestamp", "begin_ms", type=Timestamp(), default=0,
-        help="Stored at or after: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")  # fmt: skip
-@option("-e", "--endTimestamp", "end_ms", type=Timestamp(), default=LONG_MAX,
-        help="Stored at or before.")  # fmt: skip
-@option("-m", "--maxNum", "max_num", type=click.IntRange(min=1), default=64, show_default=True,
-        help="At most so many.")  # fmt: skip
+@option("-t", "--topic", required=True, help="Topic name.")
+@option(
+    "-k",
+    "--msgKey",
+    required=True,
+    metavar="KEY",
+    help="A key of the message, or its producer's id.",
+)
+@stored_from("-b")
+@stored_until("-e")
+@option("-m", "--maxNum", type=COUNT, default=64, help="At most so many.")
 async def query_msg_by_key(
-    session: Session, topic: str, msg_key: str, begin_ms: int, end_ms: int, max_num: int
+    context: CommandContext, topic: str, msg_key: str, begin_ms: int, end_ms: int, max_num: int
 ) -> None:
     """Find messages by key.
 
     JSON: a list of messages with the names of RocketMQ's MessageExt. Finding none ends with 1.
     """
-    async with session.admin() as admin:
-        found = await admin.messages_by_key(
+    async with context.admin() as admin:
+        found = await admin.messages.by_key(
             topic, msg_key, max_messages=max_num, begin_ms=begin_ms, end_ms=end_ms
         )
         if not found:
-            unique = await admin.message_by_unique_key(topic, msg_key)
+            unique = await admin.messages.by_unique_key(topic, msg_key)
             if unique is not None and begin_ms <= unique.store_timestamp <= end_ms:
                 found = [unique]
-    if session.out.as_json:
-        session.out.document([message_document(message) for message in found])
+    if context.out.as_json:
+        context.out.document([message_document(message) for message in found])
     elif found:
-        rows = [
-            [m.uniq_key, m.broker_name, m.queue_id, m.queue_offset, m.keys, m.tags,
-             when(m.store_timestamp), m.msg_id]
-            for m in found
-        ]  # fmt: skip
         headings = ["MsgId", "Broker", "QID", "Queue Offset", "Keys", "Tags", "Stored",
                     "OffsetMsgId"]  # fmt: skip
-        session.out.table(headings, rows)
+        context.out.table(headings, [_row(message) for message in found])
     if not found:
-        session.complain(f"no message with key {msg_key} in topic {topic}")
+        context.complain(f"no message with key {msg_key} in topic {topic}")
+
+
+def _row(m: MessageExt) -> list[object]:
+    return [m.uniq_key, m.broker_name, m.queue_id, m.queue_offset, m.keys, m.tags,
+            when(m.store_timestamp), m.msg_id]  # fmt: skip
 
 
 def message_document(message: MessageExt) -> dict[str, Any]:
@@ -383,9 +420,9 @@ def _body(message: MessageExt) -> tuple[bytes, str | None]:
         return body, None
 
 
-def _show_message(session: Session, message: MessageExt) -> None:
+def _show_message(context: CommandContext, message: MessageExt) -> None:
     body, text = _body(message)
-    session.out.fields(
+    context.out.fields(
         [
             ("MsgId", message.uniq_key),
             ("OffsetMsgId", message.msg_id),
@@ -402,4 +439,4 @@ def _show_message(session: Session, message: MessageExt) -> None:
             ("Body", text if text is not None else f"{len(body)} bytes, hex {body[:64].hex()}"),
         ]
     )
-    session.out.line()
+    context.out.line()

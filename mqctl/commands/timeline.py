@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mqctl.output import DIM, when
-from mqctl.params import Timestamp, command, option
-from mqctl.session import Session
+from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.output import DIM, when
+from batonmq.mqctl.params import COUNT, Timestamp, command, option
 
 if TYPE_CHECKING:
-    from batonmq.timeline import Story
+    from batonmq.history.event import HistoryEvent
+    from batonmq.history.story import Story
 
 FOLLOW_S: Final = 0.5
 FOLLOWED_EVENTS: Final = 500
@@ -38,18 +40,33 @@ class Since(Timestamp):
 
 
 @command("timeline", controllers=True)
-@option("-bn", "-b", "--brokerName", "broker_name", default="", metavar="NAME",
-        help="One broker group. Without it the controllers' own changes are told too.")  # fmt: skip
-@option("--last", "last", type=click.IntRange(min=1), metavar="N", help="Only the last N.")
-@option("--since", "since_ms", type=Since(), metavar="TIME",
-        help="Only from then: 90s, 10m, 2h, 1d ago, or a time.")  # fmt: skip
-@option("--follow", "follow", is_flag=True, help="Tell on, as it happens, until ctrl-C.")
+@option(
+    "-bn",
+    "-b",
+    "--brokerName",
+    default="",
+    help="One broker group. Without it the controllers' own changes are shown too.",
+)
+@option("--last", type=COUNT, metavar="N", help="Only the last N.")
+@option(
+    "--since",
+    "since_ms",
+    type=Since(),
+    metavar="TIME",
+    help="Only from then: 90s, 10m, 2h, 1d ago, or a time.",
+)
+@option("--follow", is_flag=True, help="Continue as it happens, until ctrl-C.")
 @option("--events", "as_events", is_flag=True, help="The events themselves, one a line.")
-@option("--file", "files", multiple=True, metavar="PATH",
-        type=click.Path(exists=True, path_type=Path),
-        help="Read history files, or folders of them, instead. May be repeated.")  # fmt: skip
+@option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(exists=True, path_type=Path),
+    help="Read history files, or folders of them, instead. May be repeated.",
+)
 async def timeline(
-    session: Session,
+    context: CommandContext,
     broker_name: str,
     last: int | None,
     since_ms: int | None,
@@ -57,14 +74,14 @@ async def timeline(
     as_events: bool,
     files: tuple[Path, ...],
 ) -> None:
-    """Failovers and what else befell a cluster, step by step, each as a story.
+    """Failovers and other changes of a cluster, step by step, each as a story.
 
     Any controller may answer; where several do, what one lacks is taken from the others, and
     disagreement is pointed out on standard error.
 
     JSON: a list of stories, oldest first (with --follow one a line, again whenever it grew). Every
-    story has the same members; times are ms since 1970 (0: not heard of), durations ms from the
-    first step (null: not heard of, or the clocks do not allow to say): kind, brokerName,
+    story has the same members; times are ms since 1970 (0: unknown), durations ms from the
+    first step (null: unknown, or the clocks do not allow to say): kind, brokerName,
     masterEpoch, brokerIds, masterBefore, masterBrokerId, masterAddress, reason, how, detectedBy,
     silentMs, unclean, complete; beganTimestamp and requested-, drained-, detected-, proposed-,
     committed-, pushed-, roleChanged-, opened- and firstAckTimestamp; durationsMs of the same steps;
@@ -78,47 +95,49 @@ async def timeline(
     if follow:
         if files or as_events:
             raise click.UsageError("--follow goes with neither --file nor --events")
-        await _follow(session, broker_name, last, since_ms)
+        await _follow(context, broker_name, last, since_ms)
         return
-    events = _from_files(files) if files else await _from_controllers(session, broker_name)
+    events = _from_files(files) if files else await _from_controllers(context, broker_name)
     if as_events:
-        _show_events(session, events, broker_name, last, since_ms)
+        _show_events(context, events, broker_name, last, since_ms)
         return
     chosen = _chosen(events, broker_name, last, since_ms)
-    if session.out.as_json:
-        session.out.document([story.document() for story in chosen])
+    if context.out.as_json:
+        from batonmq.history.story_text import document
+
+        context.out.document([document(story) for story in chosen])
     elif not chosen:
-        session.out.line("nothing is recorded")
-    for story in chosen if not session.out.as_json else ():
-        _show(session, story)
+        context.out.line("nothing is recorded")
+    for story in chosen if not context.out.as_json else ():
+        _show(context, story)
 
 
-Events = Sequence[Mapping[str, Any]]
+Events = Sequence["HistoryEvent"]
 
 
 def _from_files(files: Iterable[Path]) -> Events:
-    from batonmq.history_files import read_history_files
+    from batonmq.history.reader import read_histories
 
     try:
-        sources, problems = read_history_files(files)
+        sources, problems = read_histories(files)
     except OSError as error:
         raise click.ClickException(str(error)) from error
     return _merged(sources, problems)
 
 
-async def _from_controllers(session: Session, broker_name: str) -> Events:
-    """What the controllers tell. Raises BatonError if none of them answers."""
+async def _from_controllers(context: CommandContext, broker_name: str) -> Events:
+    """The events of the controllers. Raises BatonError if none of them replies."""
     import asyncio
 
-    from protocol.errors import BatonError
+    from batonmq.protocol.errors import BatonError
 
-    async with session.controller() as (_, controller):
+    async with context.controller() as (_, controller):
         addresses = controller.addresses
         answers = await asyncio.gather(
             *(controller.history(broker_name, address=address) for address in addresses),
             return_exceptions=True,
         )
-    told: dict[str, Events] = {}
+    found: dict[str, Events] = {}
     silent: list[BatonError] = []
     for address, answer in zip(addresses, answers, strict=True):
         if isinstance(answer, BatonError):
@@ -126,25 +145,25 @@ async def _from_controllers(session: Session, broker_name: str) -> Events:
         elif isinstance(answer, BaseException):
             raise answer
         else:
-            told[address] = [event.fields for event in answer]
-    if not told:
+            found[address] = answer
+    if not found:
         raise silent[0]
-    return _merged(told, [f"no answer: {error}" for error in silent])
+    return _merged(found, [f"no answer: {error}" for error in silent])
 
 
 def _merged(sources: Mapping[str, Events], problems: Iterable[str]) -> Events:
-    from batonmq.history_events import merged
+    from batonmq.history.merge import merged
 
-    told = merged(sources)
-    for problem in (*problems, *told.problems):
+    found = merged(sources)
+    for problem in (*problems, *found.problems):
         click.echo(f"mqctl: note: {' '.join(problem.split())}", err=True)
-    return told.events
+    return found.events
 
 
 def _chosen(
     events: Events, broker_name: str, last: int | None, since_ms: int | None
 ) -> list[Story]:
-    from batonmq.timeline import stories
+    from batonmq.history.fold import stories
 
     chosen = [
         story
@@ -156,38 +175,42 @@ def _chosen(
 
 
 def _show_events(
-    session: Session, events: Events, broker_name: str, last: int | None, since_ms: int | None
+    context: CommandContext,
+    events: Events,
+    broker_name: str,
+    last: int | None,
+    since_ms: int | None,
 ) -> None:
-    from batonmq.history_events import in_order
+    from batonmq.history.merge import in_order
 
     chosen = [
         event
         for event in in_order(events)
-        if broker_name in ("", event.get("broker_name", ""))
-        and (since_ms is None or event.get("time_ms", 0) >= since_ms)
+        if broker_name in ("", event.broker_name)
+        and (since_ms is None or event.time_ms >= since_ms)
     ]
-    session.out.compact = True
+    context.out.compact = True
     for event in chosen if last is None else chosen[-last:]:
-        session.out.document(dict(event))
+        context.out.document(json.loads(event.to_json()))
 
 
 async def _follow(
-    session: Session, broker_name: str, last: int | None, since_ms: int | None
+    context: CommandContext, broker_name: str, last: int | None, since_ms: int | None
 ) -> None:
     """Prints each step once; of what is over already only what was asked for."""
     import asyncio
 
-    from protocol.errors import BatonError
+    from batonmq.protocol.errors import BatonError
 
-    session.interval_s = FOLLOW_S  # ctrl-C is the usual end
-    session.out.compact = True
+    context.interval_s = FOLLOW_S  # ctrl-C is the usual end
+    context.out.compact = True
     shown: dict[object, int] = {}
     newest: object = None
     first, lost = True, False
-    async with session.controller() as (_, controller):
+    async with context.controller() as (_, controller):
         while True:
             try:
-                told = await controller.history(broker_name, limit=FOLLOWED_EVENTS)
+                events = await controller.history(broker_name, limit=FOLLOWED_EVENTS)
             except BatonError as error:
                 if not lost:
                     click.echo(f"mqctl: note: no controller answers: {error}", err=True)
@@ -195,12 +218,12 @@ async def _follow(
                 await asyncio.sleep(FOLLOW_S)
                 continue
             lost = False
-            found = _chosen([event.fields for event in told], broker_name, None, None)
+            found = _chosen(events, broker_name, None, None)
             wanted = _wanted_first(found, last, since_ms) if first else found
             for story in found:
                 key = (story.broker_name, story.steps[0])
                 if not first or story in wanted:
-                    newest = _show_growth(session, story, shown.get(key, 0), key, newest)
+                    newest = _show_growth(context, story, shown.get(key, 0), key, newest)
                 shown[key] = len(story.steps)
             first = False
             await asyncio.sleep(FOLLOW_S)
@@ -214,30 +237,36 @@ def _wanted_first(found: list[Story], last: int | None, since_ms: int | None) ->
     return found if last is None else found[-last:]
 
 
-def _show_growth(session: Session, story: Story, known: int, key: object, newest: object) -> object:
+def _show_growth(
+    context: CommandContext, story: Story, known: int, key: object, newest: object
+) -> object:
     """The steps beyond the first `known` ones; gives the story shown last."""
+    from batonmq.history.story_text import document, lines
+
     if len(story.steps) <= known:
         return newest
-    if session.out.as_json:
-        session.out.document(story.document())
+    if context.out.as_json:
+        context.out.document(document(story))
         return key
     if key != newest:
-        session.out.line(_heading(story), style="bold")
-    for line in story.lines(_width(), only=story.steps[known:]):
-        session.out.line(f"  {line}")
+        context.out.line(_heading(story), style="bold")
+    for line in lines(story, _width(), only=story.steps[known:]):
+        context.out.line(f"  {line}")
     sys.stdout.flush()
     return key
 
 
-def _show(session: Session, story: Story) -> None:
-    session.out.line(_heading(story), style="bold red" if story.unclean else "bold")
-    for line in story.lines(_width()):
-        session.out.line(f"  {line}")
+def _show(context: CommandContext, story: Story) -> None:
+    from batonmq.history.story_text import lines
+
+    context.out.line(_heading(story), style="bold red" if story.unclean else "bold")
+    for line in lines(story, _width()):
+        context.out.line(f"  {line}")
     if not story.complete:
         missing = ", ".join(f"broker {each}" for each in sorted(story.missing))
         text = f"not back yet: {missing}" if missing else "not over yet"
-        session.out.line(f"  {text}", style=DIM)
-    session.out.line()
+        context.out.line(f"  {text}", style=DIM)
+    context.out.line()
 
 
 def _heading(story: Story) -> str:

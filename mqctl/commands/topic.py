@@ -8,50 +8,52 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqctl.output import Progress, plain, when
-from mqctl.params import TRUE_OR_FALSE, command, option
-from mqctl.session import Session
+from batonmq.mqctl.context import CommandContext
+from batonmq.mqctl.output import Progress, plain, when
+from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option
 
 if TYPE_CHECKING:
-    from batonmq.admin import Admin
+    from batonmq.client.admin.admin import Admin
 
 UNIT, HAS_UNIT_SUB = 1, 2
 
 
 @command("topicList")
-@option("-c", "--clusterModel", "cluster_model", is_flag=True, help="With cluster and groups.")
-async def topic_list(session: Session, cluster_model: bool) -> None:
+@option("-c", "--clusterModel", is_flag=True, help="With cluster and groups.")
+async def topic_list(context: CommandContext, cluster_model: bool) -> None:
     """All topics.
 
     JSON: RocketMQ's TopicList ({"topicList": [...]}); with -c the entries are objects with
     clusterName, topic, consumerGroup.
     """
-    async with session.admin() as admin:
-        topics = await admin.topic_list()
+    async with context.admin() as admin:
+        topics = await admin.topics.names()
         if not cluster_model:
-            if session.out.as_json:
-                session.out.document({"topicList": topics})
+            if context.out.as_json:
+                context.out.document({"topicList": topics})
             else:
-                session.out.table(["Topic"], [[topic] for topic in topics])
+                context.out.table(["Topic"], [[topic] for topic in topics])
             return
-        rows = await _with_groups(session, admin, topics)
-    if session.out.as_json:
+        rows = await _with_groups(context, admin, topics)
+    if context.out.as_json:
         names = ("clusterName", "topic", "consumerGroup")
-        session.out.document({"topicList": [dict(zip(names, row, strict=True)) for row in rows]})
+        context.out.document({"topicList": [dict(zip(names, row, strict=True)) for row in rows]})
     else:
-        session.out.table(["Cluster", "Topic", "Consumer Group"], rows)
+        context.out.table(["Cluster", "Topic", "Consumer Group"], rows)
 
 
-async def _with_groups(session: Session, admin: Admin, topics: Sequence[str]) -> list[list[str]]:
+async def _with_groups(
+    context: CommandContext, admin: Admin, topics: Sequence[str]
+) -> list[list[str]]:
     """[cluster, topic, group or nothing], for each group that has offsets in the topic."""
     groups: dict[str, set[str]] = {}
-    masters = (await admin.masters()).values()
-    for offsets in (await session.ask_each(masters, admin.all_consumer_offsets)).values():
+    masters = (await admin.cluster.masters()).values()
+    for offsets in (await context.ask_each(masters, admin.consumer_groups.offsets)).values():
         for key in offsets:
             topic, _, group = key.rpartition("@")
             groups.setdefault(topic, set()).add(group)
     with Progress(f"asking for the routes of {len(topics)} topics ..."):
-        routes = await session.ask_each(topics, admin.topic_route)
+        routes = await context.ask_each(topics, admin.topics.route)
     return [
         [cluster, topic, group]
         for topic, route in routes.items()
@@ -61,25 +63,25 @@ async def _with_groups(session: Session, admin: Admin, topics: Sequence[str]) ->
 
 
 @command("topicRoute")
-@option("-t", "--topic", "topic", required=True, help="Topic name.")
+@option("-t", "--topic", required=True, help="Topic name.")
 @option("-l", "--list", "as_list", is_flag=True, help="One line per broker group.")
-async def topic_route(session: Session, topic: str, as_list: bool) -> None:
+async def topic_route(context: CommandContext, topic: str, as_list: bool) -> None:
     """Which brokers hold a topic.
 
     JSON: RocketMQ's TopicRouteData (brokerDatas, queueDatas).
     """
-    async with session.admin() as admin:
-        route = await admin.topic_route(topic)
-    if session.out.as_json:
-        session.out.document(plain(route))
+    async with context.admin() as admin:
+        route = await admin.topics.route(topic)
+    if context.out.as_json:
+        context.out.document(plain(route))
         return
     clusters = {data.broker_name: data.cluster for data in route.broker_datas}
     queues = [
-        [clusters.get(q.broker_name, ""), q.broker_name, q.read_queue_nums, q.write_queue_nums,
-         _perm(q.perm)]
+        [clusters.get(name := q.broker_name, ""), name, q.read_queue_nums, q.write_queue_nums, perm]
         for q in sorted(route.queue_datas, key=lambda q: q.broker_name)
-    ]  # fmt: skip
-    session.out.table(["Cluster", "Broker", "Read Queues", "Write Queues", "Perm"], queues)
+        for perm in (_perm(q.perm),)
+    ]
+    context.out.table(["Cluster", "Broker", "Read Queues", "Write Queues", "Perm"], queues)
     if as_list:
         return
     brokers = sorted(
@@ -87,21 +89,21 @@ async def topic_route(session: Session, topic: str, as_list: bool) -> None:
         for data in route.broker_datas
         for broker_id, address in data.broker_addrs.items()
     )
-    session.out.line()
-    session.out.table(["Broker", "ID", "Address"], brokers)
+    context.out.line()
+    context.out.table(["Broker", "ID", "Address"], brokers)
 
 
 @command("topicStatus")
-@option("-t", "--topic", "topic", required=True, help="Topic name.")
-async def topic_status(session: Session, topic: str) -> None:
+@option("-t", "--topic", required=True, help="Topic name.")
+async def topic_status(context: CommandContext, topic: str) -> None:
     """Offsets of every queue of a topic.
 
     JSON: {"offsetTable": [...]}, the entries of RocketMQ's TopicStatsTable with their queue
     (topic, brokerName, queueId, minOffset, maxOffset, lastUpdateTimestamp).
     """
-    async with session.admin() as admin:
-        stats = await admin.topic_stats(topic)
-    if session.out.as_json:
+    async with context.admin() as admin:
+        stats = await admin.topics.stats(topic)
+    if context.out.as_json:
         table = [
             {
                 "topic": s.queue.topic,
@@ -113,32 +115,48 @@ async def topic_status(session: Session, topic: str) -> None:
             }
             for s in stats
         ]
-        session.out.document({"offsetTable": table})
+        context.out.document({"offsetTable": table})
         return
     rows = [
         [s.queue.broker_name, s.queue.queue_id, s.min_offset, s.max_offset, when(s.last_update_ms)]
         for s in stats
     ]
-    session.out.table(["Broker", "QID", "Min Offset", "Max Offset", "Last Updated"], rows)
+    context.out.table(["Broker", "QID", "Min Offset", "Max Offset", "Last Updated"], rows)
 
 
 @command("updateTopic")
-@option("-t", "--topic", "topic", required=True, help="Topic name.")
-@option("-c", "--clusterName", "cluster_name", metavar="NAME", help="On all masters of a cluster.")
-@option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="On one broker.")
-@option("-r", "--readQueueNums", "read_queue_nums", type=click.IntRange(min=0), default=8,
-        show_default=True, help="Queues that may be read.")  # fmt: skip
-@option("-w", "--writeQueueNums", "write_queue_nums", type=click.IntRange(min=0), default=8,
-        show_default=True, help="Queues that may be written.")  # fmt: skip
-@option("-p", "--perm", "perm", type=click.Choice(["2", "4", "6"]), default="6",
-        show_default=True, help="2 write, 4 read, 6 both.")  # fmt: skip
-@option("-o", "--order", "order", type=TRUE_OR_FALSE, default=False, help="true: ordered topic.")
-@option("-u", "--unit", "unit", type=TRUE_OR_FALSE, default=False, help="true: unit topic.")
-@option("-s", "--hasUnitSub", "has_unit_sub", type=TRUE_OR_FALSE, default=False,
-        help="true: has unit subscriptions.")  # fmt: skip
-@option("-a", "--attributes", "attributes", metavar="LIST", help="+key=value,-key ...")
+@option("-t", "--topic", required=True, help="Topic name.")
+@option("-c", "--clusterName", help="On all masters of a cluster.")
+@option("-b", "--brokerAddr", metavar="HOST:PORT", help="On one broker.")
+@option(
+    "-r",
+    "--readQueueNums",
+    type=INDEX,
+    default=8,
+    help="Queues that may be read.",
+)
+@option(
+    "-w",
+    "--writeQueueNums",
+    type=INDEX,
+    default=8,
+    help="Queues that may be written.",
+)
+@option(
+    "-p",
+    "--perm",
+    type=click.Choice(["2", "4", "6"]),
+    default="6",
+    help="2 write, 4 read, 6 both.",
+)
+@option("-o", "--order", type=TRUE_OR_FALSE, default=False, help="true: ordered topic.")
+@option("-u", "--unit", type=TRUE_OR_FALSE, default=False, help="true: unit topic.")
+@option(
+    "-s", "--hasUnitSub", type=TRUE_OR_FALSE, default=False, help="true: has unit subscriptions."
+)
+@option("-a", "--attributes", metavar="LIST", help="+key=value,-key ...")
 async def update_topic(
-    session: Session,
+    context: CommandContext,
     topic: str,
     cluster_name: str | None,
     broker_addr: str | None,
@@ -151,7 +169,7 @@ async def update_topic(
     """
     if (cluster_name is None) == (broker_addr is None):
         raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
-    from protocol.bodies import TopicConfig
+    from batonmq.protocol.bodies import TopicConfig
 
     config = TopicConfig(
         topic_name=topic,
@@ -162,14 +180,14 @@ async def update_topic(
         topic_sys_flag=UNIT * settings["unit"] + HAS_UNIT_SUB * settings["has_unit_sub"],
         attributes=_attributes(attributes),
     )
-    async with session.admin() as admin:
-        done = await admin.create_or_update_topic(config, cluster=cluster_name, broker=broker_addr)
-    if session.out.as_json:
-        session.out.document({**plain(config), "brokerAddrs": done})
+    async with context.admin() as admin:
+        done = await admin.topics.create_or_update(config, cluster=cluster_name, broker=broker_addr)
+    if context.out.as_json:
+        context.out.document({**plain(config), "brokerAddrs": done})
         return
     for name, address in done.items():
         at = address if name == address else f"{name} ({address})"
-        session.out.line(
+        context.out.line(
             f"topic {topic} on {at}: {config.read_queue_nums} read queues,"
             f" {config.write_queue_nums} write queues, {_perm(config.perm)}"
         )
@@ -189,20 +207,20 @@ def _attributes(text: str | None) -> dict[str, str]:
 
 
 @command("deleteTopic")
-@option("-t", "--topic", "topic", required=True, help="Topic name.")
-@option("-c", "--clusterName", "cluster_name", required=True, metavar="NAME", help="Its cluster.")
-async def delete_topic(session: Session, topic: str, cluster_name: str) -> None:
+@option("-t", "--topic", required=True, help="Topic name.")
+@option("-c", "--clusterName", required=True, help="Its cluster.")
+async def delete_topic(context: CommandContext, topic: str, cluster_name: str) -> None:
     """Delete a topic from brokers and name servers.
 
     JSON: topicName, clusterName, and brokerAddrs: broker name to the master where it was done.
     """
-    async with session.admin() as admin:
-        done = await admin.delete_topic(topic, cluster_name)
-    if session.out.as_json:
-        session.out.document({"topicName": topic, "clusterName": cluster_name, "brokerAddrs": done})
+    async with context.admin() as admin:
+        done = await admin.topics.delete(topic, cluster_name)
+    if context.out.as_json:
+        context.out.document({"topicName": topic, "clusterName": cluster_name, "brokerAddrs": done})
         return
     where = ", ".join(f"{name} ({address})" for name, address in done.items())
-    session.out.line(f"topic {topic} deleted from {where} and from the name servers")
+    context.out.line(f"topic {topic} deleted from {where} and from the name servers")
 
 
 def _perm(perm: int) -> str:

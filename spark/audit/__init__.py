@@ -1,1 +1,1 @@
-"""The audit of messages: replicas against each other, and against what producers were told."""
+"""The audit of messages: replicas against each other, and against acknowledged sends."""

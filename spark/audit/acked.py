@@ -1,4 +1,4 @@
-"""What producers were told, against what the replicas hold.
+"""Acknowledged sends, compared with what the replicas hold.
 
 A list has one entry per acknowledged send. An entry is looked for at its place, then by its key, or
 by its message id; what is not found, and cannot have expired, is lost. So is what only replicas
@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from spark.audit.acked_list import AckedList, is_numbered, is_placed
-from spark.audit.acked_match import (
+from batonmq.spark.audit.acked_list import AckedList, is_numbered, is_placed
+from batonmq.spark.audit.acked_match import (
     BROADCAST_MAX,
     FOUND,
     PLACE,
+    UNLISTED,
     UNSEEN,
-    UNTOLD,
     at_places,
     is_unconfirmed,
     judged,
@@ -27,10 +27,10 @@ from spark.audit.acked_match import (
     messages_of,
     other_body,
 )
-from spark.audit.findings import CRITICAL, INFO, QUEUE, WARNING
-from spark.audit.kept import Kept
-from spark.audit.relations import finding_frame
-from spark.audit.replicas import Group
+from batonmq.spark.audit.findings import CRITICAL, INFO, QUEUE, WARNING
+from batonmq.spark.audit.kept import Kept
+from batonmq.spark.audit.relations import finding_frame
+from batonmq.spark.audit.replicas import ReplicaGroup
 
 
 @dataclass(slots=True)
@@ -58,9 +58,9 @@ class AckedCounts:
 
 
 class AckedCheck:
-    """The entries of a list against the rows of a scan, which tell of every message.
+    """The entries of a list against the rows of a scan, with a row for every message.
 
-    Made, it has found out all there is to count, so that nothing is looked for that is not there.
+    Its constructor counts both, so that no query searches where there is nothing.
     Raises ValueError if the list names a broker of which there are several groups.
     """
 
@@ -69,7 +69,7 @@ class AckedCheck:
         session: SparkSession,
         acked: AckedList,
         rows: DataFrame,
-        groups: Sequence[Group],
+        groups: Sequence[ReplicaGroup],
         kept: Kept,
     ) -> None:
         self._kept = kept
@@ -92,7 +92,7 @@ class AckedCheck:
         placed = at_places(self._mine, self._messages, marks)
         self._placed = kept.keep(placed)
         self._rest: DataFrame | None = None
-        self._untold = self._other_bodies = 0
+        self._unlisted = self._other_bodies = 0
         self.counts = AckedCounts(entries=acked.count)
         self._count(entries, known)
 
@@ -116,7 +116,7 @@ class AckedCheck:
             found.append(_bodies(told.where(other_body())))
         if self._list.numbered:
             found.append(self._out_of_order())
-        if self._untold:
+        if self._unlisted:
             found.append(self._not_acked())
         if counts.other_brokers:
             found.append(self._not_audited())
@@ -137,10 +137,10 @@ class AckedCheck:
         placed = _one_row(
             self._placed,
             unseen=F.count_if(case == UNSEEN),
-            untold=F.count_if(case == UNTOLD),
+            unlisted=F.count_if(case == UNLISTED),
             **_counts_of(case == FOUND),
         )
-        self._untold = placed["untold"]
+        self._unlisted = placed["unlisted"]
         counts.found = counts.entries - counts.other_brokers
         looked_for = placed["unseen"] + summed["unplaced"]
         parts = [placed]
@@ -241,21 +241,21 @@ class AckedCheck:
 
     def _not_acked(self) -> DataFrame:
         """Messages of the topics of the list that it does not name: unanswered sends are stored."""
-        untold = self._placed.where(F.col("case") == UNTOLD)
-        untold = untold.select(*(name for name in untold.columns if name.startswith("m_")))
+        unlisted = self._placed.where(F.col("case") == UNLISTED)
+        unlisted = unlisted.select(*(name for name in unlisted.columns if name.startswith("m_")))
         both = F.explode(F.array_compact(F.array("m_unique_key", "m_batch_key")))
-        theirs = untold.select("m_group", both.alias("key")).distinct()
+        theirs = unlisted.select("m_group", both.alias("key")).distinct()
         in_group = F.col("group").isNull() | (F.col("group") == F.col("m_group"))
         keys = self._mine.select("group", "unique_key")
         keys = theirs.join(keys, [F.col("unique_key") == F.col("key"), in_group], "left_semi")
         for name in ("m_unique_key", "m_batch_key"):
             listed = keys.select("m_group", F.col("key").alias(name))
-            untold = untold.join(listed, ["m_group", name], "left_anti")
+            unlisted = unlisted.join(listed, ["m_group", name], "left_anti")
         if self._rest is not None:
             named = self._rest.where(F.col("doubt") == 0)
             named = named.select("m_group", "m_physical_offset").distinct()
-            untold = untold.join(named, ["m_group", "m_physical_offset"], "left_anti")
-        plain = untold.select(*(F.col(name).alias(name[2:]) for name in untold.columns))
+            unlisted = unlisted.join(named, ["m_group", "m_physical_offset"], "left_anti")
+        plain = unlisted.select(*(F.col(name).alias(name[2:]) for name in unlisted.columns))
         return finding_frame(
             plain, severity=INFO, kind="not_acked", detail="in the log, and not in the list"
         )
@@ -274,7 +274,9 @@ class AckedCheck:
         return finding_frame(one, severity=WARNING, kind="unchecked", detail=detail)
 
 
-def _with_groups(session: SparkSession, entries: DataFrame, groups: Sequence[Group]) -> DataFrame:
+def _with_groups(
+    session: SparkSession, entries: DataFrame, groups: Sequence[ReplicaGroup]
+) -> DataFrame:
     """Entries with their `group`, null if their broker is none of the groups'."""
     named: dict[str, list[str]] = {}
     for group in groups:

@@ -1,6 +1,6 @@
-"""What is wrong with a line of an acknowledged list, for the sentence that says so; no Spark.
+"""What is wrong with a line of an acknowledged list, as a sentence.
 
-Only lists in which something was found to be wrong are looked at, line by line.
+Only lists with something wrong in them are read, line by line. Free of Spark.
 """
 
 import csv
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from spark.storage import Storage, locate
+from batonmq.spark.storage import Storage, locate
 
 #: Columns of a list, any of which may be absent; others are ignored.
 COLUMNS: Final = (
@@ -42,7 +42,7 @@ def place_of(url: str) -> tuple[Storage, str]:
 
 def has_torn_end(url: str) -> bool:
     """Whether the last line of a file of lines has no end: its writer was killed in it. Lines
-    above 1 MiB and compressed files are not looked at. Raises OSError.
+    above 1 MiB and compressed files are not read. Raises OSError.
     """
     storage, path = place_of(url)
     if path.endswith((".gz", ".bz2", ".zst", ".lz4")):

@@ -1,4 +1,4 @@
-"""Lists of what producers were told: read, checked, and counted."""
+"""Lists of acknowledged sends: read, checked, and counted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyarrow import fs
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.audit.acked_lines import ALLOWED, COLUMNS, first_fault, has_torn_end, place_of
-from spark.audit.kept import Kept
-from spark.storage import locate
+from batonmq.spark.audit.acked_lines import ALLOWED, COLUMNS, first_fault, has_torn_end, place_of
+from batonmq.spark.audit.kept import Kept
+from batonmq.spark.storage import locate
 
 _BAD: Final = "_bad_line"
 _FILE: Final = "_bad_file"

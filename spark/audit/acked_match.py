@@ -2,7 +2,7 @@
 
 By place is one join, and the only one in which whole logs and whole lists are moved; its result
 keeps only what is remarkable. What is not found there is looked up in one more pass over the
-messages, which are filtered by what is looked for before anything is moved.
+messages, which are filtered by the wanted keys before anything is moved.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.audit.acked_list import is_placed
-from spark.audit.findings import MESSAGE
+from batonmq.protocol.topic_name import OLD_SYSTEM_TOPIC_PREFIX, SCHEDULE_TOPIC, SYSTEM_TOPIC_PREFIX
+from batonmq.spark.audit.acked_list import is_placed
+from batonmq.spark.audit.findings import MESSAGE
 
 PLACE: Final = ("group", "topic", "queue_id", "queue_offset")
-#: What came of an entry; UNTOLD are messages without one.
+#: What was found for an entry; UNLISTED are messages without one.
 FOUND: Final = "found"
 UNSEEN: Final = "unseen"
-UNTOLD: Final = "untold"
-#: So many that are looked for are sent to every executor.
+UNLISTED: Final = "unlisted"
+#: Up to so many wanted entries are sent to every executor.
 BROADCAST_MAX: Final = 200_000
 _COLUMNS: Final = (
     *PLACE, "unique_key", "batch_key", "physical_offset", "size", "epoch", "have", "lack",
@@ -29,7 +30,7 @@ _COLUMNS: Final = (
 )  # fmt: skip
 _SHOWN: Final = ("topic", "queue_id", "queue_offset", "size", "epoch", "body_crc")
 #: Here messages wait for their time or their commit; the answer names their own topic all the same.
-_WAITING: Final = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_")
+_WAITING: Final = (SCHEDULE_TOPIC, OLD_SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 
 
 def messages_of(rows: DataFrame) -> DataFrame:
@@ -41,9 +42,9 @@ def messages_of(rows: DataFrame) -> DataFrame:
 def at_places(entries: DataFrame, messages: DataFrame, facts: DataFrame) -> DataFrame:
     """Entries with a place, against the messages that the replicas agree on in their topics.
 
-    Rows in which something is to be told, with `case`: FOUND where a replica lacks it, its body is
-    another, or no replica confirms it; UNSEEN; UNTOLD. `facts`: of each `m_group` where its log is
-    `confirm`ed to.
+    Rows with something to report, and `case`: FOUND where a replica lacks it, its body is
+    another, or no replica confirms it; UNSEEN; UNLISTED. `facts`: of each `m_group` where its
+    log is `confirm`ed to.
     """
     topics = entries.where(F.col("group").isNotNull() & F.col("topic").isNotNull())
     topics = topics.select("group", "topic").distinct()
@@ -55,7 +56,7 @@ def at_places(entries: DataFrame, messages: DataFrame, facts: DataFrame) -> Data
     same.append(key.isNull() | (key == F.col("m_unique_key")) | (key == F.col("m_batch_key")))
     joined = placed.withColumn("is_entry", F.lit(True)).join(theirs, same, "full_outer")
     case = (
-        F.when(F.col("is_entry").isNull(), UNTOLD)
+        F.when(F.col("is_entry").isNull(), UNLISTED)
         .when(F.col("m_physical_offset").isNull(), UNSEEN)
         .otherwise(FOUND)
     )
@@ -66,7 +67,7 @@ def at_places(entries: DataFrame, messages: DataFrame, facts: DataFrame) -> Data
 
 
 def other_body() -> Column:
-    """Whether the body that was sent is not the one of the message; false if nobody can know."""
+    """Whether the body that was sent is not the one of the message; false if that is unknown."""
     sent = F.col("body_crc").bitwiseAND(0x7FFFFFFF)
     return F.coalesce(sent != F.col("m_body_crc"), F.lit(False))
 
@@ -155,7 +156,7 @@ def judged(matched: DataFrame, kept: DataFrame, first: int) -> DataFrame:
         Column.__or__, [F.col(name) != F.col(f"m_{name}") for name in PLACE if name != "group"]
     )
     waits = reduce(Column.__or__, [F.col("m_topic").startswith(name) for name in _WAITING])
-    # A copy for a retry says nothing of the message itself, unless that may have expired.
+    # A copy for a retry does not prove a move of the message itself, unless that may have expired.
     moved = differs & ~waits & ((log_first == 0) | ~may_have_expired)
     elsewhere = (F.col("doubt") == 0) & F.col("queue_offset").isNotNull() & moved
     return matched.withColumn("outcome", outcome).withColumn(
@@ -167,8 +168,8 @@ __all__ = [
     "BROADCAST_MAX",
     "FOUND",
     "PLACE",
+    "UNLISTED",
     "UNSEEN",
-    "UNTOLD",
     "at_places",
     "is_unconfirmed",
     "judged",

@@ -1,4 +1,4 @@
-"""Runs an audit: plans ranges, scans them as Spark tasks, asks what crosses them, and sums up."""
+"""Runs an audit: plans ranges, scans them as Spark tasks, checks their borders, and sums up."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.audit.acked import AckedCheck, AckedCounts
-from spark.audit.acked_list import read_acked, size_of_lists
-from spark.audit.epoch_lists import compare_epochs
-from spark.audit.findings import COUNT, FINDING, FINDING_NAMES, SEVERITIES, Finding
-from spark.audit.kept import Kept
-from spark.audit.relations import (
+from batonmq.spark.audit.acked import AckedCheck, AckedCounts
+from batonmq.spark.audit.acked_list import read_acked, size_of_lists
+from batonmq.spark.audit.epoch_lists import compare_epochs
+from batonmq.spark.audit.findings import COUNT, FINDING, FINDING_NAMES, SEVERITIES, Finding
+from batonmq.spark.audit.kept import Kept
+from batonmq.spark.audit.relations import (
     duplicates,
     finding_schema,
     queue_breaks,
     queues_behind,
     scan_findings,
 )
-from spark.audit.replicas import Group, find_groups, log_files, outside
-from spark.audit.scan import RangeTask, ScanOptions, plan_tasks
-from spark.audit.scan_source import scan_frame
-from spark.fitting import SMALL, SMALL_LOG_BYTES, fitted
-from spark.storage import Storage, locate
+from batonmq.spark.audit.replicas import ReplicaGroup, find_groups, log_files, outside
+from batonmq.spark.audit.scan import RangeTask, ScanOptions, plan_tasks
+from batonmq.spark.audit.scan_source import scan_frame
+from batonmq.spark.fitting import SMALL, SMALL_LOG_BYTES, fitted
+from batonmq.spark.storage import Storage, locate
 
 Step = Callable[[str], AbstractContextManager[None]]
 _SORTS_MAX: Final = 1000
@@ -69,14 +69,14 @@ class Plan:
     `is_small`: logs, one a group, and lists are both little: Spark is fitted to a small input.
     """
 
-    groups: list[Group]
+    groups: list[ReplicaGroup]
     tasks: list[RangeTask]
     found: list[Finding]
     is_small: bool
 
 
 def plan_audit(request: AuditRequest) -> Plan:
-    """Reads what the stores say of themselves. Raises ValueError, StoreError, OSError."""
+    """Reads identities, epochs and confirmOffsets. Raises ValueError, StoreError, OSError."""
     groups = find_groups(
         request.stores,
         group=request.group,
@@ -98,7 +98,7 @@ def plan_audit(request: AuditRequest) -> Plan:
 @dataclass(slots=True)
 class GroupCounts:
     """One group: messages in its confirmed log, those that two or more replicas hold alike, and the
-    bytes of the log that were looked at.
+    bytes of the log that were compared.
     """
 
     messages: int = 0
@@ -108,13 +108,13 @@ class GroupCounts:
 
 @dataclass(slots=True)
 class AuditResult:
-    """What came of an audit. `findings`: the table of findings, kept by Spark until `close`.
+    """The result of an audit. `findings`: the table of findings, kept by Spark until `close`.
 
     `totals`: how many there are of each (group, severity), all of them. `kinds`: rows of group,
     severity, kind, replicas, count, first and last offset and epoch; the gravest 1,000.
     """
 
-    groups: list[Group]
+    groups: list[ReplicaGroup]
     counts: dict[str, GroupCounts]
     findings: DataFrame
     totals: dict[tuple[str | None, str], int]
@@ -158,13 +158,13 @@ def run_audit(
     step: Step = _no_step,
     plan: Plan | None = None,
 ) -> AuditResult:
-    """Audit all groups of the stores. `step` is told what begins; `plan` is that of the request.
+    """Audit all groups of the stores. `step` gets the name of each step; `plan` is the request's.
 
-    Raises ValueError, StoreError, OSError for what cannot be audited as asked; what a task raises
-    comes as Spark's error. Close the result.
+    Raises ValueError, StoreError, OSError for a request that cannot be audited; an error in a task
+    is Spark's error. Close the result.
     """
     if plan is None:
-        with step("reading what the stores say of themselves"):
+        with step("reading identity and epochs of the stores"):
             plan = plan_audit(request)
     kept = Kept(small=plan.is_small)
     try:
@@ -178,7 +178,7 @@ def run_audit(
 def _audited(
     session: SparkSession, request: AuditRequest, plan: Plan, step: Step, kept: Kept
 ) -> AuditResult:
-    groups, told = plan.groups, [*plan.found]
+    groups, known = plan.groups, [*plan.found]
     entries = None
     if request.acked:
         with step("reading the acknowledged list"):
@@ -197,9 +197,11 @@ def _audited(
     with step("looking across ranges"):
         if request.queues:
             breaks, is_all = queue_breaks(rows, by_name)
-            told += breaks
+            known += breaks
             if not is_all:
-                warnings.append(f"more than {len(breaks)} gaps between ranges; these are told")
+                warnings.append(
+                    f"more than {len(breaks)} gaps between ranges; the rest is left out"
+                )
         if request.duplicates:
             parts.append(duplicates(rows))
         if entries is not None:
@@ -208,7 +210,7 @@ def _audited(
             parts += check.findings()
             warnings += entries.notes
         parts.append(
-            session.createDataFrame([finding.row() for finding in told], finding_schema()).select(
+            session.createDataFrame([finding.row() for finding in known], finding_schema()).select(
                 *FINDING_NAMES
             )
         )
@@ -221,7 +223,7 @@ def _audited(
 
 
 def _counted(
-    rows: DataFrame, groups: Sequence[Group]
+    rows: DataFrame, groups: Sequence[ReplicaGroup]
 ) -> tuple[dict[str, int], dict[str, GroupCounts]]:
     """(findings of each kind, counts of each group); this runs the scan."""
     summed = (

@@ -1,23 +1,23 @@
 """One stretch of the log in all replicas: equal bytes at once, what differs record by record.
 
 Replicas are byte-identical up to the smaller confirmOffset, so their bytes are compared as they
-lie; only where these differ, each replica's own records are looked for. Each side finds its records
-itself, so damage in one replica does not lead another astray.
+are; only where these differ, the records of each replica are located. Each side locates its own
+records, so damage in one replica does not hide records of another. Free of Spark.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from protocol.record import END_FILE_MIN_BLANK
-from spark.audit.disagreement import Judge, Place
-from spark.audit.findings import Finding
-from spark.audit.replicas import Group
-from spark.audit.sides import Absent, Items, Side, Stretch
-from spark.log_range import Block
-from spark.record_columns import Bools, Records
-from spark.record_scan import Int64s
+from batonmq.protocol.record import END_FILE_MIN_BLANK
+from batonmq.spark.audit.disagreement import MajorityVote, Place
+from batonmq.spark.audit.findings import Finding
+from batonmq.spark.audit.replicas import ReplicaGroup
+from batonmq.spark.audit.sides import Absent, Items, Side, Stretch
+from batonmq.spark.log_range import Block
+from batonmq.spark.record_columns import Bools, Records
+from batonmq.spark.record_scan import Int64s
 
 AnySide = Side | Absent
 
@@ -45,7 +45,7 @@ class Held:
 
 @dataclass(slots=True)
 class Compared:
-    """What came of one stretch."""
+    """The result of one stretch."""
 
     held: list[Held] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Compared:
 class Comparison:
     """How stretches of a group are compared."""
 
-    group: Group
+    group: ReplicaGroup
     check_crc: bool = True
     unconfirmed: bool = False
     record_bytes_max: int = 32 << 20
@@ -82,22 +82,10 @@ class Comparison:
         parts = [items.starts for items in every.values()]
         starts, first_at = np.unique(np.concatenate(parts), return_index=True)
         ends = np.concatenate([items.ends for items in every.values()])[first_at]
-        digests = {side.index: _digests(every[side.index], starts, len(starts)) for side in sides}
-        agree = np.ones(len(starts), np.bool_)
-        have = np.zeros(len(starts), np.int64)
-        known = np.zeros(len(starts), np.int64)
-        for side in sides:
-            mine = digests[side.index]
-            fresh = (known == 0) & (mine != 0)
-            known[fresh] = mine[fresh]
-        for side in sides:
-            mine = digests[side.index]
-            scope = ends <= (side.limit if self.unconfirmed else side.confirm)
-            agree &= np.where(scope, mine == known, (mine == known) | (mine == 0))
-            have |= np.where(mine == known, np.int64(1) << side.index, 0)
+        agree, have = self._agreement(sides, every, starts, ends)
         result = Compared(compared_bytes=min(stretch.end, max(s.limit for s in sides)))
         result.compared_bytes -= stretch.begin
-        judge = Judge(
+        vote = MajorityVote(
             self.group,
             sides,
             every,
@@ -118,7 +106,7 @@ class Comparison:
                     result.held.append(_whole(block, records, have[at]))
         places: list[Place] = []
         for index in np.flatnonzero(~agree).tolist():
-            place = judge.place(int(starts[index]))
+            place = vote.place(int(starts[index]))
             places.append(place)
             result.findings += place.findings
             for window, base, records, mask, lack, is_true in place.held:
@@ -126,14 +114,34 @@ class Comparison:
                 result.held.append(
                     Held(window, base, records, ones * mask, ones * lack, ones * is_true > 0)
                 )
-        for place in judge.strays():
+        for place in vote.misplaced():
             places.append(place)
             result.findings += place.findings
-        result.findings += judge.damages(places)
+        result.findings += vote.damages(places)
         return result
 
+    def _agreement(
+        self, sides: Sequence[AnySide], every: Mapping[int, Items], starts: Int64s, ends: Int64s
+    ) -> tuple[Bools, Int64s]:
+        """(agree, have) for each start: whether all that must hold the record hold the same bytes,
+        and a bit mask of the sides that hold it.
+        """
+        agree = np.ones(len(starts), np.bool_)
+        have = np.zeros(len(starts), np.int64)
+        known = np.zeros(len(starts), np.int64)
+        digests = {side.index: _digests(every[side.index], starts, len(starts)) for side in sides}
+        for mine in digests.values():
+            fresh = (known == 0) & (mine != 0)
+            known[fresh] = mine[fresh]
+        for side in sides:
+            mine = digests[side.index]
+            scope = ends <= (side.limit if self.unconfirmed else side.confirm)
+            agree &= np.where(scope, mine == known, (mine == known) | (mine == 0))
+            have |= np.where(mine == known, np.int64(1) << side.index, 0)
+        return agree, have
+
     def _strict_items(self, side: AnySide, stretch: Stretch) -> Items:
-        """Where replicas differ the CRC is asked even if it was not to be checked."""
+        """Where replicas differ CRCs are checked even if `check_crc` is off."""
         return side.items(stretch, check_crc=True, record_bytes_max=self.record_bytes_max)
 
 
@@ -142,7 +150,7 @@ def _all_equal(longest: AnySide, items: Items, sides: Sequence[AnySide], stretch
     end = stretch.end
     if items.blocks:
         end = int(items.ends[-1])
-        if end < stretch.end:  # what follows is a blank: only its head says anything
+        if end < stretch.end:  # what follows is a blank: only its head has a content
             end += END_FILE_MIN_BLANK
     end = min(end, longest.limit)
     data = longest.read(stretch.begin, end)

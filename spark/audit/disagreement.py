@@ -1,8 +1,8 @@
 """Replicas do not hold the same at one place of the log: who deviates, and how.
 
-Most replicas are right. Where as many say one thing as another, those are with whom the replica of
-the latest epoch (then of the highest confirmOffset) sides. A replica whose bytes are no record has
-no vote; one that holds another record across the place, or a blank, says that none begins there.
+The majority of replicas is right. In a tie, the side with the latest epoch (then with the highest
+confirmOffset) is right. A replica whose bytes are no record has no vote; one that holds another
+record across the place, or a blank, votes that no record begins there. Free of Spark.
 """
 
 from bisect import bisect_left
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protocol.record import MAGIC_BLANK, CorruptRecord, scan_record
-from spark.audit.findings import CRITICAL, INFO, Finding
-from spark.audit.layout import Message, differences, message_at
-from spark.audit.replicas import Group
-from spark.audit.sides import Absent, Items, Side, Stretch
-from spark.audit.strays import Stray, strays
-from spark.log_range import Damage
-from spark.record_columns import Records
-from spark.record_scan import is_record
+from batonmq.protocol.record import MAGIC_BLANK, CorruptRecord, scan_record
+from batonmq.spark.audit.findings import CRITICAL, INFO, Finding
+from batonmq.spark.audit.layout import Message, differences, message_at
+from batonmq.spark.audit.misplaced_records import MisplacedRecord, misplaced_records
+from batonmq.spark.audit.replicas import ReplicaGroup
+from batonmq.spark.audit.sides import Absent, Items, Side, Stretch
+from batonmq.spark.log_range import Damage
+from batonmq.spark.record_columns import Records
+from batonmq.spark.record_scan import is_record
 
 AnySide = Side | Absent
 # (window, base, one row, replicas that have it, replicas that lack it, whether it is the truth)
@@ -28,7 +28,7 @@ OneHeld = tuple[bytes, int, Records, int, int, bool]
 
 @dataclass(slots=True)
 class Place:
-    """What is said about one place. `truth_end`: where the believed record ends; 0: there is none.
+    """The findings about one place. `truth_end`: end of the majority's record; 0: there is none.
 
     `deviating`: numbers of the replicas about which something was found.
     """
@@ -40,12 +40,12 @@ class Place:
     deviating: set[int] = field(default_factory=set)
 
 
-class Judge:
-    """Judges places of one stretch. `every`: what each side holds, by the number of its replica."""
+class MajorityVote:
+    """Decides places of one stretch. `every`: what each side holds, by its replica's number."""
 
     def __init__(
         self,
-        group: Group,
+        group: ReplicaGroup,
         sides: Sequence[AnySide],
         every: Mapping[int, Items],
         stretch: Stretch,
@@ -60,8 +60,10 @@ class Judge:
         self._every = every
         self._unconfirmed = unconfirmed
         starts = np.unique(np.concatenate([items.starts for items in every.values()]))
-        self._strays = {
-            side.index: strays(side, sides, every[side.index], stretch, starts, record_bytes_max)
+        self._misplaced = {
+            side.index: misplaced_records(
+                side, sides, every[side.index], stretch, starts, record_bytes_max
+            )
             for side in sides
         }
 
@@ -116,19 +118,26 @@ class Judge:
                 self._add(place, side, message, ("extra", self._against(its), None), its)
         return place
 
-    def strays(self) -> list[Place]:
-        """What is said about whole records that lie where they do not belong."""
+    def misplaced(self) -> list[Place]:
+        """Findings about whole records at an offset that is not their own."""
         places = []
         for side in self._sides:
-            for stray in self._strays[side.index]:
-                place = Place(stray.place, stray.end)
-                what = f"a whole record that says it belongs at {stray.message.offset}"
-                self._add(place, side, stray.message, ("extra", what, None), [side], at=stray.place)
+            for misplaced in self._misplaced[side.index]:
+                place = Place(misplaced.place, misplaced.end)
+                what = f"a whole record whose header has the offset {misplaced.message.offset}"
+                self._add(
+                    place,
+                    side,
+                    misplaced.message,
+                    ("extra", what, None),
+                    [side],
+                    at=misplaced.place,
+                )
                 places.append(place)
         return places
 
     def damages(self, places: Sequence[Place]) -> list[Finding]:
-        """Damaged stretches that no finding about a message speaks of."""
+        """Damaged stretches without a finding about a message in them."""
         told: dict[tuple[int, int], list[AnySide]] = {}
         for side in self._sides:
             known = [p for p in places if side.index in p.deviating and p.truth_end]
@@ -141,7 +150,7 @@ class Judge:
                 if damage.offset >= side.confirm and not self._unconfirmed:
                     continue
                 if damage.offset >= self._stretch.end and self._is_good_elsewhere(damage):
-                    continue  # the next stretch tells of it
+                    continue  # it is a finding of the next stretch
                 told.setdefault((damage.offset, damage.size), []).append(side)
         findings = []
         for (offset, size), sides in told.items():
@@ -183,7 +192,7 @@ class Judge:
         return None
 
     def _refuses(self, side: AnySide, offset: int) -> bool:
-        """Whether a side says that no record begins at an offset."""
+        """Whether a side holds something else where a record would begin at an offset."""
         items = self._every[side.index]
         starts = items.starts
         before = int(np.searchsorted(starts, offset)) - 1
@@ -198,7 +207,7 @@ class Judge:
         refusing: Sequence[AnySide],
         messages: Mapping[bytes, tuple[bytes, int, Message]],
     ) -> bytes | None:
-        """The bytes that are believed, None if no record begins here."""
+        """The bytes of the majority, None if no record begins here."""
 
         def weight(sides: Sequence[AnySide], end: int) -> tuple[int, tuple[int, int], int]:
             voting = [side for side in sides if side.confirm >= end]
@@ -217,10 +226,11 @@ class Judge:
         """(kind, detail, field) for a replica without a whole record where others have one."""
         if isinstance(side, Absent):
             return "missing", side.what, None
-        stray = self._stray_at(side, told)
-        if stray is not None:
-            what = f"another message lies there, which says it belongs at {stray.message.offset}"
-            return "missing", f"{what}: {_key(stray.message)}", None
+        misplaced = self._misplaced_at(side, told)
+        if misplaced is not None:
+            what = "another message lies there, whose header has the offset "
+            what += str(misplaced.message.offset)
+            return "missing", f"{what}: {_key(misplaced.message)}", None
         damage = self._every[side.index].damage_at(told.offset)
         theirs = side.read(told.offset, told.end)
         differs = differences(told, theirs)
@@ -242,12 +252,12 @@ class Judge:
                 reason = f"within {damage.size} damaged bytes from {damage.offset} on: {reason}"
         return "missing", reason, None
 
-    def _stray_at(self, side: AnySide, told: Message) -> Stray | None:
+    def _misplaced_at(self, side: AnySide, told: Message) -> MisplacedRecord | None:
         """Another message's record in the place of one; a copy of its own is that, with a wrong
         place in its header.
         """
-        every = self._strays[side.index]
-        at = bisect_left(every, told.end, key=lambda stray: stray.place) - 1
+        every = self._misplaced[side.index]
+        at = bisect_left(every, told.end, key=lambda misplaced: misplaced.place) - 1
         if at < 0 or every[at].end <= told.offset:
             return None
         return None if every[at].message.identity == told.identity else every[at]
@@ -322,4 +332,4 @@ def _key(message: Message) -> str:
     return message.unique_key or f"queue offset {message.ext.queue_offset} of {message.ext.topic}"
 
 
-__all__ = ["Judge", "Place"]
+__all__ = ["MajorityVote", "Place"]

@@ -1,13 +1,16 @@
-"""Epoch lists of replicas against each other: which bytes they count to different epochs."""
+"""Epoch lists of replicas against each other: which bytes they count to different epochs.
+
+Free of Spark.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, groupby, pairwise
 
-from spark.audit.findings import CRITICAL, WARNING, Finding
-from spark.audit.replicas import Group, Replica
+from batonmq.spark.audit.findings import CRITICAL, WARNING, Finding
+from batonmq.spark.audit.replicas import Replica, ReplicaGroup
 
 
-def compare_epochs(group: Group) -> list[Finding]:
+def compare_epochs(group: ReplicaGroup) -> list[Finding]:
     """Bytes that both of two replicas keep and confirm, and that their lists give to other epochs.
 
     Epochs without a byte may be in one list only, and a list may have lost what expired.
@@ -38,7 +41,7 @@ def compare_epochs(group: Group) -> list[Finding]:
     return found
 
 
-def _without_lists(group: Group) -> Iterator[Finding]:
+def _without_lists(group: ReplicaGroup) -> Iterator[Finding]:
     """Replicas whose list cannot be read, or is gone though others have one: they have bytes."""
     listed = [replica.name for replica in group.replicas if replica.facts.epochs]
     for replica in group.replicas:
@@ -57,7 +60,7 @@ def _s(names: Sequence[str]) -> str:
     return "s one" if len(names) == 1 else "ve one"
 
 
-def _passed_over(group: Group, replica: Replica) -> Iterator[Finding]:
+def _passed_over(group: ReplicaGroup, replica: Replica) -> Iterator[Finding]:
     """What others confirm in an epoch before the one that this replica gives these bytes to, and
     that it does not confirm itself: with its next message, or with the next resync, it is gone.
     """
@@ -71,8 +74,8 @@ def _passed_over(group: Group, replica: Replica) -> Iterator[Finding]:
         yield Finding(
             group.name, CRITICAL, "missing",
             f"{replica.name} does not hold the bytes from {begin} to {end}, which "
-            f"{', '.join(names)} confirm{'s' * (len(names) == 1)} in {_epoch(theirs)}: there it "
-            f"is in {_epoch(epoch)} already",
+            f"{', '.join(names)} confirm{'s' * (len(names) == 1)} in {_epoch(theirs)}: it has "
+            f"{_epoch(epoch)} there already",
             (replica.name,), physical_offset=begin, size=end - begin, epoch=theirs,
         )  # fmt: skip
 

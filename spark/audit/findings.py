@@ -11,7 +11,7 @@ WARNING: Final = "warning"
 INFO: Final = "info"
 SEVERITIES: Final = (CRITICAL, WARNING, INFO)
 
-#: What can be found; `docs/spark.md` says what each means.
+#: What can be found; `docs/spark-jobs.md` explains each.
 KINDS: Final = (
     "lost", "acked_missing", "missing", "extra", "divergent", "reordered", "damaged", "gap",
     "queue_wrong", "queue_missing", "epochs_differ", "unchecked", "duplicated", "not_acked",
@@ -39,10 +39,10 @@ FINDING_FIELDS: Final = (
 )
 FINDING_NAMES: Final = tuple(name for name, _ in FINDING_FIELDS)
 
-#: Rows of a scan: findings, messages, the ends of queues, and counts, told apart by `part`.
+#: Rows of a scan: findings, messages, the ends of queues, and counts; `part` says which.
 #: `identity` pairs what is missing at one place with what is extra at another. `have`, `lack`: bit
 #: i is replica i of the group. `amount`: messages that a row stands for (0: the other replicas
-#: say otherwise, or those that have it are behind a later epoch); `agreed`: of these, those
+#: hold something else, or those that have it are behind a later epoch); `agreed`: of these, those
 #: that at least two replicas hold alike; `last_offset`: queue offset of the last one; `batch_key`:
 #: the unique key of the batch in which a message was sent.
 SCAN_SCHEMA: Final = pa.schema(

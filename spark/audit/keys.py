@@ -1,7 +1,7 @@
 """Unique keys of many messages: each one's own, and that of the batch it was sent in.
 
 A message of a batch carries two: its own first, then the one of the whole batch, which readers of
-properties see as the last of a repeated name. Only its own tells it from the others.
+properties see as the last of a repeated name. Only its own key identifies it.
 """
 
 from dataclasses import replace
@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from protocol.properties import UNIQ_KEY
-from spark.property_columns import PropertyPairs
-from spark.record_columns import take_fields
+from batonmq.protocol.properties import UNIQ_KEY
+from batonmq.spark.property_columns import PropertyPairs
+from batonmq.spark.record_columns import take_fields
 
 _NAME = UNIQ_KEY.encode()
 

@@ -1,4 +1,4 @@
-"""Which parts of a record differ, and what makes one message the same as another."""
+"""Which parts of a record differ, and what makes one message the same as another. Free of Spark."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,21 +7,23 @@ from typing import Final
 
 import numpy as np
 
-from protocol.message import MessageExt
-from protocol.record import decode_record
-from spark.audit.keys import own_key
-from spark.record_columns import Records
-from spark.record_scan import Int64s
+from batonmq.protocol.layout import record_layout
+from batonmq.protocol.message import MessageExt
+from batonmq.protocol.record import decode_record
+from batonmq.spark.audit.keys import own_key
+from batonmq.spark.record_columns import Records
+from batonmq.spark.record_scan import Int64s
 
 HEADER: Final = "header"
 BODY: Final = "body"
 PROPERTIES: Final = "properties"
-# Fields up to the first host, whose length moves what follows.
-_HEAD: Final = (
-    ("size", 0), ("magic", 4), ("body CRC", 8), ("queue id", 12), ("flag", 16),
-    ("queue offset", 20), ("physical offset", 28), ("sys flag", 36), ("born time", 40),
-    ("born host", 48),
-)  # fmt: skip
+_NAMES: Final = {
+    "body_crc": "body CRC",
+    "born_ms": "born time",
+    "store_ms": "store time",
+    "prepared": "prepared transaction offset",
+}
+"""What people read for a field; others have their own name with spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +105,9 @@ def _spans(records: Records) -> list[tuple[str, str, int, int]]:
     body_at = int(records.body_at[0]) - start
     topic_at = body_at + int(records.body_length[0])
     properties_at = int(records.properties_at[0]) - start
-    store_time_at = 48 + int(records.born_host_length[0])
-    tail_at = store_time_at + 8 + int(records.store_host_length[0])
-    heads = [
-        *_HEAD, ("store time", store_time_at), ("store host", store_time_at + 8),
-        ("reconsume times", tail_at), ("prepared transaction offset", tail_at + 4),
-        ("body length", tail_at + 12), ("", body_at),
-    ]  # fmt: skip
+    layout = record_layout(int(records.born_host_length[0]), int(records.store_host_length[0]))
+    heads = [(_NAMES.get(name, name.replace("_", " ")), at) for name, at in layout.at.items()]
+    heads.append(("", body_at))
     spans = [(name, HEADER, begin, end) for (name, begin), (_, end) in pairwise(heads)]
     topic_end = topic_at + (properties_at - 2 - topic_at)
     return [

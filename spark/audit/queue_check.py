@@ -2,7 +2,8 @@
 
 A queue's units point to ascending log offsets, so those that belong to a range are found in each
 queue file by bisection; nothing is sorted or moved between tasks. A message whose unit is not among
-them is asked for at its own place in the queue, so a damaged unit leads no search astray.
+them is looked up at its own place in the queue, so a damaged unit misleads no search.
+Free of Spark.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,24 +11,28 @@ from typing import Any, Final
 
 import numpy as np
 
-from spark.audit.findings import BEHIND, CRITICAL, Finding
-from spark.audit.replicas import Group, Replica
-from spark.audit.sequence import Numbered
-from spark.queue_units import FILLER_SIZE, UNIT_SIZE, Queue, Units, decode_units, last_written
-from spark.record_scan import Int64s
-from spark.storage import OpenFile
-from spark.store_facts import Segment
+from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.protocol.topic_name import LMQ_PREFIX, SCHEDULE_TOPIC
+from batonmq.spark.audit.findings import BEHIND, CRITICAL, Finding
+from batonmq.spark.audit.replicas import Replica, ReplicaGroup
+from batonmq.spark.audit.sequence import Numbered
+from batonmq.spark.queue_units import (
+    Queue,
+    Units,
+    decode_units,
+    last_written,
+)
+from batonmq.spark.record_scan import Int64s
+from batonmq.spark.storage import OpenFile
+from batonmq.spark.store_facts import Segment
 
-_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-# Queues of this kind show messages of other topics a second time.
-_MORE_QUEUES: Final = "%LMQ%"
 # So many units are read as they are; more are first narrowed down.
 _FEW_UNITS: Final = 4096
 _NEIGHBOURS: Final = 3
 
 
 def check_queues(
-    group: Group,
+    group: ReplicaGroup,
     replica: Replica,
     messages: Numbered,
     begin: int,
@@ -37,14 +42,15 @@ def check_queues(
     """Units of one replica that are wrong or missing for messages, or point to none.
 
     `messages` are all in [begin, end) of the log; only those count that the replica confirms. A
-    message that its queue does not reach yet, or no longer, makes no finding: the rows tell how
-    many. Nor does a unit that points into `damaged` stretches [begin, end).
+    message that its queue does not reach yet, or no longer, makes no finding: the rows have their
+    number. Nor does a unit that points into `damaged` stretches [begin, end).
     """
     checker = _Checker(group, replica, begin, end, damaged)
     wanted = {(topic, queue_id): rows for topic, queue_id, rows in messages.queues()}
     listed = {(queue.topic, queue.queue_id): queue for queue in replica.queues}
     for key in sorted(wanted.keys() | listed.keys()):
-        if key[0].startswith(_MORE_QUEUES):
+        # These queues show messages of other topics a second time.
+        if key[0].startswith(LMQ_PREFIX):
             continue
         rows = wanted.get(key, slice(0, 0))
         kept = messages.start[rows] + messages.size[rows] <= replica.confirm
@@ -65,7 +71,7 @@ def check_queues(
 class _Checker:
     def __init__(
         self,
-        group: Group,
+        group: ReplicaGroup,
         replica: Replica,
         begin: int,
         end: int,
@@ -82,7 +88,7 @@ class _Checker:
         self, queue: Queue, offsets: Int64s, starts: Int64s, sizes: Int64s, tags: Int64s
     ) -> Iterator[Finding | dict[str, Any]]:
         """Findings of one queue against its messages."""
-        with_tags = self._with_tags and queue.topic != _SCHEDULE_TOPIC
+        with_tags = self._with_tags and queue.topic != SCHEDULE_TOPIC
         right = np.zeros(len(offsets), np.bool_)
         order = np.argsort(offsets, kind="stable")
         ascending = offsets[order]
@@ -181,7 +187,7 @@ class _Checker:
             )
         if found[:2] == (start, size) and (found[2] == tags or not with_tags):
             return None
-        what = f"its unit says {found[1]} bytes at {found[0]}"
+        what = f"its unit points to {found[1]} bytes at {found[0]}"
         if found[:2] == (start, size):
             what = f"its unit has tags code {found[2]}, its tags make {tags}"
         return self._finding("queue_wrong", queue, offset, start, size, what, file.path)
@@ -230,13 +236,11 @@ def _first_at(file: OpenFile, count: int, start: int) -> int:
 
 
 def _place(data: bytes, at: int) -> int:
-    unit = data[at : at + UNIT_SIZE]
-    size = int.from_bytes(unit[8:12], "big", signed=True)
+    unit = UNIT.struct.unpack_from(data, at)
+    offset, size, _ = unit
     if size == FILLER_SIZE:
         return -1
-    if not any(unit):
-        return 1 << 62  # not written yet
-    return int.from_bytes(unit[:8], "big", signed=True)
+    return offset if any(unit) else 1 << 62  # not written yet
 
 
 __all__ = ["check_queues"]

@@ -13,7 +13,15 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from spark.audit.findings import (
+from batonmq.protocol.topic_name import (
+    DLQ_PREFIX,
+    OFFSET_MOVED_TOPIC,
+    OLD_SYSTEM_TOPIC_PREFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SYSTEM_TOPIC_PREFIX,
+)
+from batonmq.spark.audit.findings import (
     BEHIND,
     FINDING,
     FINDING_NAMES,
@@ -22,12 +30,13 @@ from spark.audit.findings import (
     QUEUE,
     Finding,
 )
-from spark.audit.replicas import Group
-from spark.audit.sequence import step_finding
+from batonmq.spark.audit.replicas import ReplicaGroup
+from batonmq.spark.audit.sequence import step_finding
 
-#: Topics in which a key stands again by design: retries, delays, halves of transactions.
+#: Topics in which keys repeat by design: retries, delays, halves of transactions.
 REPEATING_TOPICS: Final = (
-    "%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_", "OFFSET_MOVED_EVENT",
+    RETRY_PREFIX, DLQ_PREFIX, SCHEDULE_TOPIC, OLD_SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX,
+    OFFSET_MOVED_TOPIC,
 )  # fmt: skip
 _BREAKS_MAX: Final = 10_000
 _LONGS: Final = ("queue_offset", "physical_offset", "size", "epoch")
@@ -111,11 +120,11 @@ def scan_findings(rows: DataFrame, kinds: Mapping[str, int]) -> DataFrame:
     )
 
 
-def queue_breaks(rows: DataFrame, groups: Mapping[str, Group]) -> tuple[list[Finding], bool]:
-    """(findings, all) where a range does not go on in a queue where the one before ended, or a
+def queue_breaks(rows: DataFrame, groups: Mapping[str, ReplicaGroup]) -> tuple[list[Finding], bool]:
+    """(findings, all) where a range does not continue a queue where the one before ended, or a
     queue does not begin with 0 though the log does, of which nothing can have expired.
 
-    At most 10,000 of them; `all` tells whether that is all there are.
+    At most 10,000 of them; `all`: whether there are no more.
     """
     window = Window.partitionBy("group", "topic", "queue_id").orderBy("physical_offset")
     whole = [group.name for group in groups.values() if not group.first]
@@ -123,13 +132,17 @@ def queue_breaks(rows: DataFrame, groups: Mapping[str, Group]) -> tuple[list[Fin
     steps = (
         rows.where(F.col("part") == QUEUE)
         .select(
-            "group", "topic", "queue_id", "queue_offset", "physical_offset",
+            "group",
+            "topic",
+            "queue_id",
+            "queue_offset",
+            "physical_offset",
             F.coalesce(before, F.when(F.col("group").isin(whole), -1)).alias("before"),
         )
         .where(F.col("before").isNotNull() & (F.col("queue_offset") != F.col("before") + 1))
         .limit(_BREAKS_MAX + 1)
         .collect()
-    )  # fmt: skip
+    )
     findings = [
         step_finding(
             groups[row.group], row.topic, row.queue_id, row.before, row.queue_offset,
@@ -159,12 +172,12 @@ def queues_behind(rows: DataFrame) -> DataFrame:
 
 
 def duplicates(rows: DataFrame) -> DataFrame:
-    """Every place but the first of a unique key that stands in a topic more than once.
+    """Every place but the first of a unique key that is in a topic more than once.
 
     Only (hash, log offset) of each message is shuffled; the few that repeat are then looked up.
     """
-    believed = (F.col("part") == MESSAGE) & (F.col("amount") == 1)
-    messages = rows.where(believed & F.col("unique_key").isNotNull())
+    agreed = (F.col("part") == MESSAGE) & (F.col("amount") == 1)
+    messages = rows.where(agreed & F.col("unique_key").isNotNull())
     for prefix in REPEATING_TOPICS:
         messages = messages.where(~F.col("topic").startswith(prefix))
     hashed = messages.withColumn("hash", F.xxhash64("topic", "unique_key"))

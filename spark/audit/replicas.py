@@ -1,7 +1,7 @@
-"""Which stores are replicas of one broker group, and for which part of the log each one answers.
+"""Which stores are replicas of one broker group, and which part of the log each one confirms.
 
-A replica answers for the bytes from its first file to its confirmOffset. What lies above may be
-taken back by the next failover: it is read where it was asked for, and never called lost.
+A replica must hold the bytes from its first file to its confirmOffset. The next failover may
+truncate what lies above: it is read only if requested, and never called lost. Free of Spark.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,14 +10,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from protocol.record import FIXED_SIZE_V1
-from spark.audit.findings import CRITICAL, INFO, WARNING, Finding
-from spark.log_range import Block, LogRange, RangeReader
-from spark.queue_units import Queue
-from spark.queues import list_queues
-from spark.selection import HIGH, Selection
-from spark.storage import Storage, locate
-from spark.store_facts import (
+from batonmq.protocol.record import FIXED_SIZE_V1
+from batonmq.spark.audit.findings import CRITICAL, INFO, WARNING, Finding
+from batonmq.spark.log_range import Block, LogRange, RangeReader
+from batonmq.spark.queue_units import Queue
+from batonmq.spark.queues import list_queues
+from batonmq.spark.selection import HIGH, Selection
+from batonmq.spark.storage import Storage, locate
+from batonmq.spark.store_facts import (
     NAME_DIGITS,
     Segment,
     StoreError,
@@ -32,9 +32,9 @@ _SIGNS = ("commitlog", "checkpoint", "epochFileCheckpoint", "brokerIdentity")
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One store. Log offsets: it keeps [first, ...), vouches for [first, confirm), and is read
-    below `end`. `knows_confirm` False: the store tells no confirmOffset, its log's end stands for
-    it.
+    """One store. Log offsets: it keeps [first, ...), confirms [first, confirm), and is read
+    below `end`. `knows_confirm` False: the store has no confirmOffset, the end of its log is
+    used instead.
     """
 
     name: str
@@ -59,13 +59,13 @@ class Replica:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Of replicas that disagree evenly, the greatest is believed: last epoch, confirmOffset."""
+        """In a tie the greatest rank is right: last epoch, confirmOffset."""
         epochs = self.facts.epochs
         return (epochs[-1].epoch if epochs else -1, self.confirm)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ReplicaGroup:
     """The replicas of one broker group, in the order of their ids."""
 
     name: str
@@ -107,8 +107,8 @@ class Group:
 
     def epoch_at(self, offset: int, holders: Sequence[int] = ()) -> tuple[int | None, str]:
         """(epoch, text) of a log offset by the lists of its holders, which are numbers of replicas;
-        by all lists if none of theirs tells it. None if these disagree. The text says what each
-        replica says if not all say the same.
+        by all lists if none of theirs has it. None if these disagree. The text has the epoch of
+        each replica if they differ.
         """
         said = [replica.epoch_at(offset) for replica in self.replicas]
         every = set(said) - {None}
@@ -132,11 +132,11 @@ class LogFile:
 
 def find_groups(
     patterns: Sequence[str], *, group: str | None, unconfirmed: bool, with_tails: bool
-) -> list[Group]:
+) -> list[ReplicaGroup]:
     """The stores of the patterns as groups, by name.
 
-    `group`: all stores are replicas of this one, whatever their brokerIdentity says, if they have
-    one. `unconfirmed`: stores that tell no confirmOffset are taken to their log's end.
+    `group`: all stores are replicas of this one, whatever their brokerIdentity is, if they have
+    one. `unconfirmed`: stores without a confirmOffset are compared to the end of their log.
     `with_tails`: logs are read to their ends. Raises ValueError, StoreError, OSError.
     """
     found: dict[tuple[str, str], list[tuple[StoreFacts, Storage]]] = {}
@@ -165,7 +165,7 @@ def find_groups(
         ]
         if unconfirmed and not any(replica.confirm for replica in replicas):
             replicas = [replace(each, confirm=each.end, knows_confirm=False) for each in replicas]
-        groups.append(Group(name, tuple(replicas)))
+        groups.append(ReplicaGroup(name, tuple(replicas)))
     return groups
 
 
@@ -208,8 +208,8 @@ def _replica(
         knows = False  # a broker without a controller does not keep it
     if not knows and files and not unconfirmed:
         raise StoreError(
-            f"{facts.path} does not tell a confirmOffset: its checkpoint is missing, or it was "
-            "written without a controller; --unconfirmed takes its log to the end"
+            f"{facts.path} has no confirmOffset: its checkpoint is missing, or it was "
+            "written without a controller; --unconfirmed reads its log to the end"
         )
     confirm = facts.confirm_offset or 0
     end = confirm
@@ -259,7 +259,7 @@ def log_end(storage: Storage, files: Sequence[Segment], confirm: int) -> int:
     return files[0].start if files else 0
 
 
-def log_files(group: Group) -> list[LogFile]:
+def log_files(group: ReplicaGroup) -> list[LogFile]:
     """The files of a group's log by their starts. Raises ValueError if they do not fit together."""
     count = len(group.replicas)
     paths: dict[int, list[str | None]] = {}
@@ -283,48 +283,18 @@ def _some(paths: Sequence[str | None]) -> str:
     return next(path for path in paths if path is not None)
 
 
-def outside(group: Group, files: Sequence[LogFile], *, unconfirmed: bool = False) -> list[Finding]:
-    """What not all replicas can answer for, as findings: kept longer, lag; files nobody has.
+def outside(
+    group: ReplicaGroup, files: Sequence[LogFile], *, unconfirmed: bool = False
+) -> list[Finding]:
+    """What not all replicas hold, as findings: kept longer, lag; files that none has.
 
     A broker always keeps its newest file, so a confirmed log without any file is gone.
-    `unconfirmed`: how far logs reach above what is confirmed is told, too.
+    `unconfirmed`: also how far logs reach above what is confirmed.
     """
     found = list(_shorter(group)) if unconfirmed else []
     longest = group.confirm
     for replica in group.replicas:
-        if not replica.files and replica.confirm:
-            begin = min(group.first, replica.confirm)
-            if begin == replica.confirm:
-                begin = 0
-            found.append(
-                Finding(
-                    group.name, CRITICAL, "missing",
-                    f"{replica.facts.path}/commitlog has no file, and its checkpoint confirms the "
-                    f"log up to {replica.confirm}",
-                    (replica.name,), physical_offset=begin, size=replica.confirm - begin,
-                    epoch=group.epoch_at(begin)[0],
-                )
-            )  # fmt: skip
-        elif replica.first > group.first and replica.files:
-            found.append(
-                Finding(
-                    group.name, INFO, "expired",
-                    f"{replica.name} keeps the log from {replica.first} on, another one from "
-                    f"{group.first}",
-                    (replica.name,), physical_offset=group.first, size=replica.first - group.first,
-                )
-            )  # fmt: skip
-        if replica.confirm < longest:
-            found.append(
-                Finding(
-                    group.name, INFO, "lagging",
-                    f"{replica.name} is confirmed up to {replica.confirm}, another one up to "
-                    f"{longest}",
-                    (replica.name,), physical_offset=replica.confirm,
-                    size=longest - replica.confirm,
-                    epoch=group.epoch_at(replica.confirm, group.confirming(longest))[0],
-                )
-            )  # fmt: skip
+        found += _incomplete(group, replica)
     if not longest:
         found += _nothing_confirmed(group)
     edges = [(file.start, file.end) for file in files]
@@ -345,7 +315,39 @@ def outside(group: Group, files: Sequence[LogFile], *, unconfirmed: bool = False
     return found
 
 
-def _shorter(group: Group) -> Iterator[Finding]:
+def _incomplete(group: ReplicaGroup, replica: Replica) -> Iterator[Finding]:
+    """What one replica lacks at the beginning or at the end of its log."""
+    longest = group.confirm
+    if not replica.files and replica.confirm:
+        begin = min(group.first, replica.confirm)
+        if begin == replica.confirm:
+            begin = 0
+        yield Finding(
+            group.name, CRITICAL, "missing",
+            f"{replica.facts.path}/commitlog has no file, and its checkpoint confirms the "
+            f"log up to {replica.confirm}",
+            (replica.name,), physical_offset=begin, size=replica.confirm - begin,
+            epoch=group.epoch_at(begin)[0],
+        )  # fmt: skip
+    elif replica.first > group.first and replica.files:
+        yield Finding(
+            group.name, INFO, "expired",
+            f"{replica.name} keeps the log from {replica.first} on, another one from "
+            f"{group.first}",
+            (replica.name,), physical_offset=group.first, size=replica.first - group.first,
+        )  # fmt: skip
+    if replica.confirm < longest:
+        yield Finding(
+            group.name, INFO, "lagging",
+            f"{replica.name} is confirmed up to {replica.confirm}, another one up to "
+            f"{longest}",
+            (replica.name,), physical_offset=replica.confirm,
+            size=longest - replica.confirm,
+            epoch=group.epoch_at(replica.confirm, group.confirming(longest))[0],
+        )  # fmt: skip
+
+
+def _shorter(group: ReplicaGroup) -> Iterator[Finding]:
     """Replicas whose logs end before another one's, which has more that is not confirmed."""
     longest = max(group.replicas, key=lambda replica: replica.end)
     for replica in group.replicas:
@@ -359,7 +361,7 @@ def _shorter(group: Group) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _nothing_confirmed(group: Group) -> Iterator[Finding]:
+def _nothing_confirmed(group: ReplicaGroup) -> Iterator[Finding]:
     """A warning for each log that holds something though no replica confirms anything."""
     for replica in group.replicas:
         end = log_end(replica.storage, replica.files, 0)
@@ -367,9 +369,9 @@ def _nothing_confirmed(group: Group) -> Iterator[Finding]:
             yield Finding(
                 group.name, WARNING, "unchecked",
                 f"no replica confirms anything, so the log of {replica.name} up to {end} is not "
-                "looked at; --unconfirmed compares it",
+                "compared; --unconfirmed compares it",
                 (replica.name,), physical_offset=replica.first, size=end - replica.first,
             )  # fmt: skip
 
 
-__all__ = ["Group", "LogFile", "Replica", "find_groups", "log_end", "log_files", "outside"]
+__all__ = ["LogFile", "Replica", "ReplicaGroup", "find_groups", "log_end", "log_files", "outside"]

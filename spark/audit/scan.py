@@ -1,7 +1,7 @@
 """A task of the audit: one range of a group's log, in all replicas, as rows.
 
 Only what a later step needs leaves the task: findings, one row per queue, counts, and, if keys or
-an acknowledged list are to be looked at, one narrow row per message, without its body.
+an acknowledged list are to be checked, one narrow row per message, without its body. Free of Spark.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from protocol.properties import TAGS
-from protocol.tags import tags_code
-from spark.arrow_parts import binaries, integers_or_null, texts
-from spark.audit.compare import Comparison, Held
-from spark.audit.findings import (
+from batonmq.protocol.properties import TAGS
+from batonmq.protocol.tags import tags_code
+from batonmq.spark.arrow_parts import binaries, integers_or_null, texts
+from batonmq.spark.audit.compare import Comparison, Held
+from batonmq.spark.audit.findings import (
     COUNT,
     MESSAGE,
     Finding,
@@ -25,21 +25,21 @@ from spark.audit.findings import (
     scan_batch,
     scan_columns,
 )
-from spark.audit.keys import unique_keys
-from spark.audit.queue_check import check_queues
-from spark.audit.replicas import Group, LogFile
-from spark.audit.sequence import Collector, check_sequence
-from spark.audit.sides import Stretch, open_sides
-from spark.property_columns import split_properties
-from spark.record_columns import Bools
-from spark.record_scan import Int64s
+from batonmq.spark.audit.keys import unique_keys
+from batonmq.spark.audit.queue_check import check_queues
+from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
+from batonmq.spark.audit.sequence import Collector, check_sequence
+from batonmq.spark.audit.sides import Stretch, open_sides
+from batonmq.spark.property_columns import split_properties
+from batonmq.spark.record_columns import Bools
+from batonmq.spark.record_scan import Int64s
 
 _ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """What tasks do. `messages`: tell of each message; sizes are bytes."""
+    """What tasks do. `messages`: a row of each message, too; sizes are bytes."""
 
     check_crc: bool = True
     unconfirmed: bool = False
@@ -61,7 +61,7 @@ class RangeTask:
 
 
 def plan_tasks(
-    number: int, group: Group, files: Sequence[LogFile], range_bytes: int
+    number: int, group: ReplicaGroup, files: Sequence[LogFile], range_bytes: int
 ) -> list[RangeTask]:
     """The ranges of a group's log that at least one replica is to be read in."""
     tasks = []
@@ -75,7 +75,9 @@ def plan_tasks(
     return tasks
 
 
-def run_task(task: RangeTask, group: Group, options: ScanOptions) -> Iterator[pa.RecordBatch]:
+def run_task(
+    task: RangeTask, group: ReplicaGroup, options: ScanOptions
+) -> Iterator[pa.RecordBatch]:
     """The rows of one range; see `findings.SCAN_SCHEMA`. Raises OSError."""
     comparison = Comparison(
         group,
@@ -122,7 +124,7 @@ def run_task(task: RangeTask, group: Group, options: ScanOptions) -> Iterator[pa
 
 
 def _tell(
-    held: Held, group: Group, options: ScanOptions, collector: Collector, top: int
+    held: Held, group: ReplicaGroup, options: ScanOptions, collector: Collector, top: int
 ) -> Iterator[pa.RecordBatch]:
     """Note the messages of a block for their queues, and make rows of them if they are wanted."""
     records = held.records
@@ -168,11 +170,11 @@ def _hashes(tags: pa.Array) -> Int64s:
     return codes[which]
 
 
-def _epochs(group: Group, starts: Int64s, have: Int64s) -> tuple[Int64s, Bools, Bools]:
+def _epochs(group: ReplicaGroup, starts: Int64s, have: Int64s) -> tuple[Int64s, Bools, Bools]:
     """(epochs, missing, current) of log offsets: their epochs by the replicas that have them
-    (bits), by all if none of those tells; missing where the lists disagree. `current`: one that has
-    it gives it to the latest epoch that any list does; otherwise a later master went on without it,
-    and it will be given up.
+    (bits), by all if none of those has one; missing where the lists disagree. `current`: one that
+    has it gives it the latest epoch that any list does; otherwise a later master continued without
+    it, and it will be truncated.
     """
     said = [replica.facts.epoch_of(starts) for replica in group.replicas]
     everybody = np.full(len(starts), -1, np.int64)
@@ -188,8 +190,8 @@ def _epochs(group: Group, starts: Int64s, have: Int64s) -> tuple[Int64s, Bools, 
 def _least_and_latest(
     said: Sequence[tuple[Int64s, Bools]], wanted: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """The least and the latest epoch that the wanted (bits) of several lists say: the greatest
-    number there is, and -1, where none of them says one.
+    """The least and the latest epoch in the wanted (bits) of several lists: the greatest
+    number there is, and -1, where none of them has one.
     """
     least = np.full(len(wanted), np.iinfo(np.int64).max)
     latest = np.full(len(wanted), -1, np.int64)

@@ -10,13 +10,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark.audit.findings import SCAN_SCHEMA
-from spark.audit.replicas import Group
-from spark.audit.scan import RangeTask, ScanOptions, run_task
+from batonmq.spark.audit.findings import SCAN_SCHEMA
+from batonmq.spark.audit.replicas import ReplicaGroup
+from batonmq.spark.audit.scan import RangeTask, ScanOptions, run_task
 
 
 class TaskPartition(InputPartition):
-    """Ranges of logs that one task of Spark looks at, one after the other."""
+    """Ranges of logs that one task of Spark reads, one after the other."""
 
     def __init__(self, tasks: Sequence[RangeTask]) -> None:
         super().__init__(tasks)
@@ -46,7 +46,7 @@ class ScanReader(DataSourceReader):
     def __init__(
         self,
         packs: Sequence[Sequence[RangeTask]],
-        groups: Sequence[Group],
+        groups: Sequence[ReplicaGroup],
         options: ScanOptions,
     ) -> None:
         self._packs = packs
@@ -66,7 +66,7 @@ class ScanReader(DataSourceReader):
 def scan_frame(
     session: SparkSession,
     tasks: Sequence[RangeTask],
-    groups: Sequence[Group],
+    groups: Sequence[ReplicaGroup],
     options: ScanOptions,
 ) -> DataFrame:
     """The rows of all ranges, see `findings.SCAN_SCHEMA`; nothing is read before it is used."""

@@ -1,4 +1,7 @@
-"""The messages of one range of the log as their queues number them: gaps, and steps back."""
+"""The messages of one range of the log as their queues number them: gaps, and steps back.
+
+Free of Spark.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
-from protocol.topic_name import METADATA_TOPIC
-from spark.audit.findings import CRITICAL, QUEUE, WARNING, Finding
-from spark.audit.replicas import Group
-from spark.record_columns import Bools, Records
-from spark.record_scan import Int64s
+from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
+from batonmq.protocol.topic_name import METADATA_TOPIC
+from batonmq.spark.audit.findings import CRITICAL, QUEUE, WARNING, Finding
+from batonmq.spark.audit.replicas import ReplicaGroup
+from batonmq.spark.record_columns import Bools, Records
+from batonmq.spark.record_scan import Int64s
 
 #: Records of these topics have no place in a consume queue.
 _UNQUEUED: Final = (METADATA_TOPIC,)
@@ -95,8 +98,8 @@ class Collector:
         )
 
 
-def check_sequence(group: Group, messages: Numbered) -> Iterator[Finding | dict[str, Any]]:
-    """Findings within the range, and for each queue a row that tells where it begins and ends."""
+def check_sequence(group: ReplicaGroup, messages: Numbered) -> Iterator[Finding | dict[str, Any]]:
+    """Findings within the range, and for each queue a row with its first and last offset."""
     for topic, queue_id, rows in messages.queues():
         offsets, starts = messages.queue_offset[rows], messages.start[rows]
         for at in np.flatnonzero(np.diff(offsets) != 1).tolist():
@@ -115,7 +118,7 @@ def check_sequence(group: Group, messages: Numbered) -> Iterator[Finding | dict[
 
 
 def step_finding(
-    group: Group, topic: str, queue_id: int, before: int, after: int, start: int
+    group: ReplicaGroup, topic: str, queue_id: int, before: int, after: int, start: int
 ) -> Finding:
     """What it means that `after` follows `before` in a queue, and not the next number."""
     epoch, doubt = group.epoch_at(start)
@@ -126,7 +129,9 @@ def step_finding(
         detail = f"{what} have no message in the log" if missing > 1 else f"{what} has no message"
     elif after == 0:
         severity, kind, first = WARNING, "reordered", after
-        detail = f"the queue begins again at 0 behind {before}, as if it was deleted and made anew"
+        detail = (
+            f"the queue begins again at 0 behind {before}, as if it was deleted and created again"
+        )
     else:
         kind, first = "reordered", after
         detail = f"queue offset {after} follows {before} in the log"

@@ -1,4 +1,7 @@
-"""One replica's side of a stretch of the log: its bytes, and the records that begin in it."""
+"""One replica's side of a stretch of the log: its bytes, and the records that begin in it.
+
+Free of Spark.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -6,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark.audit.replicas import Group, LogFile
-from spark.log_range import Block, Damage, LogRange, RangeReader
-from spark.record_scan import Int64s
-from spark.selection import HIGH
-from spark.storage import OpenFile
+from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
+from batonmq.spark.log_range import Block, Damage, LogRange, RangeReader
+from batonmq.spark.record_scan import Int64s
+from batonmq.spark.selection import HIGH
+from batonmq.spark.storage import OpenFile
 
 # A stretch is read with so much behind its end, for its last record.
 _PAD_BYTES = 1 << 16
@@ -80,7 +83,7 @@ class Items:
 class Side:
     """One replica's file of the log, from which stretches are read; `limit`: nothing above is."""
 
-    def __init__(self, index: int, opened: OpenFile, group: Group, file: LogFile) -> None:
+    def __init__(self, index: int, opened: OpenFile, group: ReplicaGroup, file: LogFile) -> None:
         replica = group.replicas[index]
         self.index = index
         self.path = opened.path
@@ -94,7 +97,7 @@ class Side:
         self._loose_from = HIGH if replica.end <= replica.confirm else replica.confirm
 
     def hold(self, stretch: Stretch) -> None:
-        """Read a stretch; what is asked for next should lie in it."""
+        """Read a stretch; the next reads should lie in it."""
         end = min(stretch.end + _PAD_BYTES, self.limit)
         self._held.hold(stretch.begin - self._start, max(0, end - stretch.begin))
 
@@ -131,7 +134,7 @@ class Side:
 class Absent:
     """The side of a replica that should have a file and has none."""
 
-    def __init__(self, index: int, group: Group, file: LogFile) -> None:
+    def __init__(self, index: int, group: ReplicaGroup, file: LogFile) -> None:
         replica = group.replicas[index]
         self.index = index
         self.path = f"{replica.facts.path}/commitlog/{file.start:020d}"
@@ -151,7 +154,7 @@ class Absent:
         return Items((), ())
 
 
-def open_sides(group: Group, file: LogFile, stack: ExitStack) -> Iterator[Side | Absent]:
+def open_sides(group: ReplicaGroup, file: LogFile, stack: ExitStack) -> Iterator[Side | Absent]:
     """The sides of all replicas that are to be read in this file. Raises OSError."""
     for index, replica in enumerate(group.replicas):
         if not replica.first <= file.start < replica.end:

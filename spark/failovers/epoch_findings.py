@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark.failovers.sources import EpochFiles
+from batonmq.spark.failovers.sources import EpochFiles
 
 
 def of_files(files: DataFrame) -> list[DataFrame]:
@@ -69,7 +69,7 @@ def _without_list(given: EpochFiles, files: DataFrame, stories: DataFrame) -> Da
           s.store AS subject, to_json(named_struct('store', s.store)) AS evidence
         FROM {{bare}} s LEFT JOIN (
           SELECT broker FROM {{files}} WHERE broker IS NOT NULL
-          UNION SELECT group FROM {{stories}} WHERE e IS NOT NULL) k ON k.broker = s.broker
+          UNION SELECT group FROM {{stories}} WHERE kind IS NOT NULL) k ON k.broker = s.broker
         """,
         bare=session.createDataFrame(list(given.without_list), "store STRING, broker STRING"),
         files=files,
@@ -83,7 +83,7 @@ def _unnamed(given: EpochFiles, files: DataFrame) -> DataFrame:
         f"""
         SELECT '' AS group, {_NO_TIME}, 'warning' AS severity, 'store_without_identity' AS kind,
           concat('The epoch list of ', store, ' is compared with none: without brokerIdentity ',
-            'nobody knows whose it is.') AS text,
+            'its broker is unknown.') AS text,
           store AS subject, to_json(named_struct('store', store)) AS evidence
         FROM {{unnamed}}
         """,
@@ -170,7 +170,7 @@ def _behind(good: DataFrame) -> DataFrame:
           SELECT cluster, broker, max(top) AS newest FROM tops GROUP BY cluster, broker
         )
         SELECT t.broker AS group, {_NO_TIME}, 'info' AS severity, 'replica_behind' AS kind,
-          concat(t.store, ' knows epochs up to ', t.top, ', the newest is ', n.newest, '.') AS text,
+          concat(t.store, ' has epochs up to ', t.top, ', the newest is ', n.newest, '.') AS text,
           t.store AS subject,
           to_json(named_struct('store', t.store, 'epoch', t.top, 'newest', n.newest)) AS evidence
         FROM tops t JOIN newest n ON n.broker = t.broker AND n.cluster <=> t.cluster
@@ -202,7 +202,7 @@ def _untold(good: DataFrame, stories: DataFrame) -> DataFrame:
     return good.sparkSession.sql(
         f"""
         WITH told AS (
-          SELECT DISTINCT group, e.master_epoch AS epoch FROM {{stories}} WHERE e IS NOT NULL
+          SELECT DISTINCT group, master_epoch AS epoch FROM {{stories}} WHERE kind IS NOT NULL
         ), first AS (SELECT group, min(epoch) AS low FROM told GROUP BY group),
         untold AS (
           SELECT f.broker, f.epoch, t.low,
@@ -215,9 +215,9 @@ def _untold(good: DataFrame, stories: DataFrame) -> DataFrame:
         SELECT broker AS group, {_NO_TIME},
           CASE WHEN kind = 'epoch_untold' THEN 'warning' ELSE 'info' END AS severity, kind,
           concat('Epoch files have ', count(*), ' epochs from ', min(epoch), ' to ', max(epoch),
-            CASE kind WHEN 'group_untold' THEN ' of a group that no history tells of.'
+            CASE kind WHEN 'group_untold' THEN ' of a group that is in no history.'
               WHEN 'epochs_older_than_history' THEN ' from before the histories begin.'
-              ELSE ' that no history tells.' END) AS text,
+              ELSE ' that are in no history.' END) AS text,
           broker AS subject,
           to_json(named_struct('epochs', count(*), 'first', min(epoch), 'last', max(epoch)))
             AS evidence
@@ -229,15 +229,15 @@ def _untold(good: DataFrame, stories: DataFrame) -> DataFrame:
 
 
 def _not_in_files(good: DataFrame, stories: DataFrame) -> DataFrame:
-    """A master served in an epoch, and no replica knows it, though some know older ones."""
+    """A master served in an epoch that no replica has, though some have older ones."""
     return good.sparkSession.sql(
         """
         WITH spans AS (
           SELECT broker, min(epoch) AS low, max(epoch) AS high FROM {files} GROUP BY broker
         ), served AS (
-          SELECT s.group, s.e.master_epoch AS epoch, s.elected_ms, p.high
+          SELECT s.group, s.master_epoch AS epoch, s.elected_ms, p.high
           FROM {stories} s JOIN spans p ON p.broker = s.group
-          WHERE s.first_ack_ms IS NOT NULL AND s.e.master_epoch > p.low
+          WHERE s.first_ack_ms IS NOT NULL AND s.master_epoch > p.low
         )
         SELECT group, min(elected_ms) AS at_ms,
           CASE WHEN newer THEN 'info' ELSE 'warning' END AS severity,
@@ -267,16 +267,16 @@ def _starts(good: DataFrame, stories: DataFrame) -> DataFrame:
           SELECT broker, epoch, min(struct(start_offset, store)) AS low FROM {files}
           GROUP BY broker, epoch
         ), both AS (
-          SELECT s.group, s.elected_ms AS at_ms, s.e.master_epoch AS epoch, f.low,
-            s.e.confirm_offset AS confirmed, s.opened.max_offset AS opened_at,
-            NOT s.e.unclean AND f.low.start_offset < s.e.confirm_offset AS below
-          FROM {stories} s JOIN starts f ON f.broker = s.group AND f.epoch = s.e.master_epoch
+          SELECT s.group, s.elected_ms AS at_ms, s.master_epoch AS epoch, f.low,
+            s.confirm_offset AS confirmed, s.opened_offset AS opened_at,
+            NOT s.unclean AND f.low.start_offset < s.confirm_offset AS below
+          FROM {stories} s JOIN starts f ON f.broker = s.group AND f.epoch = s.master_epoch
         )
         SELECT group, at_ms, CASE WHEN below THEN 'critical' ELSE 'warning' END AS severity,
           CASE WHEN below THEN 'start_below_confirmed' ELSE 'start_not_as_told' END AS kind,
           concat('Epoch ', epoch, ' begins at ', low.start_offset, ' in ', low.store,
             CASE WHEN below THEN concat(', where ', confirmed, ' was confirmed before.')
-            ELSE concat('; its master told that it opened at ', opened_at, '.') END) AS text,
+            ELSE concat('; its master reported that it opened at ', opened_at, '.') END) AS text,
           concat('epoch ', epoch) AS subject,
           to_json(named_struct('masterEpoch', epoch, 'store', low.store, 'start', low.start_offset,
             'confirmed', confirmed, 'openedAt', opened_at)) AS evidence

@@ -1,14 +1,14 @@
-"""The events that all controllers told, each once, in the order in which they were applied.
+"""The events of all controllers, each once, in the order in which they were applied.
 
-Several files tell the same event; its key is (log, raft_index, part). One shuffle brings together
-what has the same key: the content of the first controller counts, a bit mask tells who told it, and
-the smallest and the largest hash of the content tell whether they agree. Damaged lines go the same
-way under a key of their file, so the files are read once.
+Several files have the same event; its key is (log, raft_index, part). One shuffle brings together
+what has the same key: the content of the first controller counts, a bit mask has the controllers,
+and the smallest and the largest hash of the content show whether they agree. Damaged lines have a
+key of their file, so the files are read once.
 
 Columns: the key; `seq` (log_no, raft_index, part), by which events are ordered as
-`batonmq.history_events` does: logs by their earliest time; the fields of the event with times in
-ms, null for unknown (0 or less); the numbers of `json` that stories need; `told` (bit mask of
-controllers), `copies`, `disagree`, `one`, `other` (two controllers that told it differently).
+`batonmq.history.merge` does: logs by their earliest time; the fields of the event with
+times in ms, null for unknown (0 or less); of `json` what tables need, in `detail`; `told` (bit mask
+of controllers), `copies`, `disagree`, `one`, `other` (two controllers with different contents).
 """
 
 from __future__ import annotations
@@ -20,21 +20,14 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from batonmq.history_events import REPORTED
-from spark.failovers.sources import CONTROLLERS_MAX, EVENT_FIELDS
+from batonmq.history.event import ON_BROKER_CLOCK
+from batonmq.spark.failovers.sources import CONTROLLERS_MAX, EVENT_FIELDS
+from batonmq.spark.schemas import HISTORY_COLUMNS
 
-_TIMES: Final = {
-    "time": "time_ms",
-    "detected_at": "detected_ms",
-    "proposed_at": "proposed_ms",
-    "started_at": "started_ms",
-    "leader_seen_at": "leader_seen_ms",
-}
-_DETAIL: Final = (
-    "role STRING, master LONG, target LONG, drainedOffset LONG, heldMs LONG, waitedMs LONG, "
-    "fromOffset LONG, toOffset LONG, appliedMs LONG, maxOffset LONG, confirmOffset LONG, "
-    "reason STRING"
-)
+_TIMES: Final = {column.name: column.field for column in HISTORY_COLUMNS if column.is_time}
+_DETAIL: Final = "role STRING, reason STRING, fromOffset LONG, toOffset LONG"
+_KEY: Final = ("log", "raft_index", "part")
+_CONTENT: Final = tuple(name for name in EVENT_FIELDS if name not in _KEY)
 _SETS: Final = ("set_before", "sync_state_set")
 PART_BITS: Final = 12
 PLACE: Final = (
@@ -47,52 +40,22 @@ _SHARED_MAX: Final = 10_000
 _DAMAGED: Final = "damaged:"
 
 
-def merged(told: DataFrame, controllers: Sequence[str]) -> DataFrame:
-    """What all `controllers` told, each event once, and one row per damaged file.
+def merged(rows: DataFrame, controllers: Sequence[str]) -> DataFrame:
+    """The events of all `controllers`, each once, and one row per damaged file.
 
     A damaged file's row has `kind` null, its path in `damaged_file`, the number of its lines in
     `copies` and one reason in `reason`. Raises ValueError for too many controllers.
     """
     if len(controllers) > CONTROLLERS_MAX:
         raise ValueError(
-            f"{len(controllers)} controllers: at most {CONTROLLERS_MAX} can be told apart; "
+            f"{len(controllers)} controllers: at most {CONTROLLERS_MAX} can be distinguished; "
             "read fewer histories at once"
         )
-    bit = F.lit(0).cast("long")
-    rank = F.lit(len(controllers))
-    who = F.coalesce("controller", "file")
-    for number, name in enumerate(controllers):
-        bit = F.when(who == name, F.lit(1 << number).cast("long")).otherwise(bit)
-        rank = F.when(who == name, F.lit(number)).otherwise(rank)
-    damaged = F.col("corrupt").isNotNull()
-    content = [name for name in EVENT_FIELDS if name not in ("log", "raft_index", "part")]
-    # A hash passes over null, and over where an array ends: what moves to the next column would
-    # go unseen.
-    kept = [
-        F.coalesce(F.size(name), F.lit(0)) if name in _SETS else F.isnotnull(name)
-        for name in content
-    ]
-    lines = told.select(
-        F.when(damaged, F.concat(F.lit(_DAMAGED), "corrupt.file"))
-        .otherwise(F.col("log"))
-        .alias("log"),
-        F.when(damaged, -1).otherwise(F.col("raft_index")).alias("raft_index"),
-        F.when(damaged, 0).otherwise(F.col("part")).alias("part"),
-        F.struct(
-            rank.alias("rank"),
-            F.coalesce("line_offset", F.lit(0)).alias("line_offset"),
-            F.xxhash64(*content, *kept).alias("hash"),
-            who.alias("who"),
-            *[F.col(name) for name in content if name != "reason"],
-            F.coalesce("corrupt.reason", "reason").alias("reason"),
-        ).alias("line"),
-        F.when(damaged, 0).otherwise(bit).alias("bit"),
-    )
-    key = ("log", "raft_index", "part")
+    lines = _lines(rows, controllers)
     # The repartition is the shuffle that the aggregation needs anyway: with it there is one sort.
     joined = (
-        lines.repartition(*key)
-        .groupBy(*key)
+        lines.repartition(*_KEY)
+        .groupBy(*_KEY)
         .agg(
             F.min("line").alias("line"),
             F.bit_or("bit").alias("told"),
@@ -107,11 +70,10 @@ def merged(told: DataFrame, controllers: Sequence[str]) -> DataFrame:
         F.expr(f"nullif(greatest(unix_millis(line.{name}), 0), 0)").alias(_TIMES[name])
         if name in _TIMES
         else F.col(f"line.{name}").alias(name)
-        for name in content
-        if name != "json"
+        for name in _CONTENT
     ]
     return joined.select(
-        *key,
+        *_KEY,
         F.when(is_damaged, F.substring("log", len(_DAMAGED) + 1, 4096)).alias("damaged_file"),
         *fields,
         F.coalesce("line.broker_name", F.lit("")).alias("group"),
@@ -124,16 +86,49 @@ def merged(told: DataFrame, controllers: Sequence[str]) -> DataFrame:
     )
 
 
+def _lines(rows: DataFrame, controllers: Sequence[str]) -> DataFrame:
+    """The key of each line, all else of it as `line`, and the bit of its controller."""
+    bit = F.lit(0).cast("long")
+    rank = F.lit(len(controllers))
+    who = F.coalesce("controller", "file")
+    for number, name in enumerate(controllers):
+        bit = F.when(who == name, F.lit(1 << number).cast("long")).otherwise(bit)
+        rank = F.when(who == name, F.lit(number)).otherwise(rank)
+    damaged = F.col("corrupt").isNotNull()
+    # A hash ignores null and the ends of arrays: a value that moves to the next column would not
+    # change it.
+    kept = [
+        F.coalesce(F.size(name), F.lit(0)) if name in _SETS else F.isnotnull(name)
+        for name in _CONTENT
+    ]
+    return rows.select(
+        F.when(damaged, F.concat(F.lit(_DAMAGED), "corrupt.file"))
+        .otherwise(F.col("log"))
+        .alias("log"),
+        F.when(damaged, -1).otherwise(F.col("raft_index")).alias("raft_index"),
+        F.when(damaged, 0).otherwise(F.col("part")).alias("part"),
+        F.struct(
+            rank.alias("rank"),
+            F.coalesce("line_offset", F.lit(0)).alias("line_offset"),
+            F.xxhash64(*_CONTENT, *kept).alias("hash"),
+            who.alias("who"),
+            *[F.col(name) for name in _CONTENT if name != "reason"],
+            F.coalesce("corrupt.reason", "reason").alias("reason"),
+        ).alias("line"),
+        F.when(damaged, 0).otherwise(bit).alias("bit"),
+    )
+
+
 def overview(events: DataFrame, controllers: Sequence[str]) -> DataFrame:
     """(log, group, day): what of them there is, in a few numbers; one pass over few columns.
 
     `day`, `first_ms` and `last_ms` are of events on controllers' clocks; a broker's clock may be
     years off, and its reports have a null day. `begins` is the earliest time of all, `any_first_ms`
     and `any_last_ms` are also of all; `timeless` counts those without a time. `low<n>` and
-    `high<n>` tell from where to where controller n
-    tells, as PLACE counts.
+    `high<n>` are the first and the last PLACE of
+    controller n.
     """
-    reported = ", ".join(f"'{kind}'" for kind in sorted(REPORTED))
+    reported = ", ".join(f"'{kind}'" for kind in sorted(ON_BROKER_CLOCK))
     own_ms = F.expr(f"CASE WHEN kind NOT IN ({reported}) THEN time_ms END")
     has = [F.col("told").bitwiseAND(F.lit(1 << n)) != 0 for n in range(len(controllers))]
     ends = [F.min(F.when(mine, F.expr(PLACE))).alias(f"low{n}") for n, mine in enumerate(has)]
@@ -157,10 +152,10 @@ def overview(events: DataFrame, controllers: Sequence[str]) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """The logs in the order of their earliest time, with from where to where each is told.
+    """The logs in the order of their earliest time, with the first and last place of each.
 
     `ranges`: (log, number of the controller, its name, low, high), as PLACE counts. `shared`: the
-    groups that several logs tell of, with these logs in order.
+    groups that are in several logs, with these logs in order.
     """
 
     names: tuple[str, ...]
@@ -168,7 +163,7 @@ class Logs:
     shared: Mapping[str, tuple[str, ...]]
 
     def group_in(self, group: str, log: str) -> str:
-        """What tables call a group as that log tells of it."""
+        """The name in tables of a group in that log."""
         logs = self.shared.get(group, ())
         return group if log not in logs[:-1] else f"{group} ({log})"
 
@@ -189,7 +184,7 @@ def logs_of(overview_rows: DataFrame, controllers: Sequence[str]) -> Logs:
     names = tuple(row["log"] for row in rows)
     shared: dict[str, tuple[str, ...]] = {}
     if len(names) > 1:
-        told = (
+        several = (
             overview_rows.where("`group` <> ''")
             .groupBy("group")
             .agg(F.collect_set("log").alias("logs"))
@@ -197,12 +192,12 @@ def logs_of(overview_rows: DataFrame, controllers: Sequence[str]) -> Logs:
             .limit(_SHARED_MAX + 1)
             .collect()
         )
-        if len(told) > _SHARED_MAX:
+        if len(several) > _SHARED_MAX:
             raise ValueError(
-                f"more than {_SHARED_MAX} groups are told of in several logs: these are histories "
+                f"more than {_SHARED_MAX} groups are in several logs: these are histories "
                 "of several clusters; read those of one at a time"
             )
-        shared = {row["group"]: tuple(sorted(row["logs"], key=names.index)) for row in told}
+        shared = {row["group"]: tuple(sorted(row["logs"], key=names.index)) for row in several}
     ranges = tuple(
         (row["log"], n, name, row[f"low{n}"], row[f"high{n}"])
         for row in rows
@@ -216,8 +211,8 @@ def apart(rows: DataFrame, logs: Logs) -> DataFrame:
     """Rows with `log` and `group`, where a group of several logs has a name of its own in each."""
     names = [
         (group, log, logs.group_in(group, log))
-        for group, told in logs.shared.items()
-        for log in told
+        for group, logs_of_it in logs.shared.items()
+        for log in logs_of_it
     ]
     if not names:
         return rows

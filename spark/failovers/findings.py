@@ -1,7 +1,7 @@
-"""What somebody should look at: disagreements, broken rules, losses; and, as info, what limits it.
+"""Findings for an operator: disagreements, broken rules, losses; and, as info, limits of the input.
 
 Each finding is a row (group, at_ms, severity, kind, text, subject, evidence). Where many events
-show the same thing, one row counts them. `docs/spark.md` says what each kind means. Here are those
+show the same thing, one row counts them. `docs/spark-jobs.md` explains each kind. Here are those
 that histories show by themselves; `spark.failovers.epoch_findings` compares them with epoch files.
 """
 
@@ -14,9 +14,9 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.failovers import clock_findings
-from spark.failovers.events import PART_BITS, PLACE, Logs
-from spark.failovers.tables import NEVER_SERVED
+from batonmq.spark.failovers import clock_findings
+from batonmq.spark.failovers.events import PART_BITS, PLACE, Logs
+from batonmq.spark.failovers.tables import NEVER_SERVED
 
 CRITICAL: Final = "critical"
 WARNING: Final = "warning"
@@ -30,35 +30,35 @@ ALONE_MS: Final = 60_000
 def of_histories(
     events: DataFrame,
     stories: DataFrame,
-    reigns: DataFrame,
     bounds: DataFrame,
     overview: DataFrame,
     logs: Logs,
 ) -> list[DataFrame]:
     """Findings of the histories alone; `events` with the rows of damaged files."""
-    told = events.where("kind IS NOT NULL")
+    valid = events.where("kind IS NOT NULL")
     return [
-        _disagree(told),
-        *_ranges(told, logs),
-        _shared(told.sparkSession, logs),
+        _disagree(valid),
+        *_ranges(valid, logs),
+        _shared(valid.sparkSession, logs),
         _damaged(events),
-        _diverged(told),
-        _second_masters(told, reigns),
+        _diverged(valid),
+        _second_masters(valid, stories),
         _elections(stories),
         _open_outages(stories),
         *clock_findings.of_clocks(stories, bounds, overview),
-        _alone(told, bounds),
+        _alone(valid, bounds),
         _begins(stories),
     ]
 
 
-def _disagree(told: DataFrame) -> DataFrame:
-    return told.sparkSession.sql(
+def _disagree(valid: DataFrame) -> DataFrame:
+    return valid.sparkSession.sql(
         """
         SELECT group, first.at_ms AS at_ms, 'critical' AS severity, 'events_disagree' AS kind,
-          concat(CASE WHEN one = other THEN concat('Controller ', one, ' tells ', many, ' events ',
-              'more than once, and otherwise each time')
-            ELSE concat('Controllers ', one, ' and ', other, ' tell ', many, ' events differently')
+          concat(CASE WHEN one = other THEN concat('Controller ', one, ' has ', many, ' events ',
+              'more than once, each time different')
+            ELSE concat('Controllers ', one, ' and ', other, ' have ', many,
+              ' events with different contents')
             END, ', the first at index ', first.raft_index, ' part ', first.part, ' of log ',
             first.log, '.') AS text,
           array_join(array_distinct(array(one, other)), ', ') AS subject,
@@ -70,19 +70,23 @@ def _disagree(told: DataFrame) -> DataFrame:
             min(struct(seq, log, raft_index, part, kind, time_ms AS at_ms)) AS first
           FROM {rows} WHERE disagree GROUP BY group, one, other)
         """,
-        rows=told,
+        rows=valid,
     )
 
 
-def _ranges(told: DataFrame, logs: Logs) -> list[DataFrame]:
-    session = told.sparkSession
-    ranges = session.createDataFrame(
+def _ranges(valid: DataFrame, logs: Logs) -> list[DataFrame]:
+    ranges = valid.sparkSession.createDataFrame(
         list(logs.ranges), "log STRING, number INT, name STRING, low BIGINT, high BIGINT"
     )
-    lacking = session.sql(
+    return [_lacking(valid, ranges), _ends(ranges)]
+
+
+def _lacking(valid: DataFrame, ranges: DataFrame) -> DataFrame:
+    """Events that a controller should have, since it has older and newer ones."""
+    return valid.sparkSession.sql(
         f"""
         SELECT group, first.at_ms AS at_ms, 'warning' AS severity, 'missing_events' AS kind,
-          concat('The history of controller ', name, ' lacks ', many, ' events that others tell, ',
+          concat('The history of controller ', name, ' lacks ', many, ' events that others have, ',
             'from index ', first.raft_index, ' on, though it begins before and ends after them.')
             AS text,
           name AS subject,
@@ -92,14 +96,18 @@ def _ranges(told: DataFrame, logs: Logs) -> list[DataFrame]:
           SELECT v.group, v.log, r.name, count(*) AS many,
             min(struct(v.raft_index, v.part, v.time_ms AS at_ms)) AS first,
             max(struct(v.raft_index, v.part)) AS last
-          FROM (SELECT *, {PLACE} AS place FROM {{told}}) v JOIN {{ranges}} r ON r.log = v.log
+          FROM (SELECT *, {PLACE} AS place FROM {{valid}}) v JOIN {{ranges}} r ON r.log = v.log
           WHERE v.told & shiftleft(1L, r.number) = 0 AND v.place > r.low AND v.place < r.high
           GROUP BY v.group, v.log, r.name)
         """,
-        told=told,
+        valid=valid,
         ranges=F.broadcast(ranges),
     )
-    ends = session.sql(
+
+
+def _ends(ranges: DataFrame) -> DataFrame:
+    """Controllers whose history begins later or ends earlier than those of others."""
+    return ranges.sparkSession.sql(
         f"""
         WITH whole AS (
           SELECT *, min(low) OVER (PARTITION BY log) AS least,
@@ -110,7 +118,7 @@ def _ranges(told: DataFrame, logs: Logs) -> list[DataFrame]:
             CASE WHEN low > least THEN 'history_begins_late' END,
             CASE WHEN high < most THEN 'history_ends_early' END))) AS kind
           FROM whole
-        ), told AS (
+        ), numbered AS (
           SELECT *,
             CASE kind WHEN 'history_begins_late' THEN low ELSE high END >> {PART_BITS} AS its,
             CASE kind WHEN 'history_begins_late' THEN least ELSE most END >> {PART_BITS} AS theirs
@@ -122,11 +130,10 @@ def _ranges(told: DataFrame, logs: Logs) -> list[DataFrame]:
             ', that of others at ', theirs, '.') AS text, name AS subject,
           to_json(named_struct('controller', name, 'log', log, 'raftIndex', its, 'others', theirs))
             AS evidence
-        FROM told
+        FROM numbered
         """,
         ranges=ranges,
     )
-    return [lacking, ends]
 
 
 def _shared(session: SparkSession, logs: Logs) -> DataFrame:
@@ -134,13 +141,13 @@ def _shared(session: SparkSession, logs: Logs) -> DataFrame:
     rows = [
         (
             group,
-            f"Group {group} is told of in {len(told)} logs: histories of several clusters, or of "
-            "controllers that were set up anew. Each is told by itself, the older ones as "
-            + ", ".join(logs.group_in(group, log) for log in told[:-1])
+            f"Group {group} is in {len(logs_of_it)} logs: histories of several clusters, or of "
+            "controllers that were set up again. Each is listed by itself, the older ones as "
+            + ", ".join(logs.group_in(group, log) for log in logs_of_it[:-1])
             + "; epoch files are compared with none.",
-            json.dumps({"logs": told}),
+            json.dumps({"logs": logs_of_it}),
         )
-        for group, told in logs.shared.items()
+        for group, logs_of_it in logs.shared.items()
     ]
     made = session.createDataFrame(rows, "`group` STRING, text STRING, evidence STRING")
     return made.selectExpr(
@@ -163,8 +170,8 @@ def _damaged(events: DataFrame) -> DataFrame:
     )
 
 
-def _diverged(told: DataFrame) -> DataFrame:
-    return told.sparkSession.sql(
+def _diverged(valid: DataFrame) -> DataFrame:
+    return valid.sparkSession.sql(
         """
         SELECT group, time_ms AS at_ms, 'warning' AS severity, 'diverged' AS kind,
           concat('Broker ', broker_id, ' cannot follow until an operator has looked: ',
@@ -174,20 +181,19 @@ def _diverged(told: DataFrame) -> DataFrame:
             'raftIndex', raft_index)) AS evidence
         FROM {rows} WHERE kind = 'diverged'
         """,
-        rows=told,
+        rows=valid,
     )
 
 
-def _second_masters(told: DataFrame, reigns: DataFrame) -> DataFrame:
+def _second_masters(valid: DataFrame, stories: DataFrame) -> DataFrame:
     """Another winner of the same epoch, or a master's report of one that did not win it."""
-    return told.sparkSession.sql(
+    return valid.sparkSession.sql(
         """
         WITH seen AS (
-          SELECT group, master_epoch, winner AS broker_id, CAST(NULL AS BIGINT) AS at_ms,
-            true AS won
-          FROM {reigns}
+          SELECT group, master_epoch, broker_id, CAST(NULL AS BIGINT) AS at_ms, true AS won
+          FROM {stories} WHERE kind IS NOT NULL
           UNION ALL
-          SELECT group, master_epoch, broker_id, time_ms, false FROM {told}
+          SELECT group, master_epoch, broker_id, time_ms, false FROM {valid}
           WHERE broker_id > 0 AND (kind IN ('opened', 'first_ack')
             OR (kind = 'role_changed' AND upper(detail.role) = 'MASTER'))
         )
@@ -204,8 +210,8 @@ def _second_masters(told: DataFrame, reigns: DataFrame) -> DataFrame:
           FROM seen GROUP BY group, master_epoch
         ) WHERE elections > 1 OR (elections > 0 AND size(brokers) > 1)
         """,
-        told=told,
-        reigns=reigns,
+        valid=valid,
+        stories=stories,
     )
 
 
@@ -214,34 +220,32 @@ def _elections(stories: DataFrame) -> DataFrame:
     return stories.sparkSession.sql(
         """
         WITH before AS (
-          SELECT group, seg, e, elected_ms, opened, kind,
-            max(e.master_epoch) OVER g AS top,
-            lag(greatest(opened.confirm_offset, first_ack.confirm_offset)) OVER (
-              PARTITION BY group ORDER BY seg) AS confirmed_before
-          FROM {rows} WHERE e IS NOT NULL
+          SELECT *, max(master_epoch) OVER g AS top,
+            lag(confirmed_offset) OVER (PARTITION BY group ORDER BY seg) AS confirmed_before
+          FROM {rows} WHERE kind IS NOT NULL
           WINDOW g AS (PARTITION BY group ORDER BY seg
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
         ), judged AS (
-          SELECT *, greatest(e.confirm_offset, confirmed_before) AS floor FROM before
+          SELECT *, greatest(confirm_offset, confirmed_before) AS floor FROM before
         ), found AS (
           SELECT *, explode(array_compact(array(
-            CASE WHEN e.unclean THEN 'unclean_election' END,
-            CASE WHEN e.master_epoch < top THEN 'epoch_went_back' END,
-            CASE WHEN NOT e.unclean AND opened.max_offset < floor
+            CASE WHEN unclean THEN 'unclean_election' END,
+            CASE WHEN master_epoch < top THEN 'epoch_went_back' END,
+            CASE WHEN NOT unclean AND opened_offset < floor
               THEN 'start_below_confirmed' END))) AS finding
           FROM judged
         )
         SELECT group, elected_ms AS at_ms, 'critical' AS severity, finding AS kind,
-          concat('Broker ', e.broker_id, ' became master of epoch ', e.master_epoch, CASE finding
+          concat('Broker ', broker_id, ' became master of epoch ', master_epoch, CASE finding
             WHEN 'unclean_election' THEN
               ' uncleanly: acknowledged messages that it lacks are lost.'
             WHEN 'epoch_went_back' THEN concat(' after epoch ', top, '.')
-            ELSE concat(' with a log up to ', opened.max_offset, ', where ', floor,
+            ELSE concat(' with a log up to ', opened_offset, ', where ', floor,
               ' was confirmed before.') END) AS text,
-          concat('epoch ', e.master_epoch) AS subject,
-          to_json(named_struct('masterEpoch', e.master_epoch, 'brokerId', e.broker_id,
-            'setBefore', e.set_before, 'epochBefore', top, 'logEnd', opened.max_offset,
-            'confirmed', floor, 'raftIndex', e.seq.raft_index)) AS evidence
+          concat('epoch ', master_epoch) AS subject,
+          to_json(named_struct('masterEpoch', master_epoch, 'brokerId', broker_id,
+            'setBefore', set_before, 'epochBefore', top, 'logEnd', opened_offset,
+            'confirmed', floor, 'raftIndex', raft_index)) AS evidence
         FROM found
         """,
         rows=stories,
@@ -252,25 +256,25 @@ def _open_outages(stories: DataFrame) -> DataFrame:
     """A group without a master at the end of the history; after a planned stop that is no news."""
     return stories.sparkSession.sql(
         f"""
-        SELECT group, coalesce(lost_since_ms, detected_ms, elected_ms, m.told_ms) AS at_ms,
+        SELECT group, coalesce(lost_since_ms, detected_ms, elected_ms, lost_ms) AS at_ms,
           CASE WHEN cause = 'goodbye' THEN 'info' ELSE 'warning' END AS severity,
           'outage_open' AS kind,
           CASE WHEN kind IS NULL THEN concat('There is no master since ', coalesce(how, 'then'),
               '; the history ends so.')
-            ELSE concat('Broker ', e.broker_id, ', elected in epoch ', e.master_epoch,
+            ELSE concat('Broker ', broker_id, ', elected in epoch ', master_epoch,
               ', has not opened; the history ends so.') END AS text,
-          concat('broker ', coalesce(e.broker_id, lost_master, 0)) AS subject,
-          to_json(named_struct('masterEpoch', coalesce(e.master_epoch, m.master_epoch),
+          concat('broker ', coalesce(broker_id, master_before, 0)) AS subject,
+          to_json(named_struct('masterEpoch', master_epoch,
             'reason', reason)) AS evidence
         FROM {{rows}}
-        WHERE (kind IS NULL AND m IS NOT NULL) OR ({NEVER_SERVED})
+        WHERE kind IS NULL OR ({NEVER_SERVED})
         """,
         rows=stories,
     )
 
 
-def _alone(told: DataFrame, bounds: DataFrame) -> DataFrame:
-    return told.sparkSession.sql(
+def _alone(valid: DataFrame, bounds: DataFrame) -> DataFrame:
+    return valid.sparkSession.sql(
         f"""
         WITH sizes AS (
           SELECT group, seq, time_ms, master_epoch, sync_state_set,
@@ -293,7 +297,7 @@ def _alone(told: DataFrame, bounds: DataFrame) -> DataFrame:
             'aloneMs', alone_ms)) AS evidence
         FROM alone WHERE alone_ms >= {ALONE_MS}
         """,
-        rows=told,
+        rows=valid,
         bounds=bounds,
     )
 
@@ -308,9 +312,9 @@ def _begins(stories: DataFrame) -> DataFrame:
           concat('epoch ', first.epoch) AS subject,
           to_json(named_struct('firstEpoch', first.epoch)) AS evidence
         FROM (
-          SELECT group, min(struct(e.seq AS seq, e.master_epoch AS epoch, elected_ms)) AS first
-          FROM {rows} WHERE e IS NOT NULL GROUP BY group)
-        WHERE first.epoch > 1 AND first.seq IS NOT NULL
+          SELECT group, min(struct(seg, master_epoch AS epoch, elected_ms)) AS first
+          FROM {rows} WHERE kind IS NOT NULL GROUP BY group)
+        WHERE first.epoch > 1
         """,
         rows=stories,
     )

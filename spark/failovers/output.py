@@ -6,7 +6,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from spark.result_folder import SUMMARY, ResultFolder
+from batonmq.spark.result_folder import SUMMARY, ResultFolder
 
 TABLES: Final = (
     "masterships", "failovers", "unavailability", "set_changes", "truncations", "findings",

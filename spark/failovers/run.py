@@ -1,4 +1,4 @@
-"""One run: read, merge, tell the stories, find what is wrong, write. Each step is kept on disk."""
+"""One run: read, merge, fold, look for findings, write. Each step is kept on disk."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.failovers import (
+from batonmq.spark.failovers import (
     epoch_findings,
     events,
     findings,
-    members,
     sizing,
     sources,
-    stories,
+    story_rows,
     tables,
 )
-from spark.failovers.output import Output
-from spark.failovers.summary import summarise
-from spark.fitting import fitted
-from spark.work import Work
+from batonmq.spark.failovers.output import Output
+from batonmq.spark.failovers.summary import summarise
+from batonmq.spark.fitting import fitted
+from batonmq.spark.work import Work
 
 Step = Callable[[str], AbstractContextManager[None]]
 
@@ -42,13 +41,15 @@ class Inputs:
 
     def __post_init__(self) -> None:
         if bool(self.history) == bool(self.history_parquet):
-            raise ValueError("give either --history or --history-parquet, what controllers told")
+            raise ValueError(
+                "give either --history or --history-parquet: the events of controllers"
+            )
         given = [_utc(each) for each in (self.since, self.until) if each is not None]
         if len(given) == 2 and given[0] >= given[1]:
             raise ValueError(f"--since {self.since} must be before --until {self.until}")
 
     def is_small(self) -> bool:
-        """Whether what controllers told is little. Raises OSError, ValueError for what is not."""
+        """Whether the histories are small. Raises OSError, ValueError for bad paths."""
         return self._size_bytes <= sizing.SMALL_BYTES
 
     def settings(self) -> Mapping[str, str]:
@@ -57,7 +58,7 @@ class Inputs:
 
     @cached_property
     def _size_bytes(self) -> int:
-        """Asked of the storage once: files that grow meanwhile change no step's size."""
+        """Measured once, so that files which grow meanwhile have one size for all steps."""
         if self.history:
             return sizing.history_bytes(self.history)
         return sizing.parquet_bytes(self.history_parquet)
@@ -73,7 +74,7 @@ class Inputs:
 
 
 def run(session: SparkSession, inputs: Inputs, output: Output, step: Step) -> dict[str, Any]:
-    """Write all tables and the summary; the summary. `step` tells of progress.
+    """Write all tables and the summary; the summary. `step` reports progress.
 
     Raises ValueError and OSError for input that cannot be read.
     """
@@ -83,50 +84,43 @@ def run(session: SparkSession, inputs: Inputs, output: Output, step: Step) -> di
 
 
 def _run(work: Work, inputs: Inputs, output: Output, step: Step) -> dict[str, Any]:
-    session, small = work.session, work.small
-    if inputs.history:
-        controllers = sources.controllers_in_files(inputs.history)
-        told = sources.told_in_files(session, inputs.history, small=small)
-    else:
-        told = sources.told_in_parquet(session, inputs.history_parquet)
-        controllers = sources.controllers_in(told)
-    files = sources.epoch_files(session, inputs.stores, small=small)
+    small = work.small
+    lines, controllers = _histories(work, inputs)
+    files = sources.epoch_files(work.session, inputs.stores, small=small)
     with step("reading the histories"):
-        merged = work.keep(events.merged(told, controllers), "events")
+        merged = work.keep(events.merged(lines, controllers), "events")
         overview = work.keep(events.overview(merged, controllers), "overview")
         logs = events.logs_of(overview, controllers)
         overview = events.apart(overview, logs)
         every = events.ordered(events.apart(merged, logs), logs)
-        told_once = every.where("kind IS NOT NULL")
-    with step("telling the stories"):
-        told_rows = work.keep(stories.told(told_once, work), "told")
-        elected = work.keep(stories.elected(told_rows), "elected")
+        valid = every.where("kind IS NOT NULL")
+    with step("folding the events"):
+        rows = work.keep(story_rows.stories(valid, work), "rows")
         bounds = work.keep(tables.bounds(overview), "bounds")
-        judged = work.keep(tables.believed(stories.stories(elected), bounds), "stories")
+        stories = work.keep(tables.with_implausible(rows, bounds), "stories")
     with step("reading the epoch files"):
         epochs = work.keep(files.rows, "epochs")
     with step("writing the tables"):
-        outages = work.keep(tables.outages(judged, bounds), "outages")
+        outages = work.keep(tables.outages(stories, bounds), "outages")
         made = {
-            "masterships": tables.masterships(judged, controllers),
-            "failovers": tables.failovers(judged),
+            "masterships": tables.masterships(stories, controllers),
+            "failovers": tables.failovers(stories),
             "unavailability": work.keep_small(tables.unavailability(outages, bounds)),
-            "set_changes": tables.set_changes(told_once),
-            "truncations": tables.truncations(told_once),
-            "controllers": tables.controllers(told_once),
+            "set_changes": tables.set_changes(valid),
+            "truncations": tables.truncations(valid),
+            "controllers": tables.controllers(valid),
         }
         written = {
             name: output.write(name, within(frame, name, inputs), small=small)
             for name, frame in made.items()
         }
     with step("looking for findings"):
-        reigns = members.reigns(judged)
         found = findings.together(
             [
-                *findings.of_histories(every, judged, reigns, bounds, overview, logs),
+                *findings.of_histories(every, stories, bounds, overview, logs),
                 *epoch_findings.of_files(epochs),
-                *epoch_findings.of_bare_stores(files, epochs, judged),
-                *epoch_findings.against_histories(epochs, judged, logs.shared),
+                *epoch_findings.of_bare_stores(files, epochs, stories),
+                *epoch_findings.against_histories(epochs, stories, logs.shared),
             ]
         )
         found = work.keep_small(within(_dated(found, bounds), "findings", inputs))
@@ -135,6 +129,15 @@ def _run(work: Work, inputs: Inputs, output: Output, step: Step) -> dict[str, An
         summary = summarise(written, bounds, overview, inputs.document(), controllers)
     output.publish(summary)
     return summary
+
+
+def _histories(work: Work, inputs: Inputs) -> tuple[DataFrame, list[str]]:
+    """The lines of all histories, and the controllers that wrote them."""
+    if inputs.history:
+        lines = sources.told_in_files(work.session, inputs.history, small=work.small)
+        return lines, sources.controllers_in_files(inputs.history)
+    lines = sources.told_in_parquet(work.session, inputs.history_parquet)
+    return lines, sources.controllers_in(lines)
 
 
 _TIME_OF = {
@@ -172,7 +175,7 @@ def _utc(moment: datetime) -> datetime:
 
 
 def _dated(found: DataFrame, bounds: DataFrame) -> DataFrame:
-    """A finding without a time is of the last day that is told of."""
+    """A finding without a time gets the last day with events."""
     last_ms = bounds.agg(F.max("last_ms").alias("last_ms")).first()
     known = last_ms["last_ms"] if last_ms is not None else None
     day = (

@@ -13,12 +13,12 @@ from typing import Final
 
 from pyarrow import fs
 
-from spark.fitting import SMALL
-from spark.history_table import HistoryRange
-from spark.options import ReadOptions
-from spark.reading import Read
-from spark.selection import Selection
-from spark.storage import locate
+from batonmq.spark.fitting import SMALL
+from batonmq.spark.history_table import HistoryRange
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.reading import Read
+from batonmq.spark.selection import Selection
+from batonmq.spark.storage import locate
 
 SMALL_BYTES: Final = 64 << 20
 """Histories of at most so many bytes, as lines of text, are small: some 200,000 lines.

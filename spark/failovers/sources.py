@@ -1,7 +1,7 @@
-"""What is read: the histories of all controllers and the epoch files of all brokers, as told.
+"""What is read: the histories of all controllers and the epoch files of all brokers, as they are.
 
 A line that is no event, or a file that cannot be read, stays in these frames as a row whose column
-`corrupt` says why: the job tells it as a finding and goes on.
+`corrupt` has the reason: the job makes it a finding and continues.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark.history_table import controller_of
-from spark.options import ReadOptions
-from spark.reading import Read, Work
-from spark.schemas import CORRUPT, TABLES, table_schema
-from spark.selection import Selection
-from spark.store_facts import StoreFacts
+from batonmq.history.file import controller_of
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.reading import Read, Work
+from batonmq.spark.schemas import CORRUPT, TABLES, table_schema
+from batonmq.spark.selection import Selection
+from batonmq.spark.store_facts import StoreFacts
 
 CONTROLLERS_MAX: Final = 63
 """As many as a bit mask of 64 bits has room for."""
 STREAM: Final = "stream"
-"""Who tells an event that was read without the name of its controller."""
+"""The controller of an event that was read without its name."""
 
 
 def told_in_files(session: SparkSession, paths: Sequence[str], *, small: bool = False) -> DataFrame:
@@ -68,15 +68,15 @@ def told_in_parquet(session: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 
 def controllers_in_files(paths: Sequence[str]) -> list[str]:
-    """The names of the controllers whose histories these paths stand for. Raises OSError."""
+    """The names of the controllers whose histories these paths match. Raises OSError."""
     plan = Read(_options("history", paths), Selection()).plan()
     files = {getattr(part, "path", "") for work in plan for part in work.parts}
     return sorted({controller_of(file) or file for file in files})
 
 
-def controllers_in(told: DataFrame) -> list[str]:
+def controllers_in(lines: DataFrame) -> list[str]:
     """The names of the controllers in a frame. Raises ValueError if these are too many."""
-    rows = told.select("controller").distinct().limit(CONTROLLERS_MAX + 1).collect()
+    rows = lines.select("controller").distinct().limit(CONTROLLERS_MAX + 1).collect()
     return sorted(row.controller for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""What came of a run in short: `summary.json`, and the lines for people. Bounded in its size."""
+"""The result of a run in short: `summary.json`, and the printed lines. Bounded in its size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark.failovers.findings import CRITICAL, INFO, SEVERITIES, WARNING
+from batonmq.spark.failovers.findings import CRITICAL, INFO, SEVERITIES, WARNING
 
 GROUPS_SHOWN: Final = 200
 _WORST: Final = 5
@@ -138,12 +138,12 @@ def _worst(failovers: DataFrame) -> list[dict[str, Any]]:
         .select(*_OF_WORST, F.date_format("detected_at", "yyyy-MM-dd HH:mm:ss").alias("at"))
         .collect()
     )
-    told = []
+    worst = []
     for row in rows:
         fields = row.asDict()
         fields["detected_at"] = fields.pop("at")
-        told.append(fields)
-    return told
+        worst.append(fields)
+    return worst
 
 
 def _first(findings: DataFrame) -> list[dict[str, Any]]:
@@ -172,35 +172,35 @@ def _version() -> str:
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """The summary for people."""
-    told = [
-        f"{summary['events']} events of {summary['groups_total']} groups, told by "
+    printed = [
+        f"{summary['events']} events of {summary['groups_total']} groups, recorded by "
         f"{len(summary['controllers'])} controllers in {summary['lines']} lines"
     ]
     for group in summary["groups"]:
         still = ", and still without a master" if group["open"] else ""
-        told.append(
+        printed.append(
             f"{group['group']}: {group['masters']} masters, {group['failovers']} changes, "
             f"{_span(group['unavailable_ms'])} without writes in {group['outages']} outages{still}"
         )
     if summary["groups_total"] > len(summary["groups"]):
-        told.append(f"... and {summary['groups_total'] - len(summary['groups'])} groups more")
+        printed.append(f"... and {summary['groups_total'] - len(summary['groups'])} groups more")
     if summary["worst_failovers"]:
-        told.append("the longest:")
-    told += [
+        printed.append("the longest:")
+    printed += [
         f"  {worst['detected_at'] or '?'} {worst['group']} epoch {worst['master_epoch']}: "
         f"{_span(worst['without_writes_ms'])}, {worst['kind']}: {worst['how']}"
         for worst in summary["worst_failovers"]
     ]
     found = summary["findings"]
-    told.append(
+    printed.append(
         f"findings: {found[CRITICAL]} critical, {found[WARNING]} warnings, {found[INFO]} for info"
     )
-    told += [
+    printed += [
         f"  {each['severity']} {each['kind']}{' ' + each['group'] if each['group'] else ''}: "
         f"{each['text']}"
         for each in summary["first_findings"]
     ]
-    return told
+    return printed
 
 
 def _span(ms: int) -> str:

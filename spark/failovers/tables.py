@@ -1,4 +1,4 @@
-"""The tables that operators read, made of stories and events; `docs/spark.md` lists the columns.
+"""The tables for operators, made of stories and events; `docs/spark-jobs.md` lists the columns.
 
 Every table has `group` and `day` (UTC date of the row's first time) as its last columns: they
 become the folders. Times are timestamps, durations ms, null is unknown, not applicable or open.
@@ -20,7 +20,7 @@ def _at(column: str, name: str) -> str:
 
 
 def _after(later: str, earlier: str, name: str) -> str:
-    """SQL: ms between two steps; null where clocks do not allow to say."""
+    """SQL: ms between two steps; null where clocks contradict each other."""
     return f"CASE WHEN {later} >= {earlier} THEN {later} - {earlier} END AS {name}"
 
 
@@ -32,23 +32,22 @@ SILENCE: Final = (
     "CASE WHEN endswith(cause, '_silent') AND silent_ms > 0 AND lost_since_ms IS NULL "
     "THEN silent_ms ELSE 0 END"
 )
-"""SQL: for how long the lost master had said nothing before that was noticed, if that is why."""
+"""SQL: how long the lost master was silent before the detection, if silence was the cause."""
 
 
 def failovers(stories: DataFrame) -> DataFrame:
     """One row per change of master."""
-    held = "CASE WHEN held_ms >= 0 THEN held_ms END AS held_ms"
     return stories.where("kind IS NOT NULL").selectExpr(
-        "e.master_epoch AS master_epoch",
+        "master_epoch",
         "kind",
         "cause",
         "how",
         "node AS detected_by",
         "nullif(master_before, 0) AS master_before",
-        "e.broker_id AS master",
-        "e.address AS address",
+        "broker_id AS master",
+        "address",
         "coalesce(set_before, array()) AS set_before",
-        "coalesce(e.sync_state_set, array()) AS sync_state_set",
+        "coalesce(sync_state_set, array()) AS sync_state_set",
         _at("detected_ms", "detected_at"),
         _at("elected_ms", "elected_at"),
         _at("role_ms", "role_at"),
@@ -62,10 +61,10 @@ def failovers(stories: DataFrame) -> DataFrame:
         _after("opened_ms", "role_ms", "open_ms"),
         _after("first_ack_ms", "opened_ms", "first_ack_ms"),
         "unavailable_ms",
-        f"CASE WHEN astray IS NULL THEN unavailable_ms + {SILENCE} END AS without_writes_ms",
-        held,
+        f"CASE WHEN implausible IS NULL THEN unavailable_ms + {SILENCE} END AS without_writes_ms",
+        "held_ms",
         "idle",
-        "e.unclean AS unclean",
+        "unclean",
         "overtaken",
         "complete",
         "truncated_bytes",
@@ -76,24 +75,21 @@ def failovers(stories: DataFrame) -> DataFrame:
 
 
 def masterships(stories: DataFrame, controllers: Sequence[str]) -> DataFrame:
-    """One row per reign: it ends when the next master is elected, or is missed for good."""
+    """One row per mastership: it ends when the next master is elected, or when it is lost."""
     return stories.sparkSession.sql(
         """
-        WITH ends AS (
-          SELECT *, lead(kind) OVER (PARTITION BY group ORDER BY seg) AS next_kind FROM {rows}
-        ), ended AS (
-          SELECT *, coalesce(next_failed.told_ms, next_elected_ms, next_loss.told_ms) AS ended_ms,
-            CASE WHEN next_failed IS NOT NULL THEN 'master_lost'
-              WHEN next_kind IS NULL AND next_loss IS NOT NULL THEN 'master_lost'
+        WITH ended AS (
+          SELECT *, coalesce(next_failed_ms, next_elected_ms, next_lost_ms) AS ended_ms,
+            CASE WHEN next_failed_ms IS NOT NULL OR next_lost_ms IS NOT NULL THEN 'master_lost'
               ELSE next_kind END AS ended_by
-          FROM ends
+          FROM {rows} WHERE kind IS NOT NULL
         )
-        SELECT e.master_epoch AS master_epoch, e.broker_id AS broker_id, e.address AS address,
+        SELECT master_epoch, broker_id, address,
           timestamp_millis(elected_ms) AS began_at, timestamp_millis(opened_ms) AS opened_at,
           timestamp_millis(first_ack_ms) AS first_ack_at, timestamp_millis(ended_ms) AS ended_at,
           ended_by, CASE WHEN ended_ms >= elected_ms THEN ended_ms - elected_ms END AS duration_ms,
-          e.told AS told, group, to_date(timestamp_millis(elected_ms)) AS day
-        FROM ended WHERE kind IS NOT NULL
+          told, group, to_date(timestamp_millis(elected_ms)) AS day
+        FROM ended
         """,
         rows=stories,
     ).transform(lambda rows: _seen_by(rows, controllers))
@@ -112,17 +108,17 @@ def _seen_by(rows: DataFrame, controllers: Sequence[str]) -> DataFrame:
 
 
 NEVER_SERVED: Final = (
-    "kind IS NOT NULL AND NOT overtaken AND next_seq IS NULL AND next_loss IS NULL "
+    "kind IS NOT NULL AND NOT overtaken AND is_newest "
     "AND first_ack_ms IS NULL AND opened_ms IS NULL AND NOT serves"
 )
 """SQL: the newest master of a group, which did not get to work."""
-_LOST_MS: Final = "coalesce(s.lost_since_ms, s.detected_ms, s.elected_ms, s.m.told_ms)"
+_LOST_MS: Final = "coalesce(s.lost_since_ms, s.detected_ms, s.elected_ms, s.lost_ms)"
 CLOCK_MS: Final = 1_000
 """Clocks of hosts that keep time differ by less."""
 
 
-def believed(stories: DataFrame, bounds: DataFrame) -> DataFrame:
-    """Stories with `astray`: why an outage is not counted that clocks say there was; null if it is.
+def with_implausible(stories: DataFrame, bounds: DataFrame) -> DataFrame:
+    """Stories with `implausible`: why the outage that clocks show is not counted; null if it is.
 
     `outside`: it began or ended far from the time of its group. `after_next`: its master began to
     serve after the next one was elected, by their clocks, though before it in the log.
@@ -135,7 +131,7 @@ def believed(stories: DataFrame, bounds: DataFrame) -> DataFrame:
               OR s.start_ms + s.unavailable_ms > b.last_ms + {_DAY_MS} THEN 'outside'
             WHEN s.next_elected_ms >= s.elected_ms
               AND s.start_ms + s.unavailable_ms > s.next_elected_ms + {CLOCK_MS} THEN 'after_next'
-          END AS astray
+          END AS implausible
         FROM {{rows}} s LEFT JOIN {{bounds}} b ON b.group = s.group
         """,
         rows=stories,
@@ -144,10 +140,10 @@ def believed(stories: DataFrame, bounds: DataFrame) -> DataFrame:
 
 
 def outages(stories: DataFrame, bounds: DataFrame) -> DataFrame:
-    """(group, start_ms, end_ms, open): when nobody could write; they do not overlap.
+    """(group, start_ms, end_ms, open): when writes were impossible; they do not overlap.
 
     A first election is none. The silence by which a hung master was noticed is part of an outage:
-    nobody answered writers either. It is open if nobody acknowledged or opened until the last event
+    writers got no reply either. It is open if no master acknowledged or opened until the last event
     of the group; a master that was overtaken, or lost before it served, leaves its outage to what
     followed.
     """
@@ -157,13 +153,13 @@ def outages(stories: DataFrame, bounds: DataFrame) -> DataFrame:
           SELECT group, start_ms - {SILENCE} AS start_ms, start_ms + unavailable_ms AS end_ms,
             false AS open
           FROM {{rows}}
-          WHERE unavailable_ms IS NOT NULL AND astray IS NULL AND kind <> 'first_election'
+          WHERE unavailable_ms IS NOT NULL AND implausible IS NULL AND kind <> 'first_election'
           UNION ALL
           SELECT s.group, {_LOST_MS}, b.last_ms, true
           FROM {{rows}} s JOIN {{bounds}} b ON b.group = s.group
           WHERE {_LOST_MS} BETWEEN b.first_ms - {_DAY_MS} AND b.last_ms
-            AND ((s.kind IS NULL AND s.m IS NOT NULL AND (s.seg > 0
-                OR s.m.master_before > 0 OR size(s.m.set_before) > 0))
+            AND ((s.kind IS NULL AND (s.seg > 0
+                OR s.master_before > 0 OR size(s.set_before) > 0))
               OR (s.kind <> 'first_election' AND {NEVER_SERVED}))
         ), after AS (
           SELECT *, greatest(start_ms, max(end_ms) OVER (
@@ -215,14 +211,14 @@ def unavailability(outage_rows: DataFrame, bounds: DataFrame) -> DataFrame:
 
 
 GAP_DAYS: Final = 366
-"""Nothing told for longer is a wrong clock rather than a quiet cluster."""
+"""A longer time without events is a wrong clock rather than a quiet cluster."""
 
 
 def bounds(overview: DataFrame) -> DataFrame:
-    """(group, first_ms, last_ms, events, strays, least_ms, most_ms) of each group.
+    """(group, first_ms, last_ms, events, outliers, least_ms, most_ms) of each group.
 
     Its time is that of controllers' clocks. Where more than GAP_DAYS lie between two days on which
-    something was told, the part with most events counts; `strays` are the events of other parts,
+    there are events, the part with most events counts; `outliers` are the events of other parts,
     which lie between `least_ms` and `most_ms`. So no clock can make a history of many years.
     """
     return overview.sparkSession.sql(
@@ -253,7 +249,7 @@ def bounds(overview: DataFrame) -> DataFrame:
         )
         SELECT v.group, coalesce(t.main.first_ms, v.first_ms) AS first_ms,
           coalesce(t.main.last_ms, least(v.last_ms, v.first_ms + {GAP_DAYS * _DAY_MS})) AS last_ms,
-          v.events, coalesce(t.events - t.main.events, 0L) AS strays, t.least_ms, t.most_ms
+          v.events, coalesce(t.events - t.main.events, 0L) AS outliers, t.least_ms, t.most_ms
         FROM every v LEFT JOIN times t ON t.group = v.group
         WHERE v.first_ms IS NOT NULL
         """,
@@ -317,7 +313,6 @@ __all__ = [
     "CLOCK_MS",
     "GAP_DAYS",
     "NEVER_SERVED",
-    "believed",
     "bounds",
     "controllers",
     "failovers",
@@ -326,4 +321,5 @@ __all__ = [
     "set_changes",
     "truncations",
     "unavailability",
+    "with_implausible",
 ]

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import LongType, StructType
+from pyspark.sql.types import StructType
 
-from protocol.history_message import HISTORY_AFTER
-from spark.history_stream.seen import PART_BITS
-from spark.schemas import TABLES
+from batonmq.history.event import REQUIRED
+from batonmq.history.message import HISTORY_AFTER
+from batonmq.spark.history_stream.seen import PART_BITS
+from batonmq.spark.schemas import HISTORY_COLUMNS, TABLES, HistoryColumn
 
-_OF_FILE: Final = ("file", "controller", "line_offset")
 _TIME_MIN_MS: Final = -62_135_596_800_000
 _TIME_MAX_MS: Final = 253_402_300_799_999
 """Of the years 1 and 9999."""
-_ZERO_LEFT_OUT: Final = (
-    "part", "broker_id", "master_epoch", "sync_state_set_epoch", "controller_epoch",
-    "master_before",
-)  # fmt: skip
-_UNKNOWN_IS_MINUS_ONE: Final = ("max_offset", "confirm_offset", "silent_ms")
+_FIELDS: Final = {column.name for column in HISTORY_COLUMNS}
 
 SOURCE_COLUMNS: Final = ("broker", "queue_id", "queue_offset", "store_at", "body", "properties")
 INDEX: Final = ("broker", "queue_id", "queue_offset", "log", "position", "after")
@@ -39,17 +34,21 @@ def events(messages: DataFrame) -> DataFrame:
     """OUTPUT and INDEX of messages with SOURCE_COLUMNS. `log` is null for what is no event."""
     line = F.from_json(F.col("body").cast("string"), _line_schema())
     parsed = messages.withColumn("line", line)
-    named = all_of(
-        F.col(f"line.{name}").isNotNull() for name in ("log", "raft_index", "time_ms", "kind")
-    )
-    columns = [
-        F.when(named, F.col("line.log")).alias("log") if field.name == "log" else _column(field)
+    named = all_of(F.col(f"line.{name}").isNotNull() for name in REQUIRED)
+    of_file = [
+        F.lit(None).cast(from_arrow_type(field.type)).alias(field.name)
         for field in TABLES["history"]
+        if field.name not in _FIELDS
+    ]
+    columns = [
+        F.when(named, F.col("line.log")).alias("log") if column.name == "log" else _column(column)
+        for column in HISTORY_COLUMNS
     ]
     part = F.coalesce("line.part", F.lit(0))
     after = F.element_at("properties", HISTORY_AFTER)
     index_after, part_after = (F.split_part(after, F.lit("-"), F.lit(at)) for at in (1, 2))
     return parsed.select(
+        *of_file,
         *columns,
         F.col("broker"),
         F.col("queue_id").cast("bigint").alias("queue_id"),
@@ -81,36 +80,20 @@ def all_of(conditions: object) -> Column:
 
 def _line_schema() -> StructType:
     schema = StructType()
-    for field in TABLES["history"]:
-        if field.name not in _OF_FILE:
-            kind = LongType() if _is_time(field) else from_arrow_type(field.type)
-            schema.add(_in_line(field), kind)
+    for column in HISTORY_COLUMNS:
+        schema.add(column.field, from_arrow_type(column.field_type))
     return schema
 
 
-def _is_time(field: pa.Field) -> bool:
-    return pa.types.is_timestamp(field.type)
-
-
-def _in_line(field: pa.Field) -> str:
-    """`time` and `proposed_at` stand there as `time_ms` and `proposed_ms`."""
-    return field.name.removesuffix("_at") + "_ms" if _is_time(field) else str(field.name)
-
-
-def _column(field: pa.Field) -> Column:
-    name = str(field.name)
-    if name in _OF_FILE:
-        return F.lit(None).cast(from_arrow_type(field.type)).alias(name)
-    value = F.col(f"line.{_in_line(field)}")
-    if _is_time(field):
-        value = _moment(F.when(value != 0, value))
-    elif name in _UNKNOWN_IS_MINUS_ONE:
-        value = F.when(value != -1, value)
-    elif name in _ZERO_LEFT_OUT:
-        value = F.coalesce(value, F.lit(0).cast(from_arrow_type(field.type)))
-    elif name == "unclean":
-        value = F.coalesce(value, F.lit(False))
-    return value.alias(name)
+def _column(column: HistoryColumn) -> Column:
+    value = F.col(f"line.{column.field}")
+    if column.null_for is not None:
+        value = F.when(value != column.null_for, value)
+    if column.is_time:
+        value = _moment(value)
+    if column.absent is not None:
+        value = F.coalesce(value, F.lit(column.absent).cast(from_arrow_type(column.type)))
+    return value.alias(column.name)
 
 
 __all__ = ["INDEX", "OUTPUT", "SOURCE_COLUMNS", "all_of", "events"]

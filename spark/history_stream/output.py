@@ -9,7 +9,7 @@
 A commit is one replacement of `commit.json`, which holds both what was read and which staged files
 belong to the table. Staged files get their place after it; a job that was killed in between moves
 them when it starts again. Readers pass over names that begin with an underscore. The folder must be
-on a file system with atomic renames.
+on a file system with atomic renames. Free of Spark.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from epoch.durable_file import replace_file, sync_directory
-from spark.history_stream.seen import Seen
+from batonmq.process.durable_file import replace_file, sync_directory
+from batonmq.spark.history_stream.seen import Seen
 
 VERSION: Final = 2
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -92,7 +92,7 @@ class StreamOutput:
         if held is not None and batch > held + 1:
             has = f"has nothing behind batch {held}" if held >= 0 else "has no batch yet"
             raise ValueError(
-                f"the checkpoint goes on with batch {batch}, and {self.folder} {has}: it is the "
+                f"the checkpoint continues with batch {batch}, and {self.folder} {has}: it is the "
                 "checkpoint of another table, or the table is an old copy. Begin with a new folder "
                 f"as --checkpoint (the default one: remove {self.checkpoint}); events that the "
                 "table has are passed over"

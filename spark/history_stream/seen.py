@@ -4,8 +4,8 @@ Each message names the event in front of it in its log: between the two there is
 read it means to have read all positions behind that one up to its own, and what was read of a log
 is a few intervals of positions; mostly it is one. This holds in any order, for each queue that
 brings events of the log, with repeats, and when a part of the topic was lost before it was read:
-nothing is concluded from what stands where in a queue. The state grows with the holes, not with the
-events.
+the place of an event in a queue has no meaning. The state grows with the holes, not with the
+events. Free of Spark.
 """
 
 from dataclasses import dataclass, field
@@ -73,7 +73,7 @@ class Seen:
         self._seen: dict[str, Intervals] = {}
 
     def take(self, index: pa.Table) -> Taken:
-        """Enters the events of a batch (INDEX_SCHEMA, any order) and tells which are new.
+        """Enters the events of a batch (INDEX_SCHEMA, any order) and returns which are new.
 
         Of several of one name the first one is, by broker, queue and offset.
         """
@@ -102,7 +102,7 @@ class Seen:
         new = np.zeros(len(positions), np.bool_)
         new[np.unique(positions, return_index=True)[1]] = True
         new &= ~intervals.holds(positions)
-        # Who claims to stand behind itself or a later one says nothing.
+        # An event that names itself or a later one as its predecessor has no valid predecessor.
         intervals.add(np.where(after < positions, after + 1, positions), positions)
         return new
 
@@ -136,7 +136,7 @@ class Seen:
                 highs = np.array([int(high) for _, high in each["seen"]], np.int64)
                 made._seen[str(each["log"])] = Intervals(lows, highs)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"what was read already cannot be told: {error!r}") from error
+            raise ValueError(f"the list of read events cannot be parsed: {error!r}") from error
         return made
 
 

@@ -1,9 +1,9 @@
 """The streaming query: each batch of the topic becomes one commit of the output.
 
-Spark's checkpoint says which offsets come next, the output's own note which events are in it. The
+Spark's checkpoint has the next offsets, the output's own note the events that are in it. The
 second one decides: a batch that comes again, also under a new checkpoint, finds its events read.
 
-A cluster that does not answer ends the query, not the stream: its outages are what it is to tell.
+A cluster that does not reply ends the query, not the stream: the history must have its outages.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from protocol.topic_name import HISTORY_TOPIC
-from spark.history_stream.events import INDEX, OUTPUT, SOURCE_COLUMNS, events
-from spark.history_stream.output import StreamOutput
-from spark.history_stream.seen import Queue, Seen, Taken
+from batonmq.protocol.topic_name import HISTORY_TOPIC
+from batonmq.spark.history_stream.events import INDEX, OUTPUT, SOURCE_COLUMNS, events
+from batonmq.spark.history_stream.output import StreamOutput
+from batonmq.spark.history_stream.seen import Queue, Seen, Taken
 
 LOOK_S: Final = 0.5
 PAUSE_S: Final = 5.0
-"""Until a cluster that did not answer is asked again."""
+"""Until the next request to a cluster that did not reply."""
 PATIENCE: Final = "20s"
 """So long a batch waits for the masters of all broker groups: the topic is in each of them."""
 _OUTAGE: Final = re.compile(r"^\S*\bClusterError: (.*)$", re.MULTILINE)
 _LOSS: Final = re.compile(r"^\S*\bDataLossError: (.*?)(?:; set failOnDataLoss.*)?$", re.MULTILINE)
 
 _BUSY: Final = "Python worker failed to connect back"
-"""Spark gives a Python process of a stream 10 s to start, whatever its settings say."""
+"""Spark gives a Python process of a stream 10 s to start, whatever its settings are."""
 _BUSY_STARTS: Final = 5
 
 
 class HistoryLost(Exception):
-    """The topic no longer has what was not read yet; the text says what, and how to go on."""
+    """The topic lost messages before they were read; the text says which, and how to continue."""
 
 
 @dataclass(slots=True)
@@ -70,12 +70,12 @@ class StreamPlan:
 
 
 class HistoryStream:
-    """One run. `tell` gets a line for each batch that brought something."""
+    """One run. `report` gets a line for each batch with new events."""
 
-    def __init__(self, output: StreamOutput, tell: Callable[[str], None]) -> None:
+    def __init__(self, output: StreamOutput, report: Callable[[str], None]) -> None:
         self.counts = Counts()
         self._output = output
-        self._tell = tell
+        self._report = report
         self._batch = threading.Lock()
         self._failed: Exception | None = None
         """What a commit failed with: Spark hides its sentence in traces."""
@@ -98,18 +98,18 @@ class HistoryStream:
                 lost, outage = _LOSS.search(str(error)), _OUTAGE.search(str(error))
                 if lost is not None:
                     raise HistoryLost(
-                        f"{lost[1]}; --accept-loss goes on behind what is lost"
+                        f"{lost[1]}; --accept-loss continues behind what is lost"
                     ) from error
                 if _BUSY in str(error):
                     slow_starts = 1 if self.counts.batches > before else slow_starts + 1
                     if slow_starts > _BUSY_STARTS:
                         raise
-                    self._tell(f"no Python process within 10 s; again in {PAUSE_S:.0f} s")
+                    self._report(f"no Python process within 10 s; next attempt in {PAUSE_S:.0f} s")
                 else:
                     known = self._output.commits or self.counts.batches
                     if outage is None or plan.trigger is None or not known:
                         raise
-                    self._tell(f"{outage[1]}; asked again in {PAUSE_S:.0f} s")
+                    self._report(f"{outage[1]}; next attempt in {PAUSE_S:.0f} s")
             if stopping.wait(PAUSE_S):
                 return
 
@@ -151,7 +151,7 @@ class HistoryStream:
         with self._batch:
             try:
                 self._output.check_follows(number)
-                batch.persist()  # looked at twice
+                batch.persist()  # read twice
                 self._commit(batch, number)
             except PySparkException:
                 raise  # of a task, as a cluster that does not answer
@@ -176,7 +176,7 @@ class HistoryStream:
         if taken.fresh:
             self._tell_batch(taken, pc.max(index["time"]).as_py())
             if len(seen.holes()) > holes:
-                self._tell(holes_told(seen))
+                self._report(holes_told(seen))
         self._count(taken, files)
 
     def _count(self, taken: Taken, files: int) -> None:
@@ -189,7 +189,7 @@ class HistoryStream:
         found = index.group_by(["broker", "queue_id"]).aggregate([("queue_offset", "min")])
         for queue in found.to_pylist():
             if queue["queue_offset_min"] > 0:
-                self._tell(
+                self._report(
                     f"the topic begins at offset {queue['queue_offset_min']} in {queue['broker']}: "
                     "what stood before has expired and is not in the table"
                 )
@@ -197,7 +197,7 @@ class HistoryStream:
     def _tell_batch(self, taken: Taken, newest: datetime | None) -> None:
         repeats = f", {taken.repeats} repeats" if taken.repeats else ""
         age_s = max(0.0, time.time() - newest.timestamp()) if newest is not None else 0
-        self._tell(
+        self._report(
             f"{taken.fresh} events{repeats}; {self._output.rows} in all; "
             f"the newest is {age_s:.0f} s old"
         )

@@ -33,13 +33,13 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from protocol.errors import BatonError
-from spark.damage import DamagedFile
-from spark.jobs.progress import Progress
-from spark.live.cluster import ClusterError
-from spark.session import open_session
-from spark.storage import split_paths
-from spark.store_facts import StoreError
+from batonmq.protocol.errors import BatonError
+from batonmq.spark.damage import DamagedFile
+from batonmq.spark.jobs.progress import Progress
+from batonmq.spark.live.cluster import ClusterError
+from batonmq.spark.session import open_session
+from batonmq.spark.storage import split_paths
+from batonmq.spark.store_facts import StoreError
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -51,7 +51,7 @@ EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 done and something was found, 2 wrong usage or input, 3 failed."
 )
 NO_JVM: Final = (
-    "Spark's JVM did not start; what it said is above. It needs a JDK 17 (JAVA_HOME, or `java` on "
+    "Spark's JVM did not start; its output is above. It needs a JDK 17 (JAVA_HOME, or `java` on "
     "the PATH), and settings (--master, --conf) that spark-submit takes"
 )
 _NO_JVM: Final = ("JAVA_GATEWAY_EXITED",)
@@ -59,12 +59,12 @@ _QUIET_SPARK: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
 }
-# Days of all tables are UTC, whatever a user's defaults say.
+# Days of all tables are UTC, whatever a user's defaults are.
 _UTC: Final = {"spark.sql.session.timeZone": "UTC"}
 
 
 class Job:
-    """One run of a job: where it runs and how it tells what came of it."""
+    """One run of a job: where it runs and how it prints its result."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Job:
 
     @contextmanager
     def session(self, name: str, **defaults: str) -> Iterator[SparkSession]:
-        """A session that knows the data source, stopped at the end if it was made here.
+        """A session with the data source, stopped at the end if it was made here.
 
         `defaults`: Spark settings of this job, with `_` for `.`; what the user set wins.
         """
@@ -110,7 +110,7 @@ class Job:
                 session.stop()
 
     def result(self, document: object, lines: Sequence[str] = ()) -> None:
-        """What came of it, on standard output: `document` as JSON if asked for, else the lines."""
+        """The result, on standard output: `document` as JSON with --json, else the lines."""
         if self.as_json:
             click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
         else:
@@ -177,33 +177,33 @@ def _ctrl_c_waits(progress: Progress) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = False
+    requested = False
     before = signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal requested
+        if requested:
             raise KeyboardInterrupt
-        asked = True
-        progress.say("stopping as soon as Spark has started")
+        requested = True
+        progress.line("stopping as soon as Spark has started")
 
     signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        # Spark's own asks the JVM within a call of the JVM.
+        # Spark's own handler calls the JVM within a call of the JVM.
         signal.signal(signal.SIGINT, before)
-    if asked:
+    if requested:
         raise KeyboardInterrupt
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Of calls of the JVM that ctrl-C cuts off its bridge tells with a traceback."""
+    """False for what the JVM's bridge logs of a call that ctrl-C cuts off."""
     return not str(record.msg).startswith("KeyboardInterrupt while sending command")
 
 
 def _silence_counters(session: SparkSession) -> None:
-    """They would tell of the end of the JVM in the middle of a message."""
+    """They would print a traceback when the JVM ends in the middle of a message."""
     server = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_: None
@@ -231,10 +231,10 @@ def what_failed(text: str) -> str:
     for at, line in enumerate(lines):
         if not line.startswith("Traceback (most recent call last)"):
             continue
-        for said in lines[at + 1 :]:
-            head, colon, _ = said.partition(": ")
+        for each in lines[at + 1 :]:
+            head, colon, _ = each.partition(": ")
             if colon and head.replace(".", "").replace("_", "").isidentifier():
-                return said
+                return each
     return lines[0] if lines else "unknown"
 
 

@@ -1,7 +1,7 @@
 """`message_audit`: was anything lost, which replica deviates, where, and since which epoch?
 
-Compares the stores of a group's replicas with each other and with what producers were told. The
-work is in `spark.audit`.
+Compares the stores of a group's replicas with each other and with lists of acknowledged sends. The
+work is in `batonmq.spark.audit`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,16 @@ import sys
 
 import click
 
-from spark.audit.audit import AuditRequest, check_output, plan_audit, run_audit, write_result
-from spark.audit.verdict import lines_of, summary_of
-from spark.fitting import SMALL, SMALL_JVM, fitted
-from spark.jobs.command import DONE, FOUND, Job, JobCommand, job_options, paths_of
+from batonmq.spark.audit.audit import (
+    AuditRequest,
+    check_output,
+    plan_audit,
+    run_audit,
+    write_result,
+)
+from batonmq.spark.audit.summary import lines_of, summary_of
+from batonmq.spark.fitting import SMALL, SMALL_JVM, fitted
+from batonmq.spark.jobs.command import DONE, FOUND, Job, JobCommand, job_options, paths_of
 
 _MIB = 1 << 20
 _EPILOG = (
@@ -35,10 +41,12 @@ _EPILOG = (
     "--acked",
     multiple=True,
     metavar="FILE_OR_FOLDER",
-    help="what producers were told: JSON lines, Parquet or CSV; may be repeated",
+    help="acknowledged sends: JSON lines, Parquet or CSV; may be repeated",
 )
 @click.option(
-    "--group", metavar="NAME", help="take all stores for replicas of this group, whatever they say"
+    "--group",
+    metavar="NAME",
+    help="take all stores for replicas of this group, whatever their identity",
 )
 @click.option("--unconfirmed", is_flag=True, help="compare what lies above confirmOffset, too")
 @click.option(
@@ -51,17 +59,26 @@ _EPILOG = (
 @click.option("--output", metavar="DIR", help="findings as Parquet, and summary.json")
 @click.option("--overwrite", is_flag=True, help="replace what --output holds")
 @click.option(
-    "--limit", type=click.IntRange(0, 10_000), default=20, show_default=True,
+    "--limit",
+    type=click.IntRange(0, 10_000),
+    default=20,
+    show_default=True,
     help="findings that are printed; --output has all of them",
-)  # fmt: skip
+)
 @click.option(
-    "--range-mib", type=click.IntRange(1), default=64, show_default=True,
+    "--range-mib",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
     help="how much of the log one task takes",
-)  # fmt: skip
+)
 @click.option(
-    "--max-record-bytes", type=click.IntRange(91), default=32 * _MIB, show_default=True,
-    help="a larger record is taken for damage",
-)  # fmt: skip
+    "--max-record-bytes",
+    type=click.IntRange(91),
+    default=32 * _MIB,
+    show_default=True,
+    help="a larger record counts as damage",
+)
 def main(
     job: Job,
     *,
@@ -78,7 +95,7 @@ def main(
     range_mib: int,
     max_record_bytes: int,
 ) -> None:
-    """Compare replicas' stores with each other, and with what producers were told."""
+    """Compare replicas' stores with each other, and with acknowledged sends."""
     request = AuditRequest(
         stores=paths_of("--stores", stores),
         acked=paths_of("--acked", acked),
@@ -92,7 +109,7 @@ def main(
     )
     if output is not None:
         check_output(output, overwrite=overwrite)
-    with job.progress.step("reading what the stores say of themselves"):
+    with job.progress.step("reading identity and epochs of the stores"):
         plan = plan_audit(request)
     with (
         job.session("message_audit", **(SMALL_JVM if plan.is_small else {})) as session,
@@ -111,4 +128,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m spark.jobs.message_audit")
+    main(prog_name="python -m batonmq.spark.jobs.message_audit")

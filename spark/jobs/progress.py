@@ -1,4 +1,4 @@
-"""What a long job says while it works, on standard error.
+"""Progress of a long job, on standard error.
 
 On a terminal one line that is written again: step, stages, tasks, seconds. Elsewhere one line when
 a step begins, one when it ends, and one every ten seconds of a long one: a log stays short.
@@ -21,7 +21,7 @@ _LOG_S: Final = 10.0
 
 
 class Progress:
-    """Steps of one job. `quiet`: only warnings are told."""
+    """Steps of one job. `quiet`: only warnings are printed."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -29,12 +29,12 @@ class Progress:
         self._context: SparkContext | None = None
 
     def watch(self, context: SparkContext) -> None:
-        """From now on tell the tasks of this context, too."""
+        """From now on print the tasks of this context, too."""
         self._context = context
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Tell of `text` while the block runs, and how long it took; steps may not be nested."""
+        """Prints `text` while the block runs, and how long it took; steps may not be nested."""
         if self._quiet:
             yield
             return
@@ -42,17 +42,17 @@ class Progress:
         over = threading.Event()
         if not self._terminal:
             click.echo(f"{text} ...", err=True)
-        teller = threading.Thread(target=self._tell, args=(text, began, over), daemon=True)
-        teller.start()
+        printer = threading.Thread(target=self._print, args=(text, began, over), daemon=True)
+        printer.start()
         try:
             yield
         except BaseException:
-            self._stop(teller, over)
+            self._stop(printer, over)
             raise
-        self._stop(teller, over)
+        self._stop(printer, over)
         click.echo(f"{text}: {time.monotonic() - began:.1f} s", err=True)
 
-    def say(self, text: str) -> None:
+    def line(self, text: str) -> None:
         """One line, unless quiet."""
         if not self._quiet:
             click.echo(text, err=True)
@@ -61,13 +61,13 @@ class Progress:
         """One line, always."""
         click.echo(f"warning: {text}", err=True)
 
-    def _stop(self, teller: threading.Thread, over: threading.Event) -> None:
+    def _stop(self, printer: threading.Thread, over: threading.Event) -> None:
         over.set()
-        teller.join()
+        printer.join()
         if self._terminal:
             click.echo("\r\033[K", err=True, nl=False)
 
-    def _tell(self, text: str, began: float, over: threading.Event) -> None:
+    def _print(self, text: str, began: float, over: threading.Event) -> None:
         while not over.wait(_TERMINAL_S if self._terminal else _LOG_S):
             line = f"{text}: {time.monotonic() - began:.0f} s{self._tasks()}"
             if self._terminal:

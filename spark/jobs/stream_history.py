@@ -1,7 +1,7 @@
-"""`python -m spark.jobs.stream_history`: the published failover history into Parquet, as it comes.
+"""`python -m batonmq.spark.jobs.stream_history`: the published history into Parquet, as it comes.
 
 Reads the topic BATON_SYS_HISTORY of a running cluster and writes the table `history`, partitioned
-by broker group and day; see `docs/spark.md`. Runs until it is stopped.
+by broker group and day; see `docs/spark-jobs.md`. Runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 
 import click
 
-from spark.history_stream.output import StreamOutput, output_folder
-from spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan, holes_told
-from spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
+from batonmq.spark.history_stream.output import StreamOutput, output_folder
+from batonmq.spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan, holes_told
+from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
 
 _TRIGGER: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes",
@@ -30,28 +30,38 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "m
 @job_options
 @click.option("--name-servers", required=True, metavar="HOST:PORT[;...]", help="of the cluster")
 @click.option(
-    "--output", required=True, metavar="DIR",
-    help="folder of the Parquet table; an empty one, or one that this job wrote: it goes on there",
-)  # fmt: skip
+    "--output",
+    required=True,
+    metavar="DIR",
+    help="folder of the Parquet table; an empty one, or one that this job wrote, to continue it",
+)
 @click.option(
-    "--checkpoint", metavar="DIR",
+    "--checkpoint",
+    metavar="DIR",
     help="where Spark keeps its place in the topic; default: OUTPUT/_stream/checkpoint",
-)  # fmt: skip
+)
 @click.option("--available-now", "--once", is_flag=True, help="read what is there now, then end")
 @click.option(
-    "--trigger", default="30s", show_default=True, metavar="TIME",
+    "--trigger",
+    default="30s",
+    show_default=True,
+    metavar="TIME",
     help="how often new events become files (10s, 500ms, 5m): each time one file for each "
     "broker group and day that has new ones",
-)  # fmt: skip
+)
 @click.option(
-    "--max-events", default=100_000, show_default=True, type=click.IntRange(1),
+    "--max-events",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(1),
     help="messages in one batch, at most",
-)  # fmt: skip
+)
 @click.option(
-    "--accept-loss", is_flag=True,
-    help="go on behind events that the topic lost before they were read (by its retention, or an "
+    "--accept-loss",
+    is_flag=True,
+    help="continue behind events that the topic lost before they were read (by retention, or an "
     "unclean election) instead of stopping there",
-)  # fmt: skip
+)
 def main(
     job: Job,
     name_servers: str,
@@ -65,13 +75,13 @@ def main(
     """Stream the history topic of a running cluster to Parquet.
 
     Each event comes once, whatever is killed on the way. Ends after the present batch on ctrl-C or
-    SIGTERM, and may go on later with the same OUTPUT.
+    SIGTERM, and may continue later with the same OUTPUT.
     """
     every = None if available_now else _interval(trigger)
     table = StreamOutput(output_folder(output))
     table.open()
     try:
-        stream = HistoryStream(table, job.progress.say)
+        stream = HistoryStream(table, job.progress.line)
         with (
             _stopping() as stopping,
             job.session("stream_history", spark_sql_shuffle_partitions="4") as session,
@@ -79,9 +89,9 @@ def main(
             _listen(stopping)  # Spark has set a handler of its own meanwhile
             if not session.conf.get("spark.log.level", ""):
                 # Of a failed query Spark logs the trace of its JVM, with each outage of the cluster
-                # again; the job says it in a line.
+                # again; the job prints a line.
                 session.sparkContext.setLogLevel("FATAL")
-            job.progress.say(f"reading BATON_SYS_HISTORY into {table.folder}")
+            job.progress.line(f"reading BATON_SYS_HISTORY into {table.folder}")
             place = checkpoint or str(table.checkpoint)
             plan = StreamPlan(name_servers, place, max_events, every, accept_loss)
             stream.run(session, plan, stopping)
@@ -134,4 +144,4 @@ def _interval(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m spark.jobs.stream_history")
+    main(prog_name="python -m batonmq.spark.jobs.stream_history")

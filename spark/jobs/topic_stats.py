@@ -1,6 +1,6 @@
-"""`python -m spark.jobs.topic_stats`: volume, sizes, delays, hot queues, slow consumers.
+"""`python -m batonmq.spark.jobs.topic_stats`: volume, sizes, delays, hot queues, slow consumers.
 
-Reads store folders of brokers, and writes tables and a report; see `docs/spark.md`.
+Reads store folders of brokers, and writes tables and a report; see `docs/spark-jobs.md`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 
 import click
 
-from spark.fitting import SMALL, SMALL_JVM, fitted
-from spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options, paths_of
-from spark.stats.output import Output
-from spark.stats.replicas import one_per_group
-from spark.stats.run import Wanted, lines, run
-from spark.stats.stats_report import write_stats_report
+from batonmq.spark.fitting import SMALL, SMALL_JVM, fitted
+from batonmq.spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options, paths_of
+from batonmq.spark.stats.output import Output
+from batonmq.spark.stats.replicas import one_per_group
+from batonmq.spark.stats.run import Wanted, lines, run
+from batonmq.spark.stats.stats_report import write_stats_report
 
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d"]
@@ -25,33 +25,47 @@ _MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
 @job_options
 @click.option(
-    "--stores", multiple=True, required=True, metavar="PATTERN",
+    "--stores",
+    multiple=True,
+    required=True,
+    metavar="PATTERN",
     help="store folders of brokers; repeated, or with commas. Of several replicas of a group the "
     "one with the longest confirmed log is read",
-)  # fmt: skip
+)
 @click.option("--output", required=True, metavar="DIR", help="where tables and report go")
 @click.option(
-    "--overwrite", is_flag=True,
+    "--overwrite",
+    is_flag=True,
     help="replace an earlier result in --output; its snapshots of consumer_lag are kept",
-)  # fmt: skip
+)
 @click.option(
-    "--bucket", default="1m", show_default=True, metavar="SPAN",
-    help="how much time one row tells of: a number and s, m, h or d",
-)  # fmt: skip
+    "--bucket",
+    default="1m",
+    show_default=True,
+    metavar="SPAN",
+    help="how much time one row covers: a number and s, m, h or d",
+)
 @click.option("--topics", default="", metavar="NAMES", help="only these, by commas")
 @click.option(
-    "--at", "moment", type=click.DateTime(_MOMENTS),
+    "--at",
+    "moment",
+    type=click.DateTime(_MOMENTS),
     help="when the offsets were committed, in UTC; default: now. Set it for copied stores",
-)  # fmt: skip
+)
 @click.option("--unconfirmed", is_flag=True, help="count what lies above confirmOffset, too")
 @click.option(
-    "--mode", type=click.Choice(["FAILFAST", "DROPMALFORMED"]), default="FAILFAST",
-    show_default=True, help="what to do where a log is damaged",
-)  # fmt: skip
+    "--mode",
+    type=click.Choice(["FAILFAST", "DROPMALFORMED"]),
+    default="FAILFAST",
+    show_default=True,
+    help="what to do where a log is damaged",
+)
 @click.option(
-    "--max-lag", type=click.IntRange(0), metavar="N",
+    "--max-lag",
+    type=click.IntRange(0),
+    metavar="N",
     help="end with 1 if a group is more messages behind on a topic",
-)  # fmt: skip
+)
 @click.option("--no-report", is_flag=True, help="tables only")
 def main(
     job: Job,
@@ -76,7 +90,7 @@ def main(
         unconfirmed,
     )
     report = ""
-    with job.progress.step("reading what the stores say of themselves"):
+    with job.progress.step("reading identity and epochs of the stores"):
         sources = one_per_group(wanted.patterns, unconfirmed=unconfirmed)
     small = sources.is_small()
     with (
@@ -88,15 +102,15 @@ def main(
         if not no_report:
             with job.progress.step("drawing the report"):
                 report = write_stats_report(spark, str(place.path), summary)
-    told = lines(summary)
-    job.result(summary, [*told, f"report: {report}"] if report else told)
+    printed = lines(summary)
+    job.result(summary, [*printed, f"report: {report}"] if report else printed)
     slowest = summary["slowest_group"]
     if max_lag is not None and slowest and slowest["lag"] > max_lag:
         click.get_current_context().exit(FOUND)
 
 
 def span_ms(text: str) -> int:
-    """`30s`, `1m`, `2h`, `1d` as ms. Raises ValueError, which says what is allowed."""
+    """`30s`, `1m`, `2h`, `1d` as ms. Raises ValueError, with what is allowed."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
     if found is None:
         raise ValueError(f"--bucket {text!r}: it must be a number from 1 on and s, m, h or d")
@@ -104,4 +118,4 @@ def span_ms(text: str) -> int:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m spark.jobs.topic_stats")
+    main(prog_name="python -m batonmq.spark.jobs.topic_stats")

@@ -1,5 +1,5 @@
 """Topics of a running cluster: read by batches and streams, and written.
 
-`offsets`, `ranges` and `limits` are the pure core; `cluster` asks a running one, `range_reader`
+`offsets`, `ranges` and `limits` are the pure core; `cluster` queries a running one, `range_reader`
 pulls and decodes; `topic_source` and `sink` are what Spark sees.
 """

@@ -13,10 +13,10 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from epoch.durable_file import replace_file
+from batonmq.process.durable_file import replace_file
 
 Ack = dict[str, str | int]
-"""topic, broker, queue_id, queue_offset, unique_key, and msg_id if the broker told it."""
+"""topic, broker, queue_id, queue_offset, unique_key, and msg_id if the broker sent it."""
 
 _encode: Final = msgspec.json.encode
 _SCHEME: Final = "file:"
@@ -68,7 +68,7 @@ class AckFile:
                 os.close(file)
 
     def add(self, acks: list[Ack]) -> None:
-        """Raises OSError. Nothing is buffered: a task that dies has told what it knew."""
+        """Raises OSError. Nothing is buffered: the file of a killed task is complete up to then."""
         if self._path is not None:
             if self._file is None:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

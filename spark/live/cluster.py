@@ -1,7 +1,7 @@
-"""What a read asks of a running cluster: queues, their bounds, offsets by time, epochs.
+"""What a read needs from a running cluster: queues, their bounds, offsets by time, epochs.
 
 `LiveCluster` is for one thread that waits for each answer (a Spark task, or the driver's planner).
-Its loop runs only while something is asked.
+Its loop runs only during a call. Free of Spark.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from typing import Any, Final, Self, TypeVar
 
 import uvloop
 
-from batonmq.broker_calls import PullRequest, QueueCalls
-from batonmq.client_instance import ClientInstance
-from batonmq.clock import boot_ms, wall_ms
-from batonmq.errors import NoMasterError, NoNameServerError, NoRouteError
-from batonmq.master_pull import PulledRecords, pull_records
-from batonmq.pull_result import PullStatus
-from batonmq.retry import pause_ms
-from batonmq.route import MASTER_ID, TopicRoute
-from batonmq.subscription import build_subscription
-from epoch.entry import EpochEntry
-from protocol.bodies import ClusterInfo, EpochEntryCache
-from protocol.codes import RequestCode, ResponseCode
-from protocol.errors import BatonError
-from protocol.message import MessageQueue
-from remoting.command import RemotingCommand
-from spark.live.offsets import Offsets
+from batonmq.client.consumer.pulling import (
+    PulledRecords,
+    PullRequest,
+    PullStatus,
+    build_subscription,
+    pull_records,
+)
+from batonmq.client.consumer.queue_calls import QueueCalls
+from batonmq.client.errors import NoMasterError, NoNameServerError, NoRouteError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.failover import pause_ms
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.epoch.entry import EpochEntry
+from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.protocol.codes import MASTER_ID
+from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.message import MessageQueue
+from batonmq.spark.live.offsets import Offsets
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# How long a master must say that a queue ends below an offset until it is believed: one that was
-# just replaced may still answer, and knows less than its successor.
+# A queue counts as ending below an offset after its master has replied so for this long: a master
+# that was just replaced may still reply, and its log may be shorter than that of its successor.
 LOSS_CONFIRM_MS: Final = 2_000
 # How long a new master may take to show what its log holds.
 SETTLE_MS: Final = 10_000
@@ -43,7 +45,7 @@ DOWN: Final = "they know no broker, or a group without a master"
 
 
 class ClusterError(Exception):
-    """The cluster did not give what was asked in time; the text names what, where and why."""
+    """The cluster did not answer a request in time; the text names what, where and why."""
 
 
 class LiveCluster:
@@ -77,8 +79,8 @@ class LiveCluster:
         except BatonError as error:
             at = ", ".join(self.client.name_server_addresses)
             raise ClusterError(
-                f"{error} (asked the cluster of name servers {at}, with patience "
-                f"{self.patience_ms} ms: option operationTimeout)"
+                f"{error} (cluster of name servers {at}, tried for {self.patience_ms} ms: option "
+                "operationTimeout)"
             ) from error
 
     def deadline_ms(self) -> int:
@@ -107,16 +109,16 @@ class LiveCluster:
     def bounds(
         self, queues: Sequence[MessageQueue], *, some: bool = False, whole: bool = False
     ) -> dict[MessageQueue, tuple[int, int]]:
-        """[lowest, end) of what each queue holds and shows, as its master says.
+        """[lowest, end) of what each queue holds and shows, by its master.
 
         `some`: without those whose master does not answer, unless none does. `whole`: a new master
-        that shows less than its log held when it was asked is waited for.
+        that shows less than its log held at the time of the request is waited for.
         """
         deadline_ms = self.deadline_ms()
 
         async def one(queue: MessageQueue) -> tuple[int, int]:
-            # Whoever was asked for the end answers, also a former master that holds less by now: a
-            # pull at that end is answered by the master only, and tells both ends.
+            # A former master that holds less by now may reply to the request for the end. Only the
+            # master replies to a pull at that end, and the reply has both ends.
             end = await self._calls.max_offset(queue, deadline_ms=deadline_ms)
             subscription = build_subscription(queue.topic, "*", wall_ms())
             request = PullRequest(self.group, queue, end, subscription, max_messages=1)
@@ -172,12 +174,12 @@ async def route_of(
     unknown = 0
     while True:
         try:
-            return await client.refresh_route(topic, deadline_ms=deadline_ms)
+            return await client.routes.refresh(topic, deadline_ms=deadline_ms)
         except (NoRouteError, NoNameServerError) as error:
             failures += 1
             missing = isinstance(error, NoRouteError)
             down = missing and await is_down(client, deadline_ms)
-            # Asked twice: its brokers may have come between the two questions.
+            # Two requests: its brokers may have registered between them.
             unknown = unknown + 1 if missing and not down else 0
             hopeless = not known and unknown > 1
             if hopeless or boot_ms() + pause_ms(failures) >= deadline_ms:
@@ -190,20 +192,19 @@ async def route_of(
 
 async def is_down(client: ClientInstance, deadline_ms: int) -> bool:
     """Whether some broker group has no master, or none is known at all, as while all of its
-    brokers start: that a topic is not known says nothing then."""
-    request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+    brokers start: an unknown topic is then no proof that there is none."""
     try:
-        reply = await client.name_servers.invoke(request, deadline_ms=deadline_ms)
+        info = await client.name_servers.cluster_info(deadline_ms=deadline_ms)
     except NoNameServerError:
         return True
-    if reply.code != ResponseCode.SUCCESS:
+    except ResponseError:
         return False
-    groups = ClusterInfo.decode(reply.body).broker_addr_table
+    groups = info.broker_addr_table
     return not groups or any(MASTER_ID not in group.broker_addrs for group in groups.values())
 
 
 async def pulled(client: ClientInstance, request: PullRequest, deadline_ms: int) -> PulledRecords:
-    """As `pull_records`; the topic was there, so it is waited for where no name server knows it."""
+    """As `pull_records`; the topic was there, so it is waited for if no name server has it."""
     failures = 0
     while True:
         try:
@@ -220,8 +221,8 @@ async def shown_end(
 ) -> int:
     """The end of a queue once it shows what its master's log holds now. `end`: what it shows now.
 
-    A new master shows less for a moment, and what it does not show may have been acknowledged. Not
-    waited for longer than SETTLE_MS: what is confirmed by nobody is no consumer's yet.
+    A new master shows less for a moment, and what it does not show may have been acknowledged. This
+    waits SETTLE_MS at most: consumers may not have what no replica confirms.
     """
     settled_ms = min(boot_ms() + SETTLE_MS, deadline_ms)
 
@@ -272,29 +273,22 @@ async def shortfall(
             return answer.min_offset, answer.max_offset
         tries += 1
         await asyncio.sleep(pause_ms(tries) / 1000)
-        await client.refresh_route(queue.topic, deadline_ms=deadline_ms)
+        await client.routes.refresh(queue.topic, deadline_ms=deadline_ms)
 
 
 async def epochs_of(
     client: ClientInstance, topic: str, broker_name: str, log_end: int, deadline_ms: int
 ) -> tuple[EpochEntry, ...]:
-    """The epochs of a group's log, which tell the truth below `log_end`; none outside controller
-    mode.
+    """The epochs of a group's log, which are right below `log_end`; none outside controller mode.
 
     `log_end` must be the end of bytes that consumers saw, so that no master can lack them. Raises
     NoMasterError if no master that has them answers in time.
     """
     failures = 0
     while True:
-        reply = await client.invoke_at_master(
-            topic,
-            broker_name,
-            lambda: RemotingCommand.request(RequestCode.GET_BROKER_EPOCH_CACHE),
-            deadline_ms=deadline_ms,
-        )
-        if reply.code != ResponseCode.SUCCESS:
+        cache = await QueueCalls(client).epochs(topic, broker_name, deadline_ms=deadline_ms)
+        if cache is None:
             return ()
-        cache = EpochEntryCache.decode(reply.body)
         if cache.max_offset >= log_end:
             return tuple(
                 EpochEntry(each.epoch, each.start_offset, each.end_offset)
@@ -304,7 +298,7 @@ async def epochs_of(
         if boot_ms() + pause_ms(failures) >= deadline_ms:
             raise NoMasterError(broker_name, f"its log ends at {cache.max_offset}, below {log_end}")
         await asyncio.sleep(pause_ms(failures) / 1000)
-        await client.refresh_route(topic, deadline_ms=deadline_ms)
+        await client.routes.refresh(topic, deadline_ms=deadline_ms)
 
 
 __all__ = [

@@ -1,8 +1,8 @@
 """The columns of `table=topic`, and records of a queue as batches of them.
 
-What is told of a stored record is told under the names and types of the table `messages`, by its
+The columns of a stored record have the names and types of the table `messages`, and come from its
 code. Two things differ: `body` is the plain body (a zlib-compressed one is inflated; what cannot be
-stays as it is, and `sys_flag` says how it is compressed), and there is no folder to name.
+stays as it is, and `sys_flag` has the compression), and there is no folder to name. Free of Spark.
 """
 
 import zlib
@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from epoch.entry import EpochEntry
-from protocol.message import uncompress
-from protocol.sysflag import COMPRESSED
-from spark.message_columns import message_batch
-from spark.record_columns import Records
-from spark.schemas import TABLES
-from spark.store_facts import StoreFacts
+from batonmq.epoch.entry import EpochEntry
+from batonmq.protocol.message import uncompress
+from batonmq.protocol.sysflag import COMPRESSED
+from batonmq.spark.message_columns import message_batch
+from batonmq.spark.record_columns import Records
+from batonmq.spark.schemas import TABLES
+from batonmq.spark.store_facts import StoreFacts
 
 _FIRST: Final = ("topic", "queue_id", "queue_offset", "cluster", "broker")
 _NOT_HERE: Final = frozenset({"store", "broker_id"})

@@ -1,4 +1,4 @@
-"""An event loop that goes on while the thread which uses it waits for something else."""
+"""An event loop that keeps running while the thread which uses it waits for something else."""
 
 import asyncio
 import threading
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """`with LoopThread() as loop: loop.run(work())`. Tasks left by `run` go on in between.
+    """`with LoopThread() as loop: loop.run(work())`. Tasks left by `run` continue in between.
 
-    On a loop that stands still answers lie in the sockets while deadlines pass; when it goes on,
-    it sees the deadlines first.
+    On a stopped loop, replies stay in the sockets while deadlines pass; when it continues, it
+    handles the deadlines first.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Offsets of queues: as a checkpoint keeps them, and as users say where to begin and end. Pure.
+"""Offsets of queues: as a checkpoint keeps them, and as options give the begin and the end. Pure.
 
 The checkpoint's form, version 1: `{"version": 1, "topics": {topic: {broker: {queueId: offset}}}}`.
 An offset is the next one to be read. A queue that is not named begins at 0. Names are in order, so
-that equal offsets are equal texts.
+that equal offsets are equal texts. Free of Spark.
 """
 
 import json
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from protocol.message import MessageQueue
+from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.message import MessageQueue
 
 VERSION: Final = 1
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST, "-2": EARLIEST, "-1": LATEST}
-_MOST: Final = (1 << 63) - 1
 _FORM: Final = '{"topic": {"broker": {"queueId": offset}}}'
 
 Offsets = dict[MessageQueue, int]
@@ -52,12 +52,12 @@ def from_checkpoint(raw: Mapping[str, Any], topics: Iterable[str]) -> Offsets:
             f"the checkpoint's offsets are not of the form {_FORM}: {raw}; begin with a new "
             "checkpoint"
         ) from None
-    asked = set(topics)
-    gone = sorted({queue.topic for queue in found} - asked)
+    wanted = set(topics)
+    gone = sorted({queue.topic for queue in found} - wanted)
     if gone:
         raise ValueError(
             f"the checkpoint has offsets of topic {', '.join(gone)}, which option topic does not "
-            f"name ({', '.join(sorted(asked))}): name it again, or begin with a new checkpoint"
+            f"name ({', '.join(sorted(wanted))}): name it again, or begin with a new checkpoint"
         )
     return found
 
@@ -66,8 +66,8 @@ def from_checkpoint(raw: Mapping[str, Any], topics: Iterable[str]) -> Offsets:
 class Bound:
     """Where a read begins or ends: at a time (wall clock ms), or at a place per queue.
 
-    `queues`, `brokers` and `topics` say it ever less exactly, `everywhere` for all the rest; None
-    there: nothing was said.
+    The most exact of `queues`, `brokers` and `topics` counts, then `everywhere`; None: the
+    default.
     """
 
     time_ms: int | None = None
@@ -77,19 +77,19 @@ class Bound:
     queues: Mapping[MessageQueue, Place] = field(default_factory=dict)
 
     def place(self, queue: MessageQueue, default: Place) -> Place:
-        """What is said of one queue, else `default`."""
-        for said in (
+        """The place given for one queue, else `default`."""
+        for given in (
             self.queues.get(queue),
             self.brokers.get((queue.topic, queue.broker_name)),
             self.topics.get(queue.topic),
             self.everywhere,
         ):
-            if said is not None:
-                return said
+            if given is not None:
+                return given
         return default
 
     def check_known(self, queues: Sequence[MessageQueue], option: str) -> None:
-        """Raises ValueError if something is said of a broker or queue that is not there."""
+        """Raises ValueError if a place is given for a broker or queue that is not there."""
         brokers = {(queue.topic, queue.broker_name) for queue in queues}
         strange = [str(queue) for queue in sorted(set(self.queues) - set(queues))]
         strange += [f"{topic}@{broker}" for topic, broker in sorted(set(self.brokers) - brokers)]
@@ -141,7 +141,7 @@ def parse_bound(text: str, option: str, topics: Sequence[str]) -> Bound:
 
 
 def _stored(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONG_MAX:
         raise ValueError(value)
     return value
 
@@ -150,7 +150,7 @@ def _place(value: object, option: str, where: str) -> Place:
     word = _WORDS.get(str(value).lower())
     if word is not None and not isinstance(value, bool):
         return word
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONG_MAX:
         raise ValueError(
             f"{option}, topic {where}: {value!r} must be an offset from 0 on, earliest or latest"
         )

@@ -1,6 +1,7 @@
 """Values of options as users write them: durations, times, numbers, lists, truths.
 
 Each function raises ValueError that names the option, what was given and what is allowed.
+Free of Spark.
 """
 
 import json
@@ -9,8 +10,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from batonmq.name_servers import parse_addresses
-from protocol.topic_name import topic_problem
+from batonmq.client.instance.name_servers import parse_addresses
+from batonmq.protocol.topic_name import topic_problem
 
 _MS_PER: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h|)")
@@ -21,7 +22,7 @@ class GivenOptions:
     """The options of one read or write by their names in Spark, which are not case-sensitive."""
 
     def __init__(self, options: Mapping[str, str], allowed: tuple[str, ...], what: str) -> None:
-        """Raises ValueError for a name that is not `allowed`; `what` says of what they are."""
+        """Raises ValueError for a name that is not `allowed`; `what` names these options."""
         self._names = {name.lower(): name for name in allowed}
         self._given = {name.lower(): value.strip() for name, value in options.items()}
         unknown = sorted(set(self._given) - set(self._names))
@@ -57,7 +58,7 @@ class GivenOptions:
         return int(match[1]) * _MS_PER[match[2]]
 
     def time_ms(self, name: str) -> int | None:
-        """Ms since 1970, or ISO 8601 (UTC unless it says otherwise); None if not given."""
+        """Ms since 1970, or ISO 8601 (UTC unless it has a zone); None if not given."""
         value = self.text(name)
         if not value:
             return None
@@ -114,7 +115,7 @@ class GivenOptions:
     def together(self, one: str, other: str) -> None:
         """Raises ValueError if both are given."""
         if self.has(one) and self.has(other):
-            raise ValueError(f"{one} and {other} cannot stand together: give one of them")
+            raise ValueError(f"{one} and {other} exclude each other: give one of them")
 
 
 __all__ = ["GivenOptions"]

@@ -1,12 +1,12 @@
-"""The options of `table=topic`, checked; `docs/spark.md` lists them for users."""
+"""The options of `table=topic`, checked; `docs/spark.md` lists them for users. Free of Spark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from protocol.topic_name import group_problem
-from spark.live.offsets import Bound, parse_bound
-from spark.live.option_values import GivenOptions
+from batonmq.protocol.topic_name import group_problem
+from batonmq.spark.live.offsets import Bound, parse_bound
+from batonmq.spark.live.option_values import GivenOptions
 
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
@@ -26,9 +26,9 @@ _STREAM_ONLY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """What a user asked for beside filters. Sizes are bytes, times ms, counts messages.
+    """The options of a read. Sizes are bytes, times ms, counts messages.
 
-    `starting` and `ending`: None where nothing was said. 0 offsets per trigger or partition: no
+    `starting` and `ending`: None: not given. 0 offsets per trigger or partition: no
     such limit.
     """
 
@@ -54,8 +54,8 @@ class TopicOptions:
     def from_mapping(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> Self:
         """The options by their names in Spark. `streaming` None: not known yet which it will be.
 
-        Raises ValueError, which says what is allowed, for a bad value, an unknown name, or what
-        does not go together.
+        Raises ValueError, with what is allowed, for a bad value, an unknown name, or options that
+        exclude each other.
         """
         given = GivenOptions(options, NAMES, "table=topic")
         wrong = () if streaming is None else (_BATCH_ONLY if streaming else _STREAM_ONLY)

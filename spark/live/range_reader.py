@@ -1,10 +1,11 @@
 """Reads a range of one queue: windows of records, and no end before the range's end.
 
-Pulls ahead: where nothing is filtered, the next offsets are asked for before the first are there,
-so a window costs few round trips though a broker answers at most 32 messages at once. Each answer
-says how far it went; what was asked for too far ahead is asked for again.
+Pulls ahead: where nothing is filtered, the next pulls are sent before the replies to the first ones
+come, so a window costs few round trips though a reply has at most 32 messages. Each reply has the
+next offset; pulls that were too far ahead are sent again.
 
 A failover in the middle costs time only: offsets stay, and what a consumer may see stays.
+Free of Spark.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ from typing import Final
 
 import numpy as np
 
-from batonmq.broker_calls import PullRequest
-from batonmq.client_instance import ClientInstance
-from batonmq.clock import boot_ms
-from batonmq.errors import NoRouteError
-from batonmq.master_pull import PulledRecords, pull_records
-from batonmq.pull_result import PullStatus
-from batonmq.retry import pause_ms
-from protocol.bodies import SubscriptionData
-from spark.live.cluster import ClusterError, shortfall
-from spark.live.ranges import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
-from spark.record_columns import Records, locate, wrong_crc
-from spark.record_scan import chain, is_record
+from batonmq.client.consumer.pulling import PulledRecords, PullRequest, PullStatus, pull_records
+from batonmq.client.errors import NoRouteError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.failover import pause_ms
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.bodies import SubscriptionData
+from batonmq.spark.live.cluster import ClusterError, shortfall
+from batonmq.spark.live.ranges import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
+from batonmq.spark.record_columns import Records, locate, wrong_crc
+from batonmq.spark.record_scan import chain, is_record
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ class RangeReader:
             if self._position - offset < self._stride and self._position < end:
                 short = self._position - offset
         if not self._filters:
-            # Large messages fill an answer sooner: then fewer are asked for at a time.
+            # Large messages fill a reply sooner: then fewer pulls are sent at a time.
             self._stride = short or min(PULL_MESSAGES, 2 * self._stride)
         return answers[0]
 
@@ -188,7 +187,7 @@ class RangeReader:
         records, good = locate(data, starts)
         if reached != len(data) or good < len(starts) or _is_damaged(data, records):
             raise ClusterError(
-                f"{self._wanted.queue}: the answer for offsets [{begin}, {end}) is damaged; the "
+                f"{self._wanted.queue}: the reply for offsets [{begin}, {end}) is damaged; the "
                 "task may be tried again"
             )
         inside = (records.queue_offset >= begin) & (records.queue_offset < end)

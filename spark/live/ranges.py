@@ -1,7 +1,7 @@
 """Ranges of queue offsets: what a read takes, how it is shared out over tasks and triggers. Pure.
 
 A range, once planned, always means the same messages: offsets are given once, and consumers see
-none that a failover could take back.
+none that a failover could take back. Free of Spark.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from protocol.message import MessageQueue
-from spark.live.offsets import Offsets
+from batonmq.protocol.message import MessageQueue
+from batonmq.spark.live.offsets import Offsets
 
 # Ranges of fewer offsets than this share a task: starting one costs more than reading them.
 SMALL: Final = 2000
@@ -33,12 +33,12 @@ class QueueRange:
 
 
 class DataLossError(Exception):
-    """Messages that were asked for are not there (any more)."""
+    """Requested messages are not there (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of [begin, end) that was asked, the queue holds only what lies in [low, high)."""
+    """Of the requested [begin, end) the queue holds only what lies in [low, high)."""
 
     wanted: QueueRange
     low: int
@@ -48,14 +48,14 @@ class Loss:
     def __str__(self) -> str:
         queue = self.wanted.queue
         return (
-            f"topic {queue.topic}, broker {queue.broker_name}, queue {queue.queue_id}: asked for "
+            f"topic {queue.topic}, broker {queue.broker_name}, queue {queue.queue_id}: requested "
             f"offsets [{self.wanted.begin}, {self.wanted.end}), available are [{self.low}, "
             f"{self.high}): {self.why}"
         )
 
     def error(self) -> DataLossError:
         return DataLossError(
-            f"{self}; set failOnDataLoss=false to go on with what there is, or begin with other "
+            f"{self}; set failOnDataLoss=false to continue with what there is, or begin with other "
             "offsets (a new checkpoint)"
         )
 
@@ -64,7 +64,7 @@ EXPIRED: Final = "the messages before have expired"
 BEFORE_IT_WAS_SEEN: Final = (
     "the stream has not seen this queue before, and its first messages have expired"
 )
-ENDS_BELOW: Final = "the queue ends below, as after its topic was deleted and made anew"
+ENDS_BELOW: Final = "the queue ends below, as after its topic was deleted and created again"
 GONE: Final = "the log behind these offsets is gone"
 
 
@@ -84,7 +84,7 @@ def ranges_between(start: Mapping[MessageQueue, int], end: Offsets) -> list[Queu
     """What lies between two offsets, by queue in order.
 
     A queue that `start` does not name begins at 0. So does one that ends below its start: it was
-    found to have been made anew, and failOnDataLoss is false (else nobody plans such an end).
+    found to have been created again, and failOnDataLoss is false (else no such end is planned).
     """
     found = []
     for queue in sorted(end):

@@ -19,10 +19,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark.live.ack_report import AckFile, write_committed
-from spark.live.loop_thread import LoopThread
-from spark.live.sink_options import SinkOptions, check_columns
-from spark.live.sink_sender import SinkError, SinkSender, row_of
+from batonmq.spark.live.ack_report import AckFile, write_committed
+from batonmq.spark.live.loop_thread import LoopThread
+from batonmq.spark.live.sink_options import SinkOptions, check_columns
+from batonmq.spark.live.sink_sender import SinkError, SinkSender, row_of
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         query_id = context.getLocalProperty(_QUERY_ID) if context is not None else None
         batch_id = context.getLocalProperty(_BATCH_ID) if context is not None else None
         if not query_id or not batch_id:
-            raise SinkError("Spark does not tell the task of which query and batch it is")
+            raise SinkError("Spark does not pass the query and the batch to the task")
         job = uuid.UUID(query_id).hex[:12]
         return _send(self._options, job, int(batch_id), iterator)
 
@@ -98,7 +98,7 @@ def _send(options: SinkOptions, job: str, batch_id: int, batches: Iterator[pa.Re
         number = 0
         try:
             loop.run(sender.start())
-            # Requests go on while Spark makes the next batch, however long that takes.
+            # Requests continue while Spark makes the next batch, however long that takes.
             for batch in batches:
                 rows = []
                 for values in batch.to_pylist():

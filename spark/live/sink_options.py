@@ -1,13 +1,16 @@
-"""The options and columns of the sink, checked; `docs/spark.md` lists them for users."""
+"""The options and columns of the sink, checked; `docs/spark.md` lists them for users.
+
+Free of Spark.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from batonmq.outgoing import MESSAGE_SIZE_MAX
-from protocol.topic_name import group_problem
-from spark.live.ack_report import report_folder
-from spark.live.option_values import GivenOptions
+from batonmq.client.producer.outgoing import MESSAGE_SIZE_MAX
+from batonmq.protocol.topic_name import group_problem
+from batonmq.spark.live.ack_report import report_folder
+from batonmq.spark.live.option_values import GivenOptions
 
 PRODUCER_GROUP: Final = "BATON_SPARK_SINK"
 NAMES: Final = (
@@ -42,7 +45,7 @@ class SinkOptions:
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, str]) -> Self:
-        """The options by their names in Spark. Raises ValueError, which says what is allowed."""
+        """The options by their names in Spark. Raises ValueError, with what is allowed."""
         given = GivenOptions(options, NAMES, "writing")
         table = given.text("table", "topic").lower()
         if table != "topic":
@@ -95,7 +98,7 @@ def check_columns(columns: Mapping[str, str], options: SinkOptions) -> None:
     if "queue_id" in columns and "sharding_key" in columns:
         raise ValueError("queue_id and sharding_key both choose the queue: drop one of the columns")
     if "broker" in columns and "queue_id" not in columns:
-        raise ValueError("column broker says whose queue_id is meant: it needs column queue_id")
+        raise ValueError("column broker belongs to column queue_id, which is missing")
 
 
 __all__ = ["COLUMNS", "PRODUCER_GROUP", "SinkOptions", "check_columns"]

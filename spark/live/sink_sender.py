@@ -2,7 +2,7 @@
 
 Rows of one queue are sent in order, one request after the other; other requests go side by side.
 Only code 0 is an acknowledgement: what was stored and not confirmed is sent again, under the same
-unique key.
+unique key. Free of Spark.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any, Final
 
 import msgspec
 
-from batonmq.client_instance import ClientInstance
-from batonmq.clock import boot_ms
-from batonmq.errors import MessageIllegalError, NoNameServerError, NoRouteError
-from batonmq.outgoing import outgoing
-from batonmq.producer import Producer
-from batonmq.retry import pause_ms
-from batonmq.send_result import SendResult
-from protocol import properties as names
-from protocol.errors import BatonError
-from protocol.message import Message, MessageQueue
-from protocol.tags import java_string_hash
-from spark.live.ack_report import Ack
-from spark.live.cluster import DOWN, is_down, route_of
-from spark.live.sink_options import SinkOptions
+from batonmq.client.errors import MessageIllegalError, NoNameServerError, NoRouteError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.failover import pause_ms
+from batonmq.client.producer.outgoing import outgoing
+from batonmq.client.producer.producer import Producer
+from batonmq.client.producer.sending import SendResult
+from batonmq.process.clock import boot_ms
+from batonmq.protocol import properties as names
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import Message, MessageQueue
+from batonmq.protocol.tags import java_string_hash
+from batonmq.spark.live.ack_report import Ack
+from batonmq.spark.live.cluster import DOWN, is_down, route_of
+from batonmq.spark.live.sink_options import SinkOptions
 
 _HASH_BYTES: Final = 8
 _encode: Final = msgspec.json.encode
 
 
 class SinkError(Exception):
-    """A row cannot be sent, or was not acknowledged in time; the text names it and says why."""
+    """A row cannot be sent, or was not acknowledged in time; the text names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Row:
 def row_of(number: int, prefix: str, values: Mapping[str, Any], topic: str) -> Row:
     """A row out of its columns. `topic` is that of rows which name none. Raises SinkError.
 
-    Its unique key is `prefix`, its number and a hash of what it says: a task that is done again
+    Its unique key is `prefix`, its number and a hash of its content: a task that is repeated
     over other rows, or in another order, gives no row the key of another one, which a reader that
     drops repeats would lose.
     """
@@ -83,8 +83,10 @@ def row_of(number: int, prefix: str, values: Mapping[str, Any], topic: str) -> R
             "the broker and the client"
         )
     for name, column in (
-        (names.KEYS, "keys"), (names.TAGS, "tags"), (names.SHARDING_KEY, "sharding_key")
-    ):  # fmt: skip
+        (names.KEYS, "keys"),
+        (names.TAGS, "tags"),
+        (names.SHARDING_KEY, "sharding_key"),
+    ):
         if values.get(column):
             properties[name] = values[column]
     raw = body.encode() if isinstance(body, str) else bytes(body)
@@ -198,11 +200,11 @@ class SinkSender:
             except NoNameServerError as error:
                 why = str(error)
             except NoRouteError as error:
-                # Asked twice: its brokers may have come between the two questions.
+                # Two requests: its brokers may have registered between them.
                 unknown = 0 if await is_down(self._client, deadline_ms) else unknown + 1
                 if unknown > 1:
                     raise SinkError(f"{_told(rows)}: {error}") from error
-                why = f"no route, as the name servers say: {DOWN}; see `mqctl health`"
+                why = f"no route at the name servers: {DOWN}; see `mqctl health`"
             except MessageIllegalError as error:
                 guilty = [row for row in rows if row.is_illegal][:1]
                 raise SinkError(f"{_told(guilty or rows)}: {error}") from error
@@ -232,7 +234,7 @@ class SinkSender:
         )
 
     async def _queue_of(self, row: Row) -> MessageQueue | None:
-        """The queue that a row asks for, None for any. Raises SinkError if there is none such."""
+        """The queue that a row names, None for any. Raises SinkError if there is no such queue."""
         if row.queue_id is None and row.sharding_key is None:
             return None
         topic = row.message.topic

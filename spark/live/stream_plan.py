@@ -1,7 +1,7 @@
 """The offsets of a stream: where it begins, how far the next batch goes, what a batch reads.
 
 Spark keeps the offsets in its checkpoint, before it reads what lies between them; a batch that is
-repeated is planned from the same offsets again.
+repeated is planned from the same offsets again. Free of Spark.
 """
 
 import logging
@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from batonmq.clock import boot_ms
-from batonmq.route import TopicRoute
-from protocol.message import MessageQueue
-from spark.live.cluster import ClusterError, LiveCluster
-from spark.live.offsets import LATEST, Bound, Offsets
-from spark.live.ranges import (
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.message import MessageQueue
+from batonmq.spark.live.cluster import ClusterError, LiveCluster
+from batonmq.spark.live.offsets import LATEST, Bound, Offsets
+from batonmq.spark.live.ranges import (
     BEFORE_IT_WAS_SEEN,
     ENDS_BELOW,
     EXPIRED,
@@ -24,15 +24,15 @@ from spark.live.ranges import (
     ranges_between,
     total,
 )
-from spark.live.topic_read import TopicRead, TopicTask, check_loss, resolve
+from batonmq.spark.live.topic_read import TopicRead, TopicTask, check_loss, resolve
 
 log = logging.getLogger(__name__)
 
-# How old a route may be until it is asked for again: a topic may have grown.
+# How old a route may be until it is fetched again: a topic may have grown.
 ROUTE_MS: Final = 2_000
-# Spark asks again 10 ms after there was nothing; the masters are asked this often at most.
+# Spark polls again 10 ms after there was nothing; the masters get requests this often at most.
 IDLE_MS: Final = 100
-# How soon a route is asked for again that lacks a group.
+# How soon a route that lacks a group is fetched again.
 AGAIN_MS: Final = 200
 
 
@@ -82,7 +82,7 @@ class StreamPlan:
         """How far the batch after `start` goes: `start` itself if there is nothing to read.
 
         `most`: offsets at most, 0 for all. `limited` false: take what there is, whatever the
-        options say. Raises DataLossError, ClusterError.
+        options are. Raises DataLossError, ClusterError.
         """
         time.sleep(max(0, self._idle_until_ms - boot_ms()) / 1000)
         ends = self._ends(start)
@@ -138,7 +138,7 @@ class StreamPlan:
         return bounds
 
     def _ends(self, start: Offsets) -> Offsets:
-        """The end of what each queue has to read; below its start if it was made anew."""
+        """The end of what each queue has to read; below its start if it was created again."""
         # A stream that is to end with what was there must not end without a silent group's.
         may_pass = self._options.pass_over_silent and self._target is None
         self._await_groups(start, may_pass)
@@ -179,15 +179,15 @@ class StreamPlan:
             if boot_ms() >= deadline_ms:
                 raise ClusterError(
                     f"topic {', '.join(options.topics)}, broker group {', '.join(sorted(unknown))}:"
-                    f" the checkpoint has offsets of it, and no name server knows it (asked for "
+                    f" the checkpoint has offsets of it, and no name server has it (tried for "
                     f"{options.operation_timeout_ms} ms: option operationTimeout); start its "
-                    "brokers. passOverSilentGroups=true goes on without it until it is back, "
+                    "brokers. passOverSilentGroups=true continues without it until it is back, "
                     "failOnDataLoss=false also in a stream that ends by itself"
                 )
             time.sleep(AGAIN_MS / 1000)
             self._routes_ms = -ROUTE_MS
         for name in sorted(unknown - self._unknown):
-            log.warning("group_silent broker_name=%s: no name server knows it", name)
+            log.warning("group_silent broker_name=%s: no name server has it", name)
         self._unknown = unknown
 
     def _end(self, queue: MessageQueue, begin: int, high: int) -> int:

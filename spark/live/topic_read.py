@@ -1,7 +1,7 @@
 """One read of topics, without Spark: what there is to read on the driver, and reading on a task.
 
 Times, tags and offsets of filters become offsets and subscriptions; all filters are checked again
-by Spark, so they may let through too much.
+by Spark, so they may let through too much. Free of Spark.
 """
 
 import logging
@@ -11,19 +11,19 @@ from typing import Final
 
 import pyarrow as pa
 
-from batonmq.clock import wall_ms
-from batonmq.subscription import ALL, build_subscription
-from epoch.entry import EpochEntry
-from protocol.bodies import SubscriptionData
-from protocol.message import MessageQueue
-from spark.live.cluster import LiveCluster, epochs_of
-from spark.live.columns import topic_batch, topic_schema
-from spark.live.offsets import EARLIEST, LATEST, Bound, Offsets, Place
-from spark.live.options import TopicOptions
-from spark.live.range_reader import RangeReader, Window
-from spark.live.ranges import ENDS_BELOW, Loss, QueueRange, loss_of, share_out
-from spark.record_columns import Records
-from spark.selection import HIGH, LOW, Selection
+from batonmq.client.consumer.pulling import ALL, build_subscription
+from batonmq.epoch.entry import EpochEntry
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import SubscriptionData
+from batonmq.protocol.message import MessageQueue
+from batonmq.spark.live.cluster import LiveCluster, epochs_of
+from batonmq.spark.live.columns import topic_batch, topic_schema
+from batonmq.spark.live.offsets import EARLIEST, LATEST, Bound, Offsets, Place
+from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.range_reader import RangeReader, Window
+from batonmq.spark.live.ranges import ENDS_BELOW, Loss, QueueRange, loss_of, share_out
+from batonmq.spark.record_columns import Records
+from batonmq.spark.selection import HIGH, LOW, Selection
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class TopicRead:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that come of it. Raises ValueError for unknown ones."""
+        """Its columns. Raises ValueError for unknown ones."""
         return topic_schema(self.options.columns)
 
     def connect(self) -> LiveCluster:
@@ -167,7 +167,7 @@ class TopicRead:
 
 
 class _Epochs:
-    """The epochs of a queue's log, asked again when a window lies behind what they vouch for."""
+    """The epochs of a queue's log, fetched again for a window behind the end they are valid to."""
 
     def __init__(self, cluster: LiveCluster, queue: MessageQueue) -> None:
         self._cluster = cluster
@@ -176,10 +176,10 @@ class _Epochs:
         self._known_end = -1
 
     def up_to(self, window: Window) -> tuple[EpochEntry, ...]:
-        """Epochs that tell the truth of every record of the window.
+        """Epochs that are right for every record of the window.
 
-        They are asked after the records came: a list from before might name the epoch of bytes
-        that a failover took away and others replaced.
+        They are fetched after the records: an older list might have the epoch of bytes that a
+        failover truncated and replaced.
         """
         records = window.records
         end = int((records.physical_offset + records.size).max())
@@ -200,7 +200,7 @@ def resolve(
     default: Place,
     bounds: dict[MessageQueue, tuple[int, int]],
 ) -> Offsets:
-    """The offset of each queue that a bound stands for; `default` where it says nothing."""
+    """The offset of each queue that a bound means; `default` where it has none."""
     queues = list(bounds)
     if bound.time_ms is not None:
         return cluster.offsets_by_time(queues, bound.time_ms)

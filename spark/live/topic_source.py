@@ -18,11 +18,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark.live.offsets import from_checkpoint, to_checkpoint
-from spark.live.options import TopicOptions
-from spark.live.stream_plan import StreamPlan
-from spark.live.topic_read import TopicRead, TopicTask
-from spark.predicates import selection_of
+from batonmq.spark.live.offsets import from_checkpoint, to_checkpoint
+from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.stream_plan import StreamPlan
+from batonmq.spark.live.topic_read import TopicRead, TopicTask
+from batonmq.spark.predicates import selection_of
 
 
 class TopicPartition(InputPartition):

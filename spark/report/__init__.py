@@ -2,5 +2,5 @@
 
 `page` is the skeleton and escapes all that comes from data; the modules `*_figure(s)` each make one
 kind of picture from plain values; `epoch_tables` gets those values out of Spark with bounded
-aggregates; `epoch_report` says what stands on the page of `epoch_history`.
+aggregates; `epoch_report` decides what is on the page of `epoch_history`.
 """

@@ -1,4 +1,7 @@
-"""Layouts and axes that all pictures share. Plain values in, dicts as plotly.js takes them out."""
+"""Layouts and axes that all pictures share. Plain values in, dicts as plotly.js takes them out.
+
+Free of Spark.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from spark.report.quantities import DURATION_TICKS_MS, duration_text, plot_text
+from batonmq.spark.report.quantities import DURATION_TICKS_MS, duration_text, plot_text
 
 FONT: Final = 'system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif'
 ROW_PX: Final = 34
@@ -52,7 +55,7 @@ def count_axis(title: str, most: int, **more: Any) -> dict[str, Any]:
 
 
 def named(text: str, colour: str) -> dict[str, Any]:
-    """What the page's legend says of a trace."""
+    """A trace in the page's legend."""
     return {"name": plot_text(text), "meta": {"legend": text, "colour": colour}}
 
 

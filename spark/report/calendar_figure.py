@@ -1,4 +1,7 @@
-"""Days as a grid: empty where nothing was recorded, pale where all was well, else by the cost."""
+"""Days as a grid: empty where nothing was recorded, pale where all was well, else by the cost.
+
+Free of Spark.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from spark.report.axes import ROW_PX, layout, named, row_axis, time_axis
-from spark.report.epoch_lines import Day
-from spark.report.page import Figure
-from spark.report.palette import GREY, HEAT, NOTHING
-from spark.report.quantities import DURATION_TICKS_MS, counted, duration_text, plot_text
+from batonmq.spark.report.axes import ROW_PX, layout, named, row_axis, time_axis
+from batonmq.spark.report.epoch_lines import Day
+from batonmq.spark.report.page import Figure
+from batonmq.spark.report.palette import GREY, HEAT, NOTHING
+from batonmq.spark.report.quantities import DURATION_TICKS_MS, counted, duration_text, plot_text
 
 _DAY_MS: Final = 86_400_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _FEW_DAYS: Final = 14
 _WIDE_WEEKS: Final = 70
+
+_Cells = list[list[float | None]]
 
 
 def calendar_figure(days: Sequence[Day]) -> Figure:
@@ -75,61 +80,33 @@ def _grid(
     step_days: int = 1,
 ) -> Figure:
     """Three layers: not recorded, recorded without an outage, and outages by log10 of their ms."""
-    calm = [[None] * len(columns) for _ in rows]  # type: list[list[float | None]]
-    cost = [[None] * len(columns) for _ in rows]  # type: list[list[float | None]]
+    calm: _Cells = [[None] * len(columns) for _ in rows]
+    cost: _Cells = [[None] * len(columns) for _ in rows]
     calm_text = [[""] * len(columns) for _ in rows]
     cost_text = [[""] * len(columns) for _ in rows]
     for day, (row, column) in zip(days, places, strict=True):
         bad = day.unavailable_ms > 0 or day.outages > 0
         (cost if bad else calm)[row][column] = math.log10(max(1, day.unavailable_ms)) if bad else 0
-        (cost_text if bad else calm_text)[row][column] = _told(day, step_days)
+        (cost_text if bad else calm_text)[row][column] = _hover(day, step_days)
+    held = set(places)
+    unseen: _Cells = [
+        [None if (row, column) in held else 0 for column in range(len(columns))]
+        for row in range(len(rows))
+    ]
+    layers = (
+        (unseen, {**named("nothing recorded", GREY), **_flat(GREY), "hoverinfo": "name",
+                  "opacity": 0.13}),
+        (calm, {**named("no outage", NOTHING), **_flat(NOTHING), "text": calm_text}),
+        (cost, {**named("outage, by its length", HEAT[2][1]), **_heat(cost), "text": cost_text}),
+    )  # fmt: skip
     gap = 2 if len(columns) <= 120 else 1 if len(columns) <= 400 else 0
     common = {
         "type": "heatmap", "x": list(columns), "y": list(range(len(rows))), "hoverinfo": "text",
         "xgap": gap, "ygap": 2, "hoverongaps": False,
     }  # fmt: skip
-    held = set(places)
-    unseen = [
-        [None if (row, column) in held else 0 for column in range(len(columns))]
-        for row in range(len(rows))
-    ]
-    data: list[dict[str, Any]] = []
-    if any(value is not None for line in unseen for value in line):
-        data.append(
-            {
-                **common, **named("nothing recorded", GREY), "z": unseen, "hoverinfo": "name",
-                "showscale": False, "colorscale": [[0, GREY], [1, GREY]], "opacity": 0.13,
-                "zmin": 0, "zmax": 1,
-            }
-        )  # fmt: skip
-    if any(value is not None for line in calm for value in line):
-        data.append(
-            {
-                **common, **named("no outage", NOTHING), "z": calm, "text": calm_text,
-                "showscale": False, "colorscale": [[0, NOTHING], [1, NOTHING]],
-                "zmin": 0, "zmax": 1,
-            }
-        )  # fmt: skip
-    values = [value for line in cost for value in line if value is not None]
-    if values:
-        low, high = math.floor(min(values)), math.ceil(max(values) + 1e-9)
-        high = max(high, low + 1)
-        ticks = [t for t in DURATION_TICKS_MS if low <= math.log10(t) <= high]
-        data.append(
-            {
-                **common, **named("outage, by its length", HEAT[2][1]), "z": cost,
-                "text": cost_text,
-                "colorscale": [list(each) for each in HEAT], "zmin": low, "zmax": high,
-                "colorbar": {
-                    "tickvals": [math.log10(t) for t in ticks],
-                    "ticktext": [duration_text(t) for t in ticks],
-                    "thickness": 12, "outlinewidth": 0, "x": 1.01, "len": 1.0, "ypad": 0,
-                },
-            }
-        )  # fmt: skip
     labels = list(rows)
     return Figure(
-        data,
+        [{**common, "z": cells, **look} for cells, look in layers if _filled(cells)],
         layout(
             height, xaxis=xaxis, dragmode=False,
             yaxis=row_axis(labels, range=[len(labels) - 0.5, -0.5], showline=False),
@@ -138,7 +115,31 @@ def _grid(
     )  # fmt: skip
 
 
-def _told(day: Day, step_days: int) -> str:
+def _filled(cells: _Cells) -> list[float]:
+    return [value for line in cells for value in line if value is not None]
+
+
+def _flat(color: str) -> dict[str, Any]:
+    return {"showscale": False, "colorscale": [[0, color], [1, color]], "zmin": 0, "zmax": 1}
+
+
+def _heat(cost: _Cells) -> dict[str, Any]:
+    """Colors for log10 of milliseconds, from the whole decade below to the one above."""
+    values = _filled(cost) or [0.0]
+    low = math.floor(min(values))
+    high = max(math.ceil(max(values) + 1e-9), low + 1)
+    ticks = [t for t in DURATION_TICKS_MS if low <= math.log10(t) <= high]
+    return {
+        "colorscale": [list(each) for each in HEAT], "zmin": low, "zmax": high,
+        "colorbar": {
+            "tickvals": [math.log10(t) for t in ticks],
+            "ticktext": [duration_text(t) for t in ticks],
+            "thickness": 12, "outlinewidth": 0, "x": 1.01, "len": 1.0, "ypad": 0,
+        },
+    }  # fmt: skip
+
+
+def _hover(day: Day, step_days: int) -> str:
     until = f" and {step_days - 1} days more" if step_days > 1 else ""
     whose = f"{plot_text(day.group)} " if day.group else ""
     head = f"<b>{whose}{_date(day.at_ms):%a %Y-%m-%d}{until}</b>"

@@ -1,4 +1,7 @@
-"""How long changes of master took: their distribution, and which part of them took the time."""
+"""How long changes of master took: their distribution, and which part of them took the time.
+
+Free of Spark.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spark.report.axes import (
+from batonmq.spark.report.axes import (
     ROW_PX,
     count_axis,
     duration_axis,
@@ -16,9 +19,9 @@ from spark.report.axes import (
     pointed_out,
     row_axis,
 )
-from spark.report.page import Figure
-from spark.report.palette import GREY, PARTS, kind_colour, kind_label
-from spark.report.quantities import counted, duration_text, plot_text
+from batonmq.spark.report.page import Figure
+from batonmq.spark.report.palette import GREY, PARTS, kind_colour, kind_label
+from batonmq.spark.report.quantities import counted, duration_text, plot_text
 
 
 def distribution_figure(
@@ -27,7 +30,7 @@ def distribution_figure(
     lines: Mapping[str, float | None],
     *,
     what: str = "changes of master",
-    title: str = "nobody could write for",
+    title: str = "no writes for",
 ) -> Figure:
     """Bars over a logarithmic axis. `bins`: (kind, bin, number); bin n begins at 10^(n/per_decade).
 
@@ -66,7 +69,7 @@ def distribution_figure(
 
 
 def parts_figure(rows: Sequence[tuple[str, str, Mapping[str, int | None], int | None]]) -> Figure:
-    """Stacked bars: (label, hover, part -> ms, whole ms); what no part tells of is drawn grey."""
+    """Stacked bars: (label, hover, part -> ms, whole ms); what is in no part is grey."""
     labels = [label for label, *_ in rows]
     data: list[dict[str, Any]] = []
     rests = [
@@ -77,7 +80,7 @@ def parts_figure(rows: Sequence[tuple[str, str, Mapping[str, int | None], int | 
         (name, colour, [parts.get(key) or 0 for _, _, parts, _ in rows])
         for key, name, colour in PARTS
     ]
-    series.append(("not told apart", GREY, rests))
+    series.append(("unknown part", GREY, rests))
     for name, colour, values in series:
         if not any(values):
             continue

@@ -1,20 +1,20 @@
 """What the time lines of the report on epochs are drawn from, thinned in Spark where it is much.
 
 A group with few rows is drawn row by row. For one with many the time is cut into equal bins, and a
-bin tells of what filled it most: every bin is drawn, so thinning leaves no hole that looks like an
-outage. Times are ms since 1970 in UTC.
+bin has the colour of what filled it most: every bin is drawn, so thinning leaves no hole that looks
+like an outage. Times are ms since 1970 in UTC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import Column, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from spark.report.epoch_tables import EpochTables, Group, with_ms
+from batonmq.spark.report.epoch_tables import EpochTables, Group, with_ms
 
 _MARKS_TOTAL: Final = 3_000
 _MARKS_MOST: Final = 400
@@ -40,7 +40,7 @@ class Mastership:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of master: from when to when nobody could write; None where that is not known."""
+    """A change of master: from when to when writes were impossible; None where unknown."""
 
     group: str
     kind: str
@@ -97,45 +97,54 @@ def masterships(
     )
     drawn: list[Mastership] = []
     if few:
-        for row in frame.where(F.col("group").isin(few)).orderBy("group", "start").collect():
-            start = first_ms if row.start is None else row.start
-            end = last_ms if row.end is None else max(start, row.end)
-            drawn.append(
-                Mastership(
-                    row.group, row.broker_id, start, end, row.master_epoch, row.ended_by,
-                    row.end is None, address=row.address,
-                )
-            )  # fmt: skip
+        drawn += _each_mastership(frame.where(F.col("group").isin(few)), first_ms, last_ms)
     if many:
-        width = _bin_width(first_ms, last_ms, bound)
-        end = F.coalesce("end", F.lit(last_ms))
-        from_bin, to_bin = _bin(F.col("start"), first_ms, width), _bin(end, first_ms, width)
-        bins = F.sequence(from_bin, F.greatest(from_bin, F.least(to_bin, F.lit(bound - 1))))
-        start_of_bin = F.lit(first_ms) + F.col("bin") * width
-        inside = F.least(end, start_of_bin + width) - F.greatest("start", start_of_bin)
-        by_broker = (
-            frame.where(F.col("group").isin(many) & F.col("start").isNotNull())
-            .withColumn("bin", F.explode(bins))
-            .groupBy("group", "bin", "broker_id")
-            .agg(F.sum(inside).alias("ms"), F.count("*").alias("n"))
+        drawn += _binned_masterships(
+            frame.where(F.col("group").isin(many)), first_ms, last_ms, bound
         )
-        by_bin = by_broker.groupBy("group", "bin").agg(
-            F.max_by("broker_id", F.struct("ms", "broker_id")).alias("broker_id"),
-            F.sum("n").alias("n"),
-        )
-        for row in by_bin.orderBy("group", "bin").collect():
-            start = first_ms + row.bin * width
-            drawn.append(
-                Mastership(
-                    row.group, row.broker_id, start, min(last_ms, start + width), is_bin=True,
-                    masterships=row.n,
-                )
-            )  # fmt: skip
     return drawn
 
 
+def _each_mastership(frame: DataFrame, first_ms: int, last_ms: int) -> Iterator[Mastership]:
+    for row in frame.orderBy("group", "start").collect():
+        start = first_ms if row.start is None else row.start
+        end = last_ms if row.end is None else max(start, row.end)
+        yield Mastership(
+            row.group, row.broker_id, start, end, row.master_epoch, row.ended_by,
+            row.end is None, address=row.address,
+        )  # fmt: skip
+
+
+def _binned_masterships(
+    frame: DataFrame, first_ms: int, last_ms: int, bound: int
+) -> Iterator[Mastership]:
+    """At most `bound` bins a group, each of the broker that was master for most of it."""
+    width = _bin_width(first_ms, last_ms, bound)
+    end = F.coalesce("end", F.lit(last_ms))
+    from_bin, to_bin = _bin(F.col("start"), first_ms, width), _bin(end, first_ms, width)
+    bins = F.sequence(from_bin, F.greatest(from_bin, F.least(to_bin, F.lit(bound - 1))))
+    start_of_bin = F.lit(first_ms) + F.col("bin") * width
+    inside = F.least(end, start_of_bin + width) - F.greatest("start", start_of_bin)
+    by_broker = (
+        frame.where(F.col("start").isNotNull())
+        .withColumn("bin", F.explode(bins))
+        .groupBy("group", "bin", "broker_id")
+        .agg(F.sum(inside).alias("ms"), F.count("*").alias("n"))
+    )
+    by_bin = by_broker.groupBy("group", "bin").agg(
+        F.max_by("broker_id", F.struct("ms", "broker_id")).alias("broker_id"),
+        F.sum("n").alias("n"),
+    )
+    for row in by_bin.orderBy("group", "bin").collect():
+        start = first_ms + row.bin * width
+        yield Mastership(
+            row.group, row.broker_id, start, min(last_ms, start + width), is_bin=True,
+            masterships=row.n,
+        )  # fmt: skip
+
+
 def changes(tables: EpochTables, groups: Sequence[Group]) -> list[Change]:
-    """Changes of master, of each group the dearest ones (at most `rows_each`)."""
+    """Changes of master, of each group the longest ones (at most `rows_each`)."""
     bound = rows_each(len(groups))
     if not groups:
         return []

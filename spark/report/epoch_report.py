@@ -5,25 +5,25 @@ Reads the Parquet tables of `epoch_history` and writes `report.html` beside them
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from spark.report import epoch_lines
-from spark.report.axes import short_labels
-from spark.report.calendar_figure import calendar_figure, group_calendar_figure
-from spark.report.duration_figures import distribution_figure, parts_figure
-from spark.report.epoch_rows import (
+from batonmq.spark.report import epoch_lines
+from batonmq.spark.report.axes import short_labels
+from batonmq.spark.report.calendar_figure import calendar_figure, group_calendar_figure
+from batonmq.spark.report.duration_figures import distribution_figure, parts_figure
+from batonmq.spark.report.epoch_rows import (
     failover_table,
     finding_table,
     group_table,
     leader_table,
     truncation_table,
 )
-from spark.report.epoch_tables import (
+from batonmq.spark.report.epoch_tables import (
     BINS_PER_DECADE,
     GROUPS_SHOWN,
     PARTS,
@@ -32,20 +32,20 @@ from spark.report.epoch_tables import (
     Kind,
     Totals,
 )
-from spark.report.mastership_figure import mastership_figure
-from spark.report.page import (
+from batonmq.spark.report.mastership_figure import mastership_figure
+from batonmq.spark.report.page import (
     Card,
     Facts,
     Page,
     Picture,
+    ReportSummary,
     Section,
     Table,
-    Verdict,
     Words,
     write_page,
 )
-from spark.report.palette import kind_label
-from spark.report.quantities import (
+from batonmq.spark.report.palette import kind_label
+from batonmq.spark.report.quantities import (
     UNKNOWN,
     bytes_text,
     count_text,
@@ -53,7 +53,7 @@ from spark.report.quantities import (
     duration_text,
     moment_text,
 )
-from spark.report.set_size_figure import set_size_figure
+from batonmq.spark.report.set_size_figure import set_size_figure
 
 _WORST_DRAWN: Final = 12
 _ZOOM: Final = "Drag to zoom in, double-click to see all again."
@@ -104,19 +104,19 @@ def _page(tables: EpochTables, summary: Mapping[str, Any]) -> Page:
     return Page(
         "Epoch history",
         _subtitle(totals, summary),
-        _verdicts(facts),
+        _summaries(facts),
         _cards(facts),
         [section for section in sections if section.parts],
     )
 
 
 def _last_ms(totals: Totals, summary: Mapping[str, Any]) -> int | None:
-    """Until when something was told: the newest master reigns beyond the last row of a table."""
+    """The time of the last event: the newest mastership goes on beyond the last row of a table."""
     if totals.last_ms is None or summary.get("inputs", {}).get("until"):
         return totals.last_ms
-    told = [group["last_event"] for group in summary.get("groups", ()) if group.get("last_event")]
+    ends = [group["last_event"] for group in summary.get("groups", ()) if group.get("last_event")]
     return max(
-        [totals.last_ms, *(int(datetime.fromisoformat(at).timestamp() * 1000) for at in told)]
+        [totals.last_ms, *(int(datetime.fromisoformat(at).timestamp() * 1000) for at in ends)]
     )
 
 
@@ -132,17 +132,19 @@ def _subtitle(totals: Totals, summary: Mapping[str, Any]) -> str:
     )
 
 
-def _verdicts(facts: _Facts) -> list[Verdict]:
-    """What somebody must know first, the gravest at the top."""
-    said: list[Verdict] = []
+def _summaries(facts: _Facts) -> list[ReportSummary]:
+    """The most important facts, the gravest first."""
+    summaries: list[ReportSummary] = []
     totals = facts.totals
     for group in facts.groups:
         if group.is_open:
             since = f" since {moment_text(group.open_since_ms)}" if group.open_since_ms else ""
-            said.append(Verdict(f"{group.name} has no master{since}: nobody can write.", "bad"))
+            summaries.append(
+                ReportSummary(f"{group.name} has no master{since}: writes are impossible.", "bad")
+            )
     if facts.unclean:
-        said.append(
-            Verdict(
+        summaries.append(
+            ReportSummary(
                 f"{counted(facts.unclean, 'unclean election')}: a master may lack messages that "
                 "had been acknowledged. Compare the stores with message_audit.",
                 "bad",
@@ -150,40 +152,44 @@ def _verdicts(facts: _Facts) -> list[Verdict]:
         )
     numbers = facts.findings[0]
     if numbers.get("critical"):
-        said.append(
-            Verdict(
-                f"{counted(numbers['critical'], 'critical finding')}: what the controllers or the "
-                "replicas tell cannot all be true. See Findings.",
+        summaries.append(
+            ReportSummary(
+                f"{counted(numbers['critical'], 'critical finding')}: records of controllers or "
+                "replicas contradict each other. See Findings.",
                 "bad",
             )
         )
     elif numbers.get("warning"):
-        said.append(Verdict(f"{counted(numbers['warning'], 'warning')}: see Findings.", "warn"))
-    if totals.failovers:
-        known = [row for row in facts.dearest if row.unavailable_ms is not None]
-        worst = max(known, key=lambda row: row.unavailable_ms, default=None)
-        took = (
-            f" The worst took {duration_text(worst.unavailable_ms)}: {worst.group}, "
-            f"{moment_text(worst.elected_at)}"
-            + (f", {worst.cause.replace('_', ' ')}." if worst.cause else ".")
-            if worst is not None
-            else ""
+        summaries.append(
+            ReportSummary(f"{counted(numbers['warning'], 'warning')}: see Findings.", "warn")
         )
-        said.append(
-            Verdict(
-                f"The master changed {_times(totals.failovers)} in {_of_groups(facts)}. Nobody "
-                f"could write for {duration_text(totals.unavailable_ms)} altogether.{took}"
+    if totals.failovers:
+        summaries.append(
+            ReportSummary(
+                f"The master changed {_times(totals.failovers)} in {_of_groups(facts)}. Writes "
+                f"were impossible for {duration_text(totals.unavailable_ms)} altogether."
+                + _longest(facts)
             )
         )
     elif totals.groups:
-        said.append(Verdict("No master was lost or changed in this time."))
+        summaries.append(ReportSummary("No master was lost or changed in this time."))
     if totals.groups and not facts.unclean and not numbers.get("critical"):
-        said.append(
-            Verdict(
+        summaries.append(
+            ReportSummary(
                 "No unclean election and no critical finding: nothing points to a loss.", "good"
             )
         )
-    return said
+    return summaries
+
+
+def _longest(facts: _Facts) -> str:
+    known = [row for row in facts.dearest if row.unavailable_ms is not None]
+    worst = max(known, key=lambda row: row.unavailable_ms, default=None)
+    if worst is None:
+        return ""
+    cause = f", {worst.cause.replace('_', ' ')}." if worst.cause else "."
+    when = moment_text(worst.elected_at)
+    return f" The worst took {duration_text(worst.unavailable_ms)}: {worst.group}, {when}{cause}"
 
 
 def _of_groups(facts: _Facts) -> str:
@@ -289,13 +295,13 @@ def _masters(
     thinned = (
         f"Thinned: of {_names(binned)} (more than {bound} masterships each) every bar is "
         f"{duration_text((last_ms - first_ms) // bound)} long and has the colour of the broker "
-        f"that was master most of it; only the {bound} dearest changes of each are marked."
+        f"that was master most of it; only the {bound} longest changes of each are marked."
         if binned
         else ""
     )
     text = (
-        "One row per group, one colour per broker, red while nobody could write. Short outages are "
-        f"narrower than a pixel, so each change has a mark above its row. {_ZOOM}"
+        "One row per group, one colour per broker, red while writes were impossible. Short outages "
+        f"are narrower than a pixel, so each change has a mark above its row. {_ZOOM}"
     )
     figure = mastership_figure(
         [g.name for g in groups], intervals, changes, open_since, first_ms, last_ms
@@ -308,25 +314,28 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _durations(tables: EpochTables, facts: _Facts) -> list[Picture]:
-    pictures = []
+    return [*_distribution(tables, facts), *_typical(facts), *_worst(facts)]
+
+
+def _distribution(tables: EpochTables, facts: _Facts) -> Iterator[Picture]:
     bins = [each for each in tables.duration_bins() if each[0] != "first_election"]
-    if bins:
-        median_ms, p99_ms = tables.overall_percentiles()
-        unknown = sum(kind.number - kind.told for kind in facts.changes)
-        pictures.append(
-            Picture(
-                "distribution",
-                distribution_figure(
-                    bins, BINS_PER_DECADE, {"median": median_ms, "p99": p99_ms}
-                ),
-                "From the first sign, or the last word of a master that fell silent, to the first "
-                "acknowledged write (to the opening where nobody waited). The axis is logarithmic: "
-                "each step is ten times the one before.",
-                f"Without {counted(unknown, 'change', 'changes')} whose duration is not known."
-                if unknown
-                else "",
-            )
-        )  # fmt: skip
+    if not bins:
+        return
+    median_ms, p99_ms = tables.overall_percentiles()
+    unknown = sum(kind.number - kind.told for kind in facts.changes)
+    yield Picture(
+        "distribution",
+        distribution_figure(bins, BINS_PER_DECADE, {"median": median_ms, "p99": p99_ms}),
+        "From the first sign, or the last sign of life of a master that hung, to the first "
+        "acknowledged write (to the opening where no client waited). The axis is logarithmic: "
+        "each step is ten times the one before.",
+        f"Without {counted(unknown, 'change', 'changes')} whose duration is not known."
+        if unknown
+        else "",
+    )
+
+
+def _typical(facts: _Facts) -> Iterator[Picture]:
     typical = [
         (
             kind_label(kind.kind),
@@ -338,28 +347,27 @@ def _durations(tables: EpochTables, facts: _Facts) -> list[Picture]:
         if any(kind.parts_ms.values())
     ]
     if typical:
-        pictures.append(
-            Picture(
-                "typical",
-                parts_figure(typical),
-                "Where the time of a typical change goes: the median of each part.",
-                "Medians of parts need not add up to the median of the whole.",
-            )
+        yield Picture(
+            "typical",
+            parts_figure(typical),
+            "Where the time of a typical change goes: the median of each part.",
+            "Medians of parts need not add up to the median of the whole.",
         )
+
+
+def _worst(facts: _Facts) -> Iterator[Picture]:
     worst = sorted(
         (row for row in facts.dearest if row.unavailable_ms), key=lambda row: -row.unavailable_ms
     )[:_WORST_DRAWN]
     if worst:
-        pictures.append(
-            Picture(
-                "worst",
-                parts_figure(_worst_bars(worst)),
-                f"Where the time of the {len(worst)} longest went." if len(worst) > 1
-                else "Where its time went.",
-                "Grey: the clocks or the histories do not tell that part apart.",
-            )
-        )  # fmt: skip
-    return pictures
+        yield Picture(
+            "worst",
+            parts_figure(_worst_bars(worst)),
+            f"Where the time of the {len(worst)} longest went."
+            if len(worst) > 1
+            else "Where its time went.",
+            "Grey: that part is unknown to the clocks or the histories.",
+        )
 
 
 _Bar = tuple[str, str, dict[str, int | None], int]
@@ -450,7 +458,7 @@ _NONE: Final = {
     "failovers": "None in this time.",
     "groups": "None.",
     "truncations": "Nothing was cut.",
-    "leaders": "No change of the leading controller is told of.",
+    "leaders": "No change of the leading controller is recorded.",
 }
 
 
@@ -476,17 +484,17 @@ def _reading(facts: _Facts, summary: Mapping[str, Any]) -> Section:
         [
             Facts(
                 {
-                    "without writes": "from the first sign of a loss (the last word of a master "
-                    "that fell silent, the hold of a planned switch) to the first acknowledged "
-                    "write; to the opening of the new master where nobody waited for it",
-                    "detect": "how long a lost master had not been heard of at the first sign; "
+                    "without writes": "from the first sign of a loss (the last sign of life of a "
+                    "master that hung, the hold of a planned switch) to the first acknowledged "
+                    "write; to the opening of the new master where no client waited for it",
+                    "detect": "how long a lost master had been silent at the first sign; "
                     "part of the time without writes where its silence was that sign",
                     "other parts": "each from the step before: elect, change role, open, first "
-                    f"acknowledgement; {UNKNOWN} where the clocks of two hosts do not allow to say",
+                    f"acknowledgement; {UNKNOWN} where clocks of two hosts contradict each other",
                     "unclean": "a master from outside the set, or one that may lack messages",
-                    "cut": "bytes behind the confirmed end that a rejoining broker gave up",
-                    "first elections": "listed in no number of changes: before them nobody could "
-                    "have written",
+                    "cut": "bytes behind the confirmed end that a rejoining broker truncated",
+                    "first elections": "listed in no number of changes: before them writes were "
+                    "impossible anyway",
                     "tables": "Parquet folders beside this file, partitioned by group and day",
                     "inputs": shown or UNKNOWN,
                     "made by": f"BatonMQ {summary.get('version', '')} epoch_history".strip(),

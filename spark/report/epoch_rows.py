@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from spark.report.epoch_tables import FAILOVERS_LISTED, PARTS, Group, Totals
-from spark.report.page import Badge, Cell, Code, Column, Table
-from spark.report.palette import kind_label
-from spark.report.quantities import (
+from batonmq.spark.report.epoch_tables import FAILOVERS_LISTED, PARTS, Group, Totals
+from batonmq.spark.report.page import Badge, Cell, Code, Column, Table
+from batonmq.spark.report.palette import kind_label
+from batonmq.spark.report.quantities import (
     UNKNOWN,
     bytes_text,
     count_text,
@@ -24,9 +24,9 @@ def failover_table(rows: Sequence[Any], totals: Totals) -> Table:
     """`rows` of the table failovers, times in ms."""
     all_of_them = totals.failovers <= FAILOVERS_LISTED
     caption = (
-        f"{counted(len(rows), 'change')} of master, the dearest first."
+        f"{counted(len(rows), 'change')} of master, the longest first."
         if all_of_them
-        else f"The {len(rows)} dearest of {count_text(totals.failovers)} changes of master; "
+        else f"The {len(rows)} longest of {count_text(totals.failovers)} changes of master; "
         "unclean ones first. All are in the table failovers."
     )
     columns = [
@@ -43,9 +43,9 @@ def _failover(row: Any) -> list[Cell]:
     kind = kind_label(row.kind)
     remarks = []
     if row.idle:
-        remarks.append("nobody waited")
+        remarks.append("no client waited")
     if row.complete is False:
-        remarks.append("its end is not told")
+        remarks.append("its end is unknown")
     if row.clock_problem:
         remarks.append(row.clock_problem)
     before, after = row.master_before or UNKNOWN, row.master or UNKNOWN

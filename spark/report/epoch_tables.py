@@ -129,7 +129,7 @@ class EpochTables:
             else self._session.createDataFrame([], schema)
         )
         if name == "failovers":
-            # The page tells of all the time in which nobody could write, noticed or not. What was
+            # The page counts all the time in which writes were impossible, noticed or not. What was
             # silence before a session closed is no part of that.
             rows = rows.withColumn(
                 "detect_part_ms",
@@ -201,12 +201,21 @@ class EpochTables:
         )
         return [
             Kind(
-                row.kind or "unknown", row.number, row.told, row["sum"], row.median, row.p99,
-                row.longest, row.unclean, row.idle, row.incomplete, row.truncated,
+                row.kind or "unknown",
+                row.number,
+                row.told,
+                row["sum"],
+                row.median,
+                row.p99,
+                row.longest,
+                row.unclean,
+                row.idle,
+                row.incomplete,
+                row.truncated,
                 {name: row[name] for name in PARTS},
             )
             for row in rows
-        ]  # fmt: skip
+        ]
 
     def duration_bins(self) -> list[tuple[str, int, int]]:
         """(kind, bin, number) of durations that are known; bin n begins at 10^(n / per decade)."""
@@ -285,7 +294,7 @@ def with_ms(frame: DataFrame, *names: str) -> DataFrame:
 
 
 def _part(name: str) -> Column:
-    """A part of its time without writes; nobody waited for the first write of an idle one."""
+    """A part of its time without writes; no client waited for the first write of an idle one."""
     if name == "detect_ms":
         return F.col("detect_part_ms")
     if name != "first_ack_ms":
@@ -336,7 +345,7 @@ def _per_group(tables: EpochTables) -> DataFrame:
         .agg(
             *(_or_zero(F.sum(name), name) for name in _SUMS),
             _or_zero(F.max("longest_ms"), "longest_ms"),
-            # A wrong clock must not stretch the pictures: days without outages are told, too.
+            # A wrong clock must not stretch the pictures: days without outages count, too.
             F.greatest(F.min("first_ms"), F.max("first_day_ms")).alias("first_ms"),
             F.least(F.max("last_ms"), F.max("last_day_ms")).alias("last_ms"),
             _or_zero(F.max("is_open"), "is_open"),

@@ -1,7 +1,7 @@
-"""The time line of masters: one row per group, one colour per broker, red where nobody could write.
+"""The time line of masters: one row per group, one colour per broker, red where writes failed.
 
 An outage of a second is far narrower than a pixel of a day, so every change of master has a mark of
-constant size above its row as well.
+constant size above its row as well. Free of Spark.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from spark.report.axes import ROW_PX, layout, named, row_axis, time_axis
-from spark.report.epoch_lines import Change, Mastership
-from spark.report.page import Figure
-from spark.report.palette import KINDS, RED, kind_label, series_colour
-from spark.report.quantities import (
+from batonmq.spark.report.axes import ROW_PX, layout, named, row_axis, time_axis
+from batonmq.spark.report.epoch_lines import Change, Mastership
+from batonmq.spark.report.page import Figure
+from batonmq.spark.report.palette import KINDS, RED, kind_label, series_colour
+from batonmq.spark.report.quantities import (
     UNKNOWN,
     count_text,
     duration_text,
@@ -106,20 +106,29 @@ def _gaps(
     changes: Sequence[Change], open_since: dict[str, int], rows: dict[str, int], last_ms: int
 ) -> dict[str, Any] | None:
     spans = [
-        (rows[c.group], c.at_ms, c.end_ms,
-         f"<b>{plot_text(c.group)}: no writes</b><br>{_change(c)}")
+        (
+            rows[c.group],
+            c.at_ms,
+            c.end_ms,
+            f"<b>{plot_text(c.group)}: no writes</b><br>{_change(c)}",
+        )
         for c in changes
         if c.group in rows and c.unavailable_ms and c.end_ms is not None
     ] + [
-        (rows[group], since, last_ms,
-         f"<b>{plot_text(group)}: no master</b><br>since {moment_text(since)}, "
-         f"for {duration_text(last_ms - since)} and not over")
-        for group, since in open_since.items() if group in rows
-    ]  # fmt: skip
+        (
+            rows[group],
+            since,
+            last_ms,
+            f"<b>{plot_text(group)}: no master</b><br>since {moment_text(since)}, "
+            f"for {duration_text(last_ms - since)} and not over",
+        )
+        for group, since in open_since.items()
+        if group in rows
+    ]
     if not spans:
         return None
     return {
-        "type": "bar", "orientation": "h", **named("nobody could write", RED), "width": _BAR + 0.16,
+        "type": "bar", "orientation": "h", **named("no writes", RED), "width": _BAR + 0.16,
         "base": [plot_time(at) for _, at, _, _ in spans],
         "x": [end - at for _, at, end, _ in spans],
         "y": [row for row, _, _, _ in spans],

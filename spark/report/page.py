@@ -2,7 +2,7 @@
 
 Everything that is text here is escaped when it is written, wherever it comes from; there is no way
 to put markup in. The page forbids itself every request (Content-Security-Policy), so a picture that
-wanted one would show as an error, not leak.
+wanted one would show as an error, not leak. Free of Spark.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReportSummary:
     """One sentence at the head of the page."""
 
     text: str
@@ -89,7 +89,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`text` says how to read it, `note` what is left out; `key` is its id in the page."""
+    """`text` explains it, `note` names what is left out; `key` is its id in the page."""
 
     key: str
     figure: Figure
@@ -122,14 +122,14 @@ class Section:
 class Page:
     title: str
     subtitle: str
-    verdicts: Sequence[Verdict] = ()
+    verdicts: Sequence[ReportSummary] = ()
     cards: Sequence[Card] = ()
     sections: Sequence[Section] = field(default_factory=list)
 
 
 def render(page: Page) -> str:
     """The page as HTML."""
-    own = files("spark.report")
+    own = files("batonmq.spark.report")
     has_pictures = any(isinstance(p, Picture) for s in page.sections for p in s.parts)
     scripts = [get_plotlyjs(), own.joinpath("page.js").read_text("utf-8")] if has_pictures else []
     links = "".join(f'<a href="#{_esc(s.key)}">{_esc(s.title)}</a>\n' for s in page.sections)
@@ -254,9 +254,9 @@ __all__ = [
     "Figure",
     "Page",
     "Picture",
+    "ReportSummary",
     "Section",
     "Table",
-    "Verdict",
     "Words",
     "render",
     "write_page",

@@ -1,6 +1,6 @@
-"""Colours that colour-blind people tell apart, on white and on black (after Okabe and Ito).
+"""Colours that colour-blind people can distinguish, on white and on black (after Okabe and Ito).
 
-Where colour says something, a symbol, a position or a word says it, too.
+What a colour means, a symbol, a position or a word means, too. Free of Spark.
 """
 
 from typing import Final
@@ -37,7 +37,7 @@ PARTS: Final = (
 )
 #: From little to much; the lightness falls all along.
 HEAT: Final = ((0.0, "#fbe08a"), (0.35, "#f4a23a"), (0.7, "#d9472b"), (1.0, "#8c1226"))
-#: A day, an hour that was looked at and had nothing.
+#: A day, an hour with data and without anything to show.
 NOTHING: Final = "#b7cfd9"
 
 

@@ -1,9 +1,11 @@
-"""Numbers as people read them: durations, sizes, counts, times; and ticks for logarithmic axes."""
+"""Numbers as people read them: durations, sizes, counts, times; and ticks for logarithmic axes.
+
+Free of Spark.
+"""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -95,10 +97,6 @@ def moment_text(ms: int | None) -> str:
     return f"{text}.{ms % 1000:03d}" if ms % 1000 else text
 
 
-def day_text(ms: int) -> str:
-    return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%d")
-
-
 def plot_time(ms: int) -> str:
     """A time as plotly takes it: without a zone, so every browser shows it as it is, in UTC."""
     return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
@@ -109,10 +107,6 @@ def plot_text(text: object) -> str:
     return html.escape(str(text), quote=False)
 
 
-def ids_text(ids: Sequence[int] | None) -> str:
-    return UNKNOWN if ids is None else "{" + ", ".join(map(str, ids)) + "}"
-
-
 __all__ = [
     "DURATION_TICKS_MS",
     "SIZE_TICKS",
@@ -120,9 +114,7 @@ __all__ = [
     "bytes_text",
     "count_text",
     "counted",
-    "day_text",
     "duration_text",
-    "ids_text",
     "moment_text",
     "plot_text",
     "plot_time",

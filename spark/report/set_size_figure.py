@@ -1,15 +1,18 @@
-"""The size of each group's SyncStateSet over time: one small picture per group, under one time."""
+"""The size of each group's SyncStateSet over time: one small picture per group, under one time.
+
+Free of Spark.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from spark.report.axes import layout, short_labels, time_axis
-from spark.report.epoch_lines import SetSize
-from spark.report.page import Figure
-from spark.report.palette import RED, SERIES
-from spark.report.quantities import moment_text, plot_text, plot_time
+from batonmq.spark.report.axes import layout, short_labels, time_axis
+from batonmq.spark.report.epoch_lines import SetSize
+from batonmq.spark.report.page import Figure
+from batonmq.spark.report.palette import RED, SERIES
+from batonmq.spark.report.quantities import moment_text, plot_text, plot_time
 
 _GROUP_PX = 62
 
@@ -44,25 +47,7 @@ def set_size_figure(
                 "text": f"<b>{plot_text(titles[at])}</b>",
             }
         )  # fmt: skip
-        least = min(s.size for s in steps)
-        data.append(
-            {
-                "type": "scatter", "mode": "lines+markers" if len(steps) < 80 else "lines",
-                "name": plot_text(name), "yaxis": f"y{axis}", "showlegend": False,
-                "x": [plot_time(s.at_ms) for s in steps],
-                "y": [s.size for s in steps],
-                "line": {"shape": "hv", "width": 2, "color": SERIES[0]},
-                "marker": {
-                    "size": 6,
-                    "color": [RED if s.size <= 1 < top else SERIES[0] for s in steps],
-                    "symbol": ["diamond" if s.size <= 1 < top else "circle" for s in steps],
-                },
-                "fill": "tozeroy" if least >= 0 else "none",
-                "fillcolor": "rgba(11,127,194,0.14)",
-                "hovertext": [_told(s) for s in steps],
-                "hoverinfo": "text",
-            }
-        )  # fmt: skip
+        data.append({"name": plot_text(name), "yaxis": f"y{axis}", **_line(steps, top)})
     last = "" if len(shown) == 1 else str(len(shown))
     span = [plot_time(first_ms), plot_time(last_ms)]
     return Figure(
@@ -74,7 +59,27 @@ def set_size_figure(
     )  # fmt: skip
 
 
-def _told(s: SetSize) -> str:
+def _line(steps: Sequence[SetSize], top: int) -> dict[str, Any]:
+    least = min(s.size for s in steps)
+    return {
+        "type": "scatter", "mode": "lines+markers" if len(steps) < 80 else "lines",
+        "showlegend": False,
+        "x": [plot_time(s.at_ms) for s in steps],
+        "y": [s.size for s in steps],
+        "line": {"shape": "hv", "width": 2, "color": SERIES[0]},
+        "marker": {
+            "size": 6,
+            "color": [RED if s.size <= 1 < top else SERIES[0] for s in steps],
+            "symbol": ["diamond" if s.size <= 1 < top else "circle" for s in steps],
+        },
+        "fill": "tozeroy" if least >= 0 else "none",
+        "fillcolor": "rgba(11,127,194,0.14)",
+        "hovertext": [_hover(s) for s in steps],
+        "hoverinfo": "text",
+    }  # fmt: skip
+
+
+def _hover(s: SetSize) -> str:
     members = "1 broker" if s.size == 1 else f"{s.size} brokers"
     text = f"<br>{plot_text(s.text)}" if s.text else ""
     return f"<b>{plot_text(s.group)}: {members}</b><br>{moment_text(s.at_ms)}{text}"

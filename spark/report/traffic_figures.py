@@ -1,4 +1,7 @@
-"""Volumes, sizes, delays, queues and lags as pictures. Plain values in, a `Figure` out."""
+"""Volumes, sizes, delays, queues and lags as pictures. Plain values in, a `Figure` out.
+
+Free of Spark.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from spark.report.axes import (
+from batonmq.spark.report.axes import (
     ROW_PX,
     layout,
     log_axis,
@@ -16,9 +19,15 @@ from spark.report.axes import (
     row_axis,
     time_axis,
 )
-from spark.report.page import Figure
-from spark.report.palette import GREY, HEAT, NOTHING, SERIES, series_colour
-from spark.report.quantities import count_text, duration_text, moment_text, plot_text, plot_time
+from batonmq.spark.report.page import Figure
+from batonmq.spark.report.palette import GREY, HEAT, NOTHING, SERIES, series_colour
+from batonmq.spark.report.quantities import (
+    count_text,
+    duration_text,
+    moment_text,
+    plot_text,
+    plot_time,
+)
 
 _THOUSAND: Final = 1000
 _FEW: Final = 6

@@ -16,8 +16,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark.result_folder import ResultFolder
-from spark.stats.tables import TABLES
+from batonmq.spark.result_folder import ResultFolder
+from batonmq.spark.stats.tables import TABLES
 
 LAG: Final = "consumer_lag"
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark.fitting import SMALL_LOG_BYTES
-from spark.storage import Storage, locate
-from spark.store_facts import StoreError, StoreFacts, read_facts, segments
+from batonmq.spark.fitting import SMALL_LOG_BYTES
+from batonmq.spark.storage import Storage, locate
+from batonmq.spark.store_facts import StoreError, StoreFacts, read_facts, segments
 
 _SIGNS: Final = ("commitlog", "checkpoint", "epochFileCheckpoint", "brokerIdentity", "config")
 
@@ -44,9 +44,9 @@ class Sources:
 def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> Sources:
     """Of the replicas of each group the one whose confirmed log is longest, then the lowest id.
 
-    A store without an identity is a group of its own. `unconfirmed`: one that does not say what is
-    confirmed may be among them. Raises FileNotFoundError, which names the pattern, if nothing
-    matches one; StoreError for what is no store, or cannot be understood.
+    A store without an identity is a group of its own. `unconfirmed`: one without a confirmOffset
+    may be among them. Raises FileNotFoundError, which names the pattern, if nothing
+    matches one; StoreError for what is no store, or cannot be parsed.
     """
     groups: dict[tuple[str, str], dict[str, StoreFacts]] = {}
     stores: dict[str, tuple[Storage, StoreFacts]] = {}
@@ -82,7 +82,7 @@ def _facts(storage: Storage, path: str, *, unconfirmed: bool) -> StoreFacts:
     told = facts.confirm_offset is not None and facts.confirm_offset >= (not facts.broker)
     if not told and not unconfirmed and segments(storage, f"{path}/commitlog"):
         raise StoreError(
-            f"{path} does not tell a confirmOffset: its checkpoint is missing, or it was written "
+            f"{path} has no confirmOffset: its checkpoint is missing, or it was written "
             "without a controller; --unconfirmed reads its log to the end"
         )
     return facts

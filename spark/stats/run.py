@@ -12,10 +12,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.stats import scan, tables
-from spark.stats.output import LAG, Output
-from spark.stats.replicas import Sources
-from spark.work import Work
+from batonmq.spark.stats import scan, tables
+from batonmq.spark.stats.output import LAG, Output
+from batonmq.spark.stats.replicas import Sources
+from batonmq.spark.work import Work
 
 Step = Callable[[str], AbstractContextManager[None]]
 
@@ -37,7 +37,7 @@ class Wanted:
 def run(
     session: SparkSession, wanted: Wanted, sources: Sources, output: Output, step: Step
 ) -> dict[str, Any]:
-    """Write and publish all tables; the summary, as it stands in summary.json."""
+    """Write and publish all tables; the content of summary.json."""
     work = Work(session, output.work_folder, small=sources.is_small())
     with step("counting messages"):
         messages = scan.read_messages(
@@ -53,6 +53,14 @@ def run(
             output.write(name, tables.values(counts, value), small=work.small)
         late = tables.consumer_lag(session, sources, wanted.topics, queues, wanted.snapshot)
         lag = _written(output, work, LAG, late, wanted.snapshot)
+    summary = _summary(wanted, sources, traffic, hot, lag)
+    output.publish(summary)
+    return summary
+
+
+def _summary(
+    wanted: Wanted, sources: Sources, traffic: DataFrame, hot: DataFrame, lag: DataFrame
+) -> dict[str, Any]:
     total = traffic.agg(
         F.sum("messages").alias("messages"),
         F.sum("bytes").alias("bytes"),
@@ -70,7 +78,7 @@ def run(
         .first()
     )
     assert total is not None  # of an aggregate without groups there is always one row
-    summary = {
+    return {
         "messages": total.messages or 0,
         "bytes": total.bytes or 0,
         "topics": total.topics,
@@ -94,8 +102,6 @@ def run(
         "generated_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
         "version": _version(),
     }  # fmt: skip
-    output.publish(summary)
-    return summary
 
 
 def _written(
@@ -109,20 +115,20 @@ def _written(
 
 def lines(summary: dict[str, Any]) -> list[str]:
     """The summary for people."""
-    told = [
+    printed = [
         f"{summary['messages']:,} messages, {summary['bytes']:,} bytes, {summary['topics']} topics"
     ]
     if hottest := summary["hottest_queue"]:
-        told.append(
+        printed.append(
             f"hottest queue: {hottest['topic']}, {hottest['broker']} queue {hottest['queue_id']}, "
             f"{hottest['times_even']:.2f} times an even share"
         )
     if slowest := summary["slowest_group"]:
-        told.append(
+        printed.append(
             f"slowest group: {slowest['group']} on {slowest['topic']}, "
             f"{slowest['lag']:,} messages behind"
         )
-    return told
+    return printed
 
 
 def _plain(row: Any, *names: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
-from spark.stats.replicas import Sources
+from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from batonmq.spark.stats.replicas import Sources
 
 COLUMNS: Final = "store,topic,queue_id,queue_offset,size,born_at,store_at"
 _DIGITS: Final = 6
@@ -47,7 +47,7 @@ def read_messages(
 
 
 def counted(messages: DataFrame, bucket_ms: int, sources: Sources) -> DataFrame:
-    """Counts of two kinds, told apart by `is_delay`; `broker` is the name of the group:
+    """Counts of two kinds (`is_delay` is which); `broker` is the name of the group:
 
     0: broker, topic, queue_id, bucket_ms, size -> messages, bytes, first_offset, last_offset,
     first_store_ms; 1: topic, bucket_ms, delay_ms -> messages, late (clocks: born after stored).
@@ -85,7 +85,7 @@ def counted(messages: DataFrame, bucket_ms: int, sources: Sources) -> DataFrame:
 
 
 def group_of(store: Column, sources: Sources) -> Column:
-    """The name of the broker group that a store stands for: one store of each is read."""
+    """The name of the broker group of a store: one store of each is read."""
     pairs = [F.lit(text) for each in sources.chosen for text in (each.store, each.broker)]
     return F.element_at(F.create_map(*pairs), store)
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from spark.report.page import (
+from batonmq.spark.report.page import (
     Card,
     Cell,
     Column,
     Facts,
     Page,
     Picture,
+    ReportSummary,
     Section,
     Table,
-    Verdict,
     Words,
     write_page,
 )
-from spark.report.quantities import (
+from batonmq.spark.report.quantities import (
     DURATION_TICKS_MS,
     SIZE_TICKS,
     UNKNOWN,
@@ -32,7 +32,7 @@ from spark.report.quantities import (
     moment_text,
     rate_text,
 )
-from spark.report.traffic_figures import (
+from batonmq.spark.report.traffic_figures import (
     histogram_figure,
     lag_figure,
     lag_lines_figure,
@@ -40,7 +40,7 @@ from spark.report.traffic_figures import (
     queue_heat_figure,
     rates_figure,
 )
-from spark.stats.stats_tables import LAGS_DRAWN, StatsTables
+from batonmq.spark.stats.stats_tables import LAGS_DRAWN, StatsTables
 
 _ZOOM = "Drag to zoom in, double-click to see all again."
 
@@ -61,7 +61,7 @@ def write_stats_report(session: SparkSession, out_dir: str, summary: Mapping[str
     page = Page(
         "Topic statistics",
         _subtitle(totals, summary),
-        _verdicts(totals, hottest, last),
+        _summaries(totals, hottest, last),
         _cards(totals, topics, hottest, last),
         [section for section in sections if section.parts],
     )
@@ -79,7 +79,7 @@ def _subtitle(totals: Any, summary: Mapping[str, Any]) -> str:
     )
 
 
-def _verdicts(totals: Any, hottest: Sequence[Any], last: Sequence[Any]) -> list[Verdict]:
+def _summaries(totals: Any, hottest: Sequence[Any], last: Sequence[Any]) -> list[ReportSummary]:
     said = []
     behind = [row for row in last if row.lag]
     if behind:
@@ -90,17 +90,17 @@ def _verdicts(totals: Any, hottest: Sequence[Any], last: Sequence[Any]) -> list[
             else ""
         )
         said.append(
-            Verdict(
+            ReportSummary(
                 f"{worst.group} is {counted(worst.lag, 'message')} behind on {worst.topic}{age}.",
                 "warn",
             )
         )
     elif last:
-        said.append(Verdict("No consumer group is behind.", "good"))
+        said.append(ReportSummary("No consumer group is behind.", "good"))
     if hottest and hottest[0].times_even >= 2 and hottest[0].messages >= 100:
         hot = hottest[0]
         said.append(
-            Verdict(
+            ReportSummary(
                 f"Queue {hot.queue_id} of {hot.topic} on {hot.broker or UNKNOWN} gets "
                 f"{hot.times_even:.1f} times an even share.",
                 "warn",
@@ -108,7 +108,7 @@ def _verdicts(totals: Any, hottest: Sequence[Any], last: Sequence[Any]) -> list[
         )
     if totals.late:
         said.append(
-            Verdict(
+            ReportSummary(
                 f"{counted(totals.late, 'message')} stored before they were born: clocks of "
                 "producers and brokers differ, delays are too small.",
                 "warn",
@@ -156,6 +156,10 @@ def _cards(
     ]  # fmt: skip
 
 
+_PERCENTILES: Final = ("p50", "p95", "p99")
+_OVER_TIME: Final = "Over time: the mean of the topics' p50 (by messages), their worst p95 and p99."
+
+
 def _traffic(tables: StatsTables, totals: Any, summary: Mapping[str, Any]) -> list[Section]:
     if totals.first_ms is None:
         return []
@@ -185,24 +189,16 @@ def _traffic(tables: StatsTables, totals: Any, summary: Mapping[str, Any]) -> li
     delays = _distribution(
         tables, "delay_ms", "delays", "From born at the producer to stored at the broker.", "delay"
     )
-    for key, prefix, suffix, parts, ticks, text in (
-        ("sizes-over-time", "size", "", sizes, SIZE_TICKS, bytes_text),
-        ("delays-over-time", "delay", "_ms", delays, DURATION_TICKS_MS, duration_text),
-    ):
-        found = tables.percentiles(prefix, suffix, width, totals.first_ms)
-        if not found:
-            continue
+    if found := tables.percentiles("size", "", width, totals.first_ms):
+        lines = {name: [(row.bar, row[f"size_{name}"]) for row in found] for name in _PERCENTILES}
+        figure = percentiles_figure(lines, "size", ticks=SIZE_TICKS, text=bytes_text)
+        sizes.append(Picture("sizes-over-time", figure, _OVER_TIME))
+    if found := tables.percentiles("delay", "_ms", width, totals.first_ms):
         lines = {
-            name: [(row.bar, row[f"{prefix}_{name}{suffix}"]) for row in found]
-            for name in ("p50", "p95", "p99")
+            name: [(row.bar, row[f"delay_{name}_ms"]) for row in found] for name in _PERCENTILES
         }
-        parts.append(
-            Picture(
-                key,
-                percentiles_figure(lines, prefix, ticks=ticks, text=text),
-                "Over time: the mean of the topics' p50 (by messages), their worst p95 and p99.",
-            )
-        )
+        figure = percentiles_figure(lines, "delay", ticks=DURATION_TICKS_MS, text=duration_text)
+        delays.append(Picture("delays-over-time", figure, _OVER_TIME))
     return [
         Section("volume", "Messages and bytes over time", flows),
         Section("size", "How large messages are", sizes),
@@ -310,13 +306,18 @@ def _topics(topics: Sequence[Any]) -> list[Table]:
     ):
         rows: list[list[Cell]] = [
             [
-                r.topic, count_text(r.messages), bytes_text(r.bytes), rate_text(r.peak),
-                bytes_text(r.size_max), duration_text(r.delay_p99_ms), moment_text(r.first_ms),
+                r.topic,
+                count_text(r.messages),
+                bytes_text(r.bytes),
+                rate_text(r.peak),
+                bytes_text(r.size_max),
+                duration_text(r.delay_p99_ms),
+                moment_text(r.first_ms),
                 moment_text(r.last_ms),
             ]
             for r in topics
             if r.is_system == is_system
-        ]  # fmt: skip
+        ]
         if rows:
             tables.append(Table(f"{caption}, the largest first.", columns, rows))
     return tables

@@ -19,8 +19,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.stats.replicas import Sources
-from spark.stats.scan import group_of, is_system, not_below_zero
+from batonmq.spark.stats.replicas import Sources
+from batonmq.spark.stats.scan import group_of, is_system, not_below_zero
 
 TABLES: Final = ("traffic", "queues", "hot_queues", "sizes", "delays", "consumer_lag")
 _SHARES: Final = "array(0.5D, 0.95D, 0.99D, 1.0D)"
@@ -71,17 +71,24 @@ def queues(counts: DataFrame) -> DataFrame:
             F.min("first_store_ms").alias("first_store_ms"),
         )
         .select(
-            "topic", "broker", "queue_id", _at("bucket_ms", "at"), "messages", "bytes",
-            "first_offset", "last_offset", _at("first_store_ms", "first_store_at"),
+            "topic",
+            "broker",
+            "queue_id",
+            _at("bucket_ms", "at"),
+            "messages",
+            "bytes",
+            "first_offset",
+            "last_offset",
+            _at("first_store_ms", "first_store_at"),
             _day("bucket_ms"),
         )
-    )  # fmt: skip
+    )
 
 
 def hot_queues(queue_rows: DataFrame) -> DataFrame:
     """Per queue and day its share of the topic's messages, against an even spread.
 
-    The even share counts the queues that had a message on any day: a queue that nobody ever wrote
+    The even share counts the queues that had a message on any day: a queue that was never written
     to is not in a log.
     """
     whole = queue_rows.groupBy("topic", "day").agg(F.sum("messages").alias("of"))
@@ -94,10 +101,17 @@ def hot_queues(queue_rows: DataFrame) -> DataFrame:
         .join(whole, ["topic", "day"])
         .join(known, "topic")
         .select(
-            "topic", "broker", "queue_id", "messages", "bytes", share.alias("share"),
-            even.alias("even_share"), (share / even).alias("times_even"), "day",
+            "topic",
+            "broker",
+            "queue_id",
+            "messages",
+            "bytes",
+            share.alias("share"),
+            even.alias("even_share"),
+            (share / even).alias("times_even"),
+            "day",
         )
-    )  # fmt: skip
+    )
 
 
 def values(counts: DataFrame, name: str) -> DataFrame:
@@ -119,7 +133,7 @@ def consumer_lag(
 ) -> DataFrame:
     """How far each group was behind at `snapshot`, and since when its oldest message waits.
 
-    That message is looked for among the buckets of its queue: `oldest_store_at` is the time of the
+    That message is located in the buckets of its queue: `oldest_store_at` is the time of the
     first message of its bucket, so it may be too early by less than one bucket. Null without lag,
     and where the log no longer has or not yet confirmed the message.
     """
@@ -130,10 +144,15 @@ def consumer_lag(
         .load()
         .where(F.col("store").isin([each.store for each in sources.chosen]))
         .select(
-            "group", "topic", group_of(F.col("store"), sources).alias("broker"), "queue_id",
-            "offset", "max_offset", not_below_zero(F.col("lag")).alias("lag"),
+            "group",
+            "topic",
+            group_of(F.col("store"), sources).alias("broker"),
+            "queue_id",
+            "offset",
+            "max_offset",
+            not_below_zero(F.col("lag")).alias("lag"),
         )
-    )  # fmt: skip
+    )
     if topics:
         offsets = offsets.where(F.col("topic").isin(list(topics)))
     places = queue_rows.select("topic", "broker", "queue_id", "last_offset", "first_store_at")

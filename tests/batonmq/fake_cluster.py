@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from protocol.batch import split_batch
-from protocol.bodies import (
+from batonmq.protocol.batch import split_batch
+from batonmq.protocol.bodies import (
     BrokerData,
     ClusterInfo,
     ConsumerOffsetSerializeWrapper,
@@ -32,14 +32,14 @@ from protocol.bodies import (
     TopicList,
     TopicRouteData,
 )
-from protocol.codes import RequestCode, ResponseCode
-from protocol.message_id import encode_offset_msg_id, host_bytes
-from protocol.record import decode_record, encode_record
-from protocol.tags import java_string_hash
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.processors import Processors
-from remoting.server import RemotingServer
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.message_id import encode_offset_msg_id, host_bytes
+from batonmq.protocol.record import decode_record
+from batonmq.protocol.tags import java_string_hash
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingServer
+from tests.records import record_of as encode_record
 
 HOST = "127.0.0.1"
 CLUSTER = "DefaultCluster"

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from bench.proc import (
+from bench.cpu import (
     CpuUse,
     cpu_seconds,
     parse_busy_ticks,

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import uvloop
 
-from broker.config import BrokerConfig, ReplicasConfig
-from broker.service import BrokerSections, BrokerService
-from ha.config import HAConfig
-from protocol.properties import encode_properties
-from remoting.client import RemotingClient
-from remoting.command import RemotingCommand
-from store.config import StoreConfig
+from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
+from batonmq.broker.service import BrokerService
+from batonmq.ha.config import HAConfig
+from batonmq.protocol.properties import encode_properties
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
+from batonmq.store.config import StoreConfig
 
 
 async def until(done: Callable[[], bool]) -> None:

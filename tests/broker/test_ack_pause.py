@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.ack_pause import AckPause
+from batonmq.broker.pending_acks import AckPause
 
 
 class Lease:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.consumer_manager import CLIENT_EXPIRED_MS, ConsumerManager, GroupChanged
-from protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from batonmq.broker.consumer_manager import CLIENT_EXPIRED_MS, ConsumerManager, GroupChanged
+from batonmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
 
 def heartbeat(client: str, *topics: str, group: str = "g", version: int = 1) -> HeartbeatData:
@@ -29,7 +29,7 @@ def beat(manager: ConsumerManager, client: str, channel: str, *topics: str, now:
     return manager.heartbeat(heartbeat(client, *topics), channel, 0, 479, now)
 
 
-def test_a_new_member_is_told_to_all_a_known_one_to_nobody() -> None:
+def test_a_new_member_notifies_all_a_known_one_nobody() -> None:
     manager = ConsumerManager()
     assert beat(manager, "c1", "ch1", "T") == [GroupChanged("g", ("ch1",))]
     assert beat(manager, "c2", "ch2", "T") == [GroupChanged("g", ("ch1", "ch2"))]

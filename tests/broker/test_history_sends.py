@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 from lone_broker import Rig, run_with_broker, send_header
 
-from broker.pending_acks import PendingAcks
-from broker.send_processor import SendProcessor
-from protocol.batch import BatchItem, encode_batch
-from protocol.codes import ResponseCode
-from protocol.properties import encode_properties
-from protocol.record import decode_records
-from protocol.topic_name import HISTORY_PRODUCER, HISTORY_TOPIC, is_system_topic
+from batonmq.broker.pending_acks import PendingAcks
+from batonmq.broker.send_processor import SendProcessor
+from batonmq.protocol.batch import BatchItem, encode_batch
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.properties import encode_properties
+from batonmq.protocol.record import decode_records
+from batonmq.protocol.topic_name import HISTORY_PRODUCER, HISTORY_TOPIC, is_system_topic
 
 ITEMS = [BatchItem(b'{"part":0}', encode_properties({"KEYS": "7 log-7-0"}).encode())] * 2
 
@@ -56,7 +56,7 @@ def test_it_is_a_system_topic_of_one_queue(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["confirmed", "role changed"])
 def test_its_writes_are_never_the_first_acknowledged_one(end: str) -> None:
-    """`confirm` tells how many clients were answered: that is the first ack of a mastership."""
+    """`confirm` returns how many clients were answered: that is the first ack of a mastership."""
     acks = PendingAcks(3_000)
     sink = SimpleNamespace(frames=[])
     sink.write = sink.frames.append

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.metadata_log import METADATA_TOPIC, MetadataChange, decode_metadata
-from protocol.bodies import TopicConfig
-from protocol.message_id import host_bytes
-from store.config import StoreConfig
-from store.message_store import MessageStore
+from batonmq.broker.topics import MetadataChange, decode_metadata
+from batonmq.protocol.bodies import TopicConfig
+from batonmq.protocol.message_id import host_bytes
+from batonmq.protocol.record import NewMessage
+from batonmq.protocol.topic_name import METADATA_TOPIC
+from batonmq.store.config import StoreConfig
+from batonmq.store.message_store import MessageStore
 
 HOST = host_bytes("127.0.0.1", 10911)
 
@@ -33,12 +35,14 @@ def opened(folder: Path) -> tuple[MessageStore, list[MetadataChange]]:
 
 
 def put(store: MessageStore, topic: str, body: bytes) -> None:
-    store.put_message(topic, 0, body, b"", 0, None, None, born_timestamp=1, born_host=b"\0" * 8)
+    store.appender.put_message(
+        NewMessage(topic, 0, body, b"", 0, None, None, born_timestamp=1, born_host=b"\0" * 8)
+    )
 
 
 def test_r31_a_new_master_knows_the_topics_of_its_unconfirmed_tail(tmp_path: Path) -> None:
     """1. The master creates a topic and takes a message for it; both records reach the slave, and
-    the message is acknowledged. 2. The master dies before it can tell the slave the new
+    the message is acknowledged. 2. The master dies before the slave has the new
     confirmOffset. 3. The slave becomes master: it knows the topic before its first put."""
     master, _ = opened(tmp_path / "a")
     slave, applied = opened(tmp_path / "b")
@@ -47,15 +51,15 @@ def test_r31_a_new_master_knows_the_topics_of_its_unconfirmed_tail(tmp_path: Pat
     put(master, METADATA_TOPIC, change.encode())
     put(master, "New", b"acknowledged")
     end = master.end_turn()
-    slave.append_replicated(0, bytes(master.log_view(0, end)))
+    slave.slave_log.append_replicated(0, bytes(master.log.view(0, end)))
     assert applied == [] and slave.confirm_offset == 0
 
     assert slave.prepare_master() == end
     assert [list(change.topics) for change in applied] == [["New"]]
     assert applied[0].topics["New"].write_queue_nums == 3
-    assert slave.next_offset_in_queue("New", 0) == 1
+    assert slave.queries.next_offset_in_queue("New", 0) == 1
     slave.advance_confirm_offset(end)
-    assert slave.max_offset_in_queue("New", 0) == 1
+    assert slave.queries.max_offset_in_queue("New", 0) == 1
     master.close()
     slave.close()
 
@@ -71,7 +75,7 @@ def test_r31_a_takeover_shows_what_is_unconfirmed_and_again_when_it_is(tmp_path:
     master.prepare_master()
     put(master, METADATA_TOPIC, MetadataChange(deleted_topics=["Old"]).encode())
     end = master.end_turn()
-    slave.append_replicated(0, bytes(master.log_view(0, end)))
+    slave.slave_log.append_replicated(0, bytes(master.log.view(0, end)))
     slave.prepare_master()
     assert shown == [(True, ["Old"])]
     slave.advance_confirm_offset(end)

@@ -1,20 +1,18 @@
-"""Name servers are told again, also those whose connection leads nowhere any more."""
+"""A broker registers again, also where the connection leads nowhere any more."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+import uvloop
 
-from broker import name_server_registrar
-from broker.name_server_registrar import NameServerRegistrar
-from protocol.codes import RequestCode
-from remoting.client import RemotingClient
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.loop import run
-from remoting.processors import Processors
-from remoting.server import RemotingServer
+from batonmq.broker import name_server_registrar
+from batonmq.broker.name_server_registrar import NameServerRegistrar
+from batonmq.protocol.codes import RequestCode
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
 
 class _Registration:
@@ -34,12 +32,12 @@ def test_a_name_server_that_does_not_answer_is_dialled_anew(
     monkeypatch.setattr(name_server_registrar, "RETRY_MS", 1)
 
     async def scenario() -> None:
-        told: list[Connection] = []
+        registered: list[Connection] = []
         answered = asyncio.Event()
 
         def register(cmd: RemotingCommand, connection: Connection) -> RemotingCommand | None:
-            told.append(connection)
-            if connection is told[0]:
+            registered.append(connection)
+            if connection is registered[0]:
                 return None  # this one leads nowhere
             answered.set()
             return RemotingCommand.response_to(cmd)
@@ -57,6 +55,6 @@ def test_a_name_server_that_does_not_answer_is_dialled_anew(
         await registrar.close()
         await client.close()
         await server.close()
-        assert told[-1] is not told[0]
+        assert registered[-1] is not registered[0]
 
-    run(scenario())
+    uvloop.run(scenario())

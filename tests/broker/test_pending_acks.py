@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from broker.pending_acks import PendingAcks
-from broker.replies import SendReplies
+from batonmq.broker.pending_acks import PendingAcks
+from batonmq.broker.replies import SendReplies
 
 REPLIES = SendReplies("DefaultRegion")
 
@@ -64,13 +64,13 @@ def test_a_late_write_is_answered_with_its_place_in_the_log() -> None:
     assert header["extFields"]["queueOffset"] == "7"
 
 
-def test_waiters_hear_once_how_it_ended() -> None:
+def test_waiters_get_their_outcome_once() -> None:
     acks = PendingAcks(3000)
-    heard: list[int] = []
-    acks.add_waiter(100, 0, lambda code, remark: heard.append(code))
-    acks.add_waiter(200, 0, lambda code, remark: heard.append(code))
-    acks.add_waiter(300, 0, lambda code, remark: heard.append(code))
+    outcomes: list[int] = []
+    acks.add_waiter(100, 0, lambda code, remark: outcomes.append(code))
+    acks.add_waiter(200, 0, lambda code, remark: outcomes.append(code))
+    acks.add_waiter(300, 0, lambda code, remark: outcomes.append(code))
     acks.confirm(100)
     acks.expire(3000, lambda end: (12 if end == 200 else 10, ""))
     acks.fail_all(14, "")
-    assert heard == [0, 12, 10]
+    assert outcomes == [0, 12, 10]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.pull_hold import Held, PullHold
+from batonmq.broker.pull_hold import Held, PullHold
 
 
 def held(name: str, *, queue: int = 0, offset: int = 0, deadline: int = 100, owner: object = 1):

@@ -7,7 +7,7 @@ from pathlib import Path
 import uvloop
 from lone_broker import lone_broker
 
-from protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.codes import RequestCode, ResponseCode
 
 
 def test_r17_r24_a_damaged_log_without_a_master_goes_on_where_an_operator_says_so(
@@ -34,13 +34,15 @@ def test_r17_r24_a_damaged_log_without_a_master_goes_on_where_an_operator_says_s
             (tmp_path / folder).rename(tmp_path / f"{folder}-away")
         async with lone_broker(tmp_path) as rig:
             store = rig.service.store
-            assert f"at offset {ends[0]}" in store.suspect
+            assert f"at offset {ends[0]}" in store.trust.reason
             assert (await rig.send()).code != ResponseCode.SUCCESS
             other = await rig.ask(RequestCode.BATON_REPAIR_REPLICA, {"suspect": "something"})
-            assert other.code == ResponseCode.INVALID_PARAMETER and store.suspect in other.remark
-            done = await rig.ask(RequestCode.BATON_REPAIR_REPLICA, {"suspect": store.suspect})
+            assert (
+                other.code == ResponseCode.INVALID_PARAMETER and store.trust.reason in other.remark
+            )
+            done = await rig.ask(RequestCode.BATON_REPAIR_REPLICA, {"suspect": store.trust.reason})
             assert done.code == ResponseCode.SUCCESS and f"cut at {ends[0]}" in done.remark
-            assert store.suspect == "" and store.max_phy_offset == ends[0]
+            assert store.trust.reason == "" and store.max_phy_offset == ends[0]
             assert list((tmp_path / "truncated").iterdir())
             assert (await rig.send(body=b"new")).code == ResponseCode.SUCCESS
 

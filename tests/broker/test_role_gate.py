@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker.role_gate import Role, RoleGate
+from batonmq.broker.role_gate import RoleGate
+from batonmq.protocol.role_view import Role
 
 
 def opened(epoch: int = 1) -> RoleGate:
@@ -44,7 +45,7 @@ def test_r36_a_master_without_lease_goes_on_while_its_whole_set_follows() -> Non
     assert code(gate) is None
 
 
-def test_a_lapsed_lease_says_nothing_to_a_slave() -> None:
+def test_a_lapsed_lease_means_nothing_to_a_slave() -> None:
     gate = opened()
     gate.follow(2)
     gate.standing(lease=False, required_set_whole=True)

@@ -9,8 +9,9 @@ from unittest.mock import Mock
 import pytest
 from lone_broker import Rig, run_with_broker, until
 
-import broker.send_hold as send_hold
-from broker.role_gate import Role, RoleGate
+import batonmq.broker.send_hold as send_hold
+from batonmq.broker.role_gate import RoleGate
+from batonmq.protocol.role_view import Role
 
 
 def test_r33_held_sends_are_no_part_of_the_log_and_keep_their_order(tmp_path: Path) -> None:
@@ -20,14 +21,14 @@ def test_r33_held_sends_are_no_part_of_the_log_and_keep_their_order(tmp_path: Pa
     async def play(rig: Rig) -> None:
         first = await rig.send(body=b"before")
         assert first.code == 0
-        hold, store = rig.service.replication.hold, rig.service.store
+        hold, store = rig.service.path.hold, rig.service.store
         end = store.max_phy_offset
         hold.begin()
         waiting = [asyncio.create_task(rig.send(body=b"%d" % n)) for n in range(5)]
         await until(lambda: len(hold) == 5)
         assert store.max_phy_offset == end
         assert not any(task.done() for task in waiting)
-        assert rig.service.replication.runtime_info()["heldSends"] == "5"
+        assert rig.service.status.table()["heldSends"] == "5"
         hold.release()
         replies = await asyncio.gather(*waiting)
         assert [(r.code, r.ext["queueOffset"]) for r in replies] == [
@@ -39,12 +40,12 @@ def test_r33_held_sends_are_no_part_of_the_log_and_keep_their_order(tmp_path: Pa
     run_with_broker(tmp_path, play)
 
 
-def test_r33_at_a_role_change_held_sends_are_told_the_new_master_and_not_stored(
+def test_r33_at_a_role_change_held_sends_get_the_new_master_and_are_not_stored(
     tmp_path: Path,
 ) -> None:
     async def play(rig: Rig) -> None:
         assert (await rig.send()).code == 0
-        hold, gate = rig.service.replication.hold, rig.service.gate
+        hold, gate = rig.service.path.hold, rig.service.path.gate
         end = rig.service.store.max_phy_offset
         hold.begin()
         waiting = asyncio.create_task(rig.send())
@@ -64,7 +65,7 @@ def test_a_hold_without_room_refuses_at_once(
 ) -> None:
     async def play(rig: Rig) -> None:
         assert (await rig.send()).code == 0
-        hold = rig.service.replication.hold
+        hold = rig.service.path.hold
         hold.begin()
         monkeypatch.setattr(send_hold, "HELD_MAX", 1)
         kept = asyncio.create_task(rig.send())
@@ -87,9 +88,9 @@ def test_a_hold_that_nobody_ends_ends_by_itself(
     async def play(rig: Rig) -> None:
         assert (await rig.send()).code == 0
         monkeypatch.setattr(send_hold, "HELD_MOST_S", 0.01)
-        rig.service.replication.hold.begin()
+        rig.service.path.hold.begin()
         assert (await rig.send()).code == 0
-        assert not rig.service.replication.hold.active
+        assert not rig.service.path.hold.active
 
     run_with_broker(tmp_path, play)
 
@@ -170,7 +171,7 @@ def test_a_client_that_left_is_not_written_for(tmp_path: Path) -> None:
 
     async def play(rig: Rig) -> None:
         assert (await rig.send()).code == 0
-        hold, end = rig.service.replication.hold, rig.service.store.max_phy_offset
+        hold, end = rig.service.path.hold, rig.service.store.max_phy_offset
         hold.begin()
         waiting = asyncio.create_task(rig.send())
         await until(lambda: len(hold) == 1)

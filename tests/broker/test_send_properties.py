@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.send_properties import SendProperties
-from protocol.errors import BrokerRefusal
-from protocol.message_id import host_bytes
-from protocol.properties import decode_properties, encode_properties
-from protocol.tags import java_string_hash
+from batonmq.broker.send_properties import SendProperties
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.message_id import host_bytes
+from batonmq.protocol.properties import decode_properties, encode_properties
+from batonmq.protocol.tags import java_string_hash
 
 PREPARE = SendProperties("DefaultCluster", "DefaultRegion", host_bytes("127.0.0.1", 10911)).prepare
 

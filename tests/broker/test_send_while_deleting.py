@@ -6,23 +6,23 @@ from pathlib import Path
 
 from lone_broker import Rig, run_with_broker
 
-from protocol.codes import ResponseCode
+from batonmq.protocol.codes import ResponseCode
 
 
 def test_r31_a_topic_known_to_senders_is_closed_while_its_deletion_waits(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         assert (await rig.send()).code == ResponseCode.SUCCESS
         service = rig.service
-        written = service.replication.written
-        waiting: list[int] = []
-        service.replication.written = waiting.append  # type: ignore[method-assign]
+        path, waiting = service.path, []
+        confirmed = path.confirmed
+        path.confirmed = waiting.append  # type: ignore[method-assign]
         service.topics.delete_topic("T")
         reply = await rig.send(body=b"behind the deletion")
         assert reply.code == ResponseCode.SYSTEM_BUSY
         assert "being deleted" in (reply.remark or "")
-        service.replication.written = written  # type: ignore[method-assign]
-        written(service.store.max_phy_offset)
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        confirmed(waiting[-1])
         assert (await rig.send(body=b"a new topic of that name")).code == ResponseCode.SUCCESS
-        assert service.topic_table.get("T") is not None
+        assert service.tables.topics.get("T") is not None
 
     run_with_broker(tmp_path, play)

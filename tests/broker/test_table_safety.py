@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from broker.admin_processor import AdminProcessor
-from broker.metadata_log import MetadataChange
-from broker.pending_acks import PendingAcks
-from broker.role_gate import RoleGate
-from broker.slave_source_processor import SlaveSourceProcessor
-from broker.slave_sync import NO_MASTER_EPOCH, Followed, SlaveSynchronize
-from broker.topics import TopicService
-from protocol.bodies import TopicConfig
-from protocol.codes import RequestCode
-from protocol.errors import BrokerRefusal
-from remoting.command import RemotingCommand
-from store.consumer_offset import ConsumerOffsetManager
-from store.subscription_group import SubscriptionGroupManager
-from store.topic_config import TopicConfigManager
+from batonmq.broker.admin_processor import AdminProcessor
+from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.slave_sync import (
+    BrokerTables,
+    Followed,
+    SlaveSourceProcessor,
+    SlaveSynchronize,
+)
+from batonmq.broker.topics import MetadataChange, TopicService
+from batonmq.broker.write_path import WritePath
+from batonmq.protocol.bodies import TopicConfig
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.remoting.command import RemotingCommand
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.topic_config import TopicConfigManager
 
 
 class Tables:
@@ -34,6 +38,7 @@ class Tables:
         )
         self.groups = SubscriptionGroupManager(folder / "subscriptionGroup.json")
         self.offsets = ConsumerOffsetManager(folder / "consumerOffset.json")
+        self.tables = BrokerTables(self.topics, self.groups, self.offsets)
         self.log: list[bytes] = []
         self.dropped: list[str] = []
         self.service = TopicService(
@@ -55,10 +60,10 @@ class Wire:
     """A master's answers to its slave; `before_reply[code]` runs once, when one is under way."""
 
     def __init__(self, master: Tables, master_epoch: int) -> None:
-        self.master_epoch = master_epoch
-        self.source = SlaveSourceProcessor(
-            master.topics, master.groups, master.offsets, lambda: self.master_epoch
-        )
+        self.gate = RoleGate()
+        self.gate.opening(master_epoch)
+        self.gate.open()
+        self.source = SlaveSourceProcessor(master.tables, self.gate)
         self.before_reply: dict[int, Any] = {}
 
     async def invoke(
@@ -77,9 +82,7 @@ class Wire:
 def following(slave: Tables, wire: Wire, master_epoch: int) -> tuple[SlaveSynchronize, Followed]:
     sync = SlaveSynchronize(
         wire,  # type: ignore[arg-type]
-        slave.topics,
-        slave.groups,
-        slave.offsets,
+        slave.tables,
         1,
         lambda: None,
     )
@@ -113,19 +116,20 @@ def test_r31_a_fetched_table_does_not_undo_what_the_log_showed_meanwhile(tmp_pat
     assert slave.topics.get("Old") == topic("Old")
 
 
-def test_r31_tables_of_who_is_no_master_any_more_are_not_taken(tmp_path: Path) -> None:
+def test_r31_tables_of_a_former_master_are_not_taken(tmp_path: Path) -> None:
     """1. The master dies, and starts again at the same address while no controller is there: its
     tables are those of its last checkpoint. 2. Its slave knows no newer view and asks it."""
     master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
     slave.service.apply_record(MetadataChange(topics={"T": topic("T")}).encode())
     slave.offsets.commit("g", "T", 0, 7)
     master.offsets.commit("g", "T", 0, 5)
-    wire = Wire(master, NO_MASTER_EPOCH)
+    wire = Wire(master, 3)
+    wire.gate.fence()
     sync, followed = following(slave, wire, 3)
     asyncio.run(sync._synchronize(followed))
     assert slave.topics.get("T") == topic("T")
     assert slave.offsets.offsets_of("g", "T") == {0: 7}
-    wire.master_epoch = 3
+    wire.gate.open()
     asyncio.run(sync._synchronize(followed))
     assert slave.topics.get("T") is None
     assert slave.offsets.offsets_of("g", "T") == {0: 5}
@@ -191,21 +195,12 @@ def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) 
     is asked again: the table has it, the slave has not. It is not answered before it has."""
     tables = Tables(tmp_path / "master")
     tables.topics.put(topic("T"))
-    acks = PendingAcks(3000)
+    path = WritePath(Mock(), ack_wait_ms=3000, sync_flush=False, clock_ms=lambda: 0)
+    acks = path.acks
     acks.begin_epoch(1)
-    gate = RoleGate()
-    gate.opening(1)
-    gate.open()
-    admin = AdminProcessor(
-        tables.service,
-        gate,
-        acks,
-        lambda: 0,
-        runtime_info=dict,
-        ha_status=lambda: None,  # type: ignore[arg-type, return-value]
-        epoch_cache=lambda: None,
-        repair=str,
-    )
+    path.gate.opening(1)
+    path.gate.open()
+    admin = AdminProcessor(path, tables.service, Mock())
     ext = {"topic": "T", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
     request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
 

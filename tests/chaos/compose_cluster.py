@@ -6,42 +6,29 @@ engine's API. Ended with its volumes; the logs of a failed run are kept.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import docker
-from click.testing import CliRunner
-from cluster_process import wait_for
 from docker.models.containers import Container
 from docker.models.networks import Network
-from engine import DEPLOY, IMAGE, compose_command
-from raw_probe import HA_STATUS, Probe, ask
 
-from mqctl.main import cli
+from lab.connection import Connection, ask
+from lab.frames import HA_STATUS
+from lab.mqctl import Ran, mqctl
+from lab.processes import wait_for
+from tests.chaos.engine import DEPLOY, IMAGE, compose_command
 
 GROUP = "broker-a"
 NUMBERS = (1, 2, 3)
 BROKERS = tuple(f"broker-{n}" for n in NUMBERS)
 NAME_SERVERS = tuple(f"namesrv-{n}" for n in NUMBERS)
-WELL_S = 30.0
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
+HEALTHY_S = 30.0
 
 
 class ComposeCluster:
@@ -89,7 +76,7 @@ class ComposeCluster:
                 container.unpause()
 
     def compose(self, *arguments: str) -> str:
-        """Fails with what the command said."""
+        """Fails with the command's output."""
         done = subprocess.run(
             [*self._compose, *arguments],
             env=self._environ,
@@ -146,24 +133,19 @@ class ComposeCluster:
         environ = {
             "NAMESRV_ADDR": self.name_server_addresses,
             "CONTROLLER_ADDR": self.controller_addresses if controllers else None,
-            "BATONMQ_DATA": None,
-            "MQCTL_DEBUG": None,
-            "HOME": str(self.folder),
         }
-        result = CliRunner().invoke(cli, arguments, prog_name="mqctl", env=environ)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result
-        return Ran(result.exit_code, result.stdout, result.stderr)
+        return mqctl(*arguments, home=self.folder, env=environ)
 
-    def wait_well(self, seconds: float = WELL_S) -> float:
-        """Waits until `mqctl health` ends with 0 and each container finds itself well; how long."""
+    def wait_healthy(self, seconds: float = HEALTHY_S) -> float:
+        """Waits until `mqctl health` ends with 0 and each container is healthy; for how long."""
         began = time.monotonic()
         ran = self.mqctl("health", "--watch", "--interval", "0.2", "--within", str(seconds))
-        assert ran.code == 0, f"not well after {seconds} s:\n{ran.out}\n{ran.err}"
+        assert ran.code == 0, f"not healthy after {seconds} s:\n{ran.out}\n{ran.err}"
         for name in (*NAME_SERVERS, *BROKERS):
-            wait_for(f"{name} to find itself well", lambda name=name: self.is_well(name), seconds)
+            wait_for(f"{name} to be healthy", lambda name=name: self.is_healthy(name), seconds)
         return time.monotonic() - began
 
-    def is_well(self, name: str) -> bool:
+    def is_healthy(self, name: str) -> bool:
         """The health check of the compose file, now."""
         container = self.container(name)
         check = container.attrs["Config"]["Healthcheck"]["Test"]
@@ -190,7 +172,7 @@ class ComposeCluster:
         assert ran.json["controllerLeaderAddress"], ran.out
         return self.controller_at(ran.json["controllerLeaderAddress"])
 
-    def masters_by_own_word(self) -> list[str]:
+    def self_declared_masters(self) -> list[str]:
         """Every broker that calls itself master."""
         words = {a: ask(a, HA_STATUS).json for a in self.broker_addresses}
         return [self.broker_at(address) for address, word in words.items() if word["master"]]
@@ -260,10 +242,10 @@ def first_ack(addresses: list[str], topic: str, deadline_s: float = 60.0) -> flo
     def acknowledged() -> float | None:
         for address in addresses:
             try:
-                with Probe(address, timeout_s=1.0) as probe:
+                with Connection(address, timeout_s=1.0) as probe:
                     if probe.send(topic, b"first").code == 0:
                         return time.monotonic()
-            except (OSError, EOFError):
+            except OSError:
                 continue
         return None
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "process"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from compose_cluster import ComposeCluster
-from engine import build_image, missing_tools
+from tests.chaos.compose_cluster import ComposeCluster
+from tests.chaos.engine import build_image, missing_tools
 
 LOGS = Path(os.environ.get("BATONMQ_CHAOS_LOGS", "/tmp/batonmq-chaos-logs"))
 

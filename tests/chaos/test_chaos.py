@@ -1,8 +1,8 @@
 """What happens to machines, done to containers under a load of acknowledged writes.
 
 Each test begins and ends with a whole cluster, and ends with the same questions: is every
-acknowledged message where its acknowledgement said, is there exactly one master, does `mqctl`
-find everything well. The tests share one cluster.
+acknowledged message where its acknowledgement named, is there exactly one master, does `mqctl
+health` find no problem. The tests share one cluster.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from client_load import ClientWriter, SteadyWriter
-from cluster_process import wait_for
-from compose_cluster import BROKERS, GROUP, NAME_SERVERS, ComposeCluster, first_ack
-from queue_check import check_writers
-from raw_probe import Writer
 
-from protocol.errors import BatonError
+from batonmq.protocol.errors import BatonError
+from lab.processes import wait_for
+from lab.queues import check_writers
+from lab.writer import Writer, wait_acks
+from tests.chaos.client_load import PAUSE_S, ClientWriter
+from tests.chaos.compose_cluster import BROKERS, GROUP, NAME_SERVERS, ComposeCluster, first_ack
 
 pytestmark = pytest.mark.docker
 
@@ -35,7 +35,7 @@ class Load:
 
     cluster: ComposeCluster
     topic: str
-    writers: list[SteadyWriter | ClientWriter]
+    writers: list[Writer | ClientWriter]
 
     @property
     def client(self) -> ClientWriter:
@@ -44,31 +44,24 @@ class Load:
 
     def wait_more(self, seconds: float = 30.0) -> float:
         """Waits until every writer had `MORE` further acks; how long it took."""
-        began, counts = time.monotonic(), [len(writer.acks) for writer in self.writers]
-
-        def going() -> bool:
-            for writer in self.writers:
-                if writer.error is not None:
-                    raise writer.error
-            done = zip(self.writers, counts, strict=True)
-            return all(len(writer.acks) >= before + MORE for writer, before in done)
-
-        wait_for("writes to be acknowledged", going, seconds)
+        began = time.monotonic()
+        wait_acks(self.writers, MORE, seconds)
         return time.monotonic() - began
 
 
 @contextlib.contextmanager
-def ordeal(cluster: ComposeCluster) -> Iterator[Load]:
-    """A load on a whole cluster; inside it things happen; afterwards all is well and all is there.
+def fault_under_load(cluster: ComposeCluster) -> Iterator[Load]:
+    """A load on a whole cluster. A fault happens inside the block; after it the cluster must be
+    healthy and every acknowledged message present.
 
     The load goes on until the cluster is whole again.
     """
-    cluster.wait_well()
+    cluster.wait_healthy()
     topic = f"Chaos{next(_names)}"
     first_ack([cluster.broker_addresses[BROKERS.index(cluster.master())]], topic)
-    writers: list[SteadyWriter | ClientWriter] = [
-        SteadyWriter(cluster.broker_addresses, topic, 1, timeout_s=1.0),
-        SteadyWriter(cluster.broker_addresses, topic, 2, timeout_s=1.0),
+    writers: list[Writer | ClientWriter] = [
+        Writer(cluster.broker_addresses, topic, 1, timeout_s=1.0, pause_s=PAUSE_S),
+        Writer(cluster.broker_addresses, topic, 2, timeout_s=1.0, pause_s=PAUSE_S),
         ClientWriter(cluster.name_server_addresses, topic, 3, GROUP),
     ]
     load = Load(cluster, topic, writers)
@@ -78,7 +71,7 @@ def ordeal(cluster: ComposeCluster) -> Iterator[Load]:
         load.wait_more()
         yield load
         load.wait_more()
-        whole_s = cluster.wait_well()
+        whole_s = cluster.wait_healthy()
         load.wait_more()
     acked = sum(len(writer.acks) for writer in writers)
     stored = _checked(cluster, topic, writers)
@@ -89,7 +82,7 @@ def ordeal(cluster: ComposeCluster) -> Iterator[Load]:
     )
     print(f"acknowledged {acked}, stored {stored}, longest gap {gap:.2f} s, whole {whole_s:.1f} s")
     assert stored >= acked
-    assert cluster.masters_by_own_word() == [cluster.master()]
+    assert cluster.self_declared_masters() == [cluster.master()]
     last = load.client.acks[-1].number
     by_key = cluster.mqctl("queryMsgByKey", "-t", topic, "-k", f"k{last}", "--json")
     assert (by_key.code, len(by_key.json)) == (0, 1), by_key
@@ -142,13 +135,13 @@ def all_controllers(cluster: ComposeCluster) -> list[str]:
 def test_up_to_the_first_acknowledged_write(containers: ComposeCluster) -> None:
     at = first_ack(containers.broker_addresses, "First")
     print(f"up to the first acknowledged write: {at - containers.up_began:.1f} s")
-    assert containers.wait_well() >= 0
+    assert containers.wait_healthy() >= 0
     assert len(containers.group()["inSyncReplicas"]) == 3
 
 
 def test_an_operator_sees_and_steers_it_from_outside(containers: ComposeCluster) -> None:
     """A planned switch under load: no send of the client fails."""
-    with ordeal(containers) as load:
+    with fault_under_load(containers) as load:
         before = containers.group()
         other = next(
             replica["brokerId"]
@@ -173,7 +166,7 @@ def test_an_operator_sees_and_steers_it_from_outside(containers: ComposeCluster)
     "who", [master, slave, master_and_slave, leader, master_and_leader, all_brokers]
 )
 def test_killed_and_started_again(containers: ComposeCluster, who: Names) -> None:
-    with ordeal(containers) as load:
+    with fault_under_load(containers) as load:
         victims = who(containers)
         containers.kill(victims)
         if set(victims) != set(BROKERS):
@@ -183,7 +176,7 @@ def test_killed_and_started_again(containers: ComposeCluster, who: Names) -> Non
 
 
 def test_a_crashed_master_is_restarted_by_its_policy(containers: ComposeCluster) -> None:
-    with ordeal(containers):
+    with fault_under_load(containers):
         victim = containers.master()
         containers.crash(victim)
         wait_for("another master", lambda: containers.group()["masterAddress"] != "" and
@@ -192,21 +185,21 @@ def test_a_crashed_master_is_restarted_by_its_policy(containers: ComposeCluster)
 
 def test_all_controllers_killed_writes_go_on(containers: ComposeCluster) -> None:
     """R36: without controllers a healthy group goes on, and nobody is elected needlessly."""
-    with ordeal(containers) as load:
+    with fault_under_load(containers) as load:
         before = containers.group()
         containers.kill(NAME_SERVERS)
         load.wait_more()
         assert containers.mqctl("health").code == 1
         containers.start(NAME_SERVERS)
-        containers.wait_well()
+        containers.wait_healthy()
         after = containers.group()
         for key in ("masterAddress", "masterEpoch"):
             assert after[key] == before[key]
 
 
 @pytest.mark.parametrize("who", [master, slave, leader, master_and_leader])
-def test_paused_and_woken(containers: ComposeCluster, who: Names) -> None:
-    with ordeal(containers) as load:
+def test_paused_and_resumed(containers: ComposeCluster, who: Names) -> None:
+    with fault_under_load(containers) as load:
         victims = who(containers)
         containers.pause(victims)
         load.wait_more()
@@ -215,7 +208,7 @@ def test_paused_and_woken(containers: ComposeCluster, who: Names) -> None:
 
 @pytest.mark.parametrize("who", [master, slave, master_and_slave, leader, all_controllers])
 def test_cut_off_and_reconnected(containers: ComposeCluster, who: Names) -> None:
-    with ordeal(containers) as load:
+    with fault_under_load(containers) as load:
         victims = who(containers)
         containers.cut_off(victims)
         load.wait_more()
@@ -225,9 +218,10 @@ def test_cut_off_and_reconnected(containers: ComposeCluster, who: Names) -> None
 def test_after_a_clean_stop_any_two_brokers_go_on(containers: ComposeCluster) -> None:
     """Every process ends by itself with 0, and the set is still whole: it needs no last broker."""
     topic = "Stopped"
-    containers.wait_well()
-    with SteadyWriter(containers.broker_addresses, topic, 0, timeout_s=1.0) as writer:
-        wait_for("acknowledged writes", lambda: len(writer.acks) >= MORE)
+    containers.wait_healthy()
+    steady = Writer(containers.broker_addresses, topic, 0, timeout_s=1.0, pause_s=PAUSE_S)
+    with steady as writer:
+        wait_acks(writer, MORE)
     master = containers.master()
     containers.compose("stop")
     assert {containers.exit_code(name) for name in (*BROKERS, *NAME_SERVERS)} == {0}
@@ -236,13 +230,13 @@ def test_after_a_clean_stop_any_two_brokers_go_on(containers: ComposeCluster) ->
     first_ack(containers.broker_addresses, "Started")
     assert containers.master() != master
     containers.start([master])
-    containers.wait_well()
+    containers.wait_healthy()
     assert _checked(containers, topic, [writer]) >= len(writer.acks)
 
 
 def test_master_and_leader_come_back_with_each_others_address(containers: ComposeCluster) -> None:
     """The last test: the engine gives these two their chosen addresses at later starts as well."""
-    with ordeal(containers) as load:
+    with fault_under_load(containers) as load:
         victims = master_and_leader(containers)
         addresses = [containers.address_inside(name) for name in victims]
         containers.cut_off(victims)

@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.commands import (
+from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
     AnyCommand,
     ApplyBrokerId,
     BecomeController,
     CleanBrokerData,
+    CommandResult,
+    Effect,
     ElectMaster,
     LiveBroker,
     Member,
@@ -26,10 +28,9 @@ from controller.commands import (
     decode,
     encode,
 )
-from controller.groups import BrokerGroup
-from controller.results import CommandResult, Effect
-from controller.state import ControllerState
-from protocol.role_view import RoleView
+from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.controller.rules.state import ControllerState
+from batonmq.protocol.role_view import RoleView
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the helper modules here
 

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from controller.commands import ApplyBrokerId, BecomeController
-from controller.config import Peer, RaftTimings
-from controller.machine import Commit, Machine
-from controller.raft.node import COMPACT_AFTER_ENTRIES, RaftLog
+from batonmq.controller.config import Peer, RaftTimings
+from batonmq.controller.raft.log import Commit, Machine
+from batonmq.controller.raft.node import COMPACT_AFTER_ENTRIES, RaftLog, RaftSettings
+from batonmq.controller.rules.commands import ApplyBrokerId, BecomeController
 
 QUICK = RaftTimings(election_min_ms=150, election_max_ms=300, heartbeat_ms=30, tick_ms=20)
 
@@ -55,14 +55,16 @@ class Cluster:
         peer = next(peer for peer in self.peers if peer.node_id == node_id)
         machine = Machine()
         node = RaftLog(
-            peer,
-            other.pop("peers", self.peers),
+            RaftSettings(
+                peer,
+                other.pop("peers", self.peers),
+                QUICK,
+                self.folder / node_id,
+                compact_after_entries=self._compact_after_entries,
+                **{**self._more, **other},
+            ),
             machine,
-            QUICK,
-            self.folder / node_id,
-            compact_after_entries=self._compact_after_entries,
             on_fatal=self.fatal.append,
-            **{**self._more, **other},
         )
         self.nodes[node_id], self.machines[node_id] = node, machine
         commits = self.commits.setdefault(node_id, [])

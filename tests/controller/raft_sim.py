@@ -22,12 +22,12 @@ from pysyncobj.syncobj import SyncObj, replicated
 from pysyncobj.tcp_connection import CONNECTION_STATE
 from pysyncobj.transport import Transport
 
-from controller.config import RaftTimings
-from controller.raft import transport
-from controller.raft.journal import DurableJournal
-from controller.raft.messages import MendedTransport
-from controller.raft.node import make_conf
-from controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot
+from batonmq.controller.config import RaftTimings
+from batonmq.controller.raft import transport
+from batonmq.controller.raft.journal import DurableJournal
+from batonmq.controller.raft.messages import MendedTransport
+from batonmq.controller.raft.node import make_conf
+from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot
 
 TIMINGS = RaftTimings(election_min_ms=300, election_max_ms=600, heartbeat_ms=50, tick_ms=10)
 ALL_CURES = frozenset({"snapshot pieces", "agreeing entries", "one batch"})

@@ -18,13 +18,12 @@ from pathlib import Path
 
 from raft_cluster import QUICK
 
-from controller.commands import ApplyBrokerId
-from controller.config import Peer
-from controller.gate import LeaderGate
-from controller.log import Applied
-from controller.machine import Machine
-from controller.raft.node import RaftLog
-from controller.requests import wall_ms
+from batonmq.controller.config import Peer
+from batonmq.controller.gate import LeaderGate
+from batonmq.controller.raft.log import Applied, Machine
+from batonmq.controller.raft.node import RaftLog, RaftSettings
+from batonmq.controller.rules.commands import ApplyBrokerId
+from batonmq.process.clock import wall_ms
 
 WRITERS = 4
 COMPACT_AFTER_ENTRIES = 40
@@ -48,12 +47,14 @@ class Node:
     def __init__(self, folder: Path, peers: tuple[Peer, ...], number: int) -> None:
         self._number = number
         self._log = RaftLog(
-            peers[number],
-            peers,
+            RaftSettings(
+                peers[number],
+                peers,
+                QUICK,
+                folder / peers[number].node_id,
+                compact_after_entries=COMPACT_AFTER_ENTRIES,
+            ),
             Machine(),
-            QUICK,
-            folder / peers[number].node_id,
-            compact_after_entries=COMPACT_AFTER_ENTRIES,
         )
         self._gate = LeaderGate(
             self._log,

@@ -4,15 +4,20 @@ import json
 
 import pytest
 
-from controller.commands import (
+from batonmq.controller.endpoints.grpc_endpoint import command_of
+from batonmq.controller.rules.commands import (
     COMMAND_SIZE_MAX,
+    AlterSyncStateSet,
+    CleanBrokerData,
     CommandDecodeError,
     ElectMaster,
     LiveBroker,
+    RegisterBroker,
     ReportEvent,
     decode,
     encode,
 )
+from batonmq.proto.controller.v1 import controller_pb2 as pb
 
 ELECT = ElectMaster(
     request_id="q", broker_name="broker-a", reason="session_closed", live=(LiveBroker(1, "x"),)
@@ -58,3 +63,33 @@ def test_stamping_keeps_everything_else():
     stamped = ELECT.stamped(controller_epoch=4, now_ms=77)
     assert (stamped.controller_epoch, stamped.now_ms) == (4, 77)
     assert stamped.stamped(controller_epoch=0, now_ms=0) == ELECT
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_kind", "converted"),
+    [
+        (RegisterBroker, pb.RegisterBrokerRequest, {}),
+        (AlterSyncStateSet, pb.AlterSyncStateSetRequest, {"new_set": ()}),
+        (ElectMaster, pb.ElectMasterRequest, {}),
+        (CleanBrokerData, pb.CleanBrokerDataRequest, {}),
+        (ReportEvent, pb.ReportEventRequest, {}),
+    ],
+)
+def test_each_field_of_a_request_is_a_field_of_its_command(kind, request_kind, converted):
+    given = {
+        field.name: ["x"]
+        if field.name == "earlier_lives"
+        else [3]
+        if field.name == "broker_ids"
+        else "x"
+        if field.type == field.TYPE_STRING
+        else True
+        if field.type == field.TYPE_BOOL
+        else 7
+        for field in request_kind.DESCRIPTOR.fields
+        if field.name not in converted
+    }
+    command = command_of(kind, request_kind(**given), **converted)
+    made = {name: getattr(command, name) for name in given}
+    assert made == {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    assert decode(encode(command)) == command

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.config import ControllerConfig, parse_peers
-from protocol.errors import ConfigError
-from settings import load_settings
+from batonmq.controller.config import ControllerConfig, parse_peers
+from batonmq.process.settings import load_settings
+from batonmq.protocol.errors import ConfigError
 
 PEERS = "n0-127.0.0.1:9878;n1-127.0.0.1:9978;n2-127.0.0.1:10078"
 
@@ -17,7 +17,7 @@ def test_defaults_are_valid() -> None:
     assert config.self_peer.remoting_address == "127.0.0.1:9878"
 
 
-def test_doors_stand_above_the_remoting_address() -> None:
+def test_endpoints_stand_above_the_remoting_address() -> None:
     config = ControllerConfig(controller_peers=PEERS, controller_self_id="n1")
     assert config.self_peer.remoting_address == "127.0.0.1:9978"
     assert config.self_peer.grpc_address == "127.0.0.1:9979"
@@ -35,8 +35,8 @@ def test_peer_hosts_may_hold_dashes() -> None:
     [
         ("", "needs at least one"),
         ("127.0.0.1:9878", "is not of the form"),
-        ("n0-127.0.0.1:9878;n0-127.0.0.1:9978", "stands twice"),
-        ("n0-127.0.0.1:9878;n1-127.0.0.1:9878", "stands twice"),
+        ("n0-127.0.0.1:9878;n0-127.0.0.1:9978", "is listed twice"),
+        ("n0-127.0.0.1:9878;n1-127.0.0.1:9878", "is listed twice"),
         ("n0-127.0.0.1:65535", "leaves no room"),
         ("n0-127.0.0.1:9878;n1-127.0.0.1:9879", "leave room"),
     ],
@@ -63,7 +63,7 @@ def test_nodes_may_meet_at_other_hosts_than_admin_tools_dial() -> None:
     ("hosts", "said"),
     [
         ("n0-a:9880", "'n0-a:9880' is not of the form id-host"),
-        ("n0-a;n0-b", "id n0 stands twice"),
+        ("n0-a;n0-b", "id n0 is listed twice"),
         ("n7-a", "n7 is not among the peers"),
     ],
 )

@@ -25,7 +25,7 @@ def write_config(folder: Path, base_port: int, more: str = "") -> Path:
 
 
 def start(config: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "controller.main", "-c", str(config)]
+    command = [sys.executable, "-m", "batonmq.controller.main", "-c", str(config)]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 

@@ -3,23 +3,26 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from controller.commands import (
+from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
     ApplyBrokerId,
     BecomeController,
     CleanBrokerData,
     ElectMaster,
+    GroupRemoved,
+    HistoryAppended,
     LiveBroker,
     Member,
     NoteEvent,
     RegisterBroker,
     ReportEvent,
+    RoleChanged,
+    SetChanged,
     decode,
     encode,
 )
-from controller.results import GroupRemoved, HistoryAppended, RoleChanged, SetChanged
-from controller.state import ControllerState
-from protocol.codes import ResponseCode
+from batonmq.controller.rules.state import ControllerState
+from batonmq.protocol.codes import ResponseCode
 
 NAMES = st.sampled_from(["a", "b"])
 IDS = st.integers(0, 5)

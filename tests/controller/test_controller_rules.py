@@ -5,27 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from controller.commands import (
+from batonmq.controller.rules.commands import (
     AlterSyncStateSet,
     BecomeController,
+    ControllerChanged,
     ElectMaster,
+    GroupRemoved,
+    HistoryAppended,
     LiveBroker,
     Member,
     RegisterBroker,
-    ReportEvent,
-)
-from controller.elect_policy import FIRST_ELECTION_SETTLE_MS
-from controller.registration import REASON_MASTER_RESTARTED
-from controller.results import (
-    ControllerChanged,
-    GroupRemoved,
-    HistoryAppended,
     ReplicasChanged,
+    ReportEvent,
     RoleChanged,
     SetChanged,
 )
-from controller.state import ANSWERS_MAX, ControllerState, SnapshotError
-from protocol.codes import ResponseCode as Code
+from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
+from batonmq.controller.rules.registration import REASON_MASTER_RESTARTED
+from batonmq.controller.rules.state import ANSWERS_MAX, ControllerState, SnapshotError
+from batonmq.protocol.codes import ResponseCode as Code
 
 
 def effect_types(script):

@@ -1,4 +1,4 @@
-"""Three controllers in one process over real sockets, asked by both doors.
+"""Three controllers in one process over real sockets, asked by both endpoints.
 
 Raft runs with quick times. Brokers are stubs: a session on every controller, heartbeats by hand.
 """
@@ -15,19 +15,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.controller.v1 import controller_pb2 as pb
-from baton.controller.v1 import controller_pb2_grpc as pb_grpc
-from controller.config import ControllerConfig
-from controller.service import ControllerService
-from protocol.codes import ResponseCode
-from remoting.client import RemotingClient
-from remoting.command import RemotingCommand
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.service import ControllerService
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
+from batonmq.protocol.codes import ResponseCode
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
 
 CLUSTER, GROUP = "DefaultCluster", "broker-a"
 LIMIT_S = 10
 
 
-class Session:
+class BrokerSession:
     """One broker's stream to one controller. `take(kind)` waits for the next message of a kind."""
 
     def __init__(self, call: Any) -> None:
@@ -159,9 +159,9 @@ class Cluster:
     @asynccontextmanager
     async def session(
         self, node_id: str, broker_id: int, incarnation: str = ""
-    ) -> AsyncIterator[Session]:
+    ) -> AsyncIterator[BrokerSession]:
         call = self.stub(node_id).BrokerSession()
-        session = Session(call)
+        session = BrokerSession(call)
         hello = pb.Hello(
             cluster_name=CLUSTER,
             broker_name=GROUP,
@@ -176,7 +176,9 @@ class Cluster:
             call.cancel()
 
     @asynccontextmanager
-    async def brokers(self, *broker_ids: int) -> AsyncIterator[dict[tuple[int, str], Session]]:
+    async def brokers(
+        self, *broker_ids: int
+    ) -> AsyncIterator[dict[tuple[int, str], BrokerSession]]:
         """Registered brokers with a session on every node, the first one master, all in the set."""
         leader = await self.leader()
         async with AsyncExitStack() as stack:
@@ -218,7 +220,7 @@ def with_cluster(
 WithCluster = Callable[[Callable[[Cluster], Awaitable[None]]], None]
 
 
-def test_both_doors_tell_the_same(with_cluster: WithCluster) -> None:
+def test_both_endpoints_answer_the_same(with_cluster: WithCluster) -> None:
     async def scenario(cluster: Cluster) -> None:
         leader = await cluster.leader()
         async with cluster.brokers(1, 2):
@@ -472,7 +474,8 @@ def test_g7_all_controllers_restart_and_go_on(
     their next lives, which opens an election; epochs go on."""
     notices: list[int] = []
     monkeypatch.setattr(
-        "controller.service._RoleNotices.send", lambda _, view: notices.append(view.master_epoch)
+        "batonmq.controller.endpoints.remoting_endpoint.RoleNotices.send",
+        lambda _, view: notices.append(view.master_epoch),
     )
 
     async def scenario(cluster: Cluster) -> None:

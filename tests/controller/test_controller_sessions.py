@@ -1,11 +1,11 @@
-"""Session queues and the codec of views."""
+"""BrokerSession queues and the codec of views."""
 
 import asyncio
 
-from baton.controller.v1 import controller_pb2 as pb
-from controller.grpc_codec import role_view_from_pb, role_view_to_pb
-from controller.sessions import SessionBook
-from protocol.role_view import Replica, RoleView
+from batonmq.controller.liveness.streams import OpenSessions
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1.role_view import role_view_from_pb, role_view_to_pb
+from batonmq.protocol.role_view import Replica, RoleView
 
 VIEW = RoleView(
     cluster_name="c",
@@ -39,8 +39,8 @@ def test_no_master_is_0_on_the_wire() -> None:
 
 def test_a_view_goes_to_the_sessions_of_its_group_in_order() -> None:
     async def run() -> None:
-        book = SessionBook()
-        mine, other = book.add("c", "broker-a", 1, "x"), book.add("c", "broker-b", 1, "y")
+        book = OpenSessions()
+        mine, other = book.add("broker-a", 1, "x"), book.add("broker-b", 1, "y")
         written: list[pb.ControllerMessage] = []
 
         async def write(message: pb.ControllerMessage) -> None:
@@ -62,7 +62,7 @@ def test_a_view_goes_to_the_sessions_of_its_group_in_order() -> None:
 
 def test_a_session_that_does_not_read_is_cut() -> None:
     async def run() -> None:
-        session = SessionBook().add("c", "broker-a", 1, "x")
+        session = OpenSessions().add("broker-a", 1, "x")
         message = pb.ControllerMessage()
         while not session.cut.is_set():
             session.send(message)

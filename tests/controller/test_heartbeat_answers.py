@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from baton.controller.v1 import controller_pb2 as pb
-from controller.heartbeat_answers import STALL_MS, HeartbeatAnswers
-from controller.state import ControllerState
+from batonmq.controller.liveness.heartbeat_answers import STALL_MS, HeartbeatAnswers
+from batonmq.controller.rules.state import ControllerState
+from batonmq.proto.controller.v1 import controller_pb2 as pb
 
 
 class Requests:
@@ -28,7 +28,7 @@ class Requests:
         return await self.majority.get()
 
 
-class Session:
+class BrokerSession:
     broker_name = "broker-a"
 
     def __init__(self) -> None:
@@ -41,16 +41,16 @@ class Session:
 
 def play(script: Any) -> None:
     async def run() -> None:
-        requests, session = Requests(), Session()
+        requests, session = Requests(), BrokerSession()
         answers = HeartbeatAnswers(requests, lambda: requests.now_ms)  # type: ignore[arg-type]
 
         def beat(sequence: int, now_ms: int) -> None:
             requests.now_ms = now_ms
-            answers.turned(now_ms)
+            answers.note_loop_turn(now_ms)
             heartbeat = pb.Heartbeat(sequence=sequence, sent_ms=now_ms)
             answers.answer(session, heartbeat)  # type: ignore[arg-type]
 
-        answers.turned(1_000)
+        answers.note_loop_turn(1_000)
         await script(requests, session, beat)
         requests.controller_epoch = 0
         await answers.close()
@@ -70,7 +70,7 @@ async def until(reached: Callable[[], bool]) -> None:
 
 
 def test_a_heartbeat_is_answered_in_the_same_turn() -> None:
-    async def script(requests: Requests, session: Session, beat: Any) -> None:
+    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
         beat(1, 1_000 + STALL_MS - 1)
         assert session.answers == [(1, 1_249, True)]
         assert requests.asked == 0
@@ -81,7 +81,7 @@ def test_a_heartbeat_is_answered_in_the_same_turn() -> None:
 def test_r5_a_woken_leader_grants_nothing_before_a_majority_confirmed_it() -> None:
     """Stopped for 5 s: heartbeats of that time lie in its sockets, another may lead by now."""
 
-    async def script(requests: Requests, session: Session, beat: Any) -> None:
+    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
         beat(1, 6_000)
         beat(2, 6_001)
         await settled()
@@ -96,7 +96,7 @@ def test_r5_a_woken_leader_grants_nothing_before_a_majority_confirmed_it() -> No
 
 
 def test_r5_a_woken_leader_that_was_deposed_never_grants() -> None:
-    async def script(requests: Requests, session: Session, beat: Any) -> None:
+    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
         beat(1, 6_000)
         await settled()
         requests.leading, requests.controller_epoch = False, 0
@@ -110,7 +110,7 @@ def test_r5_a_woken_leader_that_was_deposed_never_grants() -> None:
 
 
 def test_r5_a_leader_that_finds_no_majority_sends_brokers_elsewhere_and_asks_again() -> None:
-    async def script(requests: Requests, session: Session, beat: Any) -> None:
+    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
         beat(1, 6_000)
         await settled()
         requests.majority.put_nowait(False)
@@ -130,7 +130,7 @@ def test_r5_a_woken_leader_that_has_no_news_at_first_is_in_doubt_too() -> None:
     """1. Right after the stall nobody has answered it: the gate is shut. 2. Answers of before the
     stall open it for a moment. 3. No lease is granted by that."""
 
-    async def script(requests: Requests, session: Session, beat: Any) -> None:
+    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
         requests.leading = False
         beat(1, 6_000)
         await settled()
@@ -146,7 +146,7 @@ def test_r5_a_woken_leader_that_has_no_news_at_first_is_in_doubt_too() -> None:
 
 
 def test_r5_the_gate_shut_for_an_instant_does_not_end_the_doubt() -> None:
-    async def script(requests: Requests, session: Session, beat: Any) -> None:
+    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
         beat(1, 6_000)
         await settled()
         requests.leading = False
@@ -163,7 +163,7 @@ def test_r5_the_gate_shut_for_an_instant_does_not_end_the_doubt() -> None:
 
 
 def test_r5_a_second_stall_makes_the_majoritys_word_stale() -> None:
-    async def script(requests: Requests, session: Session, beat: Any) -> None:
+    async def script(requests: Requests, session: BrokerSession, beat: Any) -> None:
         beat(1, 6_000)
         await settled()
         requests.now_ms = 9_000

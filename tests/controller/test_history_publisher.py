@@ -9,23 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_remoting_door import Door
+from local_log import LocalLog
+from test_remoting_endpoint import Endpoint
 
-from controller.config import ControllerConfig
-from controller.history_reader import HistoryReader
-from controller.log import LocalLog
-from controller.machine import Machine
-from controller.service import ControllerService
-from protocol.batch import split_batch
-from protocol.codes import RequestCode, ResponseCode
-from protocol.history_message import history_name
-from protocol.properties import decode_properties
-from protocol.record import encode_record
-from remoting.client import RemotingClient
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.processors import Processors
-from remoting.server import RemotingServer
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.raft.log import Machine
+from batonmq.controller.service import ControllerService
+from batonmq.history.message import history_name
+from batonmq.history.reader import HistoryReader
+from batonmq.protocol.batch import split_batch
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.properties import decode_properties
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from tests.records import record_of as encode_record
 
 LIMIT_S = 10
 TOPIC = "BATON_SYS_HISTORY"
@@ -114,7 +112,7 @@ class Broker:
         return RemotingCommand.response_to(request, code, "as told" if code else None)
 
 
-Scenario = Callable[[Door, Broker], Awaitable[None]]
+Scenario = Callable[[Endpoint, Broker], Awaitable[None]]
 Play = Callable[..., None]
 
 
@@ -135,12 +133,12 @@ def play(tmp_path: Path, free_ports: Callable[[int], int]) -> Play:
             broker = Broker(base + 10, topics=topics)
             await broker.listen()
             await service.start()
-            door = Door(service, log)
+            endpoint = Endpoint(service, log)
             try:
                 await service.gate.wait_open()
-                await scenario(door, broker)
+                await scenario(endpoint, broker)
             finally:
-                await door.client.close()
+                await endpoint.client.close()
                 await service.close()
                 await broker.close()
 
@@ -149,11 +147,11 @@ def play(tmp_path: Path, free_ports: Callable[[int], int]) -> Play:
     return run
 
 
-async def serve(door: Door, address: str, broker_id: int = 1) -> None:
+async def serve(endpoint: Endpoint, address: str, broker_id: int = 1) -> None:
     """A broker of this address comes in and is elected."""
-    await door.join(broker_id, address)
+    await endpoint.join(broker_id, address)
     elect = {"brokerName": "broker-a", "clusterName": "DefaultCluster", "brokerId": broker_id}
-    assert (await door.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect)).code == 0
+    assert (await endpoint.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect)).code == 0
 
 
 def file_lines(folder: Path) -> list[bytes]:
@@ -161,24 +159,24 @@ def file_lines(folder: Path) -> list[bytes]:
 
 
 def test_what_is_written_down_is_published(play: Play, tmp_path: Path) -> None:
-    async def scenario(door: Door, broker: Broker) -> None:
-        await serve(door, broker.address)
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
+        await serve(endpoint, broker.address)
         await broker.until(lambda: "pushed" in broker.kinds)
         assert [body for body, _ in broker.messages] == file_lines(tmp_path)
         assert broker.kinds[:3] == ["controller_leader_changed", "broker_registered", "elected"]
-        assert door.service.requests.metadata().problems == ()
+        assert endpoint.service.requests.metadata().problems == ()
         assert broker.created == []
 
     play(scenario)
 
 
 def test_a_new_leader_goes_on_behind_the_newest_message(play: Play, tmp_path: Path) -> None:
-    async def scenario(door: Door, broker: Broker) -> None:
-        await serve(door, broker.address)
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
+        await serve(endpoint, broker.address)
         await broker.until(lambda: "pushed" in broker.kinds)
         before = len(broker.messages)
-        door.log.set_leading(False)
-        door.log.set_leading(True)
+        endpoint.log.set_leading(False)
+        endpoint.log.set_leading(True)
         await broker.until(lambda: broker.kinds.count("controller_leader_changed") == 2)
         assert len(broker.messages) == before + 1
         assert [body for body, _ in broker.messages] == file_lines(tmp_path)
@@ -187,8 +185,8 @@ def test_a_new_leader_goes_on_behind_the_newest_message(play: Play, tmp_path: Pa
 
 
 def test_a_java_broker_gets_the_topic_first(play: Play, tmp_path: Path) -> None:
-    async def scenario(door: Door, broker: Broker) -> None:
-        await serve(door, broker.address)
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
+        await serve(endpoint, broker.address)
         await broker.until(lambda: "pushed" in broker.kinds)
         (created,) = broker.created
         assert created["topic"] == TOPIC
@@ -201,9 +199,9 @@ def test_a_java_broker_gets_the_topic_first(play: Play, tmp_path: Path) -> None:
 def test_what_was_not_acknowledged_comes_again_under_the_same_name(
     play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(door: Door, broker: Broker) -> None:
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
         broker.codes = [ResponseCode.FLUSH_SLAVE_TIMEOUT]
-        await serve(door, broker.address)
+        await serve(endpoint, broker.address)
         await broker.until(lambda: "pushed" in broker.kinds and not broker.codes)
         told = dict.fromkeys(broker.names)
         lines = [json.loads(line) for line in file_lines(tmp_path)]
@@ -216,20 +214,20 @@ def test_what_was_not_acknowledged_comes_again_under_the_same_name(
 def test_a_master_that_hangs_is_left_for_its_successor(
     play: Play, free_ports: Callable[[int], int]
 ) -> None:
-    async def scenario(door: Door, broker: Broker) -> None:
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
         broker.silent = True
-        await serve(door, broker.address)
+        await serve(endpoint, broker.address)
         await broker.until(lambda: broker.asked > 0)  # and it says nothing
         other = Broker(free_ports(1))
         await other.listen()
         try:
             join = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
-            await door.join(2, other.address)
+            await endpoint.join(2, other.address)
             alter = {"invokeTime": 1, **join, "masterBrokerId": 1, "masterEpoch": 1}
             body = json.dumps({"syncStateSet": [1, 2], "syncStateSetEpoch": 1}).encode()
-            reply = await door.ask(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, alter, body)
+            reply = await endpoint.ask(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, alter, body)
             assert reply.code == 0, reply.remark
-            reply = await door.ask(
+            reply = await endpoint.ask(
                 RequestCode.CONTROLLER_ELECT_MASTER,
                 {**join, "brokerId": 2, "designateElect": True},
             )
@@ -243,18 +241,18 @@ def test_a_master_that_hangs_is_left_for_its_successor(
 
 
 def test_the_group_may_be_chosen_and_publication_switched_off(play: Play) -> None:
-    async def scenario(door: Door, broker: Broker) -> None:
-        await serve(door, broker.address)
-        settings = door.service.config
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
+        await serve(endpoint, broker.address)
+        settings = endpoint.service.config
         assert settings.history_topic_group == "none"
         change = b"historyTopicGroup=broker-z"
-        reply = await door.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=change)
+        reply = await endpoint.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=change)
         assert reply.code == 0, reply.remark
-        (problem,) = door.service.requests.metadata().problems
+        (problem,) = endpoint.service.requests.metadata().problems
         assert "broker-z" in problem
         assert broker.messages == []
         change = b"historyTopicGroup=broker-a"
-        assert (await door.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=change)).code == 0
+        assert (await endpoint.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=change)).code == 0
         await broker.until(lambda: "elected" in broker.kinds)
 
     play(scenario, history_topic_group="none")
@@ -263,7 +261,7 @@ def test_the_group_may_be_chosen_and_publication_switched_off(play: Play) -> Non
 def test_a_master_nobody_reaches_is_told_of_later(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(door: Door, broker: Broker) -> None:
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
         tried = asyncio.Event()
         invoke = RemotingClient.invoke
 
@@ -276,12 +274,12 @@ def test_a_master_nobody_reaches_is_told_of_later(
 
         monkeypatch.setattr(RemotingClient, "invoke", watched)
         await broker.close()
-        await serve(door, broker.address)
+        await serve(endpoint, broker.address)
         async with asyncio.timeout(LIMIT_S):
             await tried.wait()
-        requests = door.service.requests
+        requests = endpoint.service.requests
         assert requests.metadata().problems == ()
-        monkeypatch.setattr("controller.history_publisher.BEHIND_TOLD_MS", 0)
+        monkeypatch.setattr("batonmq.controller.history_publisher.BEHIND_REPORTED_MS", 0)
         (problem,) = requests.metadata().problems
         assert f"history behind in {TOPIC}" in problem and broker.address in problem
 
@@ -292,9 +290,9 @@ def test_a_topic_whose_messages_expired_gets_what_is_new(play: Play, tmp_path: P
     old = [{"log": "log-old", "raft_index": at, "time_ms": at, "kind": "elected"} for at in (1, 2)]
     (tmp_path / "history-n0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in old))
 
-    async def scenario(door: Door, broker: Broker) -> None:
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
         broker.first = 500
-        await serve(door, broker.address)
+        await serve(endpoint, broker.address)
         await broker.until(lambda: "pushed" in broker.kinds)
         assert [body for body, _ in broker.messages] == file_lines(tmp_path)[2:]
         assert b"log-old" in file_lines(tmp_path)[1]
@@ -303,11 +301,11 @@ def test_a_topic_whose_messages_expired_gets_what_is_new(play: Play, tmp_path: P
 
 
 def test_a_group_without_a_master_is_told_of(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(door: Door, broker: Broker) -> None:
-        await door.join(1, broker.address)  # and is not elected
-        problems = door.service.requests.metadata
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
+        await endpoint.join(1, broker.address)  # and is not elected
+        problems = endpoint.service.requests.metadata
         assert problems().problems == ()
-        monkeypatch.setattr("controller.history_publisher.BEHIND_TOLD_MS", 0)
+        monkeypatch.setattr("batonmq.controller.history_publisher.BEHIND_REPORTED_MS", 0)
         (problem,) = problems().problems
         assert "broker-a has no master; historyTopicGroup may name another group" in problem
 
@@ -327,8 +325,8 @@ def test_an_error_that_nobody_expected_is_a_pause(
 
     monkeypatch.setattr(HistoryReader, "behind", failing)
 
-    async def scenario(door: Door, broker: Broker) -> None:
-        await serve(door, broker.address)
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
+        await serve(endpoint, broker.address)
         await broker.until(lambda: "pushed" in broker.kinds)
         assert [body for body, _ in broker.messages] == file_lines(tmp_path)
 
@@ -340,17 +338,17 @@ def test_an_error_that_nobody_expected_is_a_pause(
 def test_what_a_full_disk_refused_is_written_and_published_later(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(door: Door, broker: Broker) -> None:
-        await serve(door, broker.address)
+    async def scenario(endpoint: Endpoint, broker: Broker) -> None:
+        await serve(endpoint, broker.address)
         await broker.until(lambda: "pushed" in broker.kinds)
 
         def full(*_: Any, **_more: Any) -> int:
             raise OSError(errno.ENOSPC, "no space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr("controller.history_file.HistoryFile.append", full)
-            await door.join(2, "127.0.0.1:1")
-        await door.join(3, "127.0.0.1:1")
+            patched.setattr("batonmq.history.file.HistoryFile.append", full)
+            await endpoint.join(2, "127.0.0.1:1")
+        await endpoint.join(3, "127.0.0.1:1")
         await broker.until(lambda: broker.kinds.count("broker_registered") == 3)
         indexes = [name[1] for name in broker.names]
         assert indexes == sorted(indexes)

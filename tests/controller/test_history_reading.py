@@ -9,22 +9,15 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from controller.config import ControllerConfig
-from controller.gate import LeaderGate
-from controller.history import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
-from controller.history_file import HistoryFile
-from controller.liveness import LivenessCore
-from controller.log import LocalLog
-from controller.machine import Commit, Machine
-from controller.requests import ControllerRequests
-from controller.service import ControllerService
-from controller.state import ControllerState
+from batonmq.controller.history_log import HistoryLog
+from batonmq.controller.raft.log import Commit
+from batonmq.controller.rules.state import ControllerState
+from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
+from batonmq.history.file import HistoryFile
 
 
 def event(index, log="now", name="broker-a"):
@@ -33,60 +26,60 @@ def event(index, log="now", name="broker-a"):
     )
 
 
-def requests_over(state, file):
-    log = LocalLog("n0", Machine(state))
-    gate = LeaderGate(log, "n0", wall_ms=lambda: 1, timeout_ms=100, on_change=lambda is_open: None)
-    requests = ControllerRequests(ControllerConfig(), log, gate, LivenessCore())
-    requests.history_file = file
-    return requests
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "history-n0.jsonl"
 
 
 @pytest.fixture
-def file(tmp_path):
-    made = HistoryFile(tmp_path / "history-n0.jsonl", size_max=4_000, files=1_000)
+def file(path):
+    made = HistoryFile(path, size_max=4_000, files=1_000)
     yield made
     made.close()
 
 
-def told(requests, name="", after=0, limit=0):
-    events = asyncio.run(requests.history(name, after, limit))
+def told(path, state, name="", after=0, limit=0):
+    history = HistoryLog(path)
+    history.open(size_max=4_000, files=1_000)
+    events = asyncio.run(history.events(state, name, after, limit))
+    history.close()
     return [(each.log, each.raft_index) for each in events]
 
 
-def test_the_state_is_told_while_it_holds_everything(file):
+def test_the_state_is_told_while_it_holds_everything(path, file):
     events = tuple(event(index) for index in (1, 2, 3))
     file.append(events)
-    requests = requests_over(ControllerState(log_name="now", history=events), file)
+    state = ControllerState(log_name="now", history=events)
     file.close()
-    assert told(requests) == [("now", 1), ("now", 2), ("now", 3)]
-    assert told(requests, after=2) == [("now", 3)]
-    assert told(requests, name="broker-b") == []
+    assert told(path, state) == [("now", 1), ("now", 2), ("now", 3)]
+    assert told(path, state, after=2) == [("now", 3)]
+    assert told(path, state, name="broker-b") == []
 
 
-def test_earlier_logs_are_told_from_the_files(file):
+def test_earlier_logs_are_told_from_the_files(path, file):
     file.append([event(7, log="old"), event(8, log="old", name="broker-b")])
     file.append([event(1)])
-    requests = requests_over(ControllerState(log_name="now", history=(event(1),)), file)
-    assert told(requests) == [("old", 7), ("old", 8), ("now", 1)]
-    assert told(requests, name="broker-b") == [("old", 8)]
-    assert told(requests, limit=2) == [("old", 8), ("now", 1)]
-    assert told(requests, after=5) == []
+    state = ControllerState(log_name="now", history=(event(1),))
+    assert told(path, state) == [("old", 7), ("old", 8), ("now", 1)]
+    assert told(path, state, name="broker-b") == [("old", 8)]
+    assert told(path, state, limit=2) == [("old", 8), ("now", 1)]
+    assert told(path, state, after=5) == []
 
 
-def test_what_the_state_had_to_forget_is_told_from_the_files(file):
+def test_what_the_state_had_to_forget_is_told_from_the_files(path, file):
     everything = [event(index) for index in range(1, HISTORY_EVENTS_MAX + 51)]
     for one in everything:
         file.append([one])
     kept = tuple(everything[-HISTORY_EVENTS_MAX:])
-    requests = requests_over(ControllerState(log_name="now", history=kept), file)
-    assert told(requests) == [("now", each.raft_index) for each in everything]
+    state = ControllerState(log_name="now", history=kept)
+    assert told(path, state) == [("now", each.raft_index) for each in everything]
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from controller.history import EventKind, HistoryEvent
-from controller.history_file import HistoryFile
+from batonmq.history.event import EventKind, HistoryEvent
+from batonmq.history.file import HistoryFile
 file = HistoryFile(Path(sys.argv[1]), size_max=600, files=100_000)
 for index in range(int(sys.argv[2]), 100_000):
     made = HistoryEvent(log="now", raft_index=index, time_ms=1, kind=EventKind.ELECTED)
@@ -133,19 +126,14 @@ def snapshot(*indexes):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_snapshot_that_holds_no_more_than_the_newest_leaves_a_gap_that_is_marked(tmp_path, lost):
+def test_a_snapshot_that_holds_no_more_than_the_newest_leaves_a_gap_that_is_marked(path, lost):
     """Only where it is full, and begins behind what this node has."""
-    path = tmp_path / "history-n0.jsonl"
-    service = SimpleNamespace(
-        _history=HistoryFile(path),
-        _history_behind=False,
-        _publisher=SimpleNamespace(written=lambda: None),
-    )
-    write = partial(ControllerService._write_history, service)
-    write(snapshot(1, 2, 3))
-    write(snapshot(7, 8))  # the whole history: there was nothing in between
+    history = HistoryLog(path)
+    history.open(size_max=1 << 20, files=4)
+    history.write(snapshot(1, 2, 3))
+    history.write(snapshot(7, 8))  # the whole history: there was nothing in between
     first = 8 + lost
-    write(snapshot(*range(first, first + HISTORY_EVENTS_MAX)))
-    service._history.close()
+    history.write(snapshot(*range(first, first + HISTORY_EVENTS_MAX)))
+    history.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [each["raft_index"] for each in lines if each.get("gap")] == [9] * lost

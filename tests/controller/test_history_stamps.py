@@ -2,8 +2,8 @@
 
 import pytest
 
-from controller.commands import BecomeController, NoteEvent
-from protocol.codes import ResponseCode as Code
+from batonmq.controller.rules.commands import BecomeController, NoteEvent
+from batonmq.protocol.codes import ResponseCode as Code
 
 
 def note(**fields):

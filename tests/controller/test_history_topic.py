@@ -4,20 +4,19 @@ import random
 
 import pytest
 
-from controller.history_topic import (
+from batonmq.controller.history_topic import (
     BACKOFF_FIRST_MS,
     BACKOFF_MAX_MS,
     Create,
     HistoryTopic,
     Learn,
-    Line,
     Read,
     Send,
     Target,
     Wait,
 )
-from protocol.codes import ResponseCode
-from protocol.history_message import history_name, history_properties
+from batonmq.history.message import Line, history_name, history_properties
+from batonmq.protocol.codes import ResponseCode
 
 DELAY_MS = 1_000
 
@@ -40,7 +39,7 @@ class Play:
         self.core = HistoryTopic(DELAY_MS, now_ms)
 
     def aim(self, at):
-        self.core.aimed(at, self.now_ms)
+        self.core.set_target(at, self.now_ms)
 
     def write(self, *lines):
         self.file.extend(lines)
@@ -245,11 +244,11 @@ def test_only_code_0_means_that_a_batch_is_safe(code, stored):
     send = play.step()
     assert isinstance(send, Send)
     play.do(send, code, stored)
-    assert str(int(code)) in play.core.trouble
+    assert str(int(code)) in play.core.problem
     assert play.step() == Wait(DELAY_MS + BACKOFF_FIRST_MS)
     play.run()
     assert names(play.topic) == [(1, 0), (2, 0), (3, 0)]
-    assert play.core.trouble == ""
+    assert play.core.problem == ""
 
 
 def test_pauses_grow_up_to_a_bound_and_begin_anew_with_another_master():
@@ -267,7 +266,7 @@ def test_pauses_grow_up_to_a_bound_and_begin_anew_with_another_master():
     assert pauses[-2:] == [BACKOFF_MAX_MS, BACKOFF_MAX_MS]
     play.aim(target(epoch=2))
     assert play.step() == Wait(play.now_ms + DELAY_MS)
-    assert play.core.trouble == ""
+    assert play.core.problem == ""
 
 
 def test_the_topic_is_made_once_where_it_is_unknown():
@@ -282,7 +281,7 @@ def test_the_topic_is_made_once_where_it_is_unknown():
     assert isinstance(play.step(), Send)
     play.do(play.step(), ResponseCode.TOPIC_NOT_EXIST, stored=False)
     assert isinstance(play.step(), Wait)
-    assert "17" in play.core.trouble
+    assert "17" in play.core.problem
 
 
 def test_answers_for_an_earlier_master_come_too_late():
@@ -301,7 +300,7 @@ def test_answers_for_an_earlier_master_come_too_late():
     play.core.learned(old, line(3).mark)
     play.run()
     assert names(play.topic) == [(1, 0), (2, 0), (3, 0)]
-    assert play.core.trouble == ""
+    assert play.core.problem == ""
 
 
 def test_no_chance_leaves_a_gap():
@@ -347,14 +346,15 @@ def test_no_chance_leaves_a_gap():
 
 
 def test_a_repeat_carries_the_same_name():
-    properties = history_properties("log-a", 17, 2, "elected", "broker-a")
+    properties = history_properties(Line(("log-a", 17, 2), "elected", "broker-a", b""))
     assert properties["KEYS"] == "17 log-a-17-2"
     assert properties["TAGS"] == "elected"
     assert properties["BATON_GROUP"] == "broker-a"
     assert history_name(properties) == ("log-a", 17, 2)
     assert "BATON_AFTER" not in properties
-    named = history_properties("log-a", 17, 2, "elected", "broker-a", (16, 1))
+    named = history_properties(Line(("log-a", 17, 2), "elected", "broker-a", b"", (16, 1)))
     assert named["BATON_AFTER"] == "16-1"
-    assert "BATON_GROUP" not in history_properties("log-a", 17, 2, "controller_leader_changed", "")
+    of_none = Line(("log-a", 17, 2), "controller_leader_changed", "", b"")
+    assert "BATON_GROUP" not in history_properties(of_none)
     assert history_name({"KEYS": "17"}) is None
     assert history_name(properties | {"BATON_PART": "x"}) is None

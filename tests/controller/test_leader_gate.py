@@ -5,14 +5,14 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from local_log import LocalLog
 
-from controller import commands
-from controller.commands import ApplyBrokerId, BecomeController, CommandDecodeError
-from controller.gate import LeaderGate
-from controller.log import Applied, LocalLog, NotApplied, Outcome, Unknown
-from controller.machine import Machine
-from controller.state import ControllerState
-from protocol.codes import ResponseCode
+from batonmq.controller.gate import LeaderGate
+from batonmq.controller.raft.log import Applied, Machine, NotApplied, Outcome, Unknown
+from batonmq.controller.rules import commands
+from batonmq.controller.rules.commands import ApplyBrokerId, BecomeController, CommandDecodeError
+from batonmq.controller.rules.state import ControllerState
+from batonmq.protocol.codes import ResponseCode
 
 
 class SlowLog(LocalLog):
@@ -87,16 +87,16 @@ def test_the_history_is_told_when_this_leader_last_had_a_majority_not_when_anoth
             log, "n0", wall_ms=lambda: now_ms, timeout_ms=100, on_change=lambda is_open: None
         )
         log.leader_hint = lambda: "n1"  # type: ignore[method-assign]
-        gate.look_for_leader()
+        gate.note_leader_seen()
         log.leader_hint = lambda: "n0"  # type: ignore[method-assign]
         now_ms = 500
         await log.start()
         await gate.wait_open()
         now_ms = 900
-        gate.look_for_leader()
+        gate.note_leader_seen()
         log.set_leading(False)
         now_ms = 1_000
-        gate.look_for_leader()
+        gate.note_leader_seen()
         log.set_leading(True)
         await gate.wait_open()
         seen = [

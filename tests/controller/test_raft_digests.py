@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from raft_cluster import BECOME, Cluster, apply_id, with_cluster
 
-from controller.log import Applied
-from controller.raft import digest_watch, node
-from controller.raft.digest_watch import DigestWatch
-from controller.raft.troubles import Troubles
+from batonmq.controller.raft import node, problems
+from batonmq.controller.raft.log import Applied
+from batonmq.controller.raft.problems import _DIGEST_INTERVAL_S, DigestWatch, RaftProblems
 
 
 class State:
@@ -23,32 +22,32 @@ class State:
         return self._digest
 
 
-def watch_at(index: int, digest: str) -> tuple[DigestWatch, Troubles]:
-    troubles = Troubles()
-    watch = DigestWatch(troubles)
+def watch_at(index: int, digest: str) -> tuple[DigestWatch, RaftProblems]:
+    problems = RaftProblems()
+    watch = DigestWatch(problems)
     watch.applied(index, State(digest))
-    return watch, troubles
+    return watch, problems
 
 
 def test_a_difference_is_an_alarm_until_a_later_comparison_agrees() -> None:
-    watch, troubles = watch_at(7, "a" * 64)
-    assert watch.heard("n1", 7, "b" * 64) == "a" * 64
-    ((subject, text),) = troubles.texts().items()
+    watch, problems = watch_at(7, "a" * 64)
+    assert watch.compare("n1", 7, "b" * 64) == "a" * 64
+    ((subject, text),) = problems.texts().items()
     assert subject == "state of n1" and "differs from this node's after entry 7" in text
     watch.applied(8, State("c" * 64))
-    assert watch.heard("n1", 8, "c" * 64) == "c" * 64
-    assert troubles.texts() == {}
+    assert watch.compare("n1", 8, "c" * 64) == "c" * 64
+    assert problems.texts() == {}
 
 
 def test_a_node_that_is_behind_compares_when_it_is_there_and_one_that_is_past_does_not() -> None:
-    watch, troubles = watch_at(7, "a")
-    assert watch.heard("n1", 9, "x") is None
+    watch, problems = watch_at(7, "a")
+    assert watch.compare("n1", 9, "x") is None
     watch.applied(8, State("b"))
-    assert troubles.texts() == {}
+    assert problems.texts() == {}
     watch.applied(9, State("c"))
-    assert list(troubles.texts()) == ["state of n1"]
-    assert watch.heard("n2", 5, "never kept") is None
-    assert list(troubles.texts()) == ["state of n1"]
+    assert list(problems.texts()) == ["state of n1"]
+    assert watch.compare("n2", 5, "never kept") is None
+    assert list(problems.texts()) == ["state of n1"]
 
 
 def test_it_is_sent_when_something_changed_and_not_more_often() -> None:
@@ -58,8 +57,8 @@ def test_it_is_sent_when_something_changed_and_not_more_often() -> None:
     watch.applied(8, State("b"))
     assert watch.due(200.0) == (8, "b")
     watch.applied(9, State("c"))
-    assert watch.due(200.0 + digest_watch.INTERVAL_S / 2) is None
-    assert watch.due(200.0 + digest_watch.INTERVAL_S) == (9, "c")
+    assert watch.due(200.0 + _DIGEST_INTERVAL_S / 2) is None
+    assert watch.due(200.0 + _DIGEST_INTERVAL_S) == (9, "c")
     assert watch.report.index == 9
 
 
@@ -67,7 +66,7 @@ def test_nodes_that_hold_other_states_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One node's state is changed behind its log's back; both it and the leader tell of it."""
-    monkeypatch.setattr(digest_watch, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(problems, "_DIGEST_INTERVAL_S", 0.02)
 
     async def scenario(cluster: Cluster) -> None:
         leader_id, leader = await cluster.leader()

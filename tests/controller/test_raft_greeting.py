@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from raft_cluster import BECOME, Cluster, apply_id, free_peers, with_cluster
 
-from controller.config import Peer
-from controller.log import Applied
-from controller.raft import transport
-from controller.raft.connection import (
+from batonmq.controller.config import Peer
+from batonmq.controller.raft import transport
+from batonmq.controller.raft.connection import (
     FRAME_BYTES_MAX,
     GREETING_BYTES_MAX,
     OTHER_PASSWORD,
     GuardedConnection,
+    encryptor,
 )
-from controller.raft.greeting import Greeting, Membership, decode_greeting
-from controller.raft.password import encryptor
-from settings.password_file import (
+from batonmq.controller.raft.log import Applied
+from batonmq.controller.raft.membership import Greeting, Membership, decode_greeting
+from batonmq.process.password_file import (
     PASSWORD_CHARS_MIN,
     PasswordFileError,
     make_password,
@@ -215,7 +215,7 @@ def test_nodes_with_other_member_lists_form_no_quorum_and_both_say_so(tmp_path: 
 
     async def scenario(cluster: Cluster) -> None:
         for node_id, other in (("n0", "n1"), ("n1", "n0")):
-            problem = await said(cluster, node_id, "it knows the members")
+            problem = await said(cluster, node_id, "its members are")
             assert problem.startswith(f"controller {other} (127.0.0.1:")
             assert f"n9@{stranger.raft_address}" in problem
             assert f"n2@{peers[2].raft_address}" in problem
@@ -288,7 +288,7 @@ def test_a_recorded_frame_of_another_turn_is_refused() -> None:
     for number in range(2):
         sender.send({"type": "x", "n": number})
     assert receiver._open(written[0]) == {"type": "x", "n": 0}
-    with pytest.raises(ValueError, match="out of its turn"):
+    with pytest.raises(ValueError, match="out of order"):
         receiver._open(written[0])
     assert receiver._open(written[1]) == {"type": "x", "n": 1}
     receiver.admit("cc" * 32, "aa" * 32)

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
-from controller.raft.journal import DurableJournal, JournalDamage
-from controller.raft.snapshot import LogEntry
+from batonmq.controller.raft.journal import DurableJournal, JournalDamage
+from batonmq.controller.raft.snapshot import LogEntry
 
 
 def fatal(what: str) -> NoReturn:
@@ -177,7 +177,7 @@ def test_bad_or_missing_vote_is_fatal(tmp_path: Path) -> None:
     with pytest.raises(JournalDamage, match="meta: checksum differs"):
         open_journal(tmp_path)
     (tmp_path / "meta").unlink()
-    with pytest.raises(JournalDamage, match="does not know whom it voted for"):
+    with pytest.raises(JournalDamage, match="does not know how it voted"):
         open_journal(tmp_path)
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from raft_cluster import Cluster, with_cluster
 
-from controller.config import Peer
-from controller.raft.greeting import Membership
-from controller.raft.members_file import MembersChangedError, check_members
-from protocol.errors import BatonError
+from batonmq.controller.config import Peer
+from batonmq.controller.raft.membership import MembersChangedError, Membership, check_members
+from batonmq.protocol.errors import BatonError
 
 
 def membership(*ids: str, cluster: str = "c") -> Membership:

@@ -18,10 +18,9 @@ from pysyncobj.transport import TCPTransport
 from pysyncobj.version import VERSION
 from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, with_cluster
 
-from controller.config import ControllerConfig
-from controller.log import Applied, NotApplied, Unknown
-from controller.machine import Machine
-from controller.raft.node import PortTakenError, RaftLog, make_conf
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.raft.log import Applied, Machine, NotApplied, Unknown
+from batonmq.controller.raft.node import PortTakenError, RaftLog, RaftSettings, make_conf
 
 
 def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
@@ -192,7 +191,7 @@ def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", peer.raft_port))
             taken.listen()
-            node = RaftLog(peer, (peer,), Machine(), QUICK, tmp_path)
+            node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path), Machine())
             with pytest.raises(PortTakenError, match=f"Raft port 127.0.0.1:{peer.raft_port}"):
                 await node.start()
             await node.close()

@@ -8,7 +8,7 @@ import pysyncobj.dns_resolver
 import pytest
 from pysyncobj.node import TCPNode
 
-from controller.raft.resolver import BackgroundResolver, install
+from batonmq.controller.raft.transport import BackgroundResolver, install
 
 
 def test_an_address_is_its_own_answer() -> None:

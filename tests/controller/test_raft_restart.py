@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 from raft_cluster import QUICK, Cluster, apply_id, free_peers, with_cluster
 
-from controller.commands import BecomeController
-from controller.log import Applied
-from controller.machine import Machine
-from controller.raft.journal import JournalDamage
-from controller.raft.node import RaftLog
-from controller.raft.snapshot import BadSnapshot
+from batonmq.controller.raft.journal import JournalDamage
+from batonmq.controller.raft.log import Applied, Machine
+from batonmq.controller.raft.node import RaftLog, RaftSettings
+from batonmq.controller.raft.snapshot import BadSnapshot
+from batonmq.controller.rules.commands import BecomeController
 
 ROUNDS = 60 if os.environ.get("BATONMQ_SOAK") == "1" else 12
 LIMIT_S = 30
@@ -121,12 +120,12 @@ def test_an_emptied_node_elects_nobody_over_the_one_that_holds_the_log(tmp_path:
         loop, asked = asyncio.get_running_loop(), asyncio.Event()
         told = logging.Handler()
         told.emit = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[method-assign]
-        logging.getLogger("controller.raft.messages").addHandler(told)
+        logging.getLogger("batonmq.controller.raft.messages").addHandler(told)
         await cluster.start(b)
         node = await cluster.start(c)
         async with asyncio.timeout(10):
             await asked.wait()
-        logging.getLogger("controller.raft.messages").removeHandler(told)
+        logging.getLogger("batonmq.controller.raft.messages").removeHandler(told)
         assert not any(cluster.leading.values())
         (problem,) = [each for each in node.status().problems if "empty folder" in each]
         assert "votes for nobody until a leader has sent it the log" in problem
@@ -151,14 +150,14 @@ def test_a_snapshot_that_is_damaged_is_named_at_the_start(tmp_path: Path) -> Non
         await cluster.close()
         path = tmp_path / "n0" / "snapshot"
         path.write_bytes(path.read_bytes()[:-1])
-        node = RaftLog(peer, (peer,), Machine(), QUICK, tmp_path / "n0")
+        node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path / "n0"), Machine())
         with pytest.raises(JournalDamage, match="snapshot: no whole snapshot: checksum") as raised:
             await node.start()
         assert isinstance(raised.value.__cause__, BadSnapshot)
         assert "empty" in str(raised.value), "what the operator can do"
         await node.close()
         path.unlink()
-        node = RaftLog(peer, (peer,), Machine(), QUICK, tmp_path / "n0")
+        node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path / "n0"), Machine())
         with pytest.raises(JournalDamage, match="no snapshot holds what came before"):
             await node.start()
         await node.close()
@@ -207,8 +206,9 @@ class KilledNodes:
         self._process.stdout.close()
         self._errors.close()
 
-    def wait_open(self, but: int) -> tuple[int, int]:
-        """Waits for the open gate of another node than that; the node and its epoch."""
+    def wait_open(self, but: int = -1) -> tuple[int, int]:
+        """Waits until a node other than `but` reports an open gate; the node and its epoch. The
+        first acknowledgements may be read before any such report."""
         while self.opened[0] in (-1, but):
             self._next_line()
         return self.opened
@@ -275,7 +275,7 @@ def test_r8_a_leader_that_was_stopped_wakes_behind_a_closed_gate(tmp_path: Path)
         nodes.order("start", 0, 1, 2)
         for _ in range(3):
             nodes.wait_acks(10)
-            leader = nodes.opened[0]
+            leader, _ = nodes.wait_open()
             nodes.order("stop", leader)
             nodes.wait_open(but=leader)
             nodes.wait_acks(5)
@@ -296,7 +296,7 @@ def test_a_full_disk_ends_that_node_and_names_the_file_while_the_others_go_on(
     try:
         nodes.order("start", 0, 1, 2)
         nodes.wait_acks(20)
-        full = nodes.opened[0]
+        full, _ = nodes.wait_open()
         nodes.order("fill", full)
         nodes.order("reap", full)
         nodes.wait_open(but=full)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pytest
 from pysyncobj.config import SERIALIZER_STATE
 
-from controller.raft.snapshot import (
+from batonmq.controller.raft.snapshot import (
     BadSnapshot,
     FileSnapshots,
     LogEntry,

@@ -14,9 +14,10 @@ import pysyncobj.transport
 import pytest
 from pysyncobj.node import TCPNode
 
-from controller.raft.connection import GuardedConnection
-from controller.raft.messages import MendedTransport
-from controller.raft.transport import GuardedTransport, boot_s, install, restricted_loads
+from batonmq.controller.raft.connection import GuardedConnection, restricted_loads
+from batonmq.controller.raft.messages import MendedTransport
+from batonmq.controller.raft.transport import GuardedTransport, install
+from batonmq.process.clock import boot_s
 
 PEER = TCPNode("127.0.0.1:2")
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import yaml
 
-from broker.main import SECTIONS as BROKER_SECTIONS
-from controller.config import ControllerConfig
-from namesrv.config import NamesrvConfig
-from settings.loader import load_settings
+from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
+from batonmq.controller.config import ControllerConfig
+from batonmq.namesrv.config import NamesrvConfig
+from batonmq.process.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -76,7 +76,7 @@ def test_both_composes_take_the_file(project: dict[str, Any]) -> None:
         assert (service["init"], service["restart"]) == (True, "unless-stopped")
 
 
-def test_every_process_keeps_its_own_and_controllers_share_one_password(
+def test_every_process_has_its_own_volume_and_controllers_share_one_password(
     project: dict[str, Any],
 ) -> None:
     shared = "raft-password:/var/lib/batonmq-raft"
@@ -95,16 +95,16 @@ def test_controllers_are_stopped_before_brokers(project: dict[str, Any]) -> None
         assert service.get("depends_on", []) == ([] if name in brokers else brokers)
 
 
-def test_the_doors_of_brokers_are_where_they_are_advertised(project: dict[str, Any]) -> None:
+def test_brokers_listen_where_they_are_advertised(project: dict[str, Any]) -> None:
     host = dotenv()["BATONMQ_ADVERTISE_HOST"]
     for number in NUMBERS:
         name = f"broker-{number}"
         sections = settings_of(project, name, BROKER_SECTIONS)
-        broker, doors = sections["broker"], published(project, name)
+        broker, listeners = sections["broker"], published(project, name)
         assert broker.address == f"{host}:{broker.listen_port}"
         for port in (broker.listen_port, broker.listen_port - 2):
-            assert doors.pop((host, port)) == port
-        assert not doors
+            assert listeners.pop((host, port)) == port
+        assert not listeners
         assert (broker.bind_host, broker.ha_ip) == ("0.0.0.0", name)
         assert sections["store"].store_path_root_dir.startswith("/var/lib/batonmq/")
         check = project["services"][name]["healthcheck"]["test"]
@@ -112,15 +112,15 @@ def test_the_doors_of_brokers_are_where_they_are_advertised(project: dict[str, A
 
 
 def test_brokers_know_every_name_server_and_controller(project: dict[str, Any]) -> None:
-    names, doors = [], []
+    names, listeners = [], []
     for number in NUMBERS:
         sections = settings_of(project, f"namesrv-{number}", NAMESRV_SECTIONS)
         names.append(f"namesrv-{number}:{sections['namesrv'].listen_port}")
-        doors.append(sections["controller"].self_peer.grpc_address)
+        listeners.append(sections["controller"].self_peer.grpc_address)
     for number in NUMBERS:
         sections = settings_of(project, f"broker-{number}", BROKER_SECTIONS)
         assert list(sections["broker"].name_servers) == names
-        assert sections["replicas"].controller_grpc_addr.split(";") == doors
+        assert sections["replicas"].controller_grpc_addr.split(";") == listeners
 
 
 def test_controllers_agree_on_who_they_are(project: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ def test_controllers_agree_on_who_they_are(project: dict[str, Any]) -> None:
         name = f"namesrv-{number}"
         sections = settings_of(project, name, NAMESRV_SECTIONS)
         namesrv, controller = sections["namesrv"], sections["controller"]
-        peer, doors = controller.self_peer, published(project, name)
+        peer, listeners = controller.self_peer, published(project, name)
         groups.add(controller.peers)
         assert namesrv.enable_controller_in_namesrv
         assert peer.remoting_address == f"{host}:{peer.port}"
@@ -138,19 +138,22 @@ def test_controllers_agree_on_who_they_are(project: dict[str, Any]) -> None:
         assert peer.raft_address == f"{name}:{peer.raft_port}"
         assert controller.raft_bind_address == "0.0.0.0"
         for port in (namesrv.listen_port, peer.port, peer.grpc_port):
-            assert doors.pop((host, port)) == port
-        assert not doors, "the Raft port is not published"
+            assert listeners.pop((host, port)) == port
+        assert not listeners, "the Raft port is not published"
         assert controller.store_path.startswith("/var/lib/batonmq/")
         check = [str(word) for word in project["services"][name]["healthcheck"]["test"]]
         assert check[-4:] == [
-            "namesrv", str(namesrv.listen_port), "controller", str(peer.port),
-        ]  # fmt: skip
+            "namesrv",
+            str(namesrv.listen_port),
+            "controller",
+            str(peer.port),
+        ]
     assert len(groups) == 1
 
 
-def test_no_two_doors_share_a_port(project: dict[str, Any]) -> None:
-    doors = [door for name in project["services"] for door in published(project, name)]
-    assert len(set(doors)) == len(doors) == 3 * 3 + 3 * 2
+def test_no_two_listeners_share_a_port(project: dict[str, Any]) -> None:
+    listeners = [listener for name in project["services"] for listener in published(project, name)]
+    assert len(set(listeners)) == len(listeners) == 3 * 3 + 3 * 2
 
 
 def test_the_advertised_address_is_the_first_of_the_network() -> None:

@@ -6,11 +6,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from remoting.command import RemotingCommand
-from remoting.connection import Connection
-from remoting.loop import run
-from remoting.processors import Processors
-from remoting.server import RemotingServer
+import uvloop
+
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingServer
 
 HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "config" / "health.py"
 
@@ -50,4 +50,4 @@ def test_each_process_is_asked_and_the_unwell_one_is_named() -> None:
         code, said = await check("broker", port)
         assert code == 1 and said.startswith(f"broker on port {port}: ")
 
-    run(scenario())
+    uvloop.run(scenario())

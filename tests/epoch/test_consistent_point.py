@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epoch.consistent_point import NO_CONSISTENT_POINT, consistent_point
-from epoch.entry import EpochEntry, within_log
+from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, consistent_point, within_log
 
 OWN = (EpochEntry(1, 100), EpochEntry(2, 300), EpochEntry(3, 500))
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from epoch import durable_file
-from epoch.entry import MAX_OFFSET, EpochEntry
-from epoch.file_cache import EpochFileCache, decode_entries, encode_entries
-from protocol.errors import CorruptLogError
+from batonmq.epoch.entry import MAX_OFFSET, EpochEntry, entry_after, entry_at, entry_of
+from batonmq.epoch.file_cache import EpochFileCache, decode_entries, encode_entries
+from batonmq.process import durable_file
+from batonmq.protocol.errors import CorruptLogError
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 
@@ -45,7 +45,7 @@ def test_checksum_vectors() -> None:
 def test_init_from_file(cache: EpochFileCache) -> None:
     again = EpochFileCache(cache.path)
     assert again.entries == cache.entries
-    found = again.find_by_epoch(2)
+    found = entry_of(again.entries, 2)
     assert found is not None
     assert found.end_offset == 500
     assert again.last_epoch == 3
@@ -57,19 +57,16 @@ def test_truncate_suffix(cache: EpochFileCache) -> None:
     assert starts(cache) == starts(EpochFileCache(cache.path)) == [(1, 100)]
 
 
-def test_find_by_offset(cache: EpochFileCache) -> None:
-    assert cache.find_by_offset(350) == EpochEntry(2, 300, 500)
-    assert cache.find_by_offset(99) is None
-    assert cache.find_by_offset(10**12) == EpochEntry(3, 500)
-    cache.set_last_end(700)
-    assert cache.find_by_offset(699) == EpochEntry(3, 500, 700)
-    assert cache.find_by_offset(700) is None
+def test_entry_at(cache: EpochFileCache) -> None:
+    assert entry_at(cache.entries, 350) == EpochEntry(2, 300, 500)
+    assert entry_at(cache.entries, 99) is None
+    assert entry_at(cache.entries, 10**12) == EpochEntry(3, 500)
 
 
-def test_next_entry(cache: EpochFileCache) -> None:
-    assert cache.next_entry(1) == EpochEntry(2, 300, 500)
-    assert cache.next_entry(-1) == EpochEntry(1, 100, 300)
-    assert cache.next_entry(3) is None
+def test_entry_after(cache: EpochFileCache) -> None:
+    assert entry_after(cache.entries, 1) == EpochEntry(2, 300, 500)
+    assert entry_after(cache.entries, -1) == EpochEntry(1, 100, 300)
+    assert entry_after(cache.entries, 3) is None
 
 
 def test_append_refuses_what_does_not_grow(cache: EpochFileCache) -> None:
@@ -83,7 +80,7 @@ def test_the_last_end_is_open_again_after_a_truncation(cache: EpochFileCache) ->
     """Java resets a copy: epoch 2 keeps its end 500 and covers nothing written afterwards."""
     assert cache.truncate_suffix_by_epoch(3)
     assert cache.last_entry == EpochEntry(2, 300, MAX_OFFSET)
-    assert cache.find_by_offset(600) == EpochEntry(2, 300)
+    assert entry_at(cache.entries, 600) == EpochEntry(2, 300)
 
 
 def test_an_empty_list_is_written(cache: EpochFileCache) -> None:
@@ -94,7 +91,7 @@ def test_an_empty_list_is_written(cache: EpochFileCache) -> None:
     assert again.entries == ()
     assert again.last_epoch == -1
     assert again.last_entry is None
-    assert again.find_by_offset(0) is None
+    assert entry_at(again.entries, 0) is None
 
 
 def test_truncate_prefix_keeps_the_epoch_of_the_first_byte_and_the_last(
@@ -103,7 +100,6 @@ def test_truncate_prefix_keeps_the_epoch_of_the_first_byte_and_the_last(
     assert not cache.truncate_prefix_by_offset(299)
     assert cache.truncate_prefix_by_offset(300)
     assert starts(cache) == [(2, 300), (3, 500)]
-    cache.set_last_end(700)
     assert cache.truncate_prefix_by_offset(10_000)
     assert starts(cache) == starts(EpochFileCache(cache.path)) == [(3, 500)]
 
@@ -115,8 +111,8 @@ def test_r25_equal_starts_stay_in_order_of_epoch(cache: EpochFileCache) -> None:
     assert cache.append(EpochEntry(7, 800))
     again = EpochFileCache(cache.path)
     assert starts(again)[-3:] == [(4, 800), (5, 800), (7, 800)]
-    assert again.find_by_offset(800) == EpochEntry(7, 800)
-    assert again.find_by_offset(799) == EpochEntry(3, 500, 800)
+    assert entry_at(again.entries, 800) == EpochEntry(7, 800)
+    assert entry_at(again.entries, 799) == EpochEntry(3, 500, 800)
     assert again.last_epoch == 7
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from epoch import durable_file
-from epoch.entry import EpochEntry
-from epoch.file_cache import EpochFileCache, decode_entries
-from epoch.redo_file import SLOT_SIZE, SLOTS
+from batonmq.epoch.entry import EpochEntry
+from batonmq.epoch.file_cache import EpochFileCache, decode_entries
+from batonmq.epoch.redo_file import SLOT_SIZE, SLOTS
+from batonmq.process import durable_file
 
 FIRST = [(1, 100), (2, 300)]
 

@@ -9,27 +9,28 @@ from typing import Any
 
 import pytest
 
-from faults.aftermath import deeds as catalogue
+from faults.aftermath import fault_schedule as catalogue
 from faults.aftermath import summary
 from faults.aftermath.compare import Comparison, compare, contiguous, stream_wrong
-from faults.aftermath.deeds import DOZEN, FAILOVER, FEW, PLANNED, kind_of
-from faults.aftermath.jobs import Result
-from faults.aftermath.record import Deed, deed, read_deeds
+from faults.aftermath.fault_records import FaultRecord, fault_record, read_records
+from faults.aftermath.fault_schedule import DOZEN, FAILOVER, FEW, PLANNED, kind_of
+from faults.aftermath.jobs import JobResult
+from faults.aftermath.summary import AftermathResult
 from faults.aftermath.tables import Failover, Mastership, SetChange, Tables
-from faults.aftermath.verdict import Verdict
-from faults.calm import PlannedSwitch
-from faults.cluster import GroupState
+from faults.harmless import PlannedSwitch
 from faults.kills import KillMaster
-from faults.lab import Span, Trial
-from faults.probe import acked_line
-from faults.records import Ack, Finding, key_of
+from faults.trial import Span, Trial
+from lab.acks import Ack, key_of
+from lab.checks import Finding
+from lab.cluster_view import GroupState
+from lab.probe import acked_line
 
 GROUP = "broker-a"
-KILL = Deed(
+KILL = FaultRecord(
     1, "kill-master", "kill -9 master", FAILOVER, ("broker-a-0",), (1,), GROUP,
     10_000, 10_010, 10_060, 10_500, 13_000, 55.0, 1, 2, 1, 2, 3, 5,
 )  # fmt: skip
-SWITCH = Deed(
+SWITCH = FaultRecord(
     2, "planned-switch", "a switch", PLANNED, ("broker-a-1",), (2,), GROUP,
     20_000, 20_010, 20_020, 21_000, 21_500, 20.0, 2, 3, 2, 3, 5, 6,
 )  # fmt: skip
@@ -63,68 +64,68 @@ def with_failover(number: int, **changes: object) -> Tables:
     return replace(TABLES, failovers=rows)
 
 
-def judged(tables: Tables, *deeds: Deed) -> Comparison:
-    return compare(deeds or (KILL, SWITCH), tables)
+def compared(tables: Tables, *records: FaultRecord) -> Comparison:
+    return compare(records or (KILL, SWITCH), tables)
 
 
 def everything_wrong(found: Comparison) -> str:
-    return "\n".join([*(text for one in found.told for text in one.wrong), *found.wrong])
+    return "\n".join([*(text for one in found.faults for text in one.wrong), *found.wrong])
 
 
-def test_what_was_done_is_what_is_told() -> None:
-    found = judged(TABLES)
+def test_a_history_that_agrees() -> None:
+    found = compared(TABLES)
     assert found.agrees, everything_wrong(found)
-    assert [[row.epoch for row in one.failovers] for one in found.told] == [[2], [3]]
-    assert found.unasked == []
+    assert [[row.epoch for row in one.failovers] for one in found.faults] == [[2], [3]]
+    assert found.unplanned == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
-        ({"master": 3}, "broker 3 is master, the controllers said 2"),
+        ({"master": 3}, "broker 3 is master, the controllers recorded 2"),
         ({"master_before": 3}, "the old master is broker 3, it was 1"),
         ({"kind": PLANNED}, "nobody asked for one"),
         ({"kind": "unclean_election"}, "no failover among unclean_election"),
         ({"unavailable_ms": 156}, "no gap above 55 ms"),
         ({"times_ms": {"detected_at": 9_850, "elected_at": 10_012}}, "detected_at is 50 ms"),
         ({"times_ms": {"elected_at": 13_101}}, "elected_at is 1 ms outside"),
-        ({"times_ms": {}}, "when it was elected is not told"),
+        ({"times_ms": {}}, "when it was elected is not recorded"),
         ({"epoch": 4}, "not in failovers"),
     ],
 )
-def test_a_row_that_tells_otherwise_is_pointed_out(changes: dict[str, object], said: str) -> None:
-    found = judged(with_failover(1, **changes))
+def test_a_row_that_differs_is_reported(changes: dict[str, object], expected: str) -> None:
+    found = compared(with_failover(1, **changes))
     assert not found.agrees
-    assert said in everything_wrong(found)
+    assert expected in everything_wrong(found)
 
 
 def test_an_unknown_cost_is_no_contradiction() -> None:
-    assert judged(with_failover(1, unavailable_ms=None)).agrees
+    assert compared(with_failover(1, unavailable_ms=None)).agrees
 
 
 def test_the_cost_of_two_losses_in_a_row_may_hold_two_gaps() -> None:
-    """The first of two new masters was lost before its first ack was told."""
+    """The first of two new masters was lost before its first ack was recorded."""
     twice = replace(KILL, epoch_after=3, master_after=3, set_epoch_after=6)
     times = {"elected_at": 10_900}
 
     def cost(unavailable_ms: int) -> Comparison:
         rows = list(with_failover(1, unavailable_ms=None).failovers)
         rows[2] = replace(rows[2], kind=FAILOVER, times_ms=times, unavailable_ms=unavailable_ms)
-        return judged(replace(TABLES, failovers=rows), twice)
+        return compared(replace(TABLES, failovers=rows), twice)
 
     assert cost(210).agrees
     assert "unavailable for 211 ms" in everything_wrong(cost(211))
 
 
 def test_a_switch_told_as_a_failover_is_pointed_out() -> None:
-    assert "no planned_switch" in everything_wrong(judged(with_failover(2, kind=FAILOVER)))
+    assert "no planned_switch" in everything_wrong(compared(with_failover(2, kind=FAILOVER)))
 
 
 def test_a_busy_machine_may_elect_once_more_while_a_fault_lasts() -> None:
     twice = replace(KILL, epoch_after=3, master_after=3, set_epoch_after=6)
-    assert judged(with_failover(2, kind=FAILOVER, times_ms={"elected_at": 10_900}), twice).agrees
+    assert compared(with_failover(2, kind=FAILOVER, times_ms={"elected_at": 10_900}), twice).agrees
     skipped = with_failover(2, kind=FAILOVER, times_ms={"elected_at": 10_900}, master_before=1)
-    assert "follows broker 1, not 2" in everything_wrong(judged(skipped, twice))
+    assert "follows broker 1, not 2" in everything_wrong(compared(skipped, twice))
 
 
 def test_an_election_between_two_faults_is_named_and_no_contradiction() -> None:
@@ -139,26 +140,26 @@ def test_an_election_between_two_faults_is_named_and_no_contradiction() -> None:
         ],
         [*TABLES.set_changes, change(6, 15_000)],
     )
-    found = judged(tables, KILL, later)
+    found = compared(tables, KILL, later)
     assert found.agrees, everything_wrong(found)
-    assert [row.epoch for row in found.unasked] == [3]
+    assert [row.epoch for row in found.unplanned] == [3]
 
 
 def test_an_election_after_the_last_fault_is_pointed_out() -> None:
-    assert "epoch 3 is in failovers, and was not when" in everything_wrong(judged(TABLES, KILL))
+    assert "epoch 3 is in failovers, and was not when" in everything_wrong(compared(TABLES, KILL))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
-        (TABLES.set_changes[1:], "set changes [5] are told, the controllers made 2 after 3"),
-        ([*TABLES.set_changes, change(5, 12_001)], "set changes [4, 5, 5] are told"),
+        (TABLES.set_changes[1:], "set changes [5] are recorded, the controllers made 2 after 3"),
+        ([*TABLES.set_changes, change(5, 12_001)], "set changes [4, 5, 5] are recorded"),
         ([*TABLES.set_changes, change(6, 20_014)], "1 of them without a change"),
-        ([change(4, 10_014), *TABLES.set_changes[1:]], "did not leave the set and come back"),
+        ([change(4, 10_014), *TABLES.set_changes[1:]], "did not leave the set and join it again"),
     ],
 )
-def test_every_step_of_the_set_is_told_once(changes: list[SetChange], said: str) -> None:
-    assert said in everything_wrong(judged(replace(TABLES, set_changes=changes)))
+def test_every_step_of_the_set_is_recorded_once(changes: list[SetChange], expected: str) -> None:
+    assert expected in everything_wrong(compared(replace(TABLES, set_changes=changes)))
 
 
 def test_masterships_neither_overlap_nor_stay_open() -> None:
@@ -171,7 +172,7 @@ def test_masterships_neither_overlap_nor_stay_open() -> None:
 
 def test_the_two_tables_name_the_same_masters() -> None:
     other = [*TABLES.masterships[:2], replace(TABLES.masterships[2], broker_id=1)]
-    found = judged(replace(TABLES, masterships=other))
+    found = compared(replace(TABLES, masterships=other))
     assert "master is 3 in failovers, 1 in masterships" in everything_wrong(found)
 
 
@@ -185,9 +186,9 @@ def test_a_stream_has_each_event_once_and_lacks_only_the_newest() -> None:
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    assert read_deeds([KILL.line(), SWITCH.line()]) == [KILL, SWITCH]
+    assert read_records([KILL.line(), SWITCH.line()]) == [KILL, SWITCH]
     with pytest.raises(ValueError, match="line 2"):
-        read_deeds([KILL.line(), '{"what": "else"}'])
+        read_records([KILL.line(), '{"what": "else"}'])
 
 
 def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
@@ -196,15 +197,15 @@ def test_a_deed_takes_ids_and_the_wall_clock_from_what_was_seen() -> None:
     span = Span(1.0, 1.25, 2.0, 3.5, 1.3, 0.05, before, after, ("namesrv-1", "broker-a-1"))
     trial = Trial("kill-master", 0.05, 0.04, 0.0, 0.5, 1, 9, [], span)
     names = tuple(f"broker-a-{index}" for index in range(3))
-    done = deed(7, KillMaster(), trial, group=GROUP, names=names, wall_s=1_000.0)
+    done = fault_record(7, KillMaster(), trial, group=GROUP, names=names, wall_s=1_000.0)
     assert (done.began_ms, done.at_ms, done.first_ack_ms) == (1_001_000, 1_001_250, 1_001_300)
     assert (done.master_before, done.master_after, done.elections) == (1, 2, 1)
     assert done.whom == ("namesrv-1", "broker-a-1") and done.brokers == (3,)
-    assert done.struck == "namesrv-1, broker-a-1 (broker 3)"
+    assert done.affected == "namesrv-1, broker-a-1 (broker 3)"
     assert done.gap_ms == 50.0
-    unhurt = replace(span, hurt=())
-    planned = deed(8, PlannedSwitch(), replace(trial, span=unhurt), group=GROUP, names=names,
-                   wall_s=0.0)  # fmt: skip
+    unaffected = replace(span, affected=())
+    trial = replace(trial, span=unaffected)
+    planned = fault_record(8, PlannedSwitch(), trial, group=GROUP, names=names, wall_s=0.0)
     assert planned.whom == ("broker-a-0",) and planned.kind == PLANNED
 
 
@@ -222,10 +223,11 @@ def test_the_demo_does_a_dozen_failovers_of_many_kinds() -> None:
 def test_an_acked_line_says_where_the_message_is() -> None:
     answer = {"msgId": "0A", "queueId": "3", "queueOffset": "17"}
     line = acked_line("fault", Ack(9, 4, 0, 1.0, 2.0), answer)
-    assert json.loads(json.dumps(line)) == {
+    wanted = {
         "topic": "Faults", "broker": "broker-a", "queue_id": 3, "queue_offset": 17,
         "unique_key": key_of("fault", 9), "msg_id": "0A", "producer": "fault-4", "number": 9,
     }  # fmt: skip
+    assert json.loads(json.dumps(line)) == wanted
 
 
 AUDITED = [
@@ -236,18 +238,18 @@ AUDITED = [
 
 
 def test_the_summary_shows_each_fault_with_its_failovers_and_what_is_wrong() -> None:
-    good = Verdict([KILL, SWITCH], 1_234, [], judged(TABLES), Result(0, {}, 1.0), 17)
+    good = AftermathResult([KILL, SWITCH], 1_234, [], compared(TABLES), JobResult(0, {}, 1.0), 17)
     text = "\n".join(summary.lines(good))
     assert "failover: session closed" in text and "1 -> 2" in text and "45 ms" in text
     assert text.startswith("all good: ") and "broker-a-0 (broker 1)" in text
     assert "away from broker-a-1 (broker 2)" in text
-    assert "tells every one as it was" in text and "1,234" in text and "none is missing" in text
+    assert "agrees with every one" in text and "1,234" in text and "none is missing" in text
     assert "17 events streamed" in text and "each once" in text
     assert good.is_good and summary.document(good)["good"] is True
     bad = replace(
         good,
-        comparison=judged(with_failover(1, master=3)),
-        audit=Result(1, {"kinds": AUDITED}, 1.0),
+        comparison=compared(with_failover(1, master=3)),
+        audit=JobResult(1, {"kinds": AUDITED}, 1.0),
         findings=[Finding("lost", "a write")],
         stream_wrong=["the stream lacks one"],
     )
@@ -266,13 +268,13 @@ def test_the_summary_shows_each_fault_with_its_failovers_and_what_is_wrong() -> 
     "changes",
     [
         {"comparison": None},
-        {"comparison": judged(with_failover(1, master=3))},
+        {"comparison": compared(with_failover(1, master=3))},
         {"audit": None},
-        {"audit": Result(1, {}, 1.0)},
+        {"audit": JobResult(1, {}, 1.0)},
         {"findings": [Finding("lost", "a write")]},
         {"stream_wrong": ["the stream lacks one"]},
     ],
 )
 def test_a_run_is_good_only_if_everything_is(changes: dict[str, Any]) -> None:
-    good = Verdict([KILL], 1, [], judged(TABLES), Result(0, {}, 1.0))
+    good = AftermathResult([KILL], 1, [], compared(TABLES), JobResult(0, {}, 1.0))
     assert good.is_good and not replace(good, **changes).is_good

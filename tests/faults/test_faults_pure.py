@@ -1,4 +1,4 @@
-"""The laboratory's own judgement: orders, masters, figures, commands."""
+"""The laboratory's own judgement: orders, masters, figures, network_commands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from faults import checks, commands
 from faults.catalogue import BY_NAME, FAULTS
 from faults.figures import Row, markdown, median
-from faults.load import longest_gap
-from faults.records import Ack, Epoch, key_of, padded, parts_of
 from faults.table import Results
+from lab import checks, network_commands
+from lab.acks import Ack, key_of, padded, parts_of
+from lab.checks import Epoch
+from lab.load import longest_gap
 
 EPOCHS = [Epoch(1, 0, 1_000), Epoch(2, 1_000, 1_000), Epoch(4, 1_000, 2_000)]
 
@@ -26,9 +27,9 @@ def ack(
 # --- records ---
 
 
-def test_an_ack_is_read_as_it_was_told() -> None:
-    told = Ack(7, 3, 2, 12.000001, 12.5)
-    assert Ack.read(told.text()) == told
+def test_an_ack_is_read_as_it_was_written() -> None:
+    written = Ack(7, 3, 2, 12.000001, 12.5)
+    assert Ack.read(written.text()) == written
 
 
 def test_a_key_holds_its_probe_and_its_number() -> None:
@@ -135,12 +136,12 @@ def test_the_longest_gap_has_its_ends_inside() -> None:
 
 def test_a_row_keeps_its_limits_or_not() -> None:
     row = Row("a", "A", limit_s=0.15, median_limit_s=0.06, seconds=[0.05, 0.05, 0.14])
-    assert row.is_kept
+    assert row.meets_limits
     row.seconds.append(0.151)
-    assert not row.is_kept
-    assert not Row("a", "A", median_limit_s=0.06, seconds=[0.07]).is_kept
-    assert not Row("a", "A").is_kept
-    assert Row("a", "A", seconds=[99.0]).is_kept
+    assert not row.meets_limits
+    assert not Row("a", "A", median_limit_s=0.06, seconds=[0.07]).meets_limits
+    assert not Row("a", "A").meets_limits
+    assert Row("a", "A", seconds=[99.0]).meets_limits
 
 
 def test_the_table_names_what_was_left_out_and_what_missed_its_limit() -> None:
@@ -162,15 +163,15 @@ def test_the_table_names_what_was_left_out_and_what_missed_its_limit() -> None:
 
 
 def test_a_namespace_names_its_owner() -> None:
-    name = commands.namespace(4711, "broker-a-1")
-    assert commands.owner_of(name) == 4711
-    assert commands.owner_of("bmqf-x-probe") is None
-    assert commands.owner_of("bmqf-4711") is None
-    assert commands.owner_of("somebody-4711-probe") is None
+    name = network_commands.namespace(4711, "broker-a-1")
+    assert network_commands.owner_of(name) == 4711
+    assert network_commands.owner_of("bmqf-x-probe") is None
+    assert network_commands.owner_of("bmqf-4711") is None
+    assert network_commands.owner_of("somebody-4711-probe") is None
 
 
 def test_every_host_gets_a_namespace_a_link_and_a_way_out() -> None:
-    built = commands.build(7, ["a", "b"])
+    built = network_commands.build(7, ["a", "b"])
     assert [c[3] for c in built if c[:3] == ["ip", "netns", "add"]] == [
         "bmqf-7-router",
         "bmqf-7-a",
@@ -178,7 +179,7 @@ def test_every_host_gets_a_namespace_a_link_and_a_way_out() -> None:
     ]
     flat = [" ".join(command) for command in built]
     for index, host in enumerate(("a", "b")):
-        address = commands.host_address(index)
+        address = network_commands.host_address(index)
         assert any(f"-n bmqf-7-{host} addr add {address}/30" in line for line in flat)
         assert any(f"-n bmqf-7-{host} route add default" in line for line in flat)
     assert all(command[0] == "ip" for command in built)
@@ -186,20 +187,20 @@ def test_every_host_gets_a_namespace_a_link_and_a_way_out() -> None:
 
 
 def test_rules_replace_the_whole_table_in_one_step() -> None:
-    text = commands.rules({("10.77.1.2", "10.77.2.2")})
+    text = network_commands.rules({("10.77.1.2", "10.77.2.2")})
     assert text.splitlines() == [
         "*filter",
         ":CUT - [0:0]",
         "-A CUT -s 10.77.1.2 -d 10.77.2.2 -j DROP",
         "COMMIT",
     ]
-    assert "DROP" not in commands.rules(())
+    assert "DROP" not in network_commands.rules(())
 
 
 def test_pairs_of_a_cut() -> None:
-    assert commands.one_way(["a"], ["b", "c"]) == {("a", "b"), ("a", "c")}
-    assert commands.between(["a"], ["b"]) == {("a", "b"), ("b", "a")}
-    assert commands.between(["a", "b"], ["a", "b"]) == {("a", "b"), ("b", "a")}
+    assert network_commands.one_way(["a"], ["b", "c"]) == {("a", "b"), ("a", "c")}
+    assert network_commands.between(["a"], ["b"]) == {("a", "b"), ("b", "a")}
+    assert network_commands.between(["a", "b"], ["a", "b"]) == {("a", "b"), ("b", "a")}
 
 
 # --- the catalogue ---

@@ -15,29 +15,16 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from epoch.entry import EpochEntry, with_ends
-from ha.config import HAConfig
-from ha.protocol import MasterFrameReader
-from ha.service import AutoSwitchHAService
-from ha.slave_core import SlaveCore
-from ha.slave_effects import (
-    AdoptEpochs,
-    AppendEpoch,
-    AppendLog,
-    BeginAt,
-    Confirm,
-    Dial,
-    Hangup,
-    SendToMaster,
-    SlaveEffect,
-    TruncateTo,
-)
-from ha.sync_state import Proposal
-from ha.truncation import LocalLog
-from ha.wire import TransferHeader
-from protocol.role_view import Replica, RoleView
-from store.config import StoreConfig
-from store.message_store import MessageStore
+from batonmq.epoch.entry import EpochEntry
+from batonmq.ha.config import HAConfig
+from batonmq.ha.service import AutoSwitchHAService
+from batonmq.ha.slave_core import Phase
+from batonmq.ha.sync_state import Proposal
+from batonmq.protocol.record import NewMessage
+from batonmq.protocol.role_view import Replica, RoleView
+from batonmq.store.config import StoreConfig
+from batonmq.store.message_store import MessageStore
+from tests.ha.cores import MemoryLog, SlaveHost, entries
 
 SEGMENT = 16 << 10
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
@@ -54,7 +41,7 @@ async def until(condition: Callable[[], object], what: str = "") -> None:
 
 
 class Node:
-    """One replica: its store, its service, and what the service told its broker."""
+    """One replica: its store, its service, and the events that the service gave its broker."""
 
     def __init__(self, group: Group, broker_id: int, root: Path, config: HAConfig) -> None:
         self.group = group
@@ -89,10 +76,9 @@ class Node:
             store_config=self.store_config,
             broker_id_of=lambda: self.broker_id,
             prove_master=self.group.prove_master,
-            bind_host="127.0.0.1",
         )
-        self.store.on_flushed(self.ha.notify_flushed)
-        await self.ha.start()
+        self.store.flushed_listeners.append(self.ha.notify_flushed)
+        await self.ha.start("127.0.0.1")
         self.up = True
 
     async def stop(self) -> None:
@@ -130,20 +116,22 @@ class Node:
     def put(self, count: int = 1, body: bytes = BODY) -> int:
         """Writes messages as the broker's send path does, one loop turn; the log's end."""
         for n in range(count):
-            self.store.put_message(
-                TOPIC,
-                0,
-                body + b"%06d" % n,
-                b"",
-                0,
-                None,
-                None,
-                born_timestamp=1_700_000_000_000,
-                born_host=HOST,
+            self.store.appender.put_message(
+                NewMessage(
+                    TOPIC,
+                    0,
+                    body + b"%06d" % n,
+                    b"",
+                    0,
+                    None,
+                    None,
+                    born_timestamp=1_700_000_000_000,
+                    born_host=HOST,
+                )
             )
         end = self.store.end_turn()
         self.ha.notify_append(end)
-        self.store.request_flush()
+        self.store.background.request_flush()
         return end
 
     def log_bytes(self) -> bytes:
@@ -151,14 +139,30 @@ class Node:
         parts: list[bytes] = []
         offset = store.min_phy_offset
         while offset < store.max_phy_offset:
-            view = store.log_view(offset, 1 << 30)
+            view = store.log.view(offset, 1 << 30)
             parts.append(bytes(view))
             offset += len(view)
         return b"".join(parts)
 
     @property
+    def confirm_offset(self) -> int:
+        """As master by its SyncState, else as far as the store shows it."""
+        sync = self.ha.sync_state
+        return self.store.confirm_offset if sync is None else sync.log.confirm_offset
+
+    @property
+    def proposal(self) -> Proposal | None:
+        sync = self.ha.sync_state
+        return None if sync is None else sync.proposal
+
+    @property
+    def is_following(self) -> bool:
+        slave = self.ha._slave
+        return slave is not None and slave.core.phase is Phase.TRANSFER
+
+    @property
     def readable(self) -> int:
-        return self.store.max_offset_in_queue(TOPIC, 0)
+        return self.store.queries.max_offset_in_queue(TOPIC, 0)
 
     @property
     def epochs(self) -> list[tuple[int, int]]:
@@ -196,13 +200,13 @@ class Group:
                 ha_address=f"127.0.0.1:{node.ha.port}",
                 alive=node.up,
                 learner=node.config.async_learner,
-                incarnation=self.incarnations.get(broker_id, "first life"),
+                incarnation=self.incarnations.get(broker_id, "first start"),
             )
             for broker_id, node in sorted(self.nodes.items())
         )
 
     async def elect(self, master: Node, *members: int, others: bool = True) -> None:
-        """A committed election: the winner is told first, then the others."""
+        """A committed election: the winner gets it first, then the others."""
         self.view = replace(
             self.view,
             master_broker_id=master.broker_id,
@@ -236,12 +240,12 @@ class Group:
             asyncio.get_running_loop().call_soon(self.answer, node, proposal)
 
     def answer(self, node: Node, proposal: Proposal) -> None:
-        if node.ha.pending_proposal is not proposal:
+        if node.proposal is not proposal:
             return
         if proposal.sync_state_set_epoch != self.view.sync_state_set_epoch:
             node.ha.proposal_refused(2001, "set epoch differs")
             return
-        node.ha.proposal_applied(self.commit(proposal.new_set))
+        node.ha.adopt_view(self.commit(proposal.new_set))
 
     async def level(self, *nodes: Node) -> None:
         """Waits until all logs are the same and all of them is readable everywhere."""
@@ -294,106 +298,9 @@ def wait_until() -> Callable[..., Awaitable[None]]:
     return until
 
 
-def entries(*pairs: tuple[int, int]) -> tuple[EpochEntry, ...]:
-    return with_ends(EpochEntry(epoch, start) for epoch, start in pairs)
-
-
 @pytest.fixture(name="entries")
 def entries_fixture() -> Callable[..., tuple[EpochEntry, ...]]:
     return entries
-
-
-class MemoryLog:
-    """A commit log of one byte string, with the epoch list beside it; what a slave core acts on."""
-
-    def __init__(
-        self, data: bytes = b"", *history: tuple[int, int], confirm: int = 0, first: int = 0
-    ) -> None:
-        self.first = first
-        self.data = data
-        self.entries = entries(*history)
-        self.confirm = confirm
-        self.cuts: list[tuple[int, int]] = []
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.data)
-
-    @property
-    def history(self) -> list[tuple[int, int]]:
-        return [(e.epoch, e.start_offset) for e in self.entries]
-
-    def facts(self) -> LocalLog:
-        return LocalLog(self.first, self.end, self.confirm, self.entries)
-
-    def read(self, offset: int, size: int) -> bytes:
-        return self.data[offset - self.first : offset - self.first + size]
-
-
-class SlaveHost:
-    """Performs a slave core's effects on a MemoryLog. `sent` is what went to the master."""
-
-    def __init__(self, core: SlaveCore, log: MemoryLog) -> None:
-        self.core = core
-        self.log = log
-        self.reader = MasterFrameReader()
-        self.sent = bytearray()
-        self.connected = False
-        self.effects: list[SlaveEffect] = []
-
-    def perform(self, effects: list[SlaveEffect], now_ms: int) -> None:
-        log = self.log
-        for effect in effects:
-            self.effects.append(effect)
-            match effect:
-                case Dial():
-                    self.reader = MasterFrameReader()
-                case Hangup():
-                    self.connected = False
-                case SendToMaster(data):
-                    self.sent += data
-                case AppendLog(offset, data):
-                    assert offset == log.end, "written elsewhere than at the end"
-                    log.data += bytes(data)
-                case AppendEpoch(epoch, start):
-                    assert start <= log.end and (not log.history or epoch > log.history[-1][0])
-                    log.entries = entries(*log.history, (epoch, start))
-                case AdoptEpochs(adopted):
-                    log.entries = adopted
-                case BeginAt(offset):
-                    log.data, log.first, log.entries, log.confirm = b"", offset, (), 0
-                case TruncateTo(_, offset, unclean):
-                    assert offset >= log.confirm or unclean, "R23"
-                    log.confirm = min(log.confirm, offset)
-                    log.cuts.append((log.end, offset))
-                    log.data = log.data[: offset - log.first]
-                    log.entries = entries(*(e for e in log.history if e[1] < offset))
-                    self.perform(self.core.log_changed(log.facts(), now_ms), now_ms)
-                case Confirm(offset):
-                    assert log.confirm <= offset <= log.end
-                    log.confirm = offset
-        self.core.check_invariants()
-
-    def connect(self, now_ms: int) -> None:
-        self.connected = True
-        self.perform(self.core.connected(self.log.facts(), now_ms), now_ms)
-
-    def receive(self, data: bytes, now_ms: int) -> None:
-        for item in self.reader.feed(memoryview(data)):
-            if isinstance(item, memoryview):
-                effects = self.core.body_received(item)
-            elif isinstance(item, TransferHeader):
-                effects = self.core.frame_received(item, now_ms)
-            else:
-                effects = self.core.handshake_received(item, self.log.facts(), now_ms)
-            self.perform(effects, now_ms)
-            if not self.connected:
-                return
-        self.perform(self.core.turn_ended(self.log.end, now_ms), now_ms)
-
-    def take_sent(self) -> bytes:
-        data, self.sent = bytes(self.sent), bytearray()
-        return data
 
 
 @pytest.fixture

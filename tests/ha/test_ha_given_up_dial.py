@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import uvloop
 
-from ha.open_links import OpenLinks
-from ha.slave_core import SlaveCore
-from ha.slave_effects import Hangup
-from ha.slave_policy import SlavePolicy
-from ha.slave_shell import SlaveShell, local_log
-from protocol.role_view import RoleView
+from batonmq.ha.links import OpenLinks
+from batonmq.ha.slave_core import SlaveCore
+from batonmq.ha.slave_effects import Hangup
+from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.ha.slave_shell import SlaveShell, local_log
+from batonmq.protocol.role_view import RoleView
 
 
 class HangsUpAtOnce(SlaveCore):

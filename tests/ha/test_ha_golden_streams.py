@@ -2,7 +2,7 @@
 
 Our master is fed what Java's slave sent and must send the same log bytes (and, where nothing but
 timing differs, the same frames); our slave is fed what Java's master sent and must end with the
-same log, epochs and acks. How both directions interleaved was not recorded; the acks tell enough.
+same log, epochs and acks. How both directions interleaved was not recorded; the acks are enough.
 """
 
 import json
@@ -11,16 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
-from ha.protocol import MasterFrameReader, SlaveFrameReader
-from ha.slave_core import Phase, SlaveCore
-from ha.slave_policy import SlavePolicy
-from ha.sync_state import SyncState
-from ha.wire import TransferHeader, encode_transfer_header
-from protocol.role_view import RoleView
+from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
+from batonmq.ha.slave_core import Phase, SlaveCore
+from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.ha.wire import (
+    MasterFrameReader,
+    SlaveFrameReader,
+    TransferHeader,
+    encode_transfer_header,
+)
+from batonmq.protocol.role_view import RoleView
+from tests.ha.cores import NOW, mastership
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
-NOW = 1_000_000
 LOG_END = 6760
 HISTORY = ((1, 0), (2, 6269), (3, 6516))
 # stream -> master's id, slave's id, epoch, first byte the slave lacks, log end of the connection
@@ -56,16 +59,12 @@ def java_master_frames(stream):
 def our_master(stream, entries, *, written, recorded):
     master_id, _, epoch, _, _ = STREAMS[stream]
     history = [e for e in HISTORY if e[0] <= epoch]
-    sync = SyncState(
+    sync = mastership(
+        recorded,
         broker_id=master_id,
-        master_epoch=epoch,
-        recorded=recorded,
-        sync_state_set_epoch=1,
-        epoch_start_offset=history[-1][1],
+        epoch=epoch,
+        start=history[-1][1],
         written=written,
-        flushed=0,
-        confirm_offset=0,
-        now_ms=NOW,
     )
     policy = MasterPolicy(segment_size=1 << 20, batch_bytes=32 << 10)
     return MasterCore(sync, policy, entries(*history), min_offset=0, now_ms=NOW)
@@ -111,7 +110,7 @@ def test_our_master_serves_the_java_slave(stream, entries):
     for header, body in frames:
         assert header.offset == offset and header.epoch == STREAMS[stream][2]
         offset += len(body)
-    assert core.sync.confirm_offset == end and core.sync.required_set_whole
+    assert core.log.confirm_offset == end and core.sync.required_set_whole
 
 
 def test_our_frames_are_javas_byte_for_byte(entries):
@@ -148,7 +147,7 @@ def test_our_slave_follows_the_java_master(stream, seed, memory_log, slave_host)
     )
     core = SlaveCore(slave_id, view, log.facts(), SlavePolicy(), NOW)
     host = slave_host(core, log)
-    host.perform(core.begin(NOW), NOW)
+    host.perform(core.tick(NOW), NOW)
     host.connect(NOW)
     java = stream_bytes(stream, "master")
     cuts = sorted(random.Random(seed).sample(range(1, len(java)), 40)) if seed else []

@@ -1,24 +1,15 @@
 """The master's connections: time, flow, and the few things that the scripts do not show."""
 
-from ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
-from ha.sync_state import ConfirmAdvanced, SyncState
-from ha.wire import SlaveHandshake, decode_transfer_header
+import pytest
 
-NOW = 1_000_000
+from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
+from batonmq.ha.sync_state import ConfirmAdvanced
+from batonmq.ha.wire import SlaveHandshake, decode_transfer_header
+from tests.ha.cores import NOW, mastership
 
 
 def master(entries, *, written=0, recorded=(1, 2), **policy):
-    sync = SyncState(
-        broker_id=1,
-        master_epoch=1,
-        recorded=recorded,
-        sync_state_set_epoch=1,
-        epoch_start_offset=0,
-        written=written,
-        flushed=0,
-        confirm_offset=0,
-        now_ms=NOW,
-    )
+    sync = mastership(recorded, written=written)
     policy.setdefault("segment_size", 1 << 20)
     return MasterCore(sync, MasterPolicy(**policy), entries((1, 0)), min_offset=0, now_ms=NOW)
 
@@ -117,3 +108,21 @@ def test_a_learner_receives_everything_and_counts_for_nothing(entries):
     assert sent(following(core, async_learner=True)) == [(0, 100)]
     core.acks_received(7, [100], NOW)
     assert core.sync.proposal is None and core.sync.required_set == {1}
+
+
+def test_a_broken_invariant_shows_the_last_events(entries):
+    core = master(entries)
+    following(core)
+    for written in range(1, 61):
+        core.appended(written, NOW + written)
+    core.dead_changed(frozenset({2}), NOW + 60)
+    core.log.confirm_offset = 99
+    with pytest.raises(AssertionError, match="R15") as caught:
+        core.check_invariants()
+    (note,) = caught.value.__notes__
+    _, *events = [line.strip() for line in note.splitlines()]
+    assert len(events) == 50
+    assert events[-2:] == [
+        f"now_ms={NOW + 60} appended(written=60)",
+        f"now_ms={NOW + 60} dead_changed(broker_ids=frozenset({{2}}))",
+    ]

@@ -1,7 +1,7 @@
 """Three replicas, one controller, and a seeded world that kills, cuts, delays and elects.
 
 The cores run as they are; bytes travel in random pieces, views and answers come late or never, and
-a deposed master goes on for as long as nobody tells it. Checked after every step:
+a deposed master goes on until the view reaches it. Checked after every step:
 - G1  whoever is elected holds every byte that any master ever confirmed;
 - G3  any two logs are equal up to the smaller confirmOffset;
 - R23 no cut reaches below a confirmOffset (SlaveHost asserts it);
@@ -14,14 +14,15 @@ import random
 
 import pytest
 
-from ha.follower import SyncPolicy
-from ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
-from ha.protocol import SlaveFrameReader
-from ha.slave_core import Phase, SlaveCore
-from ha.slave_effects import Diverged
-from ha.slave_policy import SlavePolicy
-from ha.sync_state import ConfirmAdvanced, ProposeSet, SyncState
-from protocol.role_view import RoleView
+from batonmq.ha.follower import SyncPolicy
+from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
+from batonmq.ha.slave_core import Phase, SlaveCore
+from batonmq.ha.slave_effects import Diverged
+from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
+from batonmq.ha.wire import SlaveFrameReader
+from batonmq.protocol.role_view import RoleView
+from tests.ha.cores import mastership
 
 MESSAGE = 10
 
@@ -50,7 +51,7 @@ class World:
         self.now = 1_000_000
         self.replicas = {i: Replica(i, memory_log()) for i in (1, 2, 3)}
         self.links = {}
-        # The first election is won by whoever asks first, and the set is that one.
+        # The first election is won by the first candidate, and the set is that one.
         self.epoch, self.set_epoch, self.members, self.master = 0, 0, frozenset({1}), None
         self.alters = []  # (replica, proposal) on their way to the controller
         self.acknowledged = b""
@@ -79,16 +80,15 @@ class World:
         self.master, self.members = winner.broker_id, frozenset({winner.broker_id, *able})
         held = winner.log.data[: len(self.acknowledged)]
         assert held == self.acknowledged, "G1: an acknowledged byte is lost"
-        self.tell(winner)
+        self.push_view(winner)
 
     def answer(self):
-        """One Alter reaches the controller, or is lost; the answer comes back, or does not."""
+        """One Alter reaches the controller, or is lost; the answer arrives, or does not."""
         if not self.alters:
             return
         replica, proposal = self.alters[0]
         fate = self.rng.random()
         if fate < 0.2:
-            self.told_unknown(replica, proposal)
             return  # still queued: it may be applied later (R11)
         self.alters.pop(0)
         base = (proposal.master_epoch, proposal.sync_state_set_epoch)
@@ -100,22 +100,19 @@ class World:
         if sync is None or sync.proposal is not proposal:
             return
         if fate < 0.4:
-            sync.unknown()
             if not applied:
-                self.perform(replica, sync.refused(2001, self.now))
+                self.perform(replica, replica.core.proposal_refused(2001, self.now))
         elif applied:
-            self.perform(replica, sync.adopt(self.members, self.set_epoch, self.now))
+            self.perform(replica, replica.core.set_adopted(self.recorded(), self.now))
         else:
-            self.perform(replica, sync.refused(2001, self.now))
+            self.perform(replica, replica.core.proposal_refused(2001, self.now))
 
-    @staticmethod
-    def told_unknown(replica, proposal):
-        if replica.core is not None and replica.core.sync.proposal is proposal:
-            replica.core.sync.unknown()
+    def recorded(self):
+        return RecordedSet(frozenset(self.members), self.set_epoch)
 
     # -- roles
 
-    def tell(self, replica):
+    def push_view(self, replica):
         """The replica learns the controller's state, if it is newer (R20)."""
         view = self.view()
         key = (view.master_epoch, view.sync_state_set_epoch)
@@ -127,8 +124,7 @@ class World:
             if bumped:
                 self.become_master(replica, view)
             elif replica.core is not None:
-                sync = replica.core.sync
-                self.perform(replica, sync.adopt(self.members, self.set_epoch, self.now))
+                self.perform(replica, replica.core.set_adopted(self.recorded(), self.now))
         elif view.master_epoch >= replica.log.facts().last_epoch:
             self.drop_mastership(replica)
             if replica.host is None:
@@ -136,7 +132,7 @@ class World:
                     replica.broker_id, view, replica.log.facts(), SlavePolicy(), self.now
                 )
                 replica.host = self.slave_host(core, replica.log)
-                replica.host.perform(core.begin(self.now), self.now)
+                replica.host.perform(core.tick(self.now), self.now)
             else:
                 replica.host.perform(replica.host.core.follow(view, self.now), self.now)
                 self.hung_up(replica)
@@ -154,21 +150,20 @@ class World:
         log.entries = self.entries(
             *(e for e in log.history if e[1] <= log.end), (view.master_epoch, log.end)
         )
-        sync = SyncState(
+        sync = mastership(
+            view.sync_state_set,
             broker_id=replica.broker_id,
-            master_epoch=view.master_epoch,
-            recorded=view.sync_state_set,
-            sync_state_set_epoch=view.sync_state_set_epoch,
-            epoch_start_offset=log.end,
+            epoch=view.master_epoch,
+            set_epoch=view.sync_state_set_epoch,
+            start=log.end,
             written=log.end,
-            flushed=0,
-            confirm_offset=log.confirm - log.confirm % MESSAGE,
-            now_ms=self.now,
+            confirm=log.confirm - log.confirm % MESSAGE,
+            now=self.now,
             policy=SyncPolicy(join_lag_bytes_max=200),
         )
         policy = MasterPolicy(segment_size=256, batch_bytes=64, window_bytes=200)
         replica.core = MasterCore(sync, policy, log.entries, min_offset=0, now_ms=self.now)
-        self.perform(replica, sync.begin(self.now))
+        self.perform(replica, replica.core.dead_changed(frozenset(), self.now))
 
     def drop_mastership(self, replica):
         replica.core = None
@@ -313,13 +308,13 @@ class World:
         elif choice < 0.87:
             self.answer()
         elif choice < 0.94:
-            self.tell(replica)
+            self.push_view(replica)
         elif choice < 0.95 and self.links:
             self.break_link(rng.choice(list(self.links.values())))
         elif choice < 0.97:
             dead = frozenset(i for i, r in self.replicas.items() if not r.alive)
             if replica.core is not None:
-                self.perform(replica, replica.core.sync.set_dead(dead, self.now))
+                self.perform(replica, replica.core.dead_changed(frozenset(dead), self.now))
         elif choice < 0.99:
             if not replica.alive:
                 self.revive(replica)
@@ -340,7 +335,7 @@ class World:
                 assert not [e for e in replica.host.effects if isinstance(e, Diverged)]
 
     def make_peace(self):
-        """Everybody lives, knows the newest view, and the network is whole."""
+        """All run, have the newest view, and the network is whole."""
         for replica in self.replicas.values():
             if not replica.alive:
                 self.revive(replica)
@@ -348,7 +343,7 @@ class World:
         for _ in range(4_000):
             self.now += 25
             for replica in self.replicas.values():
-                self.tell(replica)
+                self.push_view(replica)
                 self.pass_time(replica, 25)
             for link in list(self.links.values()):
                 self.carry(link, whole=True)

@@ -1,30 +1,28 @@
-"""The cores in conversation: scripts in testdata/*.txt, verbs with the effects they cause.
+"""The cores of a group: scripts in testdata/*.txt, verbs with the effects that they cause.
 
-A line `> verb args` is done to a little group in memory; under it stands what happened. Run with
-BATONMQ_REWRITE=1 to write the outcome into the scripts, and read the diff.
+Each verb acts on a little group in memory; see `tests/shared/scripts.py`.
 
     log ID HISTORY END [confirm=N] [first=N]   a replica with that epoch list (1@0,2@50) and log
     lead ID EPOCH SET [batch=N] [window=N] [segment=N]
     follow ID [SET] [epoch=N] [proof]          a slave core dials the leader of that epoch
-    settle                                     carries bytes both ways until nothing moves
+    settle                                     carries bytes both ways until there are none
     append N        the leader writes N bytes, one message
     epoch N         the leader is elected again
     break ID        the connection of ID ends
-    say ID FRAME    raw slave frames to the leader: handshake, ack=N
-    hear ID FRAME   raw master frames to a slave: hand=END;HISTORY, data=OFF+N;E@S;CONFIRM
-    tick MS         time passes, then both sides look at the clock
+    send ID FRAME   raw slave frames to the leader: handshake, ack=N
+    receive ID FRAME  raw master frames to a slave: hand=END;HISTORY, data=OFF+N;E@S;CONFIRM
+    tick MS         time passes, then both sides tick
     dead IDS | applied | refused CODE | unknown | trim N | prove CLUSTER/NAME/ID/EPOCH
     show            logs, epochs, set
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from ha.master_core import (
+from batonmq.ha.master_core import (
     CloseConnection,
     MasterCore,
     MasterPolicy,
@@ -32,10 +30,8 @@ from ha.master_core import (
     SendLog,
     SlaveFollowing,
 )
-from ha.peer_proof import PeerIdentity
-from ha.protocol import SlaveFrameReader
-from ha.slave_core import Phase, SlaveCore
-from ha.slave_effects import (
+from batonmq.ha.slave_core import Phase, SlaveCore
+from batonmq.ha.slave_effects import (
     AdoptEpochs,
     AppendEpoch,
     AppendLog,
@@ -48,9 +44,11 @@ from ha.slave_effects import (
     ProveMaster,
     TruncateTo,
 )
-from ha.slave_policy import SlavePolicy
-from ha.sync_state import ConfirmAdvanced, ProposeSet, SyncState
-from ha.wire import (
+from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
+from batonmq.ha.truncation import PeerIdentity
+from batonmq.ha.wire import (
+    SlaveFrameReader,
     SlaveHandshake,
     TransferHeader,
     decode_transfer_header,
@@ -59,7 +57,8 @@ from ha.wire import (
     encode_slave_handshake,
     encode_transfer_header,
 )
-from protocol.role_view import RoleView
+from batonmq.protocol.role_view import RoleView
+from tests.ha.cores import mastership
 
 SCRIPTS = sorted((Path(__file__).parent / "testdata").glob("*.txt"))
 
@@ -78,7 +77,7 @@ def options(words):
 
 
 def bytes_of(history, first, end):
-    """Log bytes that tell their epoch: all of epoch 1 are `1`."""
+    """Log bytes name their epoch: all of epoch 1 are `1`."""
     data = bytearray()
     for n, (epoch, start) in enumerate(history):
         stop = history[n + 1][1] if n + 1 < len(history) else end
@@ -98,7 +97,7 @@ class Env:
         self.next_connection = 0
         self.out = []
 
-    def say(self, who, text):
+    def put(self, who, text):
         self.out.append(f"{who}: {text}")
 
     # -- effects in words
@@ -110,7 +109,7 @@ class Env:
                 case SendLog(connection_id, header, offset, size):
                     head = decode_transfer_header(header)
                     what = f"[{offset},{offset + size})" if size else f"beat at {offset}"
-                    self.say(
+                    self.put(
                         self.leader,
                         f"-> {self.name(connection_id)} {what} of {head.epoch}@"
                         f"{head.epoch_start_offset} confirm {head.confirm_offset}",
@@ -120,18 +119,18 @@ class Env:
                     self.wire.setdefault(connection_id, bytearray()).extend(header + data)
                 case SendBytes(connection_id, data):
                     kind = "handshake" if data[3] == 1 else "beat"
-                    self.say(self.leader, f"-> {self.name(connection_id)} {kind}")
+                    self.put(self.leader, f"-> {self.name(connection_id)} {kind}")
                     self.wire.setdefault(connection_id, bytearray()).extend(data)
                 case CloseConnection(connection_id, reason):
-                    self.say(self.leader, f"closes {self.name(connection_id)}: {reason}")
+                    self.put(self.leader, f"closes {self.name(connection_id)}: {reason}")
                     self.dropped(connection_id)
                 case ConfirmAdvanced(offset):
                     log.confirm = offset
-                    self.say(self.leader, f"confirms {offset}")
+                    self.put(self.leader, f"confirms {offset}")
                 case ProposeSet(proposal):
-                    self.say(self.leader, f"proposes {sorted(proposal.new_set)}: {proposal.reason}")
+                    self.put(self.leader, f"proposes {sorted(proposal.new_set)}: {proposal.reason}")
                 case SlaveFollowing(broker_id, offset):
-                    self.say(self.leader, f"is followed by {broker_id} from {offset}")
+                    self.put(self.leader, f"is followed by {broker_id} from {offset}")
         self.core.check_invariants()
 
     def on_slave(self, broker_id, effects):
@@ -140,7 +139,7 @@ class Env:
             text = {
                 Dial: lambda e: f"dials {e.address}",
                 Hangup: lambda e: f"hangs up: {e.reason}",
-                ProveMaster: lambda e: "asks who the master is",
+                ProveMaster: lambda e: "requests the master's identity",
                 TruncateTo: lambda e: f"cuts {e.from_offset} to {e.offset}",
                 BeginAt: lambda e: f"begins at {e.offset}: {e.reason}",
                 AdoptEpochs: lambda e: f"adopts epochs {self.brief(e.entries)}",
@@ -151,7 +150,7 @@ class Env:
                 Diverged: lambda e: f"DIVERGED {e.reason}",
             }.get(type(effect))
             if text is not None:
-                self.say(broker_id, text(effect))
+                self.put(broker_id, text(effect))
             if isinstance(effect, Hangup):
                 self.links.pop(broker_id, None)
         del host.effects[:]
@@ -205,7 +204,7 @@ class Env:
         if handshake is not None:
             self.on_master(self.core.handshake_received(connection_id, handshake, self.now))
         if acks:
-            self.say(self.name(connection_id), f"acks {','.join(map(str, acks))}")
+            self.put(self.name(connection_id), f"acks {','.join(map(str, acks))}")
             self.on_master(self.core.acks_received(connection_id, acks, self.now))
 
     def open_link(self, broker_id):
@@ -228,16 +227,14 @@ class Env:
         self.leader = int(who)
         log = self.logs[self.leader]
         log.entries = self.entries(*log.history, (int(epoch), log.end))
-        sync = SyncState(
+        sync = mastership(
+            ids(members),
             broker_id=self.leader,
-            master_epoch=int(epoch),
-            recorded=ids(members),
-            sync_state_set_epoch=1,
-            epoch_start_offset=log.end,
+            epoch=int(epoch),
+            start=log.end,
             written=log.end,
-            flushed=0,
-            confirm_offset=log.confirm,
-            now_ms=self.now,
+            confirm=log.confirm,
+            now=self.now,
         )
         policy = MasterPolicy(
             segment_size=opts.get("segment", 1 << 20),
@@ -245,7 +242,7 @@ class Env:
             window_bytes=opts.get("window", 8 << 20),
         )
         self.core = MasterCore(sync, policy, log.entries, min_offset=log.first, now_ms=self.now)
-        self.on_master(sync.begin(self.now))
+        self.on_master(self.core.dead_changed(frozenset(), self.now))
 
     def do_follow(self, who, *rest):
         broker_id = int(who)
@@ -265,7 +262,7 @@ class Env:
         policy = SlavePolicy(proof_needed="proof" in rest)
         core = SlaveCore(broker_id, view, log.facts(), policy, self.now)
         self.slaves[broker_id] = self.slave_host(core, log)
-        self.slave_event(broker_id, core.begin(self.now))
+        self.slave_event(broker_id, core.tick(self.now))
 
     def slave_event(self, broker_id, effects):
         host = self.slaves[broker_id]
@@ -297,11 +294,8 @@ class Env:
         log = self.logs[self.leader]
         log.entries = self.entries(*log.history, (int(epoch), log.end))
         sync = self.core.sync
-        effects = sync.begin_epoch(
-            int(epoch), log.end, sync.recorded, sync.sync_state_set_epoch + 1, self.now
-        )
-        self.on_master(self.core.epochs_changed(log.entries, self.now))
-        self.on_master(self.core.confirmed(effects, self.now))
+        recorded = RecordedSet(sync.recorded, sync.sync_state_set_epoch + 1)
+        self.on_master(self.core.epoch_begun(int(epoch), recorded, log.entries, self.now))
 
     def do_break(self, who):
         broker_id = int(who)
@@ -312,7 +306,7 @@ class Env:
         self.slave_event(broker_id, host.core.disconnected(self.now))
         self.on_master(self.core.connection_closed(connection_id, self.now))
 
-    def do_say(self, who, *frames):
+    def do_send(self, who, *frames):
         broker_id = int(who)
         for frame in frames:
             if frame == "handshake":
@@ -322,7 +316,7 @@ class Env:
                 data = encode_ack(int(frame.removeprefix("ack=")))
             self.to_leader(self.links[broker_id], data)
 
-    def do_hear(self, who, frame):
+    def do_receive(self, who, frame):
         host = self.slaves[int(who)]
         if not host.connected:
             host.connect(self.now)
@@ -341,7 +335,7 @@ class Env:
         self.on_slave(int(who), list(host.effects))
         sent = host.take_sent()
         for at in range(0, len(sent), 12):
-            self.say(who, f"acks {int.from_bytes(sent[at + 4 : at + 12], 'big')}")
+            self.put(who, f"acks {int.from_bytes(sent[at + 4 : at + 12], 'big')}")
 
     def do_tick(self, ms):
         """Time passes in steps of 50 ms, as the timers would see it."""
@@ -355,19 +349,18 @@ class Env:
                     self.slave_event(broker_id, host.core.turn_ended(host.log.end, self.now))
 
     def do_dead(self, who):
-        self.on_master(self.core.confirmed(self.core.sync.set_dead(ids(who), self.now), self.now))
+        self.on_master(self.core.dead_changed(ids(who), self.now))
 
     def do_applied(self):
         sync = self.core.sync
-        effects = sync.adopt(sync.proposal.new_set, sync.sync_state_set_epoch + 1, self.now)
-        self.on_master(self.core.confirmed(effects, self.now))
+        recorded = RecordedSet(sync.proposal.new_set, sync.sync_state_set_epoch + 1)
+        self.on_master(self.core.set_adopted(recorded, self.now))
 
     def do_refused(self, code):
-        sync = self.core.sync
-        self.on_master(self.core.confirmed(sync.refused(int(code), self.now), self.now))
+        self.on_master(self.core.proposal_refused(int(code), self.now))
 
     def do_unknown(self):
-        self.core.sync.unknown()
+        """No reply came, which changes nothing: the union stays (R11)."""
 
     def do_trim(self, offset):
         log = self.logs[self.leader]
@@ -382,45 +375,21 @@ class Env:
 
     def do_show(self):
         for broker_id, log in sorted(self.logs.items()):
-            self.say(
+            self.put(
                 broker_id,
                 f"[{log.first},{log.end}) epochs {self.brief(log.entries)} confirm {log.confirm}",
             )
         if self.core is not None:
             sync = self.core.sync
-            self.say(
+            self.put(
                 "set", f"recorded {sorted(sync.recorded)} required {sorted(sync.required_set)}"
             )
 
 
-def play(text, env):
-    """The script with the outcome of each verb under it."""
-    lines = []
-    for line in text.splitlines():
-        if line.startswith("#"):
-            if lines and lines[-1].startswith(" "):
-                lines.append("")
-            lines.append(line)
-        elif line.startswith(">"):
-            if lines and lines[-1].startswith(" "):
-                lines.append("")
-            lines.append(line)
-            verb, *args = line[1:].split()
-            getattr(env, f"do_{verb}")(*args)
-            lines += [f"  {said}" for said in env.out]
-            env.out = []
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
-def test_script(path, memory_log, slave_host, entries):
-    """The conversation goes exactly as the script says."""
-    text = path.read_text()
-    played = play(text, Env(memory_log, slave_host, entries))
-    if os.environ.get("BATONMQ_REWRITE"):
-        path.write_text(played)
-    else:
-        assert played == text
+def test_script(path, memory_log, slave_host, entries, check_script):
+    """Each verb causes exactly the effects of the script."""
+    check_script(path, Env(memory_log, slave_host, entries))
 
 
 def test_there_are_scripts():

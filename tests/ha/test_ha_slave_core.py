@@ -1,16 +1,23 @@
-"""The slave's connection: time, acks under haSyncFlush, and what it says when it cannot follow."""
+"""The slave's connection: time, acks under haSyncFlush, reports when it cannot follow."""
 
 from dataclasses import replace
 
 import pytest
 
-from ha.peer_proof import PeerIdentity
-from ha.slave_core import Phase, SlaveCore
-from ha.slave_effects import BeginAt, Dial, Diverged, FlushTo, Hangup, ProveMaster, SendToMaster
-from ha.slave_policy import SlavePolicy
-from ha.truncation import CutTo, Refuse, judge_log
-from ha.wire import MasterHandshake, TransferHeader, encode_ack
-from protocol.role_view import RoleView
+from batonmq.ha.slave_core import Phase, SlaveCore
+from batonmq.ha.slave_effects import (
+    BeginAt,
+    Dial,
+    Diverged,
+    FlushTo,
+    Hangup,
+    ProveMaster,
+    SendToMaster,
+)
+from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.ha.truncation import CutTo, PeerIdentity, Refuse, judge_log
+from batonmq.ha.wire import MasterHandshake, TransferHeader, encode_ack
+from batonmq.protocol.role_view import RoleView
 
 NOW = 1_000_000
 
@@ -37,7 +44,7 @@ def slave(memory_log, slave_host, entries):
             2, view(incarnation=incarnation), log.facts(), policy or SlavePolicy(), NOW
         )
         host = slave_host(core, log)
-        host.perform(core.begin(NOW), NOW)
+        host.perform(core.tick(NOW), NOW)
         host.connect(NOW)
         peer = MasterHandshake(peer_end, history[-1][0], entries(*history))
         host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
@@ -59,7 +66,7 @@ def test_the_first_ack_comes_straight_after_the_handshake(slave):
 
 
 def test_each_heartbeat_is_acked(slave):
-    """R14: the master tells a hung slave from an idle one by it."""
+    """R14: that distinguishes a hung slave from an idle one."""
     host = slave()
     for ms in (100, 200, 300):
         assert beat(host, NOW + ms) == [SendToMaster(encode_ack(100))]
@@ -69,7 +76,7 @@ def test_r24_level_is_up_to_the_masters_confirm_offset_of_this_connection(slave)
     """A slave that fetched its damaged part again is trusted when it holds all that is confirmed.
 
     1. After the handshake nothing is known of the master's confirmOffset: not level.
-    2. A beat says that 150 bytes are confirmed, 100 are here: not level.
+    2. A heartbeat confirms 150 bytes, 100 are here: not level.
     3. 100 are confirmed and here: level.
     """
     host = slave()
@@ -86,7 +93,7 @@ def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, s
     log = memory_log(b"1" * 100, (1, 0))
     core = SlaveCore(2, view(epoch=2), log.facts(), SlavePolicy(), NOW)
     host = slave_host(core, log)
-    host.perform(core.begin(NOW), NOW)
+    host.perform(core.tick(NOW), NOW)
     host.connect(NOW)
     peer = MasterHandshake(200, 2, entries((1, 0), (2, 200)))
     host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
@@ -110,14 +117,14 @@ def test_r2_a_frame_of_an_older_epoch_is_neither_written_nor_acked(slave, memory
 
 
 def test_ha_sync_flush_first_ack_waits_for_the_disk(slave):
-    """The first ack chooses where the master starts, so it is all or nothing; later ones tell what
-    is flushed and no more."""
+    """The first ack chooses where the master starts, so it is all or nothing; later ones cover
+    what is flushed and no more."""
     host = slave(SlavePolicy(sync_flush=True))
     assert host.core.turn_ended(60, NOW) == [FlushTo(100)]
-    assert host.core.turn_ended(60, NOW) == [], "asked once"
+    assert host.core.turn_ended(60, NOW) == [], "requested once"
     assert host.core.turn_ended(100, NOW) == [SendToMaster(encode_ack(100))]
     host.core.frame_received(TransferHeader(10, 100, 1, 0, 0), NOW)
-    host.core.body_received(memoryview(b"1" * 10))
+    host.core.log.append(memoryview(b"1" * 10))
     assert host.core.turn_ended(100, NOW) == [FlushTo(110), SendToMaster(encode_ack(100))]
     assert host.core.turn_ended(110, NOW) == [SendToMaster(encode_ack(110))]
 
@@ -126,7 +133,7 @@ def test_a_failed_dial_is_repeated_after_20_ms_then_more_rarely(slave, memory_lo
     """A failover waits for this: refused means that the new master is not there yet."""
     log = memory_log()
     core = SlaveCore(2, view(), log.facts(), SlavePolicy(), NOW)
-    assert core.begin(NOW) == [Dial("master:1")]
+    assert core.tick(NOW) == [Dial("master:1")]
     now, waits = NOW, []
     for _ in range(8):
         core.disconnected(now)
@@ -138,7 +145,7 @@ def test_a_failed_dial_is_repeated_after_20_ms_then_more_rarely(slave, memory_lo
 
 def test_a_new_view_dials_at_once(memory_log):
     core = SlaveCore(2, view(), memory_log().facts(), SlavePolicy(), NOW)
-    core.begin(NOW)
+    core.tick(NOW)
     core.disconnected(NOW)
     assert core.follow(view(2, "other:1"), NOW + 1) == [Dial("other:1")]
 
@@ -179,15 +186,15 @@ def test_a_master_with_an_incarnation_is_given_2_s_from_the_first_byte(slave):
     for ms in range(100, 1_100, 100):
         end = host.log.end
         host.perform(host.core.frame_received(TransferHeader(10, end, 1, 0, 0), NOW + ms), NOW + ms)
-        host.perform(host.core.body_received(memoryview(b"1" * 10)), NOW + ms)
+        host.perform(host.core.log.append(memoryview(b"1" * 10)), NOW + ms)
         assert not [e for e in host.core.tick(NOW + ms) if isinstance(e, Hangup)]
     assert hung_up_after(host.core, range(1_100, 4_000, 100)) == 3_000
 
 
 def test_a_dial_that_nobody_answers_is_made_anew_after_1_s(memory_log):
-    """TCP asks again after 1, 3, 7 ... s: a mended link would wait for that."""
+    """TCP tries again after 1, 3, 7 ... s: a link that works again would wait for that."""
     core = SlaveCore(2, view(), memory_log().facts(), SlavePolicy(), NOW)
-    core.begin(NOW)
+    core.tick(NOW)
     dialled = [
         ms for ms in range(50, 4_100, 50) if [e for e in core.tick(NOW + ms) if isinstance(e, Dial)]
     ]
@@ -207,7 +214,7 @@ def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
     """A stopped process still accepts connections."""
     log = memory_log()
     core = SlaveCore(2, view(), log.facts(), SlavePolicy(), NOW)
-    core.begin(NOW)
+    core.tick(NOW)
     core.connected(log.facts(), NOW)
     hung_up = [
         ms
@@ -218,7 +225,7 @@ def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
 
 
 def test_an_idle_slave_acks_on_its_own_after_1_s(slave):
-    """Java's master beats every 5 s only; it closes what it does not hear of."""
+    """Java's master beats every 5 s only; it closes a silent connection."""
     host = slave(incarnation="")
     acks = []
     for ms in range(100, 3_001, 100):
@@ -231,17 +238,17 @@ def test_an_idle_slave_acks_on_its_own_after_1_s(slave):
 def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely(memory_log, entries):
     log = memory_log(b"1" * 100, (1, 0))
     core = SlaveCore(2, view(9), log.facts(), SlavePolicy(), NOW)
-    now, said, waits = NOW, 0, []
-    core.begin(now)
+    now, reports, waits = NOW, 0, []
+    core.tick(now)
     for _ in range(9):
         core.connected(log.facts(), now)
         peer = MasterHandshake(500, 9, entries((9, 0)))
         effects = core.handshake_received(peer, log.facts(), now)
-        said += len([e for e in effects if isinstance(e, Diverged)])
+        reports += len([e for e in effects if isinstance(e, Diverged)])
         waits.append(core.wakeup_ms - now)
         now = core.wakeup_ms
         core.tick(now)
-    assert said == 1
+    assert reports == 1
     assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
 
 
@@ -251,14 +258,14 @@ def test_g8_a_damaged_record_is_asked_for_ever_more_rarely(slave):
     core, now, waits = host.core, NOW, []
     for _ in range(4):
         beat(host, now)
-        core.record_refused(100, "file at offset 100: CRC", now)
+        core.append_failed(100, 100, "file at offset 100: CRC", now)
         waits.append(core.wakeup_ms - now)
         now = core.wakeup_ms
         core.tick(now)
         core.connected(host.log.facts(), now)
-        peer = MasterHandshake(100, 1, core._log.entries)
+        peer = MasterHandshake(100, 1, host.log.entries)
         core.handshake_received(peer, host.log.facts(), now)
-    core.record_refused(200, "file at offset 200: CRC", now)
+    core.append_failed(200, 200, "file at offset 200: CRC", now)
     waits.append(core.wakeup_ms - now)
     assert waits == [1_000, 2_000, 4_000, 8_000, 1_000]
 
@@ -266,20 +273,20 @@ def test_g8_a_damaged_record_is_asked_for_ever_more_rarely(slave):
 def test_a_full_disk_is_said_once_and_tried_ever_more_rarely_until_bytes_were_appended(slave):
     """Each connection brings a good frame first: a frame that was not written is no progress."""
     host = slave()
-    core, now, waits, said = host.core, NOW, [], 0
+    core, now, waits, reports = host.core, NOW, [], 0
     for end in (100, 100, 100, 100, 140, 140):
         beat(host, now)
-        effects = core.disk_full(end, "[Errno 28] No space left on device", now)
+        effects = core.append_failed(end, end, "[Errno 28] No space left on device", now)
         assert isinstance(effects[0], Hangup)
-        said += len([e for e in effects if isinstance(e, Diverged)])
+        reports += len([e for e in effects if isinstance(e, Diverged)])
         waits.append(core.wakeup_ms - now)
         now = core.wakeup_ms
         core.tick(now)
         core.connected(host.log.facts(), now)
-        peer = MasterHandshake(100, 1, core._log.entries)
+        peer = MasterHandshake(100, 1, host.log.entries)
         core.handshake_received(peer, host.log.facts(), now)
     assert waits == [1_000, 2_000, 4_000, 8_000, 1_000, 2_000]
-    assert said == 2, "at the first failure, and when it was stuck again later in the log"
+    assert reports == 2, "at the first failure, and when it was stuck again later in the log"
 
 
 def test_the_ack_is_clamped_to_the_own_log(memory_log, slave_host, entries):
@@ -287,7 +294,7 @@ def test_the_ack_is_clamped_to_the_own_log(memory_log, slave_host, entries):
     log = memory_log(b"1" * 80, (1, 0), (2, 100))
     core = SlaveCore(2, view(2), log.facts(), SlavePolicy(), NOW)
     host = slave_host(core, log)
-    host.perform(core.begin(NOW), NOW)
+    host.perform(core.tick(NOW), NOW)
     host.connect(NOW)
     peer = MasterHandshake(300, 2, entries((1, 0), (2, 100)))
     host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
@@ -299,7 +306,7 @@ def test_an_older_log_without_a_common_epoch_begins_anew(memory_log, entries):
     """R27: the master's list begins above our end; its older epochs went with its segments."""
     log = memory_log(b"1" * 80, (1, 0))
     core = SlaveCore(2, view(3), log.facts(), SlavePolicy(), NOW)
-    core.begin(NOW)
+    core.tick(NOW)
     core.connected(log.facts(), NOW)
     peer = MasterHandshake(900, 3, entries((3, 500)))
     effects = core.handshake_received(peer, log.facts(), NOW)
@@ -310,20 +317,20 @@ def test_an_older_log_without_a_common_epoch_begins_anew(memory_log, entries):
 def test_log_bytes_before_our_ack_are_refused(memory_log):
     log = memory_log()
     core = SlaveCore(2, view(), log.facts(), SlavePolicy(), NOW)
-    core.begin(NOW)
+    core.tick(NOW)
     core.connected(log.facts(), NOW)
     assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), NOW) == [], "Java's early beat"
     (hangup,) = core.frame_received(TransferHeader(10, 0, 1, 0, 0), NOW)
     assert isinstance(hangup, Hangup)
 
 
-# -- R21: who is it
+# -- R21: proof of the peer
 
 
 def proving_slave(memory_log, entries, log=None, policy=None):
     log = log or memory_log(b"1" * 100, (1, 0))
     core = SlaveCore(2, view(), log.facts(), policy or SlavePolicy(proof_needed=True), NOW)
-    core.begin(NOW)
+    core.tick(NOW)
     return core, log, MasterHandshake(150, 1, entries((1, 0)))
 
 
@@ -383,7 +390,7 @@ def test_r21_who_proves_to_be_another_gets_nothing(memory_log, entries):
 
 
 def test_r21_r27_nothing_goes_aside_for_a_peer_without_proof(memory_log, entries):
-    """A fresh view, and the peer says that our next byte is gone: it proves itself first."""
+    """A fresh view, and the peer's first heartbeat is beyond our end: it proves itself first."""
     core, log, peer = proving_slave(memory_log, entries)
     shake(core, log, peer, NOW)
     (hangup,) = core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW)
@@ -422,17 +429,17 @@ def test_r23_an_unclean_election_explains_a_cut_below_the_own_confirm_offset(mem
     ids=["none", "before ours", "not in its history", "before our last confirmed byte"],
 )
 def test_r23_nothing_else_does(memory_log, entries, unclean_epoch, own, master):
-    verdict = judged(memory_log, entries, unclean_epoch, own, master)
-    assert isinstance(verdict, Refuse) and "no unclean election explains it" in verdict.reason
+    decision = judged(memory_log, entries, unclean_epoch, own, master)
+    assert isinstance(decision, Refuse) and "no unclean election explains it" in decision.reason
 
 
 def test_r23_after_an_unclean_cut_the_confirm_offset_is_the_logs(memory_log, slave_host, entries):
     log = memory_log(b"1" * 100, (1, 0), confirm=90)
     core = SlaveCore(2, replace(view(2), unclean_epoch=2), log.facts(), SlavePolicy(), NOW)
     host = slave_host(core, log)
-    host.perform(core.begin(NOW), NOW)
+    host.perform(core.tick(NOW), NOW)
     host.connect(NOW)
     peer = MasterHandshake(60, 2, entries((1, 0), (2, 60)))
     host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
     assert core.phase is Phase.TRANSFER
-    assert core.confirm_offset == core.max_offset == 60
+    assert core.log.confirm_offset == core.log.max_offset == 60

@@ -7,13 +7,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-from ha.open_links import OpenLinks
-from ha.slave_core import Phase, SlaveCore
-from ha.slave_policy import SlavePolicy
-from ha.slave_shell import SlaveShell
-from ha.truncation import LocalLog
-from ha.wire import SlaveHandshake, encode_slave_handshake
-from protocol.role_view import RoleView
+from batonmq.ha.links import OpenLinks
+from batonmq.ha.slave_core import Phase, SlaveCore
+from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.ha.slave_shell import SlaveShell
+from batonmq.ha.truncation import LocalLog
+from batonmq.ha.wire import SlaveHandshake, encode_slave_handshake
+from batonmq.protocol.role_view import RoleView
 
 VIEW = RoleView(
     "C", "b", master_broker_id=2, master_ha_address="h:2", master_incarnation="x", master_epoch=1
@@ -22,7 +22,7 @@ VIEW = RoleView(
 
 def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() -> None:
     """1. The slave dials master 2. 2. A view names master 3: the dial is given up, 3 is dialled.
-    3. Only now the first connection stands: nothing is said on it, the second one is used."""
+    3. Only now the first connection stands: nothing is sent on it, the second one is used."""
 
     async def play() -> None:
         loop = asyncio.get_running_loop()

@@ -5,26 +5,13 @@ from itertools import pairwise
 
 import pytest
 
-from ha.follower import SyncPolicy
-from ha.sync_state import ConfirmAdvanced, ProposeSet, SyncState
+from batonmq.ha.follower import SyncPolicy
+from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet
+from tests.ha.cores import NOW, mastership, recorded_set
 
-NOW = 1_000_000
 
-
-def state(recorded=(1,), *, written=0, confirm=0, policy=None, candidates=None, start=0, epoch=1):
-    return SyncState(
-        broker_id=1,
-        master_epoch=epoch,
-        recorded=recorded,
-        sync_state_set_epoch=5,
-        epoch_start_offset=start,
-        written=written,
-        flushed=0,
-        confirm_offset=confirm,
-        now_ms=NOW,
-        policy=policy,
-        candidates=candidates,
-    )
+def state(recorded=(1,), **kwargs):
+    return mastership(recorded, set_epoch=5, **kwargs)
 
 
 def confirmed(effects):
@@ -82,7 +69,7 @@ def test_issue_6728_an_ack_of_minus_one_counts_for_nothing():
     sync.appended(100, NOW)
     sync.connected(2, 20, NOW)
     assert sync.acked(2, 20, -1, NOW) == []
-    assert sync.confirm_offset == 0 and not sync.required_set_whole
+    assert sync.log.confirm_offset == 0 and not sync.required_set_whole
 
 
 def test_r15_sync_flush_counts_flushed_bytes():
@@ -98,9 +85,9 @@ def test_r15_below_min_in_sync_replicas_confirm_offset_stands():
     sync = state((1, 2), policy=SyncPolicy(min_in_sync_replicas=2))
     follow(sync, 2, 0)
     sync.appended(100, NOW)
-    assert confirmed(sync.adopt((1,), 6, NOW)) == []
+    assert confirmed(sync.adopt(recorded_set((1,), 6), NOW)) == []
     assert confirmed(sync.acked(2, 20, 100, NOW)) == []
-    assert confirmed(sync.adopt((1, 2), 7, NOW)) == [100]
+    assert confirmed(sync.adopt(recorded_set((1, 2), 7), NOW)) == [100]
 
 
 def test_r18_only_the_newest_connection_of_an_id_counts():
@@ -135,8 +122,8 @@ def test_r1_a_shrink_counts_when_it_is_committed():
     sync.appended(100, NOW)
     (proposal,) = proposed(sync.set_dead({2}, NOW))
     assert proposal.new_set == {1} and proposal.remove == {2}
-    assert sync.required_set == {1, 2} and sync.confirm_offset == 0
-    assert confirmed(sync.adopt((1,), 6, NOW)) == [100]
+    assert sync.required_set == {1, 2} and sync.log.confirm_offset == 0
+    assert confirmed(sync.adopt(recorded_set((1,), 6), NOW)) == [100]
     sync.check_invariants()
 
 
@@ -146,7 +133,7 @@ def test_r1_an_expand_counts_when_it_is_proposed():
     (proposal,) = proposed(follow(sync, 2, 0))
     assert proposal.new_set == {1, 2}
     sync.appended(100, NOW)
-    assert sync.confirm_offset == 0
+    assert sync.log.confirm_offset == 0
     assert confirmed(sync.acked(2, 20, 100, NOW)) == [100]
 
 
@@ -155,14 +142,15 @@ def test_r11_an_unknown_outcome_keeps_the_union_and_proposes_nothing_else():
     higher setEpoch is committed or this very request is answered."""
     sync = state((1,))
     follow(sync, 2, 0)
-    sync.unknown()
     sync.disconnected(2, 20, NOW)
     assert sync.appended(100, NOW) == []
     assert not proposed(sync.tick(NOW + 5_000))
     assert sync.refused(2013, NOW) == [], "'same set' may be about an earlier copy"
     assert sync.required_set == {1, 2}
-    assert sync.adopt((1, 2), 5, NOW) == [], "a read of the same setEpoch proves nothing"
-    assert sync.adopt((1, 2), 6, NOW + 5_000) == [] and sync.proposal is None
+    assert sync.adopt(recorded_set((1, 2), 5), NOW) == [], (
+        "a read of the same setEpoch proves nothing"
+    )
+    assert sync.adopt(recorded_set((1, 2), 6), NOW + 5_000) == [] and sync.proposal is None
     (shrink,) = proposed(sync.set_dead({2}, NOW + 5_001))
     assert shrink.new_set == {1} and shrink.sync_state_set_epoch == 6
     sync.check_invariants()
@@ -171,7 +159,6 @@ def test_r11_an_unknown_outcome_keeps_the_union_and_proposes_nothing_else():
 def test_r11_a_clear_refusal_ends_the_union():
     sync = state((1,))
     follow(sync, 2, 0)
-    sync.unknown()
     sync.appended(100, NOW)
     assert confirmed(sync.refused(2001, NOW)) == [100]
     assert sync.required_set == {1}
@@ -193,7 +180,7 @@ def test_refusals_are_retried_with_growing_delay():
 
 def test_r20_an_older_set_is_not_taken():
     sync = state((1, 2))
-    assert sync.adopt((1,), 5, NOW) == [] and sync.recorded == {1, 2}
+    assert sync.adopt(recorded_set((1,), 5), NOW) == [] and sync.recorded == {1, 2}
 
 
 # -- joining
@@ -210,7 +197,7 @@ def test_r13_expand_needs_ack_at_the_start_of_the_last_epoch():
     sync = state((1,), written=200, confirm=100, start=150)
     sync.connected(2, 20, NOW)
     assert not proposed(sync.acked(2, 20, 120, NOW))
-    sync.confirm_offset = 100
+    sync.log.confirm_offset = 100
     assert not proposed(sync.tick(NOW + 50))
     assert proposed(sync.acked(2, 20, 200, NOW + 60))
 
@@ -255,11 +242,11 @@ def test_r13_a_slave_whose_acks_do_not_flow_does_not_join():
     for ms in range(50, 650, 50):
         sync.tick(NOW + ms)
     assert sync.proposal is not None and sync.proposal.remove == {2}
-    sync.adopt({1}, 6, NOW + 650)
+    sync.adopt(recorded_set({1}, 6), NOW + 650)
     for ms in range(650, 5_000, 50):
-        sync.appended(sync.written + 10, NOW + ms)
+        sync.appended(sync.log.written + 10, NOW + ms)
         sync.tick(NOW + ms)
-        assert not sync.joining and sync.confirm_offset == sync.written
+        assert not sync.joining and sync.log.confirm_offset == sync.log.written
     sync.acked(2, 20, 100, NOW + 5_000)
     sync.tick(NOW + 5_000)
     assert sync.joining.keys() == {2}
@@ -275,14 +262,14 @@ def test_r13_a_cut_off_slave_is_shrunk_away_once_and_back_with_its_first_ack(wri
     for ms in range(0, 31_000, 50):
         now = NOW + ms
         if ms % write_every == 0 and ms:
-            sync.appended(sync.written + 100, now)
+            sync.appended(sync.log.written + 100, now)
         if ms < 1_000 or ms > 30_000:
-            sync.acked(2, 20, sync.written, now)
+            sync.acked(2, 20, sync.log.written, now)
         sync.tick(now)
         if sync.proposal is not None:
             changes.append((ms, sorted(sync.proposal.new_set)))
             key += 1
-            sync.adopt(sync.proposal.new_set, key, now)
+            sync.adopt(recorded_set(sync.proposal.new_set, key), now)
     (shrunk, without), (grown, whole) = changes
     assert without == [1] and whole == [1, 2]
     assert shrunk <= 1_000 + 2_000 + 600 and grown == 30_050
@@ -292,7 +279,7 @@ def test_r13_a_silent_java_slave_that_acked_all_there_is_joins():
     """Java acks every 5 s when nothing is written: that is no sign of a hung one."""
     sync = state((1,), written=1_000, confirm=1_000, candidates={1})
     follow(sync, 2, 1_000)
-    (proposal,) = proposed(sync.adopt((1,), 5, NOW + 3_000, candidates={1, 2}))
+    (proposal,) = proposed(sync.adopt(recorded_set((1,), 5, {1, 2}), NOW + 3_000))
     assert proposal.add == {2}
 
 
@@ -376,7 +363,7 @@ def test_r14_the_oldest_unacked_byte_counts_not_the_last_ack():
     follow(sync, 2, 0)
 
     def write(now):
-        sync.appended(sync.written + 10, now)
+        sync.appended(sync.log.written + 10, now)
         if now == NOW + 550:
             sync.acked(2, 20, 10, now)
 
@@ -389,7 +376,7 @@ def test_r14_coming_back_without_progress_is_being_behind():
     follow(sync, 2, 0)
 
     def write(now):
-        sync.appended(sync.written + 10, now)
+        sync.appended(sync.log.written + 10, now)
         if (now - NOW) % 400 == 350:
             connection = now
             sync.disconnected(2, sync.follower(2).connection_id, now)
@@ -405,8 +392,8 @@ def test_r14_a_slave_that_acks_200_ms_late_stays():
     written = {}
 
     def write(now):
-        sync.appended(sync.written + 10, now)
-        written[now] = sync.written
+        sync.appended(sync.log.written + 10, now)
+        written[now] = sync.log.written
         if now - 200 in written:
             sync.acked(2, 20, written[now - 200], now)
 
@@ -419,7 +406,7 @@ def test_r14_who_is_slow_again_and_again_comes_back_ever_later():
     follow(sync, 2, 0)
     now, set_epoch, waits = NOW, 5, []
     for _ in range(5):
-        sync.appended(sync.written + 10, now)
+        sync.appended(sync.log.written + 10, now)
         proposal = []
         while not proposal:
             now += 50
@@ -427,15 +414,15 @@ def test_r14_who_is_slow_again_and_again_comes_back_ever_later():
         assert proposal[0].remove == {2}
         set_epoch += 1
         left_ms = now
-        proposal = proposed(sync.adopt((1,), set_epoch, now))
-        proposal += proposed(sync.acked(2, 20, sync.written, now))
+        proposal = proposed(sync.adopt(recorded_set((1,), set_epoch), now))
+        proposal += proposed(sync.acked(2, 20, sync.log.written, now))
         while not proposal:
             now += 50
-            proposal = proposed(sync.acked(2, 20, sync.written, now)) + proposed(sync.tick(now))
+            proposal = proposed(sync.acked(2, 20, sync.log.written, now)) + proposed(sync.tick(now))
         assert proposal[0].add == {2}
         waits.append(now - left_ms)
         set_epoch += 1
-        sync.adopt((1, 2), set_epoch, now)
+        sync.adopt(recorded_set((1, 2), set_epoch), now)
     assert waits == [0, 1_000, 2_000, 4_000, 8_000]
 
 
@@ -462,7 +449,7 @@ def test_r13_a_far_slave_joins_only_if_its_rate_can_close_the_gap_in_time():
         assert not sync.joining
     rate = sync.follower(2).rate
     assert rate == 5_000_000
-    ack = sync.written - 900_000
+    ack = sync.log.written - 900_000
     sync.acked(2, 20, ack, NOW + 1_950)
     assert sync.joining.keys() == {2}
 
@@ -475,7 +462,7 @@ def test_r13_joins_in_vain_become_rarer():
     joining = False
     for at in range(0, 20_000, 50):
         now = NOW + at
-        sync.appended(sync.written + 10, now)
+        sync.appended(sync.log.written + 10, now)
         sync.acked(2, 20, at // 50 + 1, now)  # it moves, but never gets near the end
         sync.tick(now)
         if sync.joining and not joining:
@@ -564,16 +551,17 @@ def test_r1_r11_r13_r15_confirm_offset_never_exceeds_any_possible_set(seed):
     committed, set_epoch = recorded, 5
     disk = dict.fromkeys((2, 3), 0)  # what each slave really holds, for ever
     written, now, connections = 0, NOW, {}
-    in_flight = None  # a proposal at the controller, not yet applied or lost
+    in_flight = None  # a proposal at the controller, not yet applied or refused
+    lost = False  # whether its answer was lost
     next_connection = 100
     highest = 0
 
     def run(effects):
-        nonlocal in_flight
+        nonlocal in_flight, lost
         for effect in effects:
             if isinstance(effect, ProposeSet):
                 assert in_flight is None, "R11: one at a time"
-                in_flight = effect.proposal
+                in_flight, lost = effect.proposal, False
 
     for _ in range(300):
         now += rng.choice((0, 1, 10, 50, 210))
@@ -595,28 +583,27 @@ def test_r1_r11_r13_r15_confirm_offset_never_exceeds_any_possible_set(seed):
             run(sync.set_dead(rng.sample((2, 3), rng.randint(0, 2)), now))
         elif step == 8 and in_flight is not None:
             outcome = rng.randrange(4)
-            if outcome == 0:  # applied and told
+            if outcome == 0:  # applied, and answered
                 committed, set_epoch, in_flight = in_flight.new_set, set_epoch + 1, None
-                run(sync.adopt(committed, set_epoch, now))
-            elif outcome == 1:  # applied, the answer is lost; it may be learnt later
+                run(sync.adopt(recorded_set(committed, set_epoch), now))
+            elif outcome == 1:  # applied, the answer is lost; a view may follow
                 committed, set_epoch = in_flight.new_set, set_epoch + 1
-                sync.unknown()
                 in_flight = None
             elif outcome == 2:
                 in_flight = None
                 run(sync.refused(2001, now))
             else:  # lost on the way, may still be applied
-                sync.unknown()
-        elif step == 9 and in_flight is not None and sync.outcome_unknown:
+                lost = True
+        elif step == 9 and in_flight is not None and lost:
             committed, set_epoch, in_flight = in_flight.new_set, set_epoch + 1, None
         elif step == 10:
             if set_epoch > sync.sync_state_set_epoch:
                 in_flight = None
-            run(sync.adopt(committed, set_epoch, now))
+            run(sync.adopt(recorded_set(committed, set_epoch), now))
         run(sync.tick(now))
         sync.check_invariants()
-        assert sync.confirm_offset >= highest, "R15: it fell"
-        highest = sync.confirm_offset
+        assert sync.log.confirm_offset >= highest, "R15: it fell"
+        highest = sync.log.confirm_offset
         for members in (committed, in_flight.new_set if in_flight is not None else committed):
             held = min([disk[i] for i in members if i != 1] + [written])
             assert highest <= held, f"acknowledged {highest}, but {members} holds {held}"

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.protocol import MasterFrameReader, SlaveFrameReader
-from ha.wire import (
+from batonmq.ha.wire import (
+    MasterFrameReader,
     MasterHandshake,
+    SlaveFrameReader,
     SlaveHandshake,
     TransferHeader,
     decode_master_handshake,
@@ -20,7 +21,7 @@ from ha.wire import (
     encode_slave_handshake,
     encode_transfer_header,
 )
-from protocol.errors import RemoteProtocolError
+from batonmq.protocol.errors import RemoteProtocolError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "ha-streams.json"
 
@@ -66,7 +67,7 @@ def cuts_of(data, points):
 
 @pytest.mark.parametrize("stream", [6, 57, 74])
 def test_golden_slave_bytes_decode_and_encode_to_the_same(stream):
-    """What b0 and b1 said as slaves, re-encoded byte for byte."""
+    """What b0 and b1 sent as slaves, re-encoded byte for byte."""
     data = golden(stream, "slave")
     handshake, acks = read_slave([data])
     assert encode_slave_handshake(handshake) + b"".join(map(encode_ack, acks)) == data
@@ -74,7 +75,7 @@ def test_golden_slave_bytes_decode_and_encode_to_the_same(stream):
 
 @pytest.mark.parametrize("stream", [6, 57, 74])
 def test_golden_master_bytes_decode_and_encode_to_the_same(stream):
-    """What they said as masters, re-encoded byte for byte."""
+    """What they sent as masters, re-encoded byte for byte."""
     data = golden(stream, "master")
     handshake, headers, bodies = read_master([data])
     frames = zip(map(encode_transfer_header, headers), bodies, strict=True)
@@ -105,7 +106,7 @@ def test_the_master_waits_for_all_16_bytes_of_a_handshake():
 
 
 def test_more_than_a_thousand_epochs_pass(entries):
-    """Java's connection dies above 1,000."""
+    """Java's connection fails above 1,000."""
     history = entries(*((n, n * 10) for n in range(1, 5_001)))
     frame = encode_master_handshake(60_000, history)
     handshake, _, _ = read_master(cuts_of(frame, range(0, len(frame), 997)))

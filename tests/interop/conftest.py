@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "process")]
-
-from cluster_process import ClusterProcess  # noqa: E402  found by the line above
-from java_tools import JavaProgram, missing_tools, prepared_classpath  # noqa: E402
+from lab.java import JavaProgram, missing_tools, prepared_classpath
+from lab.up import ClusterProcess
 
 RunJava = Callable[..., JavaProgram]
+SOURCES = Path(__file__).parent / "java"
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +24,7 @@ def java_classpath() -> str:
         if os.environ.get("BATONMQ_CI") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    return prepared_classpath()
+    return prepared_classpath(SOURCES)
 
 
 @pytest.fixture

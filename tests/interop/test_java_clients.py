@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from cluster_process import ClusterProcess
-from java_tools import JavaProgram
-from queue_check import read_topic
+
+from lab.java import JavaProgram
+from lab.queues import read_topic
+from lab.up import ClusterProcess
 
 pytestmark = pytest.mark.java
 
@@ -39,7 +40,7 @@ class JavaProducer:
     def produce(self, topic: str, *modes: str) -> list[dict[str, Any]]:
         program = self._program
         before, orders = len(program.lines), len(program.of("produced"))
-        program.tell(" ".join((topic, str(COUNT), *modes)))
+        program.send(" ".join((topic, str(COUNT), *modes)))
         program.wait_for(f"{modes}", lambda: len(program.of("produced")) > orders)
         return [line for line in program.lines[before:] if "mode" in line]
 
@@ -75,7 +76,7 @@ def test_every_way_to_send(
 ) -> None:
     """Sync, async, oneway, batch and ordered sends of DefaultMQProducer, into a new topic.
 
-    Every SendResult says SEND_OK and the place where the message is; the queues hold each message
+    Every SendResult has SEND_OK and the place of the message; the queues hold each message
     once, also the oneway ones; the ordered ones went to the queues their selector named, in order.
     With `rocketmq` the client writes binary headers.
     """
@@ -84,9 +85,8 @@ def test_every_way_to_send(
     results = producers[headers].produce(topic, *modes)
 
     assert [line for line in results if line.get("status") != "SEND_OK"] == []
-    assert Counter(line["mode"] for line in results) == {
-        "sync": COUNT, "async": COUNT, "ordered": COUNT, "batch": 1,
-    }  # fmt: skip
+    counts = {"sync": COUNT, "async": COUNT, "ordered": COUNT, "batch": 1}
+    assert Counter(line["mode"] for line in results) == counts
     assert keys_in(java_cluster, topic) == Counter(sent_keys(*modes))
 
     stored = read_topic(java_cluster.name_servers, topic)

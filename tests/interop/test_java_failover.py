@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cluster_process import ClusterProcess
-from java_tools import JavaProgram
+
+from lab.java import JavaProgram
+from lab.up import ClusterProcess
 
 pytestmark = pytest.mark.java
 

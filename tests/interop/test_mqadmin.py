@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_process import ClusterProcess, wait_for
-from java_tools import JavaProgram
-from queue_check import read_topic
 
-from protocol import fastjson
+from batonmq.protocol import fastjson
+from lab.java import WAIT_S, JavaProgram
+from lab.processes import wait_for
+from lab.queues import read_topic
+from lab.up import ClusterProcess
 
 pytestmark = pytest.mark.java
 
@@ -26,15 +27,12 @@ MqAdmin = Callable[..., str]
 def mqadmin(java_classpath: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqAdmin]:
     """`mqadmin(word, …)` runs one command and gives what it printed."""
     with JavaProgram(java_classpath, tmp_path_factory.mktemp("mqadmin"), "MqAdmin") as program:
-        done = 0
 
         def run(*words: str) -> str:
-            nonlocal done
-            program.tell("\t".join(words))
-            program.wait_for(f"mqadmin {words[0]}", lambda: len(program.lines) > done)
-            line, done = program.lines[done], done + 1
+            line = program.ask("\t".join(words), WAIT_S)
             assert "Exception" not in line["output"] + line["error"], line
-            return line["output"]
+            output: str = line["output"]
+            return output
 
         yield run
 
@@ -95,7 +93,7 @@ def test_sync_state_set(java_cluster: ClusterProcess, mqadmin: MqAdmin) -> None:
 
 
 def test_broker_epoch(java_cluster: ClusterProcess, mqadmin: MqAdmin) -> None:
-    """Every replica tells its epochs; the last one ends where its log ends."""
+    """Every replica reports its epochs; the last one ends where its log ends."""
     output = mqadmin("getBrokerEpoch", "-n", java_cluster.name_servers, "-b", "broker-a")
     assert output.count("#clusterName\tDefaultCluster") == 3, output
     assert (

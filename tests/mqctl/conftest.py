@@ -6,22 +6,23 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-import batonmq.admin
-from batonmq.admin_types import (
+import batonmq.client.admin.admin
+from batonmq.client.admin.types import (
     ControllerMetadata,
     ElectedMaster,
     GroupProgress,
-    HistoryEvent,
     QueueProgress,
     QueueStats,
 )
-from mqctl.main import cli
-from protocol.bodies import (
+from batonmq.history.event import HistoryEvent, lenient_event
+from batonmq.mqctl.main import cli
+from batonmq.protocol.bodies import (
     BrokerData,
     BrokerReplicasInfo,
     ClusterInfo,
@@ -34,8 +35,8 @@ from protocol.bodies import (
     ReplicasInfo,
     TopicRouteData,
 )
-from protocol.errors import ConnectError, ResponseError
-from protocol.message import MessageExt, MessageQueue
+from batonmq.protocol.errors import ConnectError, ResponseError
+from batonmq.protocol.message import MessageExt, MessageQueue
 
 NS = "10.0.0.1:9876"
 CONTROLLERS = ("10.0.0.1:9878", "10.0.0.2:9878")
@@ -122,20 +123,8 @@ class FakeController:
             {"kind": "first_ack", "broker_name": "broker-a", "master_epoch": 3, "time_ms": 1033},
             *self._fake.drained,
         ]  # fmt: skip
-        return tuple(
-            HistoryEvent(
-                n,
-                int(str(e["time_ms"])),
-                str(e["kind"]),
-                "broker-a",
-                int(str(e.get("broker_id", 1))),
-                int(str(e["master_epoch"])),
-                1,
-                e,
-            )
-            for n, e in enumerate(events)
-            if broker_name in ("", "broker-a")
-        )
+        made = (lenient_event(json.dumps(event)) for event in events)
+        return tuple(event for event in made if event and broker_name in ("", "broker-a"))
 
 
 @dataclass
@@ -188,6 +177,34 @@ class FakeAdmin:
     def __init__(self, name_servers: tuple[str, ...], *, timeout_ms: int) -> None:
         self.name_servers = name_servers
         self.fake.calls.append(("Admin", name_servers, timeout_ms))
+        self.cluster = SimpleNamespace(
+            info=self.cluster_info,
+            name_server_states=self.name_server_states,
+            masters=self.masters,
+        )
+        self.brokers = SimpleNamespace(
+            runtime_info=self.broker_runtime_info,
+            ha_status=self.broker_ha_status,
+            epochs=self.broker_epoch,
+            repair=self.repair_replica,
+        )
+        self.topics = SimpleNamespace(
+            names=self.topic_list,
+            route=self.topic_route,
+            stats=self.topic_stats,
+            create_or_update=self.create_or_update_topic,
+            delete=self.delete_topic,
+        )
+        self.consumer_groups = SimpleNamespace(
+            offsets=self.all_consumer_offsets,
+            names=self.list_consumer_groups,
+            progress=self.consumer_progress,
+        )
+        self.messages = SimpleNamespace(
+            by_id=self.message_by_id,
+            by_key=self.messages_by_key,
+            by_unique_key=self.message_by_unique_key,
+        )
 
     async def __aenter__(self) -> FakeAdmin:
         return self
@@ -268,7 +285,7 @@ class FakeAdmin:
     async def all_consumer_offsets(self, address: str) -> dict[str, dict[int, int]]:
         return {"T@G": {0: 5}}
 
-    async def consumer_groups(self) -> list[str]:
+    async def list_consumer_groups(self) -> list[str]:
         return ["G", "H"]
 
     async def consumer_progress(self, group: str, topic: str | None = None) -> GroupProgress:
@@ -280,7 +297,7 @@ class FakeAdmin:
         return GroupProgress(group, queues, ("10.0.0.9@1",) if group == "G" else ())
 
     async def message_by_id(self, msg_id: str, topic: str = "") -> MessageExt | None:
-        from protocol.message_id import decode_offset_msg_id
+        from batonmq.protocol.message_id import decode_offset_msg_id
 
         address, offset = decode_offset_msg_id(msg_id)
         self._check(address)
@@ -310,7 +327,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     monkeypatch.setenv("CONTROLLER_ADDR", ";".join(CONTROLLERS))
     monkeypatch.chdir(tmp_path)
     FakeAdmin.fake = FakeCluster()
-    monkeypatch.setattr(batonmq.admin, "Admin", FakeAdmin)
+    monkeypatch.setattr(batonmq.client.admin.admin, "Admin", FakeAdmin)
     return FakeAdmin.fake
 
 

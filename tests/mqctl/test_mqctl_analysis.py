@@ -17,9 +17,16 @@ from typing import Any
 import click
 import pytest
 
-from mqctl.commands.analysis import with_our_name
-from mqctl.spark_jobs import PACKAGES, fresh_folder, is_given, kept_in, lacking, with_local_files
-from mqctl.target import data_folder
+from batonmq.mqctl.commands.analysis import (
+    fresh_folder,
+    is_given,
+    kept_in,
+    lacking,
+    with_local_files,
+    with_our_name,
+)
+from batonmq.mqctl.target import data_folder
+from batonmq.process.extras import PACKAGES
 
 JOBS = ("epoch_history", "message_audit", "topic_stats", "stream_history")
 NAMES = ("epochHistory", "messageAudit", "topicStats", "streamHistory")
@@ -35,7 +42,7 @@ if "--wait" in sys.argv:
     signal.pause()
 sys.exit(3)
 """
-PROGRAM = "import sys; sys.executable = {!r}; from mqctl.main import main; main()"
+PROGRAM = "import sys; sys.executable = {!r}; from batonmq.mqctl.main import main; main()"
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     folder = tmp_path / "machine"
-    for name in PACKAGES:
+    for name in PACKAGES["spark"]:
         (folder / "lib" / name).mkdir(parents=True)
         # Nothing of Spark may be imported here.
         (folder / "lib" / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
@@ -112,7 +119,7 @@ def test_every_argument_reaches_the_job_and_its_exit_code_comes_back(
     machine: Machine, job: str, name: str
 ) -> None:
     rest = ["--stores", "a,b", "--name-servers=h:1", "--output", "o", "-q", "--conf", "a=b c"]
-    assert machine.handed_over(name, *rest) == ["-m", f"spark.jobs.{job}", *rest]
+    assert machine.handed_over(name, *rest) == ["-m", f"batonmq.spark.jobs.{job}", *rest]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,8 +131,11 @@ def test_help_is_the_jobs_own_and_needs_no_cluster(machine: Machine, name: str, 
 def test_the_job_has_our_pid_and_so_gets_ctrl_c_itself(machine: Machine) -> None:
     with subprocess.Popen(
         machine.argv("topicStats", "--stores", "s", "--wait"),
-        env=machine.environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        env=machine.environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         told = json.loads(process.stdout.readline())
         assert told["pid"] == process.pid
@@ -265,9 +275,11 @@ def test_a_job_started_by_hand_without_its_packages_says_so(job: str) -> None:
     root = Path(__file__).parents[2]
     # -S: an interpreter without installed packages.
     done = subprocess.run(
-        [sys.executable, "-S", "-m", f"spark.jobs.{job}", "--help"],
+        [sys.executable, "-S", "-m", f"batonmq.spark.jobs.{job}", "--help"],
         cwd=root, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: jobs run on Spark and need plotly, pyarrow, pyspark:")
+    assert done.stderr.startswith(
+        "error: jobs run on Spark and need numpy, plotly, pyarrow, pyspark:"
+    )
     assert "make setup-spark" in done.stderr and done.stderr.count("\n") == 1

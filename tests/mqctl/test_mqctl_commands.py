@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from protocol.bodies import TopicConfig
-from protocol.message import MessageQueue
+from batonmq.protocol.bodies import TopicConfig
+from batonmq.protocol.message import MessageQueue
 
 NS = "10.0.0.1:9876"
 LEADER = "10.0.0.1:9878"
@@ -212,7 +212,7 @@ def test_controller_metadata_has_the_header_of_the_leader(mqctl: Run, fake: Any)
 def test_controller_metadata_shows_each_nodes_log(mqctl: Run, fake: Any) -> None:
     from dataclasses import replace
 
-    from batonmq.admin_types import ControllerLogStatus
+    from batonmq.client.admin.types import ControllerLogStatus
 
     log = ControllerLogStatus("n0", 3, 7, 120, 121, 5000, 90, 2049, 30, 100, "ab" * 32, ())
     follower = list(fake.metadata)[1]
@@ -278,7 +278,7 @@ def test_elect_master_waits_for_the_new_master_and_shows_the_header(mqctl: Run, 
         f"broker 2 handed over to broker 1 at {MASTER} in masterEpoch 3: sends were held for 4 ms;"
         " 36 ms from then to the new master's first acknowledgement"
     ) in mqctl("electMaster", "-bn", "broker-a", "-b", "1", "-c", "C").out
-    assert "this master stands" in mqctl("electMaster", "-bn", "broker-a").out
+    assert "this broker is the master already" in mqctl("electMaster", "-bn", "broker-a").out
 
 
 def test_r7_an_unclean_election_is_confirmed_and_says_what_may_be_lost(
@@ -323,8 +323,10 @@ def test_r17_a_replica_is_repaired_only_when_it_is_suspect_and_somebody_says_yes
     assert ran.code == 1 and "give --yes" in ran.err and fake.suspect in ran.err
     assert not [call for call in fake.calls if call[0] == "repair_replica"]
     assert mqctl(*ask, "--yes", "--json").json == {
-        "brokerAddr": MASTER, "suspect": fake.suspect, "done": "cut at 100"
-    }  # fmt: skip
+        "brokerAddr": MASTER,
+        "suspect": fake.suspect,
+        "done": "cut at 100",
+    }
     assert fake.calls[-1] == ("repair_replica", MASTER, fake.suspect)
 
 
@@ -485,7 +487,7 @@ class FakeProducer:
         pass
 
     async def send(self, message: Any, *, selector: Any = None) -> Any:
-        from batonmq.send_result import SendResult, SendStatus
+        from batonmq.client.producer.sending import SendResult, SendStatus
 
         queues = [MessageQueue(message.topic, "broker-a", n) for n in range(2)]
         queue = selector(queues, message) if selector else queues[0]
@@ -495,10 +497,10 @@ class FakeProducer:
 
 @pytest.fixture
 def producer(monkeypatch: pytest.MonkeyPatch) -> type[FakeProducer]:
-    import batonmq.producer
+    import batonmq.client.producer.producer
 
     FakeProducer.sent = []
-    monkeypatch.setattr(batonmq.producer, "Producer", FakeProducer)
+    monkeypatch.setattr(batonmq.client.producer.producer, "Producer", FakeProducer)
     return FakeProducer
 
 
@@ -577,7 +579,7 @@ class FakeConsumer:
         return min(max(begin_ms - 100, 0), 3)
 
     async def pull(self, queue: MessageQueue, offset: int, most: int, **options: Any) -> Any:
-        from batonmq.pull_result import PullResult, PullStatus
+        from batonmq.client.consumer.pulling import PullResult, PullStatus
 
         # The last one came after the end was asked for.
         messages = tuple(
@@ -589,10 +591,10 @@ class FakeConsumer:
 
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch, stored: Callable[..., Any]) -> None:
-    import batonmq.pull_consumer
+    import batonmq.client.consumer.pull_consumer
 
     FakeConsumer.make = staticmethod(stored)
-    monkeypatch.setattr(batonmq.pull_consumer, "PullConsumer", FakeConsumer)
+    monkeypatch.setattr(batonmq.client.consumer.pull_consumer, "PullConsumer", FakeConsumer)
 
 
 @pytest.mark.parametrize(

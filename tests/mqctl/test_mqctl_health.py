@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mqctl.health import Findings
-from protocol.bodies import ClusterInfo
-from protocol.errors import ConnectError
+from batonmq.mqctl.health import Findings
+from batonmq.protocol.bodies import ClusterInfo
+from batonmq.protocol.errors import ConnectError
 
 NS = "10.0.0.1:9876"
 LEADER, OTHER = "10.0.0.1:9878", "10.0.0.2:9878"
@@ -122,7 +122,7 @@ def test_no_controller_that_answers_is_said_and_not_raised(mqctl: Run, fake: Any
 def test_health_fails_when_a_controllers_log_is_unwell(mqctl: Run, fake: Any) -> None:
     from dataclasses import replace
 
-    from batonmq.admin_types import ControllerLogStatus
+    from batonmq.client.admin.types import ControllerLogStatus
 
     well = ControllerLogStatus("n0", 1, 1, 5000, 5000, 1, 1, 0, 0, 4000, "aa" * 32, ())
     leader, follower = list(fake.metadata)
@@ -151,10 +151,10 @@ def test_watch_looks_again_until_healthy(
     mqctl: Run, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two looks find a slave dead, the third one does not."""
-    from mqctl import health
+    from batonmq.mqctl import health
 
     looks = 0
-    real = health.look
+    real = health.poll
 
     async def counted(*arguments: Any) -> Findings:
         nonlocal looks
@@ -162,7 +162,7 @@ def test_watch_looks_again_until_healthy(
         fake.dead = {SLAVE} if looks < 3 else set()
         return await real(*arguments)
 
-    monkeypatch.setattr(health, "look", counted)
+    monkeypatch.setattr(health, "poll", counted)
     ran = mqctl("health", "--watch", "-i", "0.001", "--json")
     assert ran.code == 0
     assert [json.loads(line)["healthy"] for line in ran.out.splitlines()] == [False, False, True]
@@ -183,7 +183,7 @@ def test_a_group_of_which_nobody_could_be_asked_is_not_called_unknown(
 ) -> None:
     fake.metadata.clear()
     out = mqctl("health").out
-    assert "not known: no controller leads that could tell" in out
+    assert "not known: no controller leads" in out
     assert "unknown to the controllers" not in out
 
 
@@ -233,7 +233,7 @@ def test_watch_waits_for_a_cluster_to_appear(
     mqctl: Run, fake: Any, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. Nothing is there. 2. After two looks a cluster is. 3. It is looked at until healthy."""
-    from mqctl import health
+    from batonmq.mqctl import health
 
     looks = 0
     real = health.no_cluster

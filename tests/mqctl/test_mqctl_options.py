@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mqctl.main import ALIASES, FAMILIES, MODULES, cli
-from mqctl.params import Ids, Timestamp, kebab
+from batonmq.mqctl.main import ALIASES, FAMILIES, MODULES, cli
+from batonmq.mqctl.params import Ids, Timestamp, kebab
 
 WANTED = {
     "clusterList", "topicList", "topicRoute", "topicStatus", "updateTopic", "deleteTopic",
@@ -113,15 +113,16 @@ def test_the_list_of_commands_fits_and_names_each_once() -> None:
 
 
 def test_help_and_import_load_nothing_heavy() -> None:
-    """`mqctl --help` and `import mqctl.main`: click, and nothing of the network or of tables."""
+    """`mqctl --help` and `import batonmq.mqctl.main`: click, nothing of network or tables."""
     program = """
 import sys
-import mqctl.main
+import batonmq.mqctl.main
 heavy = {"grpc", "pyspark", "rich", "numpy", "asyncio", "uvloop", "msgspec", "yaml", "google",
-         "batonmq.admin", "batonmq.producer", "remoting", "protocol"}
+         "batonmq.client.admin.admin", "batonmq.client.producer.producer", "batonmq.remoting",
+         "batonmq.protocol"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 try:
-    mqctl.main.cli(["--help"], prog_name="mqctl")
+    batonmq.mqctl.main.cli(["--help"], prog_name="mqctl")
 except SystemExit as end:
     assert end.code == 0
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
@@ -146,7 +147,7 @@ def test_completion_completes_commands_and_options() -> None:
             "COMP_WORDS": words,
             "COMP_CWORD": str(count),
         }
-        program = "from mqctl.main import main; main()"
+        program = "from batonmq.mqctl.main import main; main()"
         return subprocess.run(
             [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60
         ).stdout

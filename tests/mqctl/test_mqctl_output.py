@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from mqctl.output import GOOD, Cell, Output, when
+from batonmq.mqctl.output import GOOD, Cell, Output, when
 
 PROGRAM = """
-from mqctl.output import BAD, GOOD, Cell, Output
+from batonmq.mqctl.output import BAD, GOOD, Cell, Output
 out = Output(as_json=False)
 out.table(["Two Words", "N"], [[Cell.of("[red]x", GOOD), 1], [None, 20]])
 out.line("bad news", style=BAD)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.launcher import current
-from mqctl.target import TargetError, find_target
+from batonmq.mqctl.target import TargetError, find_target
 
 
 def write_cluster(folder: Path, *, pid: int | None = None, port: int = 9876) -> Path:
@@ -92,7 +92,7 @@ def test_name_servers_given_by_hand_never_get_the_controllers_of_another_cluster
     write_cluster(tmp_path / "batonmq-data")
     found = find_target("elsewhere:9876", None, environ={}, folder=tmp_path)
     assert found.controllers == ()
-    with pytest.raises(TargetError, match=r"-a host:port.*name servers do not tell"):
+    with pytest.raises(TargetError, match=r"-a host:port.*name servers do not list"):
         found.controllers_or_advice()
     found = find_target("127.0.0.1:9876", None, environ={}, folder=tmp_path)
     assert found.controllers == ("127.0.0.1:9878",)

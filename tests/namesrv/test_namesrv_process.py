@@ -20,7 +20,7 @@ async def spawn(config: Path) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "namesrv.main",
+        "batonmq.namesrv.main",
         "-c",
         str(config),
         stderr=asyncio.subprocess.PIPE,

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from namesrv.state import BrokerRegistration, Outcome, Registered, RouteInfoManager
-from protocol.bodies import (
+from batonmq.namesrv.state import BrokerRegistration, Outcome, Registered, RouteInfoManager
+from batonmq.protocol.bodies import (
     DataVersion,
     QueueData,
-    RegisterBrokerBody,
     TopicConfig,
     TopicConfigAndMappingSerializeWrapper,
 )
+from batonmq.protocol.register_body import RegisterBrokerBody
 
 M1, M2, S3 = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"
 

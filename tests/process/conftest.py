@@ -1,16 +1,13 @@
-"""Fixtures of the process ring. `tests/process` is put on the path for its one helper module."""
+"""Fixtures of the process ring."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cluster_process import ClusterProcess
+from lab.up import ClusterProcess
 
 
 @pytest.fixture

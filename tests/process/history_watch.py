@@ -1,4 +1,4 @@
-"""The history as it was written down and as it was published, and kills of whoever leads."""
+"""The history as it was written down and as it was published, and who leads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import json
 from typing import Any
 
-from cluster_process import ClusterProcess, wait_for
-
 from batonmq import MessageExt, MessageQueue, PullConsumer
-from protocol.history_message import history_name
+from batonmq.history.message import history_name
+from lab.processes import wait_for
+from lab.up import ClusterProcess
 
 TOPIC = "BATON_SYS_HISTORY"
 Name = tuple[str, int, int]
@@ -45,7 +45,7 @@ def in_topic(cluster: ClusterProcess, broker_name: str = "broker-a") -> list[Mes
     return asyncio.run(read_all(cluster.name_servers, broker_name))
 
 
-def told(messages: list[MessageExt]) -> dict[Name, str]:
+def first_of_each(messages: list[MessageExt]) -> dict[Name, str]:
     """The first of each event; every repeat must be the same."""
     found: dict[Name, str] = {}
     for message in messages:
@@ -62,28 +62,20 @@ def told(messages: list[MessageExt]) -> dict[Name, str]:
 
 
 def published(cluster: ClusterProcess) -> list[MessageExt]:
-    """The topic's messages, once they tell all that the files hold."""
+    """The topic's messages, once they hold every event of the files."""
 
     def same() -> list[MessageExt] | None:
         messages = in_topic(cluster)
-        return messages if told(messages) == in_files(cluster) else None
+        return messages if first_of_each(messages) == in_files(cluster) else None
 
-    return wait_for("the topic to tell what the files hold", same)
+    return wait_for("the topic to hold the events of the files", same)
 
 
-class Killer:
-    """kill -9 of whoever leads, and its return; knows the processes that it started itself."""
+class Leaders:
+    """Who leads, by what the controllers record, and who leads after it was killed."""
 
     def __init__(self, cluster: ClusterProcess) -> None:
         self.cluster = cluster
-        self._pids: dict[str, int] = {}
-
-    def kill(self, node: dict[str, Any]) -> None:
-        pid = self._pids.get(node["address"], node["pid"])
-        self.cluster.kill({"pid": pid})
-
-    def revive(self, node: dict[str, Any]) -> None:
-        self._pids[node["address"]] = self.cluster.restart(node).pid
 
     def master(self) -> dict[str, Any]:
         address = self.cluster.wait_in_sync(3)["masterAddress"]

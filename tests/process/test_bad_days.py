@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_process import ROOT, SMALL_STORE, ClusterProcess, free_base_port, wait_for
-from log_compare import read_log, record_ends
-from raw_probe import Probe
 
-from protocol.record import decode_records
+from batonmq.protocol.record import decode_records
+from lab.cluster import SMALL_STORE
+from lab.connection import Connection
+from lab.processes import ROOT, free_base_port, wait_for
+from lab.stores import read_log, record_ends
+from lab.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 
@@ -33,14 +35,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
     """Three replicas, each with a log of more than three segments."""
     overrides: dict[str, dict[str, object]] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
     with ClusterProcess(tmp_path_factory.mktemp("bad"), overrides=overrides) as running:
-        with Probe(running.master()["address"]) as probe:
+        with Connection(running.master()["address"]) as probe:
             for number in range(3 * SEGMENT // len(BODY) + 50):
                 assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
         yield running
 
 
 def write_some(cluster: ClusterProcess, count: int = 20) -> None:
-    with Probe(cluster.master()["address"]) as probe:
+    with Connection(cluster.master()["address"]) as probe:
         for number in range(count):
             assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
 
@@ -69,7 +71,7 @@ def run_broker(config: dict[str, Any], folder: Path) -> subprocess.CompletedProc
     """A broker process with this configuration, to its own end."""
     file = folder / "broker.yaml"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
-    argv = [sys.executable, "-m", "broker.main", "-c", str(file)]
+    argv = [sys.executable, "-m", "batonmq.broker.main", "-c", str(file)]
     return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
 
 
@@ -121,7 +123,7 @@ def test_an_identity_that_disagrees_with_the_configuration(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "value", "told"),
+    ("section", "key", "value", "words"),
     [
         ("broker", "brokerNmae", "broker-a", ("brokerNmae", "brokerName")),
         ("store", "flushDiskType", "SOMETIMES", ("flushDiskType", "SYNC_FLUSH")),
@@ -131,7 +133,7 @@ def test_an_identity_that_disagrees_with_the_configuration(tmp_path: Path) -> No
     ids=["unknown", "not-allowed", "r34-contradiction", "wrong-type"],
 )
 def test_r34_settings_that_cannot_be_used(
-    tmp_path: Path, section: str, key: str, value: object, told: tuple[str, ...]
+    tmp_path: Path, section: str, key: str, value: object, words: tuple[str, ...]
 ) -> None:
     """An unknown key, a value that is not allowed, times that contradict each other (R34), a
     wrong type: exit 2, one line with file, line, key and what is allowed."""
@@ -140,7 +142,7 @@ def test_r34_settings_that_cannot_be_used(
     done = run_broker(config, tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert all(word in line for word in told), line
+    assert all(word in line for word in words), line
     assert re.search(r"broker\.yaml:\d+", line), line
     assert not (tmp_path / "store").exists()
 
@@ -194,7 +196,7 @@ def test_r21_a_log_without_its_epochs_is_never_cut(cluster: ClusterProcess) -> N
     file.unlink()
     backup.unlink()
     child = cluster.restart(slave)
-    wait_for("what it says", lambda: "log_diverged" in cluster.broker_log(slave))
+    wait_for("its log line", lambda: "log_diverged" in cluster.broker_log(slave))
     reason = cluster.broker_log(slave).rpartition("log_diverged")[2].splitlines()[0]
     assert "epoch file" in reason and "move the store aside" in reason, reason
     write_some(cluster)
@@ -239,7 +241,7 @@ def test_r24_a_flipped_byte_is_named_and_fetched_again(cluster: ClusterProcess) 
     cluster.restart(slave)
     cluster.wait_in_sync(3)
     found = re.search(r"commit_log_damaged file=(\S+) offset=(\d+)", cluster.broker_log(slave))
-    assert found is not None, cluster.story()
+    assert found is not None, cluster.diagnostics()
     assert found[1].endswith(f"{2 * SEGMENT:020d}") and at - 5_000 < int(found[2]) <= at
     wait_for("the end of suspicion", lambda: not (folder / "suspect").exists())
     equal_logs(cluster, slave, end)
@@ -276,7 +278,7 @@ def test_g8_a_reader_that_meets_a_bad_record_gets_it_from_another_replica(
     cluster.restart(spoiled)
     cluster.wait_in_sync(3)
     elect(cluster, spoiled)
-    with Probe(spoiled["address"]) as probe:
+    with Connection(spoiled["address"]) as probe:
         replies = [probe.pull(TOPIC, offset, count=1) for offset in range(20)]
     refused = [reply for reply in replies if reply.code == 1]
     assert refused and all(str(folder / "commitlog") in reply.remark for reply in refused)
@@ -288,7 +290,7 @@ def test_g8_a_reader_that_meets_a_bad_record_gets_it_from_another_replica(
 
 def elect(cluster: ClusterProcess, broker: dict[str, Any]) -> None:
     """An operator's planned switch."""
-    argv = [sys.executable, "-m", "mqctl.main", "electMaster", "-bn", "broker-a"]
+    argv = [sys.executable, "-m", "batonmq.mqctl.main", "electMaster", "-bn", "broker-a"]
     argv += ["-b", broker["id"], "-a", ";".join(cluster.controllers)]
     subprocess.run(argv, check=True, capture_output=True, cwd=ROOT, timeout=60)
     wait_for("the switch", lambda: cluster.master()["address"] == broker["address"])
@@ -300,7 +302,7 @@ def test_r24_a_damaged_log_is_no_master(tmp_path: Path) -> None:
     overrides: dict[str, dict[str, object]] = {"store": {"mappedFileSizeCommitLog": SEGMENT}}
     with ClusterProcess(tmp_path, replicas=1, controllers=1, overrides=overrides) as cluster:
         master = cluster.master()
-        with Probe(master["address"]) as probe:
+        with Connection(master["address"]) as probe:
             for number in range(2 * SEGMENT // len(BODY) + 50):
                 assert probe.send(TOPIC, BODY + b"%d" % number).code == 0
         cluster.kill(master)
@@ -322,7 +324,7 @@ def test_g8_a_flipped_byte_is_never_served(tmp_path: Path) -> None:
        flipped body; the messages behind it can be read.
     """
     with ClusterProcess(tmp_path, replicas=1, controllers=1) as cluster:
-        with Probe(cluster.master()["address"]) as probe:
+        with Connection(cluster.master()["address"]) as probe:
             for number in range(30):
                 assert probe.send(TOPIC, b"%03d" % number + BODY).code == 0
         folder = Path(cluster.master()["dataDir"])
@@ -333,7 +335,7 @@ def test_g8_a_flipped_byte_is_never_served(tmp_path: Path) -> None:
         cluster.start()
         address = cluster.master()["address"]
         assert bodies(address, 0)[-1][:3] == b"014"
-        with Probe(address) as probe:
+        with Connection(address) as probe:
             damaged = probe.pull(TOPIC, 15)
         assert damaged.code == 1
         file = folder / "commitlog" / f"{0:020d}"
@@ -380,7 +382,7 @@ def flip(folder: Path, at: int) -> None:
 
 
 def bodies(address: str, offset: int) -> list[bytes]:
-    with Probe(address) as probe:
+    with Connection(address) as probe:
         reply = probe.pull(TOPIC, offset)
     assert reply.code == 0, reply
     return [message.body for message in decode_records(reply.body)]
@@ -389,9 +391,9 @@ def bodies(address: str, offset: int) -> list[bytes]:
 def refuses(address: str) -> bool:
     """A send is answered, but not with code 0. False while nobody answers."""
     try:
-        with Probe(address) as probe:
+        with Connection(address) as probe:
             code = probe.send(TOPIC, b"on top of a hole").code
-    except (OSError, EOFError):
+    except OSError:
         return False
     assert code != 0
     return True

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 
 import pytest
-from cluster_process import ClusterProcess, wait_for
-from queue_check import check_writers
-from raw_probe import METADATA, Probe, Writer, ask
 
 from batonmq.blocking import BlockingProducer
-from protocol.message import Message
+from batonmq.protocol.message import Message
+from lab.connection import Connection, ask
+from lab.frames import METADATA
+from lab.processes import wait_for
+from lab.queues import check_writers
+from lab.up import ClusterProcess
+from lab.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 
@@ -22,7 +25,7 @@ def leading_controller(cluster: ClusterProcess) -> dict[str, object] | None:
             continue
         try:
             reply = ask(controller["address"], METADATA)
-        except (OSError, EOFError):
+        except OSError:
             continue
         for candidate in cluster.document["controllers"]:
             if (
@@ -31,11 +34,6 @@ def leading_controller(cluster: ClusterProcess) -> dict[str, object] | None:
             ):
                 return candidate
     return None
-
-
-def more_acks(writer: Writer, count: int) -> None:
-    wanted = len(writer.acks) + count
-    wait_for(f"{count} acks more", lambda: len(writer.acks) >= wanted)
 
 
 def test_r36_a_healthy_group_goes_on_without_any_controller(cluster: ClusterProcess) -> None:
@@ -50,7 +48,7 @@ def test_r36_a_healthy_group_goes_on_without_any_controller(cluster: ClusterProc
         Writer([master["address"]], "Orphaned", 0) as writer,
         BlockingProducer("orphan", name_servers=cluster.name_servers) as producer,
     ):
-        more_acks(writer, 30)
+        wait_acks(writer, 30)
         assert producer.send(Message("Orphaned", b"before")).msg_id
         for server in cluster.document["nameServers"]:
             cluster.kill(server)
@@ -74,7 +72,7 @@ def test_r36_a_healthy_group_goes_on_without_any_controller(cluster: ClusterProc
         assert {code for _, _, code, _ in writer.refusals} <= {12, 14}
         remark = writer.refusals[-1][3]
         assert "lease" in remark and "replicas" in remark
-    with Probe(master["address"]) as probe:
+    with Connection(master["address"]) as probe:
         assert probe.send("Orphaned", b"no").code == 14
 
 
@@ -103,7 +101,7 @@ def test_the_controller_leader_dies_and_then_it_together_with_the_master(
        acknowledges. Nothing acknowledged is lost (G1).
     """
     with Writer(cluster.addresses(), "Leaderless", 0) as writer:
-        more_acks(writer, 30)
+        wait_acks(writer, 30)
         # The writer looks for the master first; its refusals of that time do not count.
         master = cluster.master()
         writer.refusals.clear()
@@ -114,7 +112,7 @@ def test_the_controller_leader_dies_and_then_it_together_with_the_master(
             lambda: (found := leading_controller(cluster)) and found != first and found,
         )
         assert second["address"] != first["address"]
-        more_acks(writer, 100)
+        wait_acks(writer, 100)
         assert writer.refusals == [], "a controller's death is none of the writers' business"
         assert cluster.master()["address"] == master["address"]
 
@@ -127,7 +125,7 @@ def test_the_controller_leader_dies_and_then_it_together_with_the_master(
         leader = wait_for("a leader", lambda: leading_controller(cluster))
         cluster.kill(master)
         cluster.kill(leader)
-        more_acks(writer, 50)
+        wait_acks(writer, 50)
         new = cluster.wait_new_master(master["address"])
         assert new["address"] != master["address"]
         cluster.restart(master)
@@ -142,5 +140,5 @@ def index_of(cluster: ClusterProcess, server: dict[str, object]) -> int:
 def answers(address: str) -> bool:
     try:
         return ask(address, METADATA).code == 0
-    except (OSError, EOFError):
+    except OSError:
         return False

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from faults import commands
-from faults.cluster import ROOT
-from faults.net import NETNS, Namespaces, remove_stale, why_not
+from lab import network_commands
+from lab.cluster import ROOT
+from lab.network import NETNS, Namespaces, remove_stale, why_not
 
 pytestmark = pytest.mark.process
 
@@ -48,14 +48,14 @@ def dialled(network: Namespaces, host: str, peer: str) -> socket.socket:
 
 def test_hosts_reach_each_other_until_they_are_cut(network: Namespaces) -> None:
     """1. A connection carries bytes. 2. Cut one way: what is sent that way is neither received
-    nor refused, the other way still is. 3. Mended: the bytes arrive, nothing was lost."""
-    with listener(network, "left") as door, dialled(network, "right", "left") as ours:
-        theirs, _ = door.accept()
+    nor refused, the other way still is. 3. Healed: the bytes arrive, nothing was lost."""
+    with listener(network, "left") as server, dialled(network, "right", "left") as ours:
+        theirs, _ = server.accept()
         theirs.settimeout(SILENT_S)
         ours.sendall(b"1")
         assert theirs.recv(10) == b"1"
 
-        network.cut(commands.one_way([network.address["right"]], [network.address["left"]]))
+        network.cut(network_commands.one_way([network.address["right"]], [network.address["left"]]))
         ours.sendall(b"2")
         with pytest.raises(TimeoutError):
             theirs.recv(10)
@@ -64,7 +64,7 @@ def test_hosts_reach_each_other_until_they_are_cut(network: Namespaces) -> None:
         with pytest.raises(TimeoutError):
             dialled(network, "right", "left")
 
-        network.mend()
+        network.heal()
         theirs.settimeout(10.0)
         assert theirs.recv(10) == b"2"
         theirs.close()
@@ -86,7 +86,7 @@ def test_nothing_is_left_of_it(network: Namespaces) -> None:
 def test_what_a_killed_laboratory_left_is_removed_by_the_next(network: Namespaces) -> None:
     """A laboratory dies by kill -9 right after it made its network."""
     made = (
-        "import os, signal; from faults.net import Namespaces;"
+        "import os, signal; from lab.network import Namespaces;"
         " Namespaces(('a',)).open(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     child = subprocess.Popen([sys.executable, "-c", made], cwd=ROOT)

@@ -20,6 +20,6 @@ def test_g1_g2_g3_random_faults_break_no_promise(tmp_path: Path) -> None:
     is read back after each, and the logs are compared at the end. A failure names the seed that
     does the same again (`python -m faults soak --seed`), and keeps log and data."""
     seed = random.SystemRandom().getrandbits(32)
-    told: list[str] = []
-    code = run_soak(minutes=MINUTES, seed=seed, folder=tmp_path, say=told.append)
-    assert code == 0, f"seed {seed}, see {tmp_path}\n" + "\n".join(told[-40:])
+    lines: list[str] = []
+    code = run_soak(minutes=MINUTES, seed=seed, folder=tmp_path, progress=lines.append)
+    assert code == 0, f"seed {seed}, see {tmp_path}\n" + "\n".join(lines[-40:])

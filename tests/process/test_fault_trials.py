@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from faults.catalogue import BY_NAME
-from faults.lab import Lab, make_network
-from faults.net import why_not
+from faults.trial import Lab, make_network
+from lab.network import why_not
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +27,7 @@ ELSEWHERE = {
     "pause-300ms",  # its promise is one of time
 }
 TIME_DECIDES = {"elections"}
-"""A machine that is busy with other things may be judged for it; that costs no message."""
+"""It happens on a busy machine, and costs no message."""
 ELECTS_NOBODY = {"kill-controllers"}
 
 
@@ -51,7 +51,7 @@ def test_g1_g2_nothing_acknowledged_is_lost_and_one_master_acknowledges(
     trial = lab.trial(fault, random.Random(name))
     passed_over = set() if name in ELECTS_NOBODY else TIME_DECIDES
     findings = [found for found in trial.findings if found.rule not in passed_over]
-    assert not findings, f"{trial.notes}\n{lab.cluster.complaint()}"
+    assert not findings, f"{trial.notes}\n{lab.cluster.diagnostics()}"
     assert trial.acked > 0
 
 

@@ -6,39 +6,40 @@ import json
 from pathlib import Path
 
 import pytest
-from cluster_process import ClusterProcess
-from history_watch import Killer, published, told
+
+from lab.up import ClusterProcess
+from tests.process.history_watch import Leaders, first_of_each, published
 
 pytestmark = pytest.mark.process
 
 
 def test_the_topic_tells_what_the_files_hold_through_failovers(tmp_path: Path) -> None:
     with ClusterProcess(tmp_path) as cluster:
-        killer = Killer(cluster)
+        leaders = Leaders(cluster)
         cluster.wait_in_sync(3)
         published(cluster)
         for _ in range(2):
-            old = killer.master()
-            killer.kill(old)
-            killer.other_master(old)
-            killer.revive(old)
+            old = leaders.master()
+            cluster.kill(old)
+            leaders.other_master(old)
+            cluster.restart(old)
 
-            first = killer.leader()
-            killer.kill(first)
-            killer.other_leader(first)
-            killer.revive(first)
+            first = leaders.leader()
+            cluster.kill(first)
+            leaders.other_leader(first)
+            cluster.restart(first)
 
-        old, first = killer.master(), killer.leader()
-        killer.kill(first)
-        killer.kill(old)
-        killer.other_leader(first)
-        killer.other_master(old)
-        killer.revive(first)
-        killer.revive(old)
+        old, first = leaders.master(), leaders.leader()
+        cluster.kill(first)
+        cluster.kill(old)
+        leaders.other_leader(first)
+        leaders.other_master(old)
+        cluster.restart(first)
+        cluster.restart(old)
         cluster.wait_in_sync(3)
 
         messages = published(cluster)
-        events = [json.loads(text) for text in told(messages).values()]
+        events = [json.loads(text) for text in first_of_each(messages).values()]
         # Without repeats the topic has the order of the log.
         order = [(each["raft_index"], each.get("part", 0)) for each in events]
         assert order == sorted(order)

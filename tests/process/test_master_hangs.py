@@ -1,14 +1,17 @@
-"""A master that hangs (SIGSTOP) is replaced; woken, it acknowledges nothing and follows."""
+"""A master that hangs (SIGSTOP) is replaced; resumed, it acknowledges nothing and follows."""
 
 from __future__ import annotations
 
 import signal
 
 import pytest
-from cluster_process import ClusterProcess, wait_for
-from log_compare import check_logs_equal
-from queue_check import check_writers
-from raw_probe import SEND_V2, Probe, Writer, send_fields
+
+from lab.connection import Connection
+from lab.frames import SEND_V2, send_ext
+from lab.queues import check_writers
+from lab.stores import check_logs_equal
+from lab.up import ClusterProcess
+from lab.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 
@@ -25,31 +28,28 @@ def test_r1_r4_a_woken_master_acknowledges_nothing_of_its_old_epoch(
     topic = "Hanging"
     master = cluster.master()
     with Writer(cluster.addresses(), topic, 0, timeout_s=1.0) as writer:
-        wait_for("acks", lambda: len(writer.acks) >= 50)
-        with Probe(master["address"], timeout_s=30.0) as stuck:
+        wait_acks(writer, 50)
+        with Connection(master["address"], timeout_s=30.0) as stuck:
             assert stuck.send(topic, b"9 0 warm", queue_id=3).code == 0
             cluster.kill(master, signal.SIGSTOP)
             waiting = {
-                stuck.post(SEND_V2, send_fields(topic, 2), b"2 %d unacknowledged" % number)
+                stuck.post(SEND_V2, send_ext(topic, 2), b"2 %d unacknowledged" % number)
                 for number in range(20)
             }
             new = cluster.wait_new_master(master["address"])
-            acked = len(writer.acks)
-            wait_for("acks of the new master", lambda: len(writer.acks) >= acked + 50)
+            wait_acks(writer, 50)
 
             cluster.kill(master, signal.SIGCONT)
             answers: dict[int, int] = {}
             while len(answers) < len(waiting):
-                header, _ = stuck.read_frame()
-                answers[header["opaque"]] = header["code"]
+                reply = stuck.take()
+                answers[reply.opaque] = reply.code
             assert set(answers) == waiting
             assert 0 not in answers.values(), answers
             assert set(answers.values()) <= {2, 12, 14}
         cluster.wait_in_sync(3)
         assert cluster.master()["address"] == new["address"]
-        acked = len(writer.acks)
-        wait_for("acks with all three", lambda: len(writer.acks) >= acked + 20)
+        wait_acks(writer, 20)
     check_writers(cluster.name_servers, topic, [writer])
-    brokers = cluster.brokers
     assert cluster.stop() == 0
-    check_logs_equal(brokers)
+    check_logs_equal(cluster.data_folders)

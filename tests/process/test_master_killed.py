@@ -10,28 +10,21 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cluster_process import ClusterProcess, rounds, wait_for
-from log_compare import check_logs_equal
-from queue_check import check_writers, read_topic
-from raw_probe import FLAG_ONEWAY, RUNTIME_INFO, SEND_V2, Probe, Writer, send_fields
 
 from batonmq.blocking import BlockingPullConsumer
+from lab.connection import Connection
+from lab.frames import FLAG_ONEWAY, RUNTIME_INFO, SEND_V2, send_ext
+from lab.processes import wait_for
+from lab.queues import check_writers, read_topic
+from lab.stores import check_logs_equal
+from lab.up import ClusterProcess, rounds
+from lab.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 
 
 def acked(writers: Sequence[Writer]) -> int:
     return sum(len(writer.acks) for writer in writers)
-
-
-def wait_acks(writers: Sequence[Writer], more: int) -> None:
-    """Every writer gets `more` acks more from now on."""
-    wanted = [len(writer.acks) + more for writer in writers]
-
-    def there() -> bool:
-        return all(len(w.acks) >= count for w, count in zip(writers, wanted, strict=True))
-
-    wait_for(f"{more} acks more for each of {len(writers)} writers", there)
 
 
 class Reader(threading.Thread):
@@ -78,7 +71,7 @@ def test_g1_g3_g4_masters_killed_under_load(cluster: ClusterProcess) -> None:
     """
     topic = "UnderLoad"
     addresses = cluster.addresses()
-    with Probe(cluster.master()["address"]) as probe:
+    with Connection(cluster.master()["address"]) as probe:
         assert probe.send(topic, b"0 0 ", queue_id=0).code == 0
     with ExitStack() as stack:
         reader = stack.enter_context(Reader(cluster.name_servers, topic))
@@ -97,9 +90,8 @@ def test_g1_g3_g4_masters_killed_under_load(cluster: ClusterProcess) -> None:
     stored = read_topic(cluster.name_servers, topic)
     for (queue_id, offset), body in reader.seen.items():
         assert stored[queue_id][offset].body == body, "a consumer saw what is no longer there"
-    brokers = cluster.brokers
     assert cluster.stop() == 0
-    confirmed = check_logs_equal(brokers)
+    confirmed = check_logs_equal(cluster.data_folders)
     assert confirmed > acked(writers) * 200
 
 
@@ -127,9 +119,8 @@ def test_r9_two_masters_killed_one_after_the_other(cluster: ClusterProcess) -> N
             cluster.restart(dead)
         cluster.wait_in_sync(3)
     check_writers(cluster.name_servers, topic, writers)
-    brokers = cluster.brokers
     assert cluster.stop() == 0
-    check_logs_equal(brokers)
+    check_logs_equal(cluster.data_folders)
 
 
 PATIENT = {
@@ -144,7 +135,7 @@ PATIENT = {
 }
 
 
-def log_end(probe: Probe) -> int:
+def log_end(probe: Connection) -> int:
     return int(probe.request(RUNTIME_INFO).json["table"]["commitLogMaxOffset"])
 
 
@@ -165,13 +156,13 @@ def test_r21_r22_a_diverged_old_master_truncates(tmp_path: Path) -> None:
     with ClusterProcess(tmp_path, overrides=PATIENT) as cluster:
         master, slaves = cluster.master(), cluster.slaves()
         with Writer([master["address"]], topic, 0) as before:
-            wait_acks([before], 40)
+            wait_acks(before, 40)
         for slave in slaves:
             cluster.kill(slave, signal.SIGSTOP)
-        with Probe(master["address"]) as probe:
+        with Connection(master["address"]) as probe:
             tail = [b"tail %d " % number + b"t" * 10_000 for number in range(60)]
             for body in tail:
-                probe.post(SEND_V2, send_fields(topic, 2), body, FLAG_ONEWAY)
+                probe.post(SEND_V2, send_ext(topic, 2), body, FLAG_ONEWAY)
             wait_for(
                 "the tail in the master's log",
                 lambda: log_end(probe) > len(tail) * 10_000,
@@ -181,17 +172,16 @@ def test_r21_r22_a_diverged_old_master_truncates(tmp_path: Path) -> None:
         for slave in slaves:
             cluster.kill(slave, signal.SIGCONT)
         with Writer([slave["address"] for slave in slaves], topic, 1) as after:
-            wait_acks([after], 40)
+            wait_acks(after, 40)
             cluster.restart(master)
             cluster.wait_in_sync(3)
 
-        assert "log_truncated" in cluster.broker_log(master), cluster.story()
+        assert "log_truncated" in cluster.broker_log(master), cluster.diagnostics()
         cut_from, cut_to = truncation(cluster.broker_log(master))
         assert cut_from == end_of_tail and cut_to < cut_from
         check_writers(cluster.name_servers, topic, [before, after])
         stored = read_topic(cluster.name_servers, topic)
         left = [m.body for m in stored[2]]
         assert left == tail[: len(left)] and len(left) < len(tail), "the end of the tail is gone"
-        brokers = cluster.brokers
         assert cluster.stop() == 0
-        check_logs_equal(brokers)
+        check_logs_equal(cluster.data_folders)

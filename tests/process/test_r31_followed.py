@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from cluster_process import ClusterProcess, wait_for
-from queue_check import read_topic
-from raw_probe import QUERY_OFFSET, UPDATE_OFFSET, Probe
 
-from batonmq.errors import NoRouteError
-from protocol.message import MessageExt
+from batonmq.client.errors import NoRouteError
+from batonmq.protocol.message import MessageExt
+from lab.connection import Connection
+from lab.frames import QUERY_OFFSET, UPDATE_OFFSET
+from lab.processes import wait_for
+from lab.queues import read_topic
+from lab.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 
@@ -20,7 +22,7 @@ def test_r31_a_topic_made_by_its_first_message_survives_kill_9(cluster: ClusterP
     """
     for number in range(5):
         master = cluster.master()
-        with Probe(master["address"]) as probe:
+        with Connection(master["address"]) as probe:
             reply = probe.send(f"Fresh{number}", b"only one", queue_id=number % 4)
             cluster.kill(master)
         assert reply.code == 0, reply
@@ -44,7 +46,7 @@ def messages(cluster: ClusterProcess, topic: str) -> list[MessageExt]:
     return [message for queue in stored.values() for message in queue]
 
 
-def known_offset(probe: Probe, group: dict[str, object]) -> int | None:
+def known_offset(probe: Connection, group: dict[str, object]) -> int | None:
     reply = probe.request(QUERY_OFFSET, {**group, "setZeroIfNotFound": "false"})
     return int(reply.ext["offset"]) if reply.code == 0 else None
 
@@ -56,15 +58,15 @@ def test_r31_consumer_offsets_follow(cluster: ClusterProcess) -> None:
     """
     group: dict[str, object] = {"consumerGroup": "follows", "topic": "Offsets", "queueId": 0}
     master = cluster.master()
-    with Probe(master["address"]) as probe:
+    with Connection(master["address"]) as probe:
         for number in range(10):
             assert probe.send("Offsets", b"%d" % number).code == 0
         assert probe.request(UPDATE_OFFSET, {**group, "commitOffset": 7}).code == 0
     for slave in cluster.slaves():
-        with Probe(slave["address"]) as probe:
+        with Connection(slave["address"]) as probe:
             wait_for("the offset on a slave", lambda probe=probe: known_offset(probe, group) == 7)
     cluster.kill(master)
     new = cluster.wait_new_master(master["address"])
-    with Probe(new["address"]) as probe:
+    with Connection(new["address"]) as probe:
         reply = probe.request(QUERY_OFFSET, group)
     assert (reply.code, reply.ext.get("offset")) == (0, "7")

@@ -10,16 +10,11 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from cluster_process import ClusterProcess, wait_for
-from raw_probe import (
-    HA_STATUS,
-    MAX_OFFSET,
-    SEND_V1,
-    UPDATE_TOPIC,
-    Probe,
-    Reply,
-    ask,
-)
+
+from lab.connection import Connection, ask
+from lab.frames import HA_STATUS, MAX_OFFSET, SEND_V1, UPDATE_TOPIC, Reply
+from lab.processes import wait_for
+from lab.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +27,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     overrides: dict[str, dict[str, object]] = {"store": {"minInSyncReplicas": 2}}
     folder = tmp_path_factory.mktemp("refusals")
     with ClusterProcess(folder, replicas=2, overrides=overrides) as running:
-        with Probe(running.master()["address"]) as probe:
+        with Connection(running.master()["address"]) as probe:
             assert probe.send(TOPIC, b"first").code == 0
         yield running
 
@@ -56,7 +51,7 @@ def test_what_is_not_there_yet_is_refused_with_13(pair: ClusterProcess, properti
     nothing is stored as an ordinary message."""
     master = pair.master()["address"]
     before = max_offset(master)
-    with Probe(master) as probe:
+    with Connection(master) as probe:
         reply = probe.send(TOPIC, b"later", properties=properties)
         assert reply.code == 13
         assert properties.split("\x01")[0] in reply.remark
@@ -67,8 +62,8 @@ def test_an_unknown_code_is_answered_with_3(pair: ClusterProcess) -> None:
     """Also codes of RocketMQ that this issue leaves out (36, 41, 200050), on both ports."""
     address = pair.master()["address"]
     host, _, port = address.rpartition(":")
-    for door in (address, f"{host}:{int(port) - 2}"):
-        with Probe(door) as probe:
+    for endpoint in (address, f"{host}:{int(port) - 2}"):
+        with Connection(endpoint) as probe:
             for code in (36, 41, 200_050, 31_999):
                 reply = probe.request(code, {"topic": TOPIC})
                 assert (reply.code, bool(reply.remark)) == (3, True), (code, reply)
@@ -77,8 +72,8 @@ def test_an_unknown_code_is_answered_with_3(pair: ClusterProcess) -> None:
 def test_the_same_handlers_answer_on_port_minus_2(pair: ClusterProcess) -> None:
     """Send (310 and 10), pull, offsets, HA status and topic admin on port - 2."""
     host, _, port = pair.master()["address"].rpartition(":")
-    with Probe(f"{host}:{int(port) - 2}") as probe:
-        assert probe.send(TOPIC, b"by the other door").code == 0
+    with Connection(f"{host}:{int(port) - 2}") as probe:
+        assert probe.send(TOPIC, b"by the other port").code == 0
         long_names = {
             "producerGroup": "probe", "topic": TOPIC, "defaultTopic": "TBW102",
             "defaultTopicQueueNums": 4, "queueId": 0, "sysFlag": 0, "bornTimestamp": 1, "flag": 0,
@@ -90,7 +85,7 @@ def test_the_same_handlers_answer_on_port_minus_2(pair: ClusterProcess) -> None:
         assert found.code == 0 and b"with long names" in found.body
         assert probe.request(HA_STATUS).json["master"] is True
         topic = {
-            "topic": "ByOtherDoor", "defaultTopic": "TBW102", "readQueueNums": 2,
+            "topic": "ByOtherPort", "defaultTopic": "TBW102", "readQueueNums": 2,
             "writeQueueNums": 2, "perm": 6, "topicFilterType": "SINGLE_TAG", "order": "false",
         }  # fmt: skip
         assert probe.request(UPDATE_TOPIC, topic).code == 0
@@ -98,8 +93,8 @@ def test_the_same_handlers_answer_on_port_minus_2(pair: ClusterProcess) -> None:
 
 def test_a_slave_takes_no_message_and_serves_no_reader(pair: ClusterProcess) -> None:
     """Send and pull at a slave: 2, with the advice to ask the name server."""
-    with Probe(pair.slaves()[0]["address"]) as probe:
-        for reply in (probe.send(TOPIC, b"wrong door"), probe.pull(TOPIC, 0)):
+    with Connection(pair.slaves()[0]["address"]) as probe:
+        for reply in (probe.send(TOPIC, b"to a slave"), probe.pull(TOPIC, 0)):
             assert reply.code == 2 and "name server" in reply.remark
 
 
@@ -128,11 +123,11 @@ def test_a_malformed_frame_closes_that_one_connection(
     connection goes on, on the broker as on the name server."""
     master = pair.master()
     for address in (master["address"], pair.name_servers.split(";")[0]):
-        with Probe(address) as innocent, Probe(address) as guilty:
-            innocent.request(HA_STATUS)
-            guilty.write(nonsense)
-            assert guilty.is_closed_by_peer()
-            innocent.request(HA_STATUS)
+        with Connection(address) as sound, Connection(address) as faulty:
+            sound.request(HA_STATUS)
+            faulty.write(nonsense)
+            assert faulty.is_closed_by_peer()
+            sound.request(HA_STATUS)
     assert pair.brokers == pair.document["brokers"]
 
 
@@ -145,9 +140,9 @@ def test_malformed_frames_leave_one_log_line_each(pair: ClusterProcess) -> None:
 
     before = lines()
     for _ in range(3):
-        with Probe(master["address"]) as guilty:
-            guilty.write(frame(b"nonsense"))
-            assert guilty.is_closed_by_peer()
+        with Connection(master["address"]) as faulty:
+            faulty.write(frame(b"nonsense"))
+            assert faulty.is_closed_by_peer()
     wait_for("three lines", lambda: lines() >= before + 3)
     assert lines() == before + 3
 
@@ -156,9 +151,9 @@ def test_a_cut_frame_harms_nobody(pair: ClusterProcess) -> None:
     """A peer sends half of a frame and goes: its connection ends, nothing is stored."""
     master = pair.master()["address"]
     before = max_offset(master)
-    with Probe(master) as probe:
+    with Connection(master) as probe:
         probe.write(frame(b'{"code":310,"extFields":{', length=4_000))
-    with Probe(master) as probe:
+    with Connection(master) as probe:
         assert probe.request(HA_STATUS).code == 0
     assert max_offset(master) == before
 
@@ -173,7 +168,7 @@ def test_r15_min_in_sync_replicas(pair: ClusterProcess) -> None:
     before = max_offset(master["address"])
     pair.kill(slave)
     pair.wait_in_sync(1)
-    with Probe(master["address"]) as probe:
+    with Connection(master["address"]) as probe:
         reply = wait_for("a refusal", lambda: refused(probe))
         assert reply.code == 1
         assert "1" in reply.remark and "minInSyncReplicas is 2" in reply.remark
@@ -181,11 +176,11 @@ def test_r15_min_in_sync_replicas(pair: ClusterProcess) -> None:
         assert probe.send("NewTopicMeanwhile", b"x").code == 1
     pair.restart(slave)
     pair.wait_in_sync(2)
-    with Probe(master["address"]) as probe:
+    with Connection(master["address"]) as probe:
         assert wait_for("an ack", lambda: probe.send(TOPIC, b"again").code == 0)
 
 
-def refused(probe: Probe) -> Reply | None:
+def refused(probe: Connection) -> Reply | None:
     reply = probe.send(TOPIC, b"single copy")
     assert reply.code != 0, "acknowledged with a single copy"
     return reply if reply.code == 1 else None

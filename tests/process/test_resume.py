@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_process import ClusterProcess, is_running, wait_for
-from queue_check import check_writers
-from raw_probe import Writer
+
+from lab.processes import is_running, wait_for
+from lab.queues import check_writers
+from lab.up import ClusterProcess
+from lab.writer import Writer, wait_acks
 
 pytestmark = pytest.mark.process
 
@@ -30,7 +32,7 @@ def write_some(cluster: ClusterProcess, topic: str, queues: int = 2) -> list[Wri
         writers = [
             stack.enter_context(Writer(addresses, topic, queue_id)) for queue_id in range(queues)
         ]
-        wait_for("acknowledged writes", lambda: all(len(w.acks) >= ACKS for w in writers))
+        wait_acks(writers, ACKS)
     return writers
 
 
@@ -76,7 +78,7 @@ def test_r3_a_folder_is_resumed_after_a_clean_stop_and_after_the_death_of_everyt
         check_writers(cluster.name_servers, "BeforeStop", before)
 
         with Writer(cluster.addresses(), "BeforeKill", 0) as writer:
-            wait_for("acknowledged writes", lambda: len(writer.acks) >= ACKS)
+            wait_acks(writer, ACKS)
             kill_all(cluster)
             writer.stop()
 

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_process import ROOT, ClusterProcess, free_base_port, is_running, wait_for
-from queue_check import read_topic
-from raw_probe import ROUTE, Probe, ask
+
+from lab.connection import Connection, ask
+from lab.frames import ROUTE
+from lab.processes import ROOT, free_base_port, is_running, wait_for
+from lab.queues import read_topic
+from lab.up import ClusterProcess
 
 pytestmark = pytest.mark.process
 
@@ -64,8 +67,8 @@ def accepts(port: int) -> bool:
 
 
 def test_the_port_rule(whole: ClusterProcess) -> None:
-    """Name server i: P + 100·i, doors on +2, +3, +4. Broker j of all groups: P + 1035 + 100·j,
-    HA +1, the same handlers on -2. Each of these ports is served."""
+    """Name server i: P + 100·i, its controller on +2, +3, +4. Broker j of all groups: P + 1035 +
+    100·j, HA +1, the same handlers on -2. Each of these ports is served."""
     base, document = whole.base_port, whole.document
     for i, (server, controller) in enumerate(
         zip(document["nameServers"], document["controllers"], strict=True)
@@ -115,7 +118,7 @@ def test_cluster_json_has_exactly_the_fields_of_the_contract(whole: ClusterProce
 
 
 def test_events_are_json_objects_one_a_line(whole: ClusterProcess) -> None:
-    """`--json`: every line is an event with time and name; the start is told in full."""
+    """`--json`: every line is an event with time and name; the start is reported in full."""
     lines = whole.log_path.read_text().splitlines()
     events = [json.loads(line) for line in lines]
     assert all(isinstance(event["time"], int) and event["event"] for event in events)
@@ -125,7 +128,7 @@ def test_events_are_json_objects_one_a_line(whole: ClusterProcess) -> None:
 
 
 def test_a_dead_slave_is_reported_and_taken_back(whole: ClusterProcess) -> None:
-    """kill -9 of a slave: cluster.json gives it no pid, an event tells how it ended, the cluster
+    """kill -9 of a slave: cluster.json gives it no pid, an event has how it ended, the cluster
     lives on. Started again by its `argv` it has its new pid there and is in the set."""
     slave = whole.slaves()[0]
     whole.kill(slave)
@@ -163,7 +166,7 @@ def test_an_existing_folder_is_resumed(tmp_path: Path) -> None:
     the new cluster's, topics, messages and ids are those of before, and writes go on."""
     running = ClusterProcess(tmp_path)
     with running:
-        with Probe(running.master()["address"]) as probe:
+        with Connection(running.master()["address"]) as probe:
             for number in range(20):
                 assert probe.send("Resumed", b"%d" % number).code == 0
         ids = {broker["address"]: broker["id"] for broker in running.brokers}
@@ -176,7 +179,7 @@ def test_an_existing_folder_is_resumed(tmp_path: Path) -> None:
         running.start()
         assert running.document["startedAt"] > first_start
         assert {broker["address"]: broker["id"] for broker in running.brokers} == ids
-        with Probe(running.master()["address"]) as probe:
+        with Connection(running.master()["address"]) as probe:
             assert probe.send("Resumed", b"20").code == 0
         stored = read_topic(running.name_servers, "Resumed")
         assert [m.body for m in stored[0]] == [b"%d" % number for number in range(21)]

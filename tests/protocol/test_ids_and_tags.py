@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.message_id import (
+from batonmq.protocol.message_id import (
     UniqIdGenerator,
     decode_offset_msg_id,
     encode_offset_msg_id,
@@ -15,7 +15,7 @@ from protocol.message_id import (
     host_text,
     split_address,
 )
-from protocol.tags import java_string_hash, tags_code
+from batonmq.protocol.tags import java_string_hash, tags_code
 
 IP = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 
@@ -40,9 +40,8 @@ def test_the_hash_is_javas(text: str) -> None:
 
 
 def test_known_hashes() -> None:
-    assert [java_string_hash(t) for t in ("", "TagA", "polygenelubricants")] == [
-        0, 2598919, -(2**31),
-    ]  # fmt: skip
+    hashes = [java_string_hash(t) for t in ("", "TagA", "polygenelubricants")]
+    assert hashes == [0, 2598919, -(2**31)]
     assert tags_code(None) == tags_code(b"") == 0
 
 

@@ -3,12 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.properties import (
+from batonmq.protocol.properties import (
     decode_properties,
     encode_properties,
     find_property,
     name_value_problem,
-    remove_property,
 )
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=8)
@@ -49,13 +48,6 @@ def test_reading_agrees_with_java(raw: str) -> None:
     for key in ("a", "b", "aa", "ab", "ba", "bb"):
         found = find_property(raw.encode(), key.encode())
         assert (None if found is None else found.decode()) == want.get(key)
-
-
-@given(RAW)
-def test_removing_a_key_leaves_the_others(raw: str) -> None:
-    left = remove_property(raw.encode(), b"a")
-    want = {key: value for key, value in naive(raw).items() if key != "a"}
-    assert decode_properties(left) == want
 
 
 def test_a_repeated_key_counts_last() -> None:

@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.bodies import (
-    DataVersion,
-    RegisterBrokerBody,
-    TopicConfig,
-    TopicConfigAndMappingSerializeWrapper,
-    crc32_of,
-)
-from protocol.errors import RemoteProtocolError
+from batonmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigAndMappingSerializeWrapper
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
 
 GOLDEN = Path(__file__).parents[1] / "golden/java-5.3.3/remoting/namesrv-103.json"
 

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from remoting.connection import Connection, WriteTurn
-from remoting.processors import Processors
+from batonmq.remoting.connection import Connection, Dispatcher, Processors, WriteTurn
 
 
 class Handle:
@@ -104,9 +103,8 @@ class Link:
         self.connection = Connection(
             loop,
             self.turn,
-            processors or Processors(),
+            Dispatcher(loop, processors or Processors()),
             server_side=server_side,
-            tasks=set(),
             made=lambda _: None,
             lost=lambda _: None,
             batch_end=self._batch_end,

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codes import LanguageCode, RequestCode
-from protocol.errors import BrokerRefusal, RemoteProtocolError
-from remoting.codec import (
+from batonmq.protocol.codes import LanguageCode, RequestCode
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.remoting.codec import (
+    FrameReader,
     binary_fields,
     binary_opaque_and_flag,
     decode_frame,
@@ -19,8 +20,7 @@ from remoting.codec import (
     peek_code,
     peek_is_response,
 )
-from remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
-from remoting.protocol import FrameReader
+from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -6,19 +6,18 @@ import logging
 import pytest
 from loopback import Link
 
-from protocol.codes import ResponseCode
-from protocol.errors import (
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import (
     BrokerRefusal,
     ConnectError,
     FencedError,
     RemoteProtocolError,
     RequestTimeoutError,
 )
-from remoting import connection as connection_module
-from remoting.codec import decode_frame, encode_frame
-from remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
-from remoting.connection import Connection
-from remoting.processors import Processors
+from batonmq.remoting import connection as connection_module
+from batonmq.remoting.codec import decode_frame, encode_frame
+from batonmq.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
 
 
 def request(code: int, opaque: int, *, oneway: bool = False, body: bytes = b"") -> bytes:
@@ -280,9 +279,6 @@ def test_a_reply_over_the_frame_limit_is_refused_instead_of_sent() -> None:
             await link.connection.invoke(too_large)
 
     asyncio.run(scenario())
-
-
-# ---- requests of ours ----
 
 
 def test_requests_time_out_each_at_its_own_deadline_under_one_timer() -> None:

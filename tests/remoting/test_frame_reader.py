@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import RemoteProtocolError
-from remoting.protocol import BUFFER_SIZE, FRAME_SIZE_MAX, FrameReader
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.remoting.codec import BUFFER_SIZE, FRAME_SIZE_MAX, FrameReader
 
 Frame = tuple[int, bytes, bytes]
 FRAME = st.tuples(st.integers(0, 1), st.binary(min_size=1, max_size=40), st.binary(max_size=200))

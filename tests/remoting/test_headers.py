@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.codes import ResponseCode
-from protocol.errors import BrokerRefusal, RemoteProtocolError
-from remoting.codec import decode_frame, encode_header
-from remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
-from remoting.headers import decode_pull, decode_send, decode_send_v1, decode_send_v2
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.remoting.codec import decode_frame, encode_header
+from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
+from batonmq.remoting.headers import decode_pull, decode_send, decode_send_v1, decode_send_v2
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -5,15 +5,14 @@ import logging
 import socket
 
 import pytest
+import uvloop
 
-from protocol.codes import LanguageCode, ResponseCode
-from protocol.errors import ConnectError, RequestTimeoutError, ResponseError
-from remoting.client import RemotingClient
-from remoting.command import TYPE_BINARY, RemotingCommand
-from remoting.connection import UNANSWERED_MS, Connection, boottime_ms
-from remoting.loop import run
-from remoting.processors import Processors
-from remoting.server import RemotingServer
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.codes import LanguageCode, ResponseCode
+from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
+from batonmq.remoting.command import TYPE_BINARY, RemotingCommand
+from batonmq.remoting.connection import UNANSWERED_MS, Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
 
 def echo(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
@@ -57,7 +56,7 @@ def test_requests_responses_and_large_bodies() -> None:
             assert (await pair.client.invoke(pair.address, binary)).ext == {"n": "1"}
             assert len(pair.server.connections) == 1
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_many_requests_at_once_find_their_own_answers() -> None:
@@ -71,14 +70,14 @@ def test_many_requests_at_once_find_their_own_answers() -> None:
             assert await asyncio.gather(*map(one, range(500))) == [b"%d" % n for n in range(500)]
             assert len(pair.server.connections) == 1, "all shared one dial"
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_server_answers_late_and_originates_requests_of_its_own() -> None:
     """While a client's request is open, the server asks that client on the same connection."""
 
     async def ask_back(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
-        answer = await connection.call(RemotingCommand.request(40, body=b"who?"), 1000)
+        answer = await connection.invoke(RemotingCommand.request(40, body=b"who?"), 1000)
         return RemotingCommand.response_to(cmd, body=answer.body)
 
     def who(cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
@@ -92,7 +91,7 @@ def test_a_server_answers_late_and_originates_requests_of_its_own() -> None:
             answer = await pair.client.call(pair.address, RemotingCommand.request(12))
             assert answer.body == b"who? me"
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_async_handlers_fail_like_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,7 +107,7 @@ def test_async_handlers_fail_like_others(caplog: pytest.LogCaptureFixture) -> No
             assert caught.value.code == ResponseCode.SYSTEM_ERROR
             await pair.client.call(pair.address, RemotingCommand.request(10))
 
-    run(scenario())
+    uvloop.run(scenario())
     assert "request_failed code=12" in caplog.text
 
 
@@ -120,7 +119,7 @@ def test_no_answer_in_time() -> None:
                 await connection.invoke(RemotingCommand.request(11), 20)
             await pair.client.call(pair.address, RemotingCommand.request(10))
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_cancelled_waiter_leaves_nothing_behind() -> None:
@@ -134,7 +133,7 @@ def test_a_cancelled_waiter_leaves_nothing_behind() -> None:
                 await waiter
             assert len(connection._pending) == 0
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_oneway_reaches_the_handler_and_nothing_comes_back() -> None:
@@ -152,7 +151,7 @@ def test_oneway_reaches_the_handler_and_nothing_comes_back() -> None:
             assert await got == b"x"
             await pair.client.call(pair.address, RemotingCommand.request(10))
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_malformed_frame_ends_one_connection_while_others_live(
@@ -182,7 +181,7 @@ def test_a_malformed_frame_ends_one_connection_while_others_live(
             assert len(pair.server.connections) == 1
             await pair.client.call(pair.address, RemotingCommand.request(10))
 
-    run(scenario())
+    uvloop.run(scenario())
     lines = [r.getMessage() for r in caplog.records if "connection_dropped" in r.getMessage()]
     assert len(lines) == 3
     assert "over the limit" in lines[0] and "over the limit" in lines[1]
@@ -199,15 +198,15 @@ def test_idle_connections_are_closed_and_dialled_again(caplog: pytest.LogCapture
             assert first is not None
             gone = asyncio.Event()
             first.on_close.append(lambda _: gone.set())
-            pair.server.close_idle(boottime_ms() + 119_000)
+            pair.server.close_idle(boot_ms() + 119_000)
             assert len(pair.server.connections) == 1
-            pair.server.close_idle(boottime_ms() + 120_001)
+            pair.server.close_idle(boot_ms() + 120_001)
             await gone.wait()
             assert pair.client.live_connection(pair.address) is None
             await pair.client.call(pair.address, RemotingCommand.request(10))
             assert pair.client.live_connection(pair.address) is not first
 
-    run(scenario())
+    uvloop.run(scenario())
     assert "connection_idle" in caplog.text
 
 
@@ -219,14 +218,14 @@ def test_r8_an_idle_check_after_a_stall_closes_nobody() -> None:
             await pair.client.call(pair.address, RemotingCommand.request(10))
             (connection,) = pair.server.connections
             connection.last_active_ms -= 500_000
-            pair.server._next_idle_check_ms = boottime_ms() - 60_000
+            pair.server._next_idle_check_ms = boot_ms() - 60_000
             pair.server._idle_check()
             assert not connection.closed
-            pair.server._next_idle_check_ms = boottime_ms()
+            pair.server._next_idle_check_ms = boot_ms()
             pair.server._idle_check()
             assert connection.closed
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_hooks_see_connections_come_and_go_and_batches_end() -> None:
@@ -243,12 +242,12 @@ def test_hooks_see_connections_come_and_go_and_batches_end() -> None:
 
             pair.server.on_disconnect = left
             connection = await pair.client.connection(pair.address)
-            await connection.call(RemotingCommand.request(10))
+            await connection.invoke(RemotingCommand.request(10))
             pair.client.close_connection(pair.address)
             await gone.wait()
             assert events == [f"+{connection.local}", "batch", f"-{connection.local}"]
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_both_ends_let_go_of_a_host_that_acknowledges_nothing() -> None:
@@ -263,7 +262,7 @@ def test_both_ends_let_go_of_a_host_that_acknowledges_nothing() -> None:
                 kept = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
                 assert kept == UNANSWERED_MS
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_dial_that_fails_says_why_to_all_who_wait() -> None:
@@ -278,7 +277,7 @@ def test_a_dial_that_fails_says_why_to_all_who_wait() -> None:
             with pytest.raises(ConnectError, match="host:port"):
                 await pair.client.connection("nowhere")
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_closing_the_server_ends_open_requests_with_a_connect_error() -> None:
@@ -300,7 +299,7 @@ def test_closing_the_server_ends_open_requests_with_a_connect_error() -> None:
                 await waiting
             assert caught.value.sent
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_closing_ends_handlers_that_still_run() -> None:
@@ -321,7 +320,7 @@ def test_closing_ends_handlers_that_still_run() -> None:
             await started.wait()
         assert ended.is_set()
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_closed_client_says_so() -> None:
@@ -331,7 +330,7 @@ def test_a_closed_client_says_so() -> None:
         with pytest.raises(ConnectError, match="closed"):
             await client.invoke("127.0.0.1:1", RemotingCommand.request(10))
 
-    run(scenario())
+    uvloop.run(scenario())
 
 
 def test_one_server_listens_on_several_ports() -> None:
@@ -343,4 +342,4 @@ def test_one_server_listens_on_several_ports() -> None:
             with pytest.raises(OSError):
                 await pair.server.listen("127.0.0.1", vip)
 
-    run(scenario())
+    uvloop.run(scenario())

@@ -1,4 +1,4 @@
-"""Makes `fake_controller`, the scripted door beside the tests, importable in importlib mode."""
+"""Makes `fake_controller`, the scripted controller beside the tests, importable."""
 
 from __future__ import annotations
 

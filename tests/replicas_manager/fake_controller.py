@@ -1,4 +1,4 @@
-"""A scripted gRPC door of a controller: answers as told, remembers what it was asked."""
+"""A scripted gRPC endpoint of a controller, and what the fake brokers beside it share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import grpc
 
-from baton.controller.v1 import controller_pb2 as pb
-from baton.controller.v1 import controller_pb2_grpc
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1 import controller_pb2_grpc
+from batonmq.protocol.role_view import RoleView
+from batonmq.replicas_manager.switch import SwitchProgress
 
 
 def replica_message(broker_id: int, incarnation: str, *, alive: bool = True) -> pb.Replica:
@@ -35,9 +37,27 @@ def view_message(
         master_epoch=epoch,
         sync_state_set_epoch=set_epoch,
         sync_state_set=members,
-        replicas=[replica_message(i, life) for i, life in sorted(incarnations.items())],
+        replicas=[
+            replica_message(i, incarnation) for i, incarnation in sorted(incarnations.items())
+        ],
         raft_index=100 * epoch + set_epoch,
     )
+
+
+class NoSwitch:
+    """The part of BrokerActions that only planned switches use."""
+
+    def role_will_change(self, view: RoleView, *, master: bool) -> None:
+        pass
+
+    def hold_sends(self) -> int:
+        raise AssertionError("no switch was requested")
+
+    def release_sends(self) -> None:
+        raise AssertionError("no switch was requested")
+
+    def switch_progress(self, broker_id: int) -> SwitchProgress:
+        raise AssertionError("no switch was requested")
 
 
 class FakeSession:
@@ -93,7 +113,7 @@ class FakeController(controller_pb2_grpc.ControllerServiceServicer):
         await self._server.stop(None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that this door sees."""
+        """Wait for something that this endpoint sees."""
         async with asyncio.timeout(10):
             while not condition():
                 self._changed.clear()

@@ -10,10 +10,10 @@ import grpc
 import pytest
 from fake_controller import FakeController, view_message
 
-from baton.controller.v1 import controller_pb2 as pb
-from replicas_manager import session
-from replicas_manager.events import Event, SessionOpened, ViewReceived
-from replicas_manager.session import ControllerChannels, ControllerSession
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.replicas_manager import session
+from batonmq.replicas_manager.events import Event, SessionOpened, ViewReceived
+from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 
 
 def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
@@ -53,7 +53,7 @@ def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
     asyncio.run(scenario())
 
 
-def test_a_session_outlives_what_fails_at_its_news() -> None:
+def test_a_session_survives_a_consumer_of_its_events_that_fails() -> None:
     """A full disk at a role change, say: the broker is not dead to that controller for ever."""
 
     async def scenario() -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from replicas_manager.config import SessionTimings, grpc_addresses
-from replicas_manager.errors import IdentityError, RoleFileError
-from replicas_manager.identity import IdentityFile, RoleFile
+from batonmq.replicas_manager.config import SessionTimings, grpc_addresses
+from batonmq.replicas_manager.identity import IdentityError, IdentityFile, RoleFile, RoleFileError
 
 
 def test_r34_the_default_times_fit_together() -> None:
@@ -31,7 +30,7 @@ def test_r34_times_that_contradict_each_other_are_named(times: dict[str, int], k
         SessionTimings(**times).check()
 
 
-def test_grpc_addresses_stand_one_above_the_remoting_doors() -> None:
+def test_grpc_addresses_are_one_above_the_remoting_endpoints() -> None:
     assert grpc_addresses("a:9878; b:9978;") == ("a:9879", "b:9979")
     assert grpc_addresses("a:9878", "x:1;y:2") == ("x:1", "y:2")
 
@@ -76,7 +75,7 @@ def test_r2_the_role_file_keeps_the_highest_epoch(tmp_path: Path) -> None:
 
 
 def test_r2_a_store_goes_over_the_older_slot(tmp_path: Path) -> None:
-    """Also in the next life: the epoch in force is never the one overwritten."""
+    """Also after a restart: the epoch in force is never the one overwritten."""
     path = tmp_path / "masterEpoch"
     RoleFile(path).load()
     for epoch in (3, 4, 5):

@@ -1,4 +1,4 @@
-"""The shell: a ReplicasManager against a scripted gRPC door, over real sockets and files."""
+"""The shell: a ReplicasManager against a scripted gRPC endpoint, over real sockets and files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_controller import FakeController, view_message
+from fake_controller import FakeController, NoSwitch, view_message
 
-from baton.controller.v1 import controller_pb2 as pb
-from protocol.errors import CorruptLogError
-from protocol.role_view import RoleView
-from replicas_manager.actions import LogFacts
-from replicas_manager.config import ReplicasManagerConfig, SessionTimings
-from replicas_manager.errors import IdentityError
-from replicas_manager.identity import RoleFile
-from replicas_manager.lives import LIVES_MAX, LivesFile
-from replicas_manager.service import ReplicasManager, Role, boottime_ms
+from batonmq.process.clock import boot_ms
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager.actions import LogFacts
+from batonmq.replicas_manager.config import ReplicasManagerConfig, SessionTimings
+from batonmq.replicas_manager.identity import (
+    INCARNATIONS_MAX,
+    IdentityError,
+    IncarnationLog,
+    RoleFile,
+)
+from batonmq.replicas_manager.service import ReplicasManager
 
 SHORT = SessionTimings(
     heartbeat_ms=5, follower_heartbeat_ms=20, session_timeout_ms=430, master_lease_ms=320
@@ -35,8 +39,8 @@ class Wanted:
     confirm_offset: int = 0
 
 
-class Broker:
-    """Writes down what it is told; a gate can hold a role change open."""
+class Broker(NoSwitch):
+    """Writes down its calls; a gate can hold a role change open."""
 
     def __init__(self, role_path: Path) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -77,9 +81,6 @@ class Broker:
 
     def set_dead(self, broker_ids: frozenset[int]) -> None:
         self._note("dead", broker_ids)
-
-    def proposal_applied(self, view: RoleView) -> None:
-        self._note("applied", view.sync_state_set)
 
     def proposal_refused(self, code: int, remark: str) -> None:
         self._note("refused", code)
@@ -139,7 +140,7 @@ class Scene:
             timings=SHORT,
         )
         self.manager = ReplicasManager(
-            config, self.broker, incarnation=incarnation, on_fatal=on_fatal
+            config, self.broker, self.broker, incarnation=incarnation, on_fatal=on_fatal
         )
         return self.manager
 
@@ -154,9 +155,9 @@ class Scene:
         """Registered, elected in epoch 1, with a lease."""
         manager = await self.started()
         session = await self.controller.session()
-        lives = {1: "life", 2: "life-2"}
+        incarnations = {1: "life", 2: "life-2"}
         self.controller.key = (1, 1)
-        await session.push(view_message(1, 1, 1, members or [1], lives))
+        await session.push(view_message(1, 1, 1, members or [1], incarnations))
         await self.broker.until("master done", 1)
         await self.broker.until("lease", True)
         return manager
@@ -174,9 +175,6 @@ def play(folder: Path, script: Callable[[Scene], Awaitable[None]]) -> None:
             await scene.controller.stop()
 
     asyncio.run(run())
-
-
-# ------------------------------------------------- ReplicasManagerRegisterTest of the Java project
 
 
 def test_register_success(tmp_path: Path) -> None:
@@ -221,7 +219,7 @@ def test_a_garbled_identity_is_refused(tmp_path: Path) -> None:
 
 def test_a_lost_register_reply_leaks_no_id(tmp_path: Path) -> None:
     """...AtApplyBrokerIdFailed: 1. The controller assigns, the reply is lost, the process dies.
-    2. The temporary file stands, no identity. 3. The next life asks with the same code."""
+    2. The temporary file stands, no identity. 3. The next process requests with the same code."""
 
     async def script(scene: Scene) -> None:
         codes: list[str] = []
@@ -281,10 +279,7 @@ def test_restart_registers_the_same_id_under_a_new_incarnation(tmp_path: Path) -
     play(tmp_path, script)
 
 
-# ------------------------------------------------------------------------------- roles and session
-
-
-def test_r2_the_epoch_is_on_disk_when_the_broker_is_asked_to_follow(tmp_path: Path) -> None:
+def test_r2_the_epoch_is_on_disk_when_the_broker_begins_to_follow(tmp_path: Path) -> None:
     async def script(scene: Scene) -> None:
         await scene.started()
         session = await scene.controller.session()
@@ -306,7 +301,7 @@ def test_r2_the_epoch_of_a_mastership_is_on_disk_when_the_change_is_done(tmp_pat
     play(tmp_path, script)
 
 
-def test_r2_a_master_hears_when_its_epoch_is_on_the_disk(
+def test_r2_a_master_opens_when_its_epoch_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two fsyncs of a mastership run side by side; the gate opens after both."""
@@ -333,22 +328,21 @@ def test_r2_a_master_hears_when_its_epoch_is_on_the_disk(
     play(tmp_path, script)
 
 
-def test_r17_a_log_that_is_whole_again_is_told_at_once(tmp_path: Path) -> None:
+def test_r17_a_log_that_is_whole_again_is_registered_at_once(tmp_path: Path) -> None:
     """1. The broker registers as suspect. 2. Its log is refilled: it registers again, healthy.
 
-    3. Later it finds damage: that is told as well. Nothing else registers it again.
+    3. Later it finds damage: that is registered as well. Nothing else registers it again.
     """
 
     async def script(scene: Scene) -> None:
         scene.broker.facts = LogFacts(3, 900, 800, 0, "log", "stopped before a reboot")
-        manager = await scene.started()
+        await scene.started()
         asked = scene.controller.asked["RegisterBroker"]
         assert [request.suspect for request in asked] == ["stopped before a reboot"]
         assert asked[0].accepted_epoch == 3
         scene.broker.facts = LogFacts(3, 900, 900, 0, "log")
         await scene.controller.until(lambda: len(asked) == 2)
         scene.broker.facts = LogFacts(3, 900, 900, 0, "log", "damage")
-        manager.facts_changed()
         await scene.controller.until(lambda: len(asked) == 3)
         assert [request.suspect for request in asked[1:]] == ["", "damage"]
         assert len({request.request_id for request in asked}) == 3
@@ -356,7 +350,7 @@ def test_r17_a_log_that_is_whole_again_is_told_at_once(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_r17_a_registration_tells_which_lives_wrote_in_the_folder(tmp_path: Path) -> None:
+def test_r17_a_registration_names_the_incarnations_that_wrote_in_the_folder(tmp_path: Path) -> None:
     async def script(scene: Scene) -> None:
         for life in ("one", "two", "three"):
             manager = await scene.started(incarnation=life)
@@ -370,30 +364,30 @@ def test_r17_a_registration_tells_which_lives_wrote_in_the_folder(tmp_path: Path
     play(tmp_path, script)
 
 
-def test_r17_the_first_lives_of_a_folder_say_nothing_before_one_is_registered(
+def test_r17_the_first_incarnations_of_a_folder_count_for_nothing_before_one_is_registered(
     tmp_path: Path,
 ) -> None:
-    """An older version may have written here, whose life is recorded, but in no file."""
-    lives = LivesFile(tmp_path / "lives")
-    assert [lives.begin(life) for life in ("one", "two")] == [(), ()]
-    for number in range(LIVES_MAX):
-        assert lives.begin(f"life-{number}") == ()
-    lives.registered("three")
-    assert lives.begin("four") == ("three",)
+    """An older version may have written here, whose incarnation is recorded, but in no file."""
+    log = IncarnationLog(tmp_path / "lives")
+    assert [log.begin(life) for life in ("one", "two")] == [(), ()]
+    for number in range(INCARNATIONS_MAX):
+        assert log.begin(f"life-{number}") == ()
+    log.registered("three")
+    assert log.begin("four") == ("three",)
 
 
 def test_r17_many_starts_without_a_registration_do_not_look_like_a_folder_put_back(
     tmp_path: Path,
 ) -> None:
-    """The controllers remember the life that registered last: it is never the one forgotten."""
-    lives = LivesFile(tmp_path / "lives")
-    lives.begin("registered")
-    lives.registered("registered")
-    for number in range(3 * LIVES_MAX):
-        earlier = lives.begin(f"life-{number}")
+    """The controllers remember the last registered incarnation: it is never dropped."""
+    log = IncarnationLog(tmp_path / "lives")
+    log.begin("registered")
+    log.registered("registered")
+    for number in range(3 * INCARNATIONS_MAX):
+        earlier = log.begin(f"life-{number}")
         assert earlier[0] == "registered"
-    assert len(earlier) == LIVES_MAX
-    assert earlier[-1] == f"life-{3 * LIVES_MAX - 2}"
+    assert len(earlier) == INCARNATIONS_MAX
+    assert earlier[-1] == f"life-{3 * INCARNATIONS_MAX - 2}"
 
 
 def test_r2_the_highest_epoch_is_remembered_over_a_restart(tmp_path: Path) -> None:
@@ -404,7 +398,7 @@ def test_r2_the_highest_epoch_is_remembered_over_a_restart(tmp_path: Path) -> No
         assert scene.manager is not None
         await scene.manager.start()
         assert scene.manager.highest_master_epoch == 1
-        assert scene.manager.role is Role.NONE
+        assert scene.manager.role is Role.FENCED
 
     play(tmp_path, script)
 
@@ -433,12 +427,12 @@ def test_a_newer_view_replaces_what_waits_behind_a_running_change(tmp_path: Path
     async def script(scene: Scene) -> None:
         await scene.started()
         session = await scene.controller.session()
-        lives = {1: "life", 2: "life-2"}
+        incarnations = {1: "life", 2: "life-2"}
         scene.broker.gate.clear()
-        await session.push(view_message(2, 1, 1, [2], lives))
+        await session.push(view_message(2, 1, 1, [2], incarnations))
         await scene.broker.until("slave", 1)
-        await session.push(view_message(2, 2, 2, [2], lives))
-        await session.push(view_message(2, 3, 3, [2], lives))
+        await session.push(view_message(2, 2, 2, [2], incarnations))
+        await session.push(view_message(2, 3, 3, [2], incarnations))
         await scene.controller.until(lambda: session.heartbeats[-1].master_epoch == 3)
         scene.broker.gate.set()
         await scene.broker.until("slave done", 3)
@@ -467,7 +461,7 @@ def test_a_master_that_cannot_become_one_is_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was elected and fails each time: the process has to end for another to be elected."""
-    monkeypatch.setattr("replicas_manager.role_runner.MASTER_ATTEMPTS_MAX", 2)
+    monkeypatch.setattr("batonmq.replicas_manager.role_runner.MASTER_ATTEMPTS_MAX", 2)
 
     async def script(scene: Scene) -> None:
         fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -502,10 +496,10 @@ def test_r24_a_damaged_log_does_not_try_to_become_master_twice(tmp_path: Path) -
 def test_the_lease_is_valid_while_the_leader_answers(tmp_path: Path) -> None:
     async def script(scene: Scene) -> None:
         manager = await scene.master()
-        assert manager.lease_valid(boottime_ms())
+        assert manager.lease_valid(boot_ms())
         scene.controller.answering = False
         await scene.broker.until("lease", False)
-        assert not manager.lease_valid(boottime_ms())
+        assert not manager.lease_valid(boot_ms())
         assert manager.role is Role.MASTER
 
     play(tmp_path, script)
@@ -531,12 +525,12 @@ def test_r36_a_controller_that_comes_back_is_found_again(tmp_path: Path) -> None
 def test_a_proposal_goes_out_and_its_outcome_comes_back(tmp_path: Path) -> None:
     async def script(scene: Scene) -> None:
         manager = await scene.master()
-        lives = {1: "life", 2: "life-2"}
+        incarnations = {1: "life", 2: "life-2"}
         scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
-            view=view_message(1, 1, 2, [1, 2], lives)
+            view=view_message(1, 1, 2, [1, 2], incarnations)
         )
         manager.propose(Wanted(frozenset({1, 2}), confirm_offset=44))
-        await scene.broker.until("applied", frozenset({1, 2}))
+        await scene.broker.until("adopt", 2)
         request = scene.controller.asked["AlterSyncStateSet"][0]
         assert (request.master_incarnation, request.confirm_offset) == ("life", 44)
         assert [(m.broker_id, m.incarnation) for m in request.new_set] == [
@@ -550,11 +544,11 @@ def test_a_proposal_goes_out_and_its_outcome_comes_back(tmp_path: Path) -> None:
 def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replicas_manager.calls.CALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("batonmq.replicas_manager.calls.CALL_TIMEOUT_S", 0.05)
 
     async def script(scene: Scene) -> None:
         manager = await scene.master()
-        lives = {1: "life", 2: "life-2"}
+        incarnations = {1: "life", 2: "life-2"}
 
         async def lose(request: pb.AlterSyncStateSetRequest) -> pb.AlterSyncStateSetReply:
             await asyncio.Event().wait()
@@ -564,20 +558,20 @@ def test_r11_an_alter_that_times_out_is_unknown_until_the_retry_is_answered(
         manager.propose(Wanted(frozenset({1, 2})))
         await scene.broker.until("unknown")
         scene.controller.handlers["AlterSyncStateSet"] = lambda request: pb.AlterSyncStateSetReply(
-            view=view_message(1, 1, 2, [1, 2], lives)
+            view=view_message(1, 1, 2, [1, 2], incarnations)
         )
-        await scene.broker.until("applied", frozenset({1, 2}))
+        await scene.broker.until("adopt", 2)
         ids = {request.request_id for request in scene.controller.asked["AlterSyncStateSet"]}
         assert len(ids) == 1
 
     play(tmp_path, script)
 
 
-def test_r11_a_call_whose_connection_is_given_up_is_asked_again(
+def test_r11_a_call_whose_connection_is_closed_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that is dropped for its silence closes the channel under the calls, too."""
-    monkeypatch.setattr("replicas_manager.calls.CALL_TIMEOUT_S", 60)
+    monkeypatch.setattr("batonmq.replicas_manager.calls.CALL_TIMEOUT_S", 60)
 
     async def script(scene: Scene) -> None:
         manager = await scene.master()
@@ -596,7 +590,7 @@ def test_r11_a_call_whose_connection_is_given_up_is_asked_again(
             view=view
         )
         await manager._channels.drop(scene.controller.address)
-        await scene.broker.until("applied", frozenset({1, 2}))
+        await scene.broker.until("adopt", 2)
         assert len(scene.controller.asked["AlterSyncStateSet"]) == 2
 
     play(tmp_path, script)
@@ -645,14 +639,14 @@ def test_registration_follows_the_leader(tmp_path: Path) -> None:
 def test_a_refused_session_is_said_and_dialled_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R18: another incarnation lives. Once it is gone, this one is taken."""
+    """R18: another incarnation has a session. Once it is gone, this one is taken."""
 
     async def script(scene: Scene) -> None:
-        scene.controller.refuse = pb.Status(code=2005, remark="another incarnation lives")
+        scene.controller.refuse = pb.Status(code=2005, remark="another incarnation has a session")
         await scene.started()
         await scene.controller.until(lambda: scene.controller.refusals > 0)
         scene.controller.refuse = None
         await scene.controller.session()
 
     play(tmp_path, script)
-    assert "another incarnation lives" in caplog.text
+    assert "another incarnation has a session" in caplog.text

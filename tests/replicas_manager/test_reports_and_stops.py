@@ -10,9 +10,9 @@ import pytest
 import uvloop
 from fake_controller import FakeController
 
-from baton.controller.v1 import controller_pb2 as pb
-from replicas_manager.reporter import OFTEN_MAX, OFTEN_MS, EventReporter
-from replicas_manager.session import ControllerChannels, ControllerSession
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.replicas_manager.reporter import OFTEN_MAX, OFTEN_MS, EventReporter
+from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
 
 
 def play(script: Callable[[FakeController, FakeController], Awaitable[None]]) -> None:
@@ -34,14 +34,14 @@ def reported(controller: FakeController) -> list[tuple[str, str]]:
     return [(each.kind, each.request_id) for each in controller.asked.get("ReportEvent", [])]
 
 
-def test_a_report_that_the_leader_took_to_its_grave_is_told_to_the_next_one(
+def test_a_report_that_died_with_the_leader_goes_to_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first leader hears of `opened` and dies before it answers. The next one hears it under
+    """The first leader gets `opened` and dies before it answers. The next one gets it under
     the same request id, so that it stands in the history once, and the later ones in their order.
     """
-    monkeypatch.setattr("replicas_manager.reporter.CALL_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("replicas_manager.reporter.RETRY_S", 0.01)
+    monkeypatch.setattr("batonmq.replicas_manager.reporter.CALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("batonmq.replicas_manager.reporter.RETRY_S", 0.01)
 
     async def script(first: FakeController, second: FakeController) -> None:
         leader: list[str | None] = [first.address]
@@ -70,7 +70,7 @@ def test_a_report_that_the_leader_took_to_its_grave_is_told_to_the_next_one(
 
 
 def test_a_report_returns_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No controller lives: the caller, in the midst of a failover, does not notice."""
+    """No controller runs: the caller, in the middle of a failover, is not delayed."""
 
     async def script(first: FakeController, second: FakeController) -> None:
         channels = ControllerChannels()
@@ -84,7 +84,7 @@ def test_a_report_returns_before_anything_is_sent(monkeypatch: pytest.MonkeyPatc
     play(script)
 
 
-def test_one_kind_told_too_often_is_counted_and_does_not_hide_another() -> None:
+def test_one_kind_reported_too_often_is_counted_and_does_not_hide_another() -> None:
     """A bug that repeats an event must not fill the controllers' log with it."""
 
     async def script(first: FakeController, second: FakeController) -> None:

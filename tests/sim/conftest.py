@@ -1,8 +1,16 @@
-"""Makes the simulation's modules, which stand beside the tests, importable in importlib mode."""
+"""Fixtures of the simulation's tests."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import logging
+from collections.abc import Iterator
 
-sys.path.insert(0, str(Path(__file__).parent))
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Clusters that are killed all the time log too much."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

@@ -1,7 +1,7 @@
 """An event loop on a virtual clock, in which whole processes can be killed and stopped.
 
 Everything scheduled while a `Process` runs belongs to it (by a context variable), so `kill` drops
-all of its callbacks, timers and tasks at once, as SIGKILL does, and `pause` puts them off, as
+all of its callbacks, timers and tasks at once, as SIGKILL does, and `pause` delays them, as
 SIGSTOP does. Time stands still while callbacks run and jumps to the next timer when none is ready.
 """
 
@@ -17,7 +17,7 @@ _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proce
 
 
 class Process:
-    """One life of a process on `host`. `on_kill` are called when it dies, by the world."""
+    """One start of a process on `host`. The world calls `on_kill` when it dies."""
 
     def __init__(self, loop: SimLoop, host: str) -> None:
         self.loop = loop
@@ -85,7 +85,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.now_s = 10_000.0
         self.errors: list[BaseException | str] = []
         self.finished = False
-        self._tasks: list[asyncio.Task[Any]] = []  # those of the dead, too: GC must not wake them
+        self._tasks: list[asyncio.Task[Any]] = []  # of dead processes, too, for the GC
         self.network: Any = None
         self._clock_resolution = 1e-7
         self._selector = self
@@ -104,7 +104,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def finish(self) -> None:
-        """The world ends: every coroutine is closed where it stands, nothing is called any more."""
+        """Ends the run: every coroutine is closed where it stands, nothing is called any more."""
         self.finished = True
         asyncio._set_running_loop(self)
         try:

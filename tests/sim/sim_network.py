@@ -1,7 +1,7 @@
 """The network of the simulation: ordered streams and gRPC calls with delays, cuts and deaths.
 
-A blocked pair of hosts loses nothing, as with TCP: bytes wait until the way is free again. Whoever
-dies is noticed by the end of its streams, unless its host vanished with it.
+A blocked pair of hosts loses nothing, as with TCP: bytes wait until the block ends. The streams of
+a killed process end, unless its host vanished with it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 
 import grpc
 from grpc.aio import AioRpcError, Metadata
-from sim_loop import Process, SimLoop, current_process
+
+from tests.sim.sim_loop import Process, SimLoop, current_process
 
 _END = object()
 _NO_PROCESS = contextvars.Context()
 
 
 def at_world(loop: SimLoop, when_s: float, callback: Callable[..., object], *args: Any) -> None:
-    """Call it at that time, in no process: nothing that dies or hangs holds it up."""
+    """Calls it at that time, in no process: no kill and no pause delays it."""
     asyncio.BaseEventLoop.call_at(loop, when_s, callback, *args, context=_NO_PROCESS.copy())
 
 
@@ -31,9 +32,9 @@ class Network:
         self.loop = loop
         self.rng = rng
         self.blocked: set[frozenset[str]] = set()
-        self.one_way: set[tuple[str, str]] = set()  # (from, to): what is sent so does not arrive
+        self.one_way: set[tuple[str, str]] = set()  # (from, to): bytes this way do not arrive
         self.listeners: dict[tuple[str, int], tuple[Process, Callable[[], Any]]] = {}
-        self.doors: dict[str, tuple[Process, Any]] = {}  # gRPC address -> controller's door
+        self.endpoints: dict[str, tuple[Process, Any]] = {}  # by gRPC address
         self.waiting: list[Pipe] = []
         self.slow = False
         self.muted = False
@@ -52,7 +53,7 @@ class Network:
         return bool(self.blocked) and frozenset((one, other)) in self.blocked
 
     def is_unreachable(self, one: str, other: str) -> bool:
-        """Whether `one` cannot connect to `other`, or hears no answer."""
+        """Whether `one` cannot connect to `other`, or receives no answer."""
         return self.is_blocked(one, other) or self.is_blocked(other, one)
 
     def block(self, one: str, other: str) -> None:
@@ -235,7 +236,7 @@ def _error(code: grpc.StatusCode, details: str) -> AioRpcError:
 
 
 class CallContext:
-    """What a handler is given."""
+    """The context argument of a handler."""
 
     def __init__(self, write: Callable[[Any], None] | None = None) -> None:
         self.trailing: tuple[tuple[str, str], ...] = ()
@@ -281,7 +282,8 @@ class _Channel:
     async def channel_ready(self) -> None:
         host = self._address.rpartition(":")[0]
         here = current_process().host
-        while self._address not in self._network.doors or self._network.is_unreachable(here, host):  # noqa: ASYNC110  other people's state
+        network = self._network
+        while self._address not in network.endpoints or network.is_unreachable(here, host):  # noqa: ASYNC110  two places end it
             await asyncio.sleep(0.05)
 
 
@@ -308,12 +310,14 @@ class _Call:
         self._network = network
         self._client = current_process()
         self._host = address.rpartition(":")[0]
-        entry = network.doors.get(address)
+        entry = network.endpoints.get(address)
         if entry is None:
             self._answer_later(_error(grpc.StatusCode.UNAVAILABLE, "refused"))
             return
-        server, door = entry
-        Pipe(network, self._client.host, server, self._serve).send((server, door, method, request))
+        server, endpoint = entry
+        Pipe(network, self._client.host, server, self._serve).send(
+            (server, endpoint, method, request)
+        )
         server.on_kill.append(lambda: self._server_died(server))
 
     def _server_died(self, server: Process) -> None:
@@ -324,13 +328,13 @@ class _Call:
         Pipe(self._network, self._host, self._client, self._answered).send((outcome, ()))
 
     def _serve(self, item: Any) -> None:
-        server, door, method, request = item
+        server, endpoint, method, request = item
 
         async def handle() -> None:
             context = CallContext()
             outcome: Any
             try:
-                outcome = await getattr(door, method)(request, context)
+                outcome = await getattr(endpoint, method)(request, context)
             except AioRpcError as error:
                 outcome = error
             Pipe(self._network, self._host, self._client, self._answered).send(
@@ -372,15 +376,15 @@ class _Stream:
         self._incoming: asyncio.Queue[Any] = asyncio.Queue()
         self._cancelled = False
         self._sender: asyncio.Task[None] | None = None
-        entry = network.doors.get(address)
+        entry = network.endpoints.get(address)
         if entry is None:
             self._incoming.put_nowait(_error(grpc.StatusCode.UNAVAILABLE, "refused"))
             return
-        server, door = entry
+        server, endpoint = entry
         self._upward: asyncio.Queue[Any] = asyncio.Queue()
         self._up = Pipe(network, self._client.host, server, self._at_server)
         self._down = Pipe(network, server.host, self._client, self._incoming.put_nowait)
-        self._server, self._door = server, door
+        self._server, self._endpoint = server, endpoint
         self._handler: asyncio.Task[None] | None = None
         lost = _error(grpc.StatusCode.UNAVAILABLE, "socket closed")
         self._client.on_kill.append(lambda: self._ended(self._client, self._up, _END))
@@ -404,7 +408,7 @@ class _Stream:
 
     async def _handle(self) -> None:
         try:
-            await self._door.BrokerSession(self._requests(), CallContext(self._down.send))
+            await self._endpoint.BrokerSession(self._requests(), CallContext(self._down.send))
             self._down.send(_END)
         except AioRpcError as error:
             self._down.send(error)

@@ -1,4 +1,4 @@
-"""A broker's store in memory: what survives a process is in `Disk`, the rest dies with it.
+"""A broker's store in memory: what survives a kill is in `Disk`, the rest is lost with it.
 
 It has the surface that Replication, RoleActions and the HA service use of `MessageStore`. A record
 has RECORD bytes, so a record boundary is a multiple of that.
@@ -12,11 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from epoch.entry import EpochEntry, order_fault, with_ends
-from store.config import StoreConfig
-from store.errors import StoreStateError, TruncationRefused
-from store.expiry import DiskUse
-from store.message_store import MessageStore
+from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
+from batonmq.protocol.record import NewMessage
+from batonmq.store.config import StoreConfig
+from batonmq.store.errors import StoreStateError, TruncationRefused
+from batonmq.store.message_store import MessageStore
+from batonmq.store.upkeep import DiskUse
 
 RECORD = 16
 
@@ -75,12 +76,14 @@ class MemoryStore:
     ) -> None:
         self.disk = disk
         self.epochs = Epochs(disk)
+        # All parts of a MessageStore in one.
+        self.log = self.slave_log = self.trust = self.background = self
         self.log_id = disk.log_id
         self._rng = rng
         self._flush_later = flush_later
         self._flush_asked = False
         self._turn: list[bytes] = []
-        self._flushed_listeners: list[Callable[[int], None]] = []
+        self.flushed_listeners: list[Callable[[int], None]] = []
         self.writable = False
         # Recovery: a torn tail goes, what was confirmed is known as of the last checkpoint.
         del disk.data[whole(len(disk.data)) :]
@@ -91,7 +94,7 @@ class MemoryStore:
     # -- facts
 
     min_phy_offset = 0
-    suspect = ""
+    reason = ""
 
     @property
     def max_phy_offset(self) -> int:
@@ -118,7 +121,7 @@ class MemoryStore:
         return self.end_turn()
 
     @property
-    def trusted_end(self) -> int:
+    def end(self) -> int:
         return self.max_phy_offset
 
     def prepare_master(self, *, discard_damage: bool = False) -> int:
@@ -178,13 +181,10 @@ class MemoryStore:
     def reset_for_empty_start(self, offset: int) -> None:
         assert offset == 0 and not self.disk.data, "nothing expires here"
 
-    def log_view(self, offset: int, size: int) -> memoryview:
+    def view(self, offset: int, size: int) -> memoryview:
         return memoryview(bytes(self.disk.data[offset : offset + size]))
 
     # -- durability
-
-    def on_flushed(self, listener: Callable[[int], None]) -> None:
-        self._flushed_listeners.append(listener)
 
     def request_flush(self) -> None:
         if not self._flush_asked:
@@ -194,7 +194,7 @@ class MemoryStore:
     def _flush(self) -> None:
         self._flush_asked = False
         self.disk.flushed = self.max_phy_offset
-        for listener in self._flushed_listeners:
+        for listener in self.flushed_listeners:
             listener(self.disk.flushed)
 
     def abandon(self) -> None:
@@ -202,7 +202,7 @@ class MemoryStore:
 
 
 class Crash(BaseException):
-    """The process ends here and now."""
+    """Kills the process at this point."""
 
 
 class FileStore(MessageStore):
@@ -239,23 +239,25 @@ class FileStore(MessageStore):
     @property
     def disk(self) -> Any:
         pieces, offset = [], self.min_phy_offset
-        while view := self.log_view(offset, 1 << 20):
+        while view := self.log.view(offset, 1 << 20):
             pieces.append(bytes(view))
             offset += len(view)
         return SimpleNamespace(data=b"".join(pieces))
 
     @property
     def writable(self) -> bool:
-        return self.is_writable
+        return self.appender.is_writable
 
     def put(self, record: bytes) -> int:
         queue = self._rng.randrange(3)
-        result = self.put_message(
-            "T", queue, record, b"", 0, None, None, born_timestamp=1, born_host=self._HOST
+        result = self.appender.put_message(
+            NewMessage(
+                "T", queue, record, b"", 0, None, None, born_timestamp=1, born_host=self._HOST
+            )
         )
         return result.end_offset
 
     def advance_confirm_offset(self, offset: int) -> int:
         if self._rng.random() < 0.03:
-            self.flush_derived()
+            self.checkpoints.flush_derived()
         return super().advance_confirm_offset(offset)

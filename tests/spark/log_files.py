@@ -1,20 +1,24 @@
 """Store folders made by hand, and what a plain loop over the bytes finds in them."""
 
 import struct
+from datetime import UTC, datetime
 from pathlib import Path
 
-from protocol.record import (
+from batonmq.protocol.record import (
     END_FILE_MIN_BLANK,
     CorruptRecord,
     decode_record,
     encode_blank,
-    encode_record,
     scan_record,
 )
+from tests.records import record_of as encode_record
 
 HOST_V4 = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 HOST_V6 = bytes(range(16)) + b"\x00\x00\x2a\x9f"
 START_MS = 1_700_000_000_000
+YEAR_2_MS, YEAR_9999_MS = (
+    round(datetime(year, 1, 1, tzinfo=UTC).timestamp() * 1000) for year in (2, 9999)
+)
 
 
 def message(physical_offset, **fields):
@@ -90,8 +94,8 @@ def plain_row(data, at):
         "sys_flag": got.sys_flag,
         "flag": got.flag,
         "body_crc": got.body_crc,
-        "born_at": got.born_timestamp,
-        "store_at": got.store_timestamp,
+        "born_at": _time_or_none(got.born_timestamp),
+        "store_at": _time_or_none(got.store_timestamp),
         "born_host": got.born_host,
         "store_host": got.store_host,
         "reconsume_times": got.reconsume_times,
@@ -102,6 +106,11 @@ def plain_row(data, at):
         "properties": properties,
         "body": got.body,
     }
+
+
+def _time_or_none(ms):
+    """A time outside the years 2 to 9998 is null in tables."""
+    return ms if YEAR_2_MS <= ms < YEAR_9999_MS else None
 
 
 def row_of(row):

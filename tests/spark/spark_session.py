@@ -3,7 +3,7 @@
 import warnings
 from contextlib import contextmanager
 
-from spark.session import open_session
+from batonmq.spark.session import open_session
 
 SETTINGS = {
     "spark.ui.enabled": "false",

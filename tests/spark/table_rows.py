@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from spark.options import ReadOptions
-from spark.reading import Read
-from spark.selection import Selection
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.reading import Read
+from batonmq.spark.selection import Selection
 
 
 def read(path, selection=None, **options):

@@ -6,17 +6,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controller.history import EventKind, HistoryEvent
-from controller.history_file import HistoryFile
-from spark import history_table
-from spark.damage import DamagedFile
-from spark.history_table import HistoryRange, plan_history, read_history
-from spark.log_range import Damage
-from spark.options import ReadOptions
-from spark.reading import Read
-from spark.schemas import TABLES
-from spark.selection import Selection
-from spark.storage import Storage
+from batonmq.history.event import EventKind, HistoryEvent
+from batonmq.history.file import HistoryFile
+from batonmq.spark import history_table
+from batonmq.spark.damage import DamagedFile
+from batonmq.spark.history_table import HistoryRange, plan_history, read_history
+from batonmq.spark.log_range import Damage
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.reading import Read
+from batonmq.spark.schemas import TABLES
+from batonmq.spark.selection import Selection
+from batonmq.spark.storage import Storage
 
 SCHEMA = TABLES["history"]
 TIMES = {

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.record import encode_blank, scan_record
-from spark import log_range
-from spark.log_range import Block, LogRange, RangeReader
-from spark.message_columns import message_batch
-from spark.record_columns import locate, misplaced, wrong_crc
-from spark.record_scan import candidates, chain
-from spark.schemas import table_schema
-from spark.storage import Storage
-from spark.store_facts import StoreFacts
+from batonmq.protocol.record import encode_blank, scan_record
+from batonmq.spark import log_range
+from batonmq.spark.log_range import Block, LogRange, RangeReader
+from batonmq.spark.message_columns import message_batch
+from batonmq.spark.record_columns import locate, misplaced, wrong_crc
+from batonmq.spark.record_scan import candidates, chain
+from batonmq.spark.schemas import table_schema
+from batonmq.spark.storage import Storage
+from batonmq.spark.store_facts import StoreFacts
 from tests.spark.log_files import (
     HOST_V4,
     HOST_V6,

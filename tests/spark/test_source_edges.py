@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark import log_range
-from spark.arrow_parts import timestamps
-from spark.damage import DamagedFile
-from spark.options import ReadOptions
-from spark.storage import locate, split_paths
-from spark.store_facts import StoreError
+from batonmq.spark import log_range
+from batonmq.spark.arrow_parts import timestamps
+from batonmq.spark.damage import DamagedFile
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.storage import locate, split_paths
+from batonmq.spark.store_facts import StoreError
 from tests.spark.log_files import START_MS, LogFiles
 from tests.spark.table_rows import read, told
 

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark.options import ReadOptions
-from spark.parquet_files import write_parquet
-from spark.predicates import selection_of
-from spark.schemas import TABLES, table_schema
-from spark.session import PUSHDOWN, register
-from spark.source import FilteringReader, TableReader, WorkPartition
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.parquet_files import write_parquet
+from batonmq.spark.predicates import selection_of
+from batonmq.spark.schemas import TABLES, table_schema
+from batonmq.spark.session import PUSHDOWN, register
+from batonmq.spark.source import FilteringReader, TableReader, WorkPartition
 from tests.spark.log_files import START_MS, LogFiles
 from tests.spark.spark_session import spark_session
 

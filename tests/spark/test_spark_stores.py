@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from protocol.tags import tags_code
-from spark import reading, storage
-from spark.damage import DamagedFile
-from spark.options import ReadOptions
-from spark.reading import Read
-from spark.selection import Selection
-from spark.store_facts import StoreError
-from store.config import StoreConfig
-from store.consumer_offset import ConsumerOffsetManager
-from store.message_store import MessageStore
+from batonmq.protocol.record import NewMessage
+from batonmq.protocol.tags import tags_code
+from batonmq.spark import reading, storage
+from batonmq.spark.damage import DamagedFile
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.reading import Read
+from batonmq.spark.selection import Selection
+from batonmq.spark.store_facts import StoreError
+from batonmq.store.config import StoreConfig
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.message_store import MessageStore
 from tests.spark.log_files import START_MS, LogFiles, row_of
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
@@ -84,8 +85,10 @@ def test_queue_units_index_entries_and_epochs_of_a_java_store():
     assert {entry["physical_offset"] for entry in entries} <= set(by_offset)
     epochs = read(GOLDEN / "b1", table="epochs")
     assert [(e["epoch"], e["start_offset"], e["end_offset"]) for e in epochs] == [
-        (1, 0, 6269), (2, 6269, 6516), (3, 6516, None),
-    ]  # fmt: skip
+        (1, 0, 6269),
+        (2, 6269, 6516),
+        (3, 6516, None),
+    ]
     assert {(e["broker_id"], e["confirm_offset"], e["from_backup"]) for e in epochs} == {
         (2, 6760, False)
     }
@@ -121,16 +124,18 @@ def ours(tmp_path):
     for number in range(60):
         clock["now"] = START_MS + number * 1000
         tag = f"tag{number % 5}"
-        store.put_message(
-            f"T{number % 2}",
-            number % 3,
-            b"%d" % number * 100,
-            b"TAGS\x01%b\x02KEYS\x01key%d\x02" % (tag.encode(), number),
-            tags_code(tag),
-            b"key%d" % number,
-            None,
-            born_timestamp=START_MS,
-            born_host=HOST,
+        store.appender.put_message(
+            NewMessage(
+                f"T{number % 2}",
+                number % 3,
+                b"%d" % number * 100,
+                b"TAGS\x01%b\x02KEYS\x01key%d\x02" % (tag.encode(), number),
+                tags_code(tag),
+                b"key%d" % number,
+                None,
+                born_timestamp=START_MS,
+                born_host=HOST,
+            )
         )
         store.advance_confirm_offset(store.end_turn())
     store.close()
@@ -194,10 +199,10 @@ def test_tags_are_checked_behind_their_hash(ours, monkeypatch):
     store.open()
     store.prepare_master()
     for tag in (b"Aa", b"BB"):
-        store.put_message(
+        store.appender.put_message(NewMessage(
             "T", 0, tag, b"TAGS\x01%b\x02" % tag, tags_code(tag), None, None,
             born_timestamp=START_MS, born_host=HOST,
-        )  # fmt: skip
+        ))  # fmt: skip
     store.advance_confirm_offset(store.end_turn())
     store.close()
     selection = Selection().only("tags", frozenset({"BB"}))
@@ -282,8 +287,15 @@ def test_permissive_has_a_row_for_each_damaged_stretch(damaged):
     path, offsets = damaged
     rows = read(path, mode="PERMISSIVE")
     assert [row["queue_offset"] for row in rows if row["corrupt"] is None] == [
-        0, 1, 3, 4, 5, 7, 8, 9,
-    ]  # fmt: skip
+        0,
+        1,
+        3,
+        4,
+        5,
+        7,
+        8,
+        9,
+    ]
     corrupt = [row for row in rows if row["corrupt"] is not None]
     assert [row["physical_offset"] for row in corrupt] == [offsets[2], offsets[6]]
     first = corrupt[0]["corrupt"]
@@ -357,11 +369,13 @@ def test_lag_of_our_own_offsets(ours):
     offsets = ConsumerOffsetManager(ours / "config" / "consumerOffset.json")
     offsets.commit("g", "T0", 0, 4)
     offsets.commit("g", "gone", 0, 9)
-    offsets.persist()
+    for write in offsets.writes_due():
+        write()
     rows = read(ours, table="offsets")
     assert [(r["topic"], r["offset"], r["max_offset"], r["lag"]) for r in rows] == [
-        ("T0", 4, 10, 6), ("gone", 9, None, None),
-    ]  # fmt: skip
+        ("T0", 4, 10, 6),
+        ("gone", 9, None, None),
+    ]
 
 
 def test_patterns_and_lists_of_stores(tmp_path):

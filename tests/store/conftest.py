@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protocol.record import decode_records
-from protocol.tags import tags_code
-from store.appender import PutResult
-from store.config import StoreConfig
-from store.expiry import DiskUse
-from store.message_store import MessageStore
+from batonmq.protocol.record import NewMessage, decode_records
+from batonmq.protocol.tags import tags_code
+from batonmq.store.appender import PutResult
+from batonmq.store.config import StoreConfig
+from batonmq.store.message_store import MessageStore
+from batonmq.store.upkeep import DiskUse
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 START_MS = 1_700_000_000_000
@@ -90,17 +90,19 @@ class StoreRig:
         """Put one message, with a property string that says what the arguments say."""
         pairs = [(b"TAGS", tag.encode()), (b"KEYS", keys), (b"UNIQ_KEY", uniq_key)]
         properties = b"".join(b"%b\x01%b\x02" % (name, value) for name, value in pairs if value)
-        return store.put_message(
-            topic,
-            queue_id,
-            body,
-            properties,
-            tags_code(tag),
-            keys,
-            uniq_key,
-            sys_flag=sys_flag,
-            born_timestamp=START_MS,
-            born_host=HOST,
+        return store.appender.put_message(
+            NewMessage(
+                topic,
+                queue_id,
+                body,
+                properties,
+                tags_code(tag),
+                keys,
+                uniq_key,
+                sys_flag=sys_flag,
+                born_timestamp=START_MS,
+                born_host=HOST,
+            )
         )
 
     @staticmethod
@@ -115,9 +117,9 @@ class StoreRig:
     def read_bodies(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:
         """All visible bodies of a queue, pulled one result after another."""
         bodies: list[bytes] = []
-        offset = store.min_offset_in_queue(topic, queue_id)
+        offset = store.queries.min_offset_in_queue(topic, queue_id)
         while True:
-            result = store.get_message(topic, queue_id, offset, 32)
+            result = store.queries.get_message(topic, queue_id, offset, 32)
             if not result.message_count:
                 return bodies
             records = decode_records(b"".join(result.parts))

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import CorruptLogError
-from store.consume_queue import FILLER_SIZE, UNIT, UNIT_SIZE, Boundary, ConsumeQueue
-from store.consume_queue_store import ConsumeQueueStore
-from store.file_handles import FileHandles
+from batonmq.process.durable_file import sync_file
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.store.consume_queue import Boundary, ConsumeQueue
+from batonmq.store.file_handles import FileHandles
+from batonmq.store.queue_table import ConsumeQueueStore
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 FILE_SIZE = 10 * UNIT_SIZE
@@ -28,9 +30,18 @@ def filled(path: Path, count: int, *, size: int = 100) -> ConsumeQueue:
     return queue
 
 
+def flush(queues: ConsumeQueue | ConsumeQueueStore) -> None:
+    for path in queues.write_back():
+        sync_file(path)
+
+
+def folder_of(queue: ConsumeQueue) -> Path:
+    return Path(queue.place_of(0)[0]).parent
+
+
 def reopened(queue: ConsumeQueue) -> ConsumeQueue:
     queue.close()
-    again = ConsumeQueue(queue.directory, "T", 0, file_size=FILE_SIZE)
+    again = ConsumeQueue(folder_of(queue), "T", 0, file_size=FILE_SIZE)
     again.load()
     return again
 
@@ -68,8 +79,8 @@ def test_units_are_read_from_the_tail_and_from_the_file_alike(tmp_path: Path) ->
         queue.append_unit(index * 100, 100, index)
     assert queue.max_offset == 12
     units = queue.read_units(5, 32)
-    assert [u[2] for u in UNIT.iter_unpack(units)] == [5, 6, 7, 8, 9]  # one file per call
-    assert [u[2] for u in UNIT.iter_unpack(queue.read_units(10, 32))] == [10, 11]
+    assert [u[2] for u in UNIT.struct.iter_unpack(units)] == [5, 6, 7, 8, 9]  # one file per call
+    assert [u[2] for u in UNIT.struct.iter_unpack(queue.read_units(10, 32))] == [10, 11]
     assert queue.read_units(12, 1) == b""
     assert queue.read_units(3, 0) == b""
     assert queue.read_units(-1, 5) == b""
@@ -109,12 +120,12 @@ def test_a_queue_is_an_array(steps: list[str], data: st.DataObject) -> None:
 def test_r22_truncated_units_do_not_come_back(tmp_path: Path) -> None:
     """Units 0-24 are on disk; the log is cut at unit 7; the process dies; 7 stays the end."""
     queue = filled(tmp_path, 25)
-    queue.flush()
+    flush(queue)
     assert queue.truncate_dirty(700)
     assert not queue.truncate_dirty(700)
-    names = sorted(path.name for path in queue.directory.iterdir())
+    names = sorted(path.name for path in folder_of(queue).iterdir())
     assert names == [f"{0:020d}"]
-    after_crash = ConsumeQueue(queue.directory, "T", 0, file_size=FILE_SIZE)
+    after_crash = ConsumeQueue(folder_of(queue), "T", 0, file_size=FILE_SIZE)
     after_crash.load()
     assert indexes(after_crash) == list(range(7))
     after_crash.append_unit(700, 50, 70)
@@ -139,7 +150,7 @@ def test_first_unit_not_zero_is_preceded_by_filler(tmp_path: Path) -> None:
     assert queue.put_unit_at(23, 5000, 100, 9)
     assert (queue.min_offset, queue.max_offset) == (23, 24)
     queue.write_back()
-    assert [path.name for path in queue.directory.iterdir()] == [f"{400:020d}"]
+    assert [path.name for path in folder_of(queue).iterdir()] == [f"{400:020d}"]
     assert queue.unit_at(22) == (0, FILLER_SIZE, 0)
     assert queue.unit_at(19) is None
     again = reopened(queue)
@@ -207,13 +218,13 @@ def test_min_offset_follows_the_log(tmp_path: Path) -> None:
 def test_load_cuts_behind_a_hole_and_what_followed_stays_gone(tmp_path: Path) -> None:
     """Power loss left a zero page in the middle: units behind it must never resurface."""
     queue = filled(tmp_path, 25)
-    queue.flush()
+    flush(queue)
     queue.close()
-    second = queue.directory / f"{FILE_SIZE:020d}"
+    second = folder_of(queue) / f"{FILE_SIZE:020d}"
     data = bytearray(second.read_bytes())
     data[3 * UNIT_SIZE : 4 * UNIT_SIZE] = bytes(UNIT_SIZE)
     second.write_bytes(data)
-    queue = ConsumeQueue(queue.directory, "T", 0, file_size=FILE_SIZE)
+    queue = ConsumeQueue(folder_of(queue), "T", 0, file_size=FILE_SIZE)
     queue.load()
     assert queue.max_offset == 13
     queue.append_unit(1300, 100, 0)
@@ -225,8 +236,8 @@ def test_load_cuts_behind_a_hole_and_what_followed_stays_gone(tmp_path: Path) ->
 def test_load_refuses_wrong_length_and_missing_file(tmp_path: Path) -> None:
     queue = filled(tmp_path, 35)
     queue.close()
-    second = queue.directory / f"{FILE_SIZE:020d}"
-    last = queue.directory / f"{3 * FILE_SIZE:020d}"
+    second = folder_of(queue) / f"{FILE_SIZE:020d}"
+    last = folder_of(queue) / f"{3 * FILE_SIZE:020d}"
     content = second.read_bytes()
     second.write_bytes(content[:-1])
     with pytest.raises(CorruptLogError, match=f"{FILE_SIZE:020d}.*199 bytes where 200"):
@@ -245,7 +256,7 @@ def test_load_refuses_wrong_length_and_missing_file(tmp_path: Path) -> None:
 def test_a_torn_unit_with_a_negative_field_ends_the_queue(tmp_path: Path) -> None:
     queue = filled(tmp_path, 8)
     queue.close()
-    path = queue.directory / f"{0:020d}"
+    path = folder_of(queue) / f"{0:020d}"
     data = bytearray(path.read_bytes())
     data[4 * UNIT_SIZE] = 0x80
     data[6 * UNIT_SIZE + 8] = 0xFF
@@ -259,7 +270,7 @@ def test_a_full_tail_writes_itself_and_new_files_stay_sparse(tmp_path: Path) -> 
     queue = ConsumeQueue(tmp_path / "T" / "0", "T", 0)
     for index in range(4000):
         queue.append_unit(index, 1, 0)
-    file = next(iter(queue.directory.iterdir()))
+    file = next(iter(folder_of(queue).iterdir()))
     stat = file.stat()
     assert stat.st_size == 6_000_000
     assert stat.st_blocks * 512 < 1_000_000
@@ -294,18 +305,18 @@ def test_store_of_queues_over_a_restart(tmp_path: Path) -> None:
             for index in range(15):
                 queue.put_unit_at(index, index * 100 + queue_id, 10, 0)
     assert store.find("A", 9) is None
-    store.flush()
+    flush(store)
     assert store.write_back() == []
     store.close()
 
     store = ConsumeQueueStore(root, file_size=FILE_SIZE)
     assert store.load() == []
     assert store.topics() == {"A", "%RETRY%g"}
-    assert [q.queue_id for q in store.queues_of("A")] == [0, 1, 2]
+    assert sorted(q.queue_id for q in store.queues() if q.topic == "A") == [0, 1, 2]
     assert store.last_physical_end == 1412
     assert store.truncate_dirty(1401) == 4
-    assert store.next_offsets()["A", 0] == 15
-    assert store.next_offsets()["A", 2] == 14
+    assert store.find("A", 0).max_offset == 15
+    assert store.find("A", 2).max_offset == 14
     store.correct_min_offsets(500)
     assert {queue.min_offset for queue in store.queues()} == {5}
     assert store.delete_topic("A") == 3
@@ -320,7 +331,7 @@ def test_a_damaged_queue_is_named_and_removed_to_be_built_anew(tmp_path: Path) -
     store = ConsumeQueueStore(tmp_path, file_size=FILE_SIZE)
     store.find_or_create("A", 0).append_unit(0, 10, 0)
     store.find_or_create("B", 0).append_unit(10, 10, 0)
-    store.flush()
+    flush(store)
     store.close()
     (tmp_path / "A" / "0" / f"{0:020d}").write_bytes(b"short")
     store = ConsumeQueueStore(tmp_path, file_size=FILE_SIZE)

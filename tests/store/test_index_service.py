@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.tags import java_string_hash
-from store.file_handles import FileHandles
-from store.index_file import ENTRY, HEADER, IndexFile, file_size, key_hash
-from store.index_service import IndexService
+from batonmq.protocol.tags import java_string_hash
+from batonmq.store.file_handles import FileHandles
+from batonmq.store.index_file import ENTRY, HEADER, IndexFile, file_size, key_hash
+from batonmq.store.index_service import IndexService
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 SLOTS, ENTRIES = 1000, 4000
@@ -70,7 +70,7 @@ def test_the_golden_file_is_built_again_byte_by_byte(
 ) -> None:
     """Fed with the same records, one by one or as one batch, ours equals Java's file."""
     if not few:
-        monkeypatch.setattr("store.index_service._BATCH_MIN", 1)
+        monkeypatch.setattr("batonmq.store.index_service._BATCH_MIN", 1)
     service = service_at(tmp_path / "index")
     for record in golden_records(broker):
         properties = record["properties"]
@@ -107,7 +107,7 @@ keys_strategy = st.lists(
 @settings(deadline=None)
 @given(keys_strategy)
 def test_numpy_hashes_keys_as_java_does(keys: list[str]) -> None:
-    from store.index_batch import key_hashes
+    from batonmq.store.index_batch import key_hashes
 
     topics = [f"topic{index % 3}" for index in range(len(keys))]
     prefixes = [java_string_hash(topic + "#") & 0xFFFFFFFF for topic in topics]
@@ -118,7 +118,7 @@ def test_numpy_hashes_keys_as_java_does(keys: list[str]) -> None:
 
 def test_the_hash_of_min_value_is_zero() -> None:
     """abs(Integer.MIN_VALUE) is negative in Java, and counts as 0; numpy agrees."""
-    from store.index_batch import key_hashes
+    from batonmq.store.index_batch import key_hashes
 
     text = "polygenelubricants"
     assert java_string_hash(text) == -(2**31)
@@ -224,8 +224,8 @@ def test_r22_truncated_entries_are_out_of_reach(
 ) -> None:
     """The log is cut; other records come to the same offsets; no old key leads there."""
     if batch:
-        monkeypatch.setattr("store.index_file._LARGE", 1)
-        monkeypatch.setattr("store.index_service._BATCH_MIN", 1)
+        monkeypatch.setattr("batonmq.store.index_file._LARGE", 1)
+        monkeypatch.setattr("batonmq.store.index_service._BATCH_MIN", 1)
     service = service_at(tmp_path, index_num=100)
     fill(service, 150)
     service.drain()
@@ -282,7 +282,7 @@ def test_r22_a_crash_within_the_truncation_is_made_good_by_doing_it_again(
         raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr("store.index_file.sync_file", crash)
+        patched.setattr("batonmq.store.index_file.sync_file", crash)
         with pytest.raises(Crash):
             service.truncate_to(2000)
     resumed = service_at(tmp_path)
@@ -325,8 +325,8 @@ def test_power_loss_left_a_hole_among_the_entries(
     data[at : at + 5 * ENTRY.size] = bytes(5 * ENTRY.size)
     path.write_bytes(data)
     if batch:
-        monkeypatch.setattr("store.index_file._LARGE", 1)
-        monkeypatch.setattr("store.index_service._BATCH_MIN", 1)
+        monkeypatch.setattr("batonmq.store.index_file._LARGE", 1)
+        monkeypatch.setattr("batonmq.store.index_service._BATCH_MIN", 1)
     service = service_at(tmp_path, clean=False)
     assert service.end_phy_offset < 10_000
     resume = service.end_phy_offset // 100 + 1
@@ -424,7 +424,7 @@ def test_new_files_are_sparse_and_idle_brokers_load_no_numpy(tmp_path: Path) -> 
     program = f"""
 import sys
 from pathlib import Path
-from store.index_service import IndexService
+from batonmq.store.index_service import IndexService
 service = IndexService(Path({str(tmp_path)!r}))
 service.load(clean=True)
 for number in range(40):

@@ -10,32 +10,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.record import decode_record, decode_records
-from protocol.tags import tags_code
-from store.appender import BatchItem
-from store.consume_queue import Boundary
-from store.errors import (
+from batonmq.process.lock_file import FolderLockedError
+from batonmq.protocol.record import NewMessage, decode_record, decode_records
+from batonmq.protocol.tags import tags_code
+from batonmq.store.consume_queue import Boundary
+from batonmq.store.errors import (
     PutIllegal,
     PutPropertiesTooLong,
     PutRefused,
     PutUnavailable,
     StoreFormatError,
-    StoreLockedError,
 )
-from store.read_result import GetMessageStatus
+from batonmq.store.reader import GetMessageStatus
 
 FOREVER_MS = 2**62
 
 
-def items(*bodies):
-    return [BatchItem(body, b"", 0, None, None) for body in bodies]
-
-
 def put_batch(rig, store, *bodies):
-    return store.put_batch("T", 0, items(*bodies), born_timestamp=1, born_host=rig.host)
+    return store.appender.put_batch(
+        [NewMessage("T", 0, body, b"", 0, None, None, 1, rig.host) for body in bodies]
+    )
 
 
-# --- putting ---
+# Putting.
 
 
 def test_a_put_is_in_the_log_after_its_turn_and_visible_once_confirmed(rig):
@@ -46,14 +43,16 @@ def test_a_put_is_in_the_log_after_its_turn_and_visible_once_confirmed(rig):
     assert store.max_phy_offset == 0
     assert second.physical_offset == first.end_offset and second.queue_offset == 1
     assert store.end_turn() == store.max_phy_offset == second.end_offset
-    assert store.max_offset_in_queue("T", 0) == 0
-    assert store.look_message_by_offset(0) is None
+    assert store.queries.max_offset_in_queue("T", 0) == 0
+    assert store.queries.look_message_by_offset(0) is None
     assert store.advance_confirm_offset(first.end_offset) == first.end_offset
     assert rig.read_bodies(store) == [b"one"]
-    assert store.look_message_by_offset(second.physical_offset) is None
+    assert store.queries.look_message_by_offset(second.physical_offset) is None
     store.advance_confirm_offset(second.end_offset)
     assert rig.read_bodies(store) == [b"one", b"two"]
-    assert decode_record(store.look_message_by_offset(second.physical_offset)).body == b"two"
+    assert (
+        decode_record(store.queries.look_message_by_offset(second.physical_offset)).body == b"two"
+    )
 
 
 def test_r15_confirm_offset_never_falls_and_is_a_message_end(rig):
@@ -72,10 +71,10 @@ def test_a_record_that_does_not_fit_goes_to_the_next_segment_behind_a_blank(rig)
     while rig.put(store, bytes(900)).physical_offset < 8192:
         pass
     store.advance_confirm_offset(store.end_turn())
-    result = store.get_message("T", 0, 0, 32)
+    result = store.queries.get_message("T", 0, 0, 32)
     assert [r.physical_offset for r in decode_records(b"".join(result.parts))][-1] == 8192
     assert len(result.parts) == 2
-    assert store.log_view(0, 20000).nbytes == 8192
+    assert store.log.view(0, 20000).nbytes == 8192
 
 
 def test_one_record_may_fill_a_segment_to_the_last_place(rig):
@@ -155,8 +154,8 @@ def test_prepared_and_rollback_records_take_no_place_in_their_queue(rig):
     assert (prepared.queue_offset, rollback.queue_offset, plain.queue_offset) == (0, 0, 0)
     store.advance_confirm_offset(store.end_turn())
     assert rig.read_bodies(store) == [b"plain"]
-    assert len(store.query_message("T", "P", 9, 0, FOREVER_MS).parts) == 1
-    assert store.query_message("T", "R", 9, 0, FOREVER_MS).parts == []
+    assert len(store.queries.query_message("T", "P", 9, 0, FOREVER_MS).parts) == 1
+    assert store.queries.query_message("T", "R", 9, 0, FOREVER_MS).parts == []
 
 
 def test_long_topics_and_ipv6_hosts(rig):
@@ -164,21 +163,23 @@ def test_long_topics_and_ipv6_hosts(rig):
     topic = "%RETRY%" + "g" * 140
     store = rig.open_master()
     born = bytes(16) + b"\0\0\x2a\x9f"
-    store.put_message(topic, 1, b"v2", b"", 0, None, None, born_timestamp=1, born_host=born)
+    store.appender.put_message(
+        NewMessage(topic, 1, b"v2", b"", 0, None, None, born_timestamp=1, born_host=born)
+    )
     store.advance_confirm_offset(store.end_turn())
     rig.kill(store)
     store = rig.open(controller_mode=False)
     assert rig.read_bodies(store, topic, 1) == [b"v2"]
-    assert store.message_store_timestamp(topic, 1, 0) == rig.now_ms
+    assert store.queries.message_store_timestamp(topic, 1, 0) == rig.now_ms
 
 
-# --- listeners and system records ---
+# Listeners and system records.
 
 
 def test_arrival_is_told_once_per_queue_and_advance(rig):
     store = rig.open_master()
     told = []
-    store.on_arrival(lambda *arrival: told.append(arrival))
+    store.arrival_listeners.append(lambda *arrival: told.append(arrival))
     for queue_id in (0, 1, 0):
         rig.put(store, queue_id=queue_id)
     store.advance_confirm_offset(store.end_turn())
@@ -199,8 +200,10 @@ def test_r31_system_records_reach_their_handler_in_log_order_and_have_no_queue(r
     rig.put(store, b"delete", topic="SYS")
     store.advance_confirm_offset(store.end_turn())
     assert applied == [(b"SYS", b"create"), (b"SYS", b"delete")]
-    assert store.get_message("SYS", 0, 0, 1).status is GetMessageStatus.NO_MATCHED_LOGIC_QUEUE
-    assert store.queue_ids("SYS") == [] and store.queue_ids("T") == [0]
+    assert (
+        store.queries.get_message("SYS", 0, 0, 1).status is GetMessageStatus.NO_MATCHED_LOGIC_QUEUE
+    )
+    assert store.queries.queue_ids("SYS") == [] and store.queries.queue_ids("T") == [0]
     rig.kill(store)
     applied.clear()
     rig.open(controller_mode=False)
@@ -236,7 +239,7 @@ def test_r31_what_the_log_showed_is_made_durable_before_the_checkpoint_passes_it
     rig.kill(store)
     store = rig.open(controller_mode=False)
     assert (in_memory, on_disk) == ({"A"}, set())
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     assert on_disk == {"A"}
 
 
@@ -244,7 +247,7 @@ def test_a_queue_on_disk_whose_topic_was_not_stored_is_announced_again(rig):
     """Units may reach the disk before a checkpoint; the table of topics then lacks theirs."""
     store = rig.open_master()
     rig.put_confirmed(store, b"x", topic="A")
-    store._parts.consume_queues.flush()
+    store._files.consume_queues.write_back()
     rig.kill(store)
     shown = []
     rig.before_open = lambda store: setattr(
@@ -271,21 +274,21 @@ def test_a_deleted_topic_numbers_alike_on_master_and_slave(rig):
     rig.put(store, b"m1")
     store.end_turn()
     store.advance_confirm_offset(deletion.end_offset)
-    assert store.max_offset_in_queue("T", 0) == 0
+    assert store.queries.max_offset_in_queue("T", 0) == 0
     rig.put_confirmed(store, b"m2")
-    state = (store.min_offset_in_queue("T", 0), store.max_offset_in_queue("T", 0))
+    state = (store.queries.min_offset_in_queue("T", 0), store.queries.max_offset_in_queue("T", 0))
     assert rig.read_bodies(store) == [b"m1", b"m2"] and state == (1, 3)
     rig.kill(store)
     replica = rig.open(controller_mode=False)
     assert rig.read_bodies(replica) == [b"m1", b"m2"]
 
 
-# --- reading ---
+# Reading.
 
 
 def test_statuses_of_offsets_outside_the_queue(rig):
     store = rig.open_master()
-    status = lambda offset: store.get_message("T", 0, offset, 32)  # noqa: E731
+    status = lambda offset: store.queries.get_message("T", 0, offset, 32)  # noqa: E731
     assert status(0).status is GetMessageStatus.NO_MATCHED_LOGIC_QUEUE
     rig.put_confirmed(store, b"a", b"b")
     assert status(2).status is GetMessageStatus.OFFSET_OVERFLOW_ONE
@@ -305,22 +308,22 @@ def test_r28_a_new_master_holds_a_pull_between_its_visible_end_and_its_log_end(r
     ends = [rig.put(store).end_offset for _ in range(3)]
     store.end_turn()
     store.advance_confirm_offset(ends[0])
-    held = store.get_message("T", 0, 3, 32)
+    held = store.queries.get_message("T", 0, 3, 32)
     assert held.status is GetMessageStatus.OFFSET_OVERFLOW_ONE
     assert held.next_begin_offset == 3 and held.max_offset == 1
-    assert store.next_offset_in_queue("T", 0) == 3
-    assert store.get_message("T", 0, 4, 32).next_begin_offset == 1
-    assert store.max_offset_in_queue("T", 0) == 1
-    assert store.offset_in_queue_by_time("T", 0, FOREVER_MS, Boundary.LOWER) == 1
+    assert store.queries.next_offset_in_queue("T", 0) == 3
+    assert store.queries.get_message("T", 0, 4, 32).next_begin_offset == 1
+    assert store.queries.max_offset_in_queue("T", 0) == 1
+    assert store.queries.offset_in_queue_by_time("T", 0, FOREVER_MS, Boundary.LOWER) == 1
 
 
 def test_r28_nothing_of_a_queue_is_told_before_it_is_confirmed(rig):
     store = rig.open_master()
     rig.put(store, uniq_key=b"U")
     store.end_turn()
-    assert store.get_message("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
-    assert store.get_message("T", 0, 1, 32).next_begin_offset == 1
-    assert store.query_message("T", "U", 9, 0, FOREVER_MS).parts == []
+    assert store.queries.get_message("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
+    assert store.queries.get_message("T", 0, 1, 32).next_begin_offset == 1
+    assert store.queries.query_message("T", "U", 9, 0, FOREVER_MS).parts == []
 
 
 def test_a_pull_is_filtered_by_tag_and_ends_at_its_limits(rig):
@@ -329,14 +332,14 @@ def test_a_pull_is_filtered_by_tag_and_ends_at_its_limits(rig):
         rig.put(store, b"%d" % number, tag="A" if number % 3 == 0 else "B")
     store.advance_confirm_offset(store.end_turn())
     wanted = frozenset({tags_code("A")})
-    result = store.get_message("T", 0, 1, 2, None, wanted)
+    result = store.queries.get_message("T", 0, 1, 2, None, wanted)
     assert [r.body for r in decode_records(b"".join(result.parts))] == [b"3", b"6"]
     assert result.next_begin_offset == 9
-    none = store.get_message("T", 0, 10, 9, None, wanted)
+    none = store.queries.get_message("T", 0, 10, 9, None, wanted)
     assert (none.status, none.next_begin_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 12)
-    size = store.get_message("T", 0, 0, 1).size
-    assert store.get_message("T", 0, 0, 32, 2 * size).message_count == 2
-    assert store.get_message("T", 0, 0, 32, 1).message_count == 1
+    size = store.queries.get_message("T", 0, 0, 1).size
+    assert store.queries.get_message("T", 0, 0, 32, 2 * size).message_count == 2
+    assert store.queries.get_message("T", 0, 0, 32, 1).message_count == 1
 
 
 def test_a_pull_from_disk_is_shorter_than_one_from_memory(rig):
@@ -345,14 +348,14 @@ def test_a_pull_from_disk_is_shorter_than_one_from_memory(rig):
         max_transfer_count_on_message_in_disk=3,
     )
     rig.put_confirmed(store, *[b"m"] * 20)
-    assert store.get_message("T", 0, 0, 32).message_count == 10
+    assert store.queries.get_message("T", 0, 0, 32).message_count == 10
     rig.kill(store)
     store = rig.open(
         controller_mode=False,
         max_transfer_count_on_message_in_disk=3,
         access_message_in_memory_max_ratio=0,
     )
-    result = store.get_message("T", 0, 0, 32)
+    result = store.queries.get_message("T", 0, 0, 32)
     assert result.message_count == 3 and result.suggest_pulling_from_slave
 
 
@@ -362,11 +365,12 @@ def test_key_query_compares_the_real_key(rig):
     rig.put_confirmed(store, b"1", uniq_key=b"Aa", keys=b"k1 k2")
     rig.put_confirmed(store, b"2", uniq_key=b"BB", keys=b"k2")
     found = lambda key: [  # noqa: E731
-        decode_record(part).body for part in store.query_message("T", key, 9, 0, FOREVER_MS).parts
+        decode_record(part).body
+        for part in store.queries.query_message("T", key, 9, 0, FOREVER_MS).parts
     ]
     assert found("Aa") == [b"1"] and found("BB") == [b"2"]
     assert found("k2") == [b"2", b"1"] and found("k") == []
-    assert store.query_message("T", "k2", 1, 0, FOREVER_MS).index_last_update_phyoffset > 0
+    assert store.queries.query_message("T", "k2", 1, 0, FOREVER_MS).index_last_update_phyoffset > 0
 
 
 def test_offsets_by_time(rig):
@@ -375,28 +379,28 @@ def test_offsets_by_time(rig):
         rig.now_ms += 1000
         rig.put_confirmed(store, b"m")
     last = rig.now_ms
-    by_time = lambda ms, b: store.offset_in_queue_by_time("T", 0, ms, b)  # noqa: E731
+    by_time = lambda ms, b: store.queries.offset_in_queue_by_time("T", 0, ms, b)  # noqa: E731
     assert by_time(last - 1500, Boundary.LOWER) == 1
     assert by_time(last - 1500, Boundary.UPPER) == 0
     assert by_time(last + 1, Boundary.LOWER) == 3
-    assert store.earliest_message_time("T", 0) == last - 2000
-    assert store.message_store_timestamp("T", 0, 2) == last
-    assert store.message_store_timestamp("T", 0, 3) == -1
+    assert store.queries.earliest_message_time("T", 0) == last - 2000
+    assert store.queries.message_store_timestamp("T", 0, 2) == last
+    assert store.queries.message_store_timestamp("T", 0, 3) == -1
 
 
 def test_an_offset_within_a_record_is_no_message(rig):
     store = rig.open_master()
     rig.put_confirmed(store, b"body")
-    assert store.look_message_by_offset(7) is None
-    assert store.look_message_by_offset(-1) is None
+    assert store.queries.look_message_by_offset(7) is None
+    assert store.queries.look_message_by_offset(-1) is None
 
 
-# --- one process, and the shape of files ---
+# One process, and the shape of files.
 
 
 def test_a_second_store_on_the_same_folder_is_refused(rig):
     rig.open()
-    with pytest.raises(StoreLockedError) as refused:
+    with pytest.raises(FolderLockedError) as refused:
         rig.open()
     assert refused.value.pid == os.getpid()
 
@@ -405,8 +409,8 @@ def test_a_second_process_is_refused_and_the_error_names_the_first(rig):
     """A second broker on one data directory."""
     rig.open()
     script = (
-        "import sys; from pathlib import Path; from store.lock_file import StoreLock\n"
-        "try: StoreLock(Path(sys.argv[1])).acquire()\n"
+        "import sys; from pathlib import Path; from batonmq.process.lock_file import FolderLock\n"
+        "try: FolderLock(Path(sys.argv[1])).acquire()\n"
         "except Exception as error: print(error)"
     )
     command = [sys.executable, "-c", script, str(rig.root / "lock")]
@@ -438,9 +442,9 @@ def test_an_empty_last_file_is_deleted(rig):
 
 def test_the_log_id_stays_with_its_log(rig):
     store = rig.open()
-    log_id = store.log_id
+    log_id = store.log.log_id
     store.close()
-    assert rig.open().log_id == log_id
+    assert rig.open().log.log_id == log_id
 
 
 def test_runtime_info_has_javas_names(rig):

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from epoch.entry import EpochEntry
-from store.config import StoreConfig
-from store.errors import PutUnavailable
-from store.expiry import DiskUse, decide_expiry
+from batonmq.epoch.entry import EpochEntry
+from batonmq.store.config import StoreConfig
+from batonmq.store.errors import PutUnavailable
+from batonmq.store.upkeep import DiskUse, decide_expiry
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
@@ -67,18 +67,18 @@ def age(rig, count):
 def test_expired_segments_take_their_units_with_them(rig):
     store = filled(rig)
     age(rig, 2)
-    assert store.clean_expired() == 0, "not at this hour"
-    assert store.clean_expired(manual=True) == 2
+    assert store.expirer.clean_expired() == 0, "not at this hour"
+    assert store.expirer.clean_expired(manual=True) == 2
     assert store.min_phy_offset == 16384 and not rig.segment(1).exists()
-    first = store.min_offset_in_queue("T", 0)
+    first = store.queries.min_offset_in_queue("T", 0)
     assert 0 < first == 30 - len(rig.read_bodies(store))
-    assert store.get_message("T", 0, 0, 32).next_begin_offset == first
-    assert store.look_message_by_offset(0) is None
-    assert all(store.query_message("T", "U", 64, 0, 2**62).parts)
+    assert store.queries.get_message("T", 0, 0, 32).next_begin_offset == first
+    assert store.queries.look_message_by_offset(0) is None
+    assert all(store.queries.query_message("T", "U", 64, 0, 2**62).parts)
     store.close()
     store = rig.open()
-    assert (store.min_phy_offset, store.min_offset_in_queue("T", 0)) == (16384, first)
-    assert not store.suspect
+    assert (store.min_phy_offset, store.queries.min_offset_in_queue("T", 0)) == (16384, first)
+    assert not store.trust.reason
 
 
 def test_the_last_segment_and_what_is_not_confirmed_stay(rig):
@@ -87,9 +87,9 @@ def test_the_last_segment_and_what_is_not_confirmed_stay(rig):
     store.end_turn()
     store.advance_confirm_offset(puts[9].end_offset)
     age(rig, 5)
-    assert store.clean_expired(manual=True) == 1
+    assert store.expirer.clean_expired(manual=True) == 1
     store.advance_confirm_offset(puts[-1].end_offset)
-    store.clean_expired(manual=True)
+    store.expirer.clean_expired(manual=True)
     assert not rig.segment(3).exists() and rig.segment(4).exists()
 
 
@@ -97,7 +97,7 @@ def test_r25_the_epoch_prefix_goes_with_the_segments_but_never_the_last_entry(ri
     store = filled(rig)
     store.epochs.append(EpochEntry(3, store.max_phy_offset))
     age(rig, 5)
-    store.clean_expired(manual=True)
+    store.expirer.clean_expired(manual=True)
     assert [entry.epoch for entry in store.epochs.entries][-1] == 3
     assert store.epochs.entries[0].end_offset > store.min_phy_offset
 
@@ -106,26 +106,26 @@ def test_a_full_disk_refuses_puts_until_there_is_room(rig):
     store = rig.open_master()
     rig.put_confirmed(store, b"m")
     rig.disk_ratio = 0.95
-    store.clean_expired()
+    store.expirer.clean_expired()
     with pytest.raises(PutUnavailable, match="disk is full"):
         rig.put(store)
     store.prepare_master()
-    assert not store.is_writable
+    assert not store.appender.is_writable
     rig.disk_ratio = 0.5
-    store.clean_expired()
+    store.expirer.clean_expired()
     assert rig.put(store).queue_offset == 1
 
 
 def test_views_of_an_expired_segment_stay_readable(rig):
     """A reply is still being sent from a segment that is taken away under it."""
     store = filled(rig)
-    view = store.log_view(0, 100)
+    view = store.log.view(0, 100)
     before = bytes(view)
     age(rig, 1)
 
     async def clean():
         store.start(asyncio.get_running_loop(), pytest.fail)
-        assert store.clean_expired(manual=True) == 1
+        assert store.expirer.clean_expired(manual=True) == 1
         async with asyncio.timeout(10):
             while rig.segment(0).exists():  # noqa: ASYNC110  a thread unlinks it
                 await asyncio.sleep(0)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.record import decode_record, decode_records
-from store.message_store import MessageStore
+from batonmq.protocol.record import decode_record, decode_records
+from batonmq.store.message_store import MessageStore
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 END = 6760
@@ -38,16 +38,16 @@ def by_queue(records):
 def check_readable(store: MessageStore, records) -> None:
     """Every record by place, through its queue, and by each of its keys."""
     for record in records:
-        found = decode_record(store.look_message_by_offset(record["physicalOffset"]))
+        found = decode_record(store.queries.look_message_by_offset(record["physicalOffset"]))
         assert found.body.hex() == record["bodyHex"]
         assert found.properties == record["properties"]
         topic, properties = record["topic"], record["properties"]
         keys = [properties.get("UNIQ_KEY"), *properties.get("KEYS", "").split(" ")]
         for key in filter(None, keys):
-            hits = store.query_message(topic, key, 64, 0, 2**62).parts
+            hits = store.queries.query_message(topic, key, 64, 0, 2**62).parts
             assert record["physicalOffset"] in [decode_record(hit).physical_offset for hit in hits]
     for (topic, queue_id), queue in by_queue(records).items():
-        result = store.get_message(topic, queue_id, 0, 32)
+        result = store.queries.get_message(topic, queue_id, 0, 32)
         messages = decode_records(b"".join(result.parts))
         assert [m.physical_offset for m in messages] == [r["physicalOffset"] for r in queue]
         assert result.max_offset == len(queue)
@@ -56,7 +56,7 @@ def check_readable(store: MessageStore, records) -> None:
 def test_every_message_is_readable_through_queue_and_index(golden):
     rig, records = golden
     store = rig.open(**SIZES)
-    assert not store.suspect
+    assert not store.trust.reason
     assert (store.min_phy_offset, store.confirm_offset, store.max_phy_offset) == (0, END, END)
     epochs = [(entry.epoch, entry.start_offset) for entry in store.epochs.entries]
     assert epochs == [(1, 0), (2, 6269), (3, 6516)]
@@ -68,15 +68,15 @@ def test_a_broker_goes_on_from_it(golden):
     rig, _ = golden
     store = rig.open(**SIZES)
     assert store.prepare_master() == END
-    before = store.max_offset_in_queue("GoldTopic", 1)
+    before = store.queries.max_offset_in_queue("GoldTopic", 1)
     result = rig.put(store, b"ours", topic="GoldTopic", queue_id=1, uniq_key=b"NEW")
     assert (result.physical_offset, result.queue_offset) == (END, before)
     store.advance_confirm_offset(store.end_turn())
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     rig.kill(store)
     store = rig.open(**SIZES)
     assert rig.read_bodies(store, "GoldTopic", 1)[-1] == b"ours"
-    assert len(store.query_message("GoldTopic", "NEW", 9, 0, 2**62).parts) == 1
+    assert len(store.queries.query_message("GoldTopic", "NEW", 9, 0, 2**62).parts) == 1
     assert store.confirm_offset == result.end_offset
 
 
@@ -106,7 +106,7 @@ def test_an_unclean_java_stop_is_recovered(golden):
     rig, records = golden
     (rig.root / "abort").write_text("1234")
     store = rig.open(**SIZES)
-    assert (store.confirm_offset, store.suspect) == (END, "")
+    assert (store.confirm_offset, store.trust.reason) == (END, "")
     check_readable(store, records)
 
 
@@ -122,5 +122,5 @@ def test_a_java_log_with_a_record_torn_in_its_properties(golden):
         file.write(bytes(10))
     shutil.rmtree(rig.root / "consumequeue")  # else it tells that the record was confirmed (R24)
     store = rig.open(**SIZES)
-    assert not store.suspect and store.max_phy_offset == last["physicalOffset"]
+    assert not store.trust.reason and store.max_phy_offset == last["physicalOffset"]
     check_readable(store, records[:-1])

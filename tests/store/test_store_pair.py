@@ -48,8 +48,8 @@ class Pair:
 
     def ship(self, size=1 << 20):
         offset = self.slave.max_phy_offset
-        while view := self.master.log_view(offset, size):
-            offset = self.slave.append_replicated(offset, view)
+        while view := self.master.log.view(offset, size):
+            offset = self.slave.slave_log.append_replicated(offset, view)
             if size != 1 << 20:
                 break
         self.slave.advance_confirm_offset(min(self.confirmed, offset))
@@ -63,12 +63,12 @@ class Pair:
 
     def checkpoint(self):
         for store in self.stores:
-            store.flush_derived()
+            store.checkpoints.flush_derived()
 
     def kill(self, side):
         self.rigs[side].kill(self.stores[side])
         store = self.stores[side] = self.rigs[side].open()
-        assert not store.suspect
+        assert not store.trust.reason
 
     def kill_slave(self):
         self.kill(1)
@@ -88,14 +88,14 @@ class Pair:
         assert log_end >= self.confirmed, "an acknowledged byte is missing"
         self.in_log = [record for record in self.in_log if record[0] <= log_end]
         if self.slave.max_phy_offset > log_end:
-            self.slave.truncate_to(log_end)
+            self.slave.slave_log.truncate_to(log_end)
         self.check_common()
 
     def check_common(self):
         end = min(self.master.max_phy_offset, self.slave.max_phy_offset)
         for offset in range(0, end, 8192):
             size = min(8192, end - offset)
-            assert self.master.log_view(offset, size) == self.slave.log_view(offset, size)
+            assert self.master.log.view(offset, size) == self.slave.log.view(offset, size)
 
     def check_end(self):
         """Everything is shipped and confirmed: both show the same, in order, without a gap."""

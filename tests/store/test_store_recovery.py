@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import CorruptLogError
-from protocol.record import decode_records
-from store.errors import StoreStateError
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.protocol.record import decode_records
+from batonmq.store.errors import StoreStateError
 
 BODIES = [b"m%03d" % number + bytes(200) for number in range(60)]
 
@@ -21,25 +21,25 @@ def test_a_clean_stop_loses_nothing_and_leaves_no_abort_file(rig):
     store.close()
     assert not (rig.root / "abort").exists()
     store = rig.open()
-    assert store.confirm_offset == store.max_phy_offset == store.flushed_offset == end
+    assert store.confirm_offset == store.max_phy_offset == store.log.flushed_offset == end
     assert rig.read_bodies(store) == BODIES
-    assert len(store.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
+    assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
 
 
 def test_after_a_kill_the_whole_log_is_there_and_numbers_go_on(rig):
     """kill -9 loses what is in memory: tails of queues and index. The log builds them again."""
     store = rig.open_master()
     rig.put_confirmed(store, *BODIES[:30], uniq_key=b"U")
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     end = rig.put_confirmed(store, *BODIES[30:], uniq_key=b"U")
     rig.kill(store)
     store = rig.open()
-    assert store.max_phy_offset == end and not store.suspect
+    assert store.max_phy_offset == end and not store.trust.reason
     assert rig.read_bodies(store) == BODIES[:30]
     store.prepare_master()
     store.advance_confirm_offset(end)
     assert rig.read_bodies(store) == BODIES
-    assert len(store.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
+    assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
     assert rig.put(store).queue_offset == len(BODIES)
 
 
@@ -49,7 +49,7 @@ def test_the_confirmed_offset_is_stored_and_bounds_what_is_visible_after_a_kill(
     confirmed = rig.put_confirmed(store, b"a", b"b")
     rig.put(store, b"unconfirmed")
     end = store.end_turn()
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     rig.kill(store)
     store = rig.open()
     assert (store.confirm_offset, store.max_phy_offset) == (confirmed, end)
@@ -62,17 +62,17 @@ def test_recovery_begins_at_its_own_point_not_at_the_start_of_the_segment(rig):
     """A flipped byte below the recovery point is not met at the start, but never served (G8)."""
     store = rig.open_master()
     rig.put_confirmed(store, *BODIES[:5])
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     rig.put_confirmed(store, *BODIES[5:9])
     rig.kill(store)
     rig.flip(rig.segment(), 100)
     store = rig.open(controller_mode=False)
-    assert not store.suspect
+    assert not store.trust.reason
     with pytest.raises(CorruptLogError) as damage:
-        store.get_message("T", 0, 0, 32)
+        store.queries.get_message("T", 0, 0, 32)
     assert damage.value.offset == 0 and damage.value.file == str(rig.segment())
-    assert store.look_message_by_offset(0) is None
-    assert store.get_message("T", 0, 1, 32).message_count == 8
+    assert store.queries.look_message_by_offset(0) is None
+    assert store.queries.get_message("T", 0, 1, 32).message_count == 8
 
 
 def test_g8_a_damaged_record_ends_the_result_before_it(rig):
@@ -82,18 +82,18 @@ def test_g8_a_damaged_record_ends_the_result_before_it(rig):
     store.close()
     rig.flip(rig.segment(), results[3].physical_offset + 120)
     store = rig.open()
-    result = store.get_message("T", 0, 0, 32)
+    result = store.queries.get_message("T", 0, 0, 32)
     assert [r.body for r in decode_records(b"".join(result.parts))] == BODIES[:3]
     assert result.next_begin_offset == 3
     with pytest.raises(CorruptLogError):
-        store.get_message("T", 0, 3, 32)
+        store.queries.get_message("T", 0, 3, 32)
 
 
 def test_r24_a_torn_tail_is_cut_and_zeroed(rig):
     """The last record was written in part, nothing stands behind it, nothing confirmed it."""
     store = rig.open_master()
     end = rig.put_confirmed(store, *BODIES[:5])
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     torn = rig.put(store, bytes(range(256)) * 4)
     store.end_turn()
     rig.kill(store)
@@ -101,7 +101,7 @@ def test_r24_a_torn_tail_is_cut_and_zeroed(rig):
         file.seek(end + 300)
         file.write(bytes(torn.size))
     store = rig.open()
-    assert not store.suspect and store.max_phy_offset == end
+    assert not store.trust.reason and store.max_phy_offset == end
     assert rig.segment().read_bytes()[end:] == bytes(8192 - end)
     store.prepare_master()
     assert rig.put(store, b"next").physical_offset == end
@@ -121,7 +121,7 @@ def test_r24_a_write_that_ends_within_the_property_crc_is_torn(rig, missing):
         file.write(bytes(missing))
     store = rig.open()
     assert store.max_phy_offset == end
-    assert bool(store.suspect) == (missing == 1)
+    assert bool(store.trust.reason) == (missing == 1)
 
 
 def test_r24_a_flipped_byte_with_records_behind_it_is_damage(rig):
@@ -133,27 +133,27 @@ def test_r24_a_flipped_byte_with_records_behind_it_is_damage(rig):
     results = [rig.put(store, body) for body in BODIES[:30]]
     end = store.end_turn()
     store.advance_confirm_offset(results[3].end_offset)
-    log = b"".join(bytes(store.log_view(at, 8192)) for at in range(0, end, 8192))
+    log = b"".join(bytes(store.log.view(at, 8192)) for at in range(0, end, 8192))
     rig.kill(store)
     rig.flip(rig.segment(), results[10].physical_offset + 120)
     store = rig.open()
     bad = results[10].physical_offset
-    assert store.suspect and not store.damage.discarded
-    assert (store.damage.file, store.damage.offset) == (str(rig.segment()), bad)
+    assert store.trust.reason and not store.trust.damage.discarded
+    assert (store.trust.damage.file, store.trust.damage.offset) == (str(rig.segment()), bad)
     assert store.max_phy_offset == bad
     with pytest.raises(CorruptLogError):
         store.prepare_master()
     with pytest.raises(StoreStateError):
-        store.append_replicated(bad, log[bad:])
+        store.slave_log.append_replicated(bad, log[bad:])
     assert rig.segment(1).exists(), "damage is not cut silently"
-    assert store.discard_damaged_tail() == bad and store.damage.discarded
+    assert store.trust.discard_damaged_tail() == bad and store.trust.damage.discarded
     assert list((rig.root / "truncated").iterdir())
     rig.kill(store)
     store = rig.open()
-    assert store.damage.discarded, "the suspicion survives a restart"
-    assert store.append_replicated(bad, log[bad:]) == end
+    assert store.trust.damage.discarded, "the suspicion survives a restart"
+    assert store.slave_log.append_replicated(bad, log[bad:]) == end
     store.advance_confirm_offset(end)
-    assert not store.suspect
+    assert not store.trust.reason
     assert rig.read_bodies(store) == BODIES[:30]
     assert store.prepare_master() == end
 
@@ -164,7 +164,7 @@ def test_r24_a_log_that_ends_below_its_confirmed_offset_is_damage(rig):
     end = rig.put_confirmed(store, *BODIES[:5])
     last = rig.put(store, b"confirmed")
     store.advance_confirm_offset(store.end_turn())
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     rig.kill(store)
     with rig.segment().open("r+b") as file:
         file.seek(end)
@@ -174,11 +174,11 @@ def test_r24_a_log_that_ends_below_its_confirmed_offset_is_damage(rig):
     data[64:84] = bytes(20)  # without our own point, as Java leaves it
     checkpoint.write_bytes(data)
     store = rig.open()
-    assert store.suspect and store.damage.offset == end
-    assert "below the confirmed offset" in store.damage.what
+    assert store.trust.reason and store.trust.damage.offset == end
+    assert "below the confirmed offset" in store.trust.damage.what
     store.close()
     store = rig.open()
-    assert store.suspect, "closing and opening does not wash it off"
+    assert store.trust.reason, "closing and opening does not wash it off"
 
 
 def test_r24_a_missing_middle_file_is_damage_named_by_its_path(rig):
@@ -188,11 +188,11 @@ def test_r24_a_missing_middle_file_is_damage_named_by_its_path(rig):
     assert rig.segment(3).exists()
     rig.segment(1).unlink()
     store = rig.open()
-    assert store.suspect
-    assert (store.damage.file, store.damage.offset) == (str(rig.segment(1)), 8192)
+    assert store.trust.reason
+    assert (store.trust.damage.file, store.trust.damage.offset) == (str(rig.segment(1)), 8192)
     bodies = rig.read_bodies(store)
     assert bodies == BODIES[: len(bodies)] and store.max_phy_offset == 8192
-    store.discard_damaged_tail()
+    store.trust.discard_damaged_tail()
     assert [path.name for path in sorted((rig.root / "commitlog").glob("0*"))] == [f"{0:020d}"]
     kept = next((rig.root / "truncated").iterdir())
     assert {path.name for path in kept.iterdir()} >= {f"{2 * 8192:020d}", f"{3 * 8192:020d}"}
@@ -207,14 +207,14 @@ def test_a_store_without_queues_builds_them_from_the_log(rig):
     shutil.rmtree(rig.root / "consumequeue")
     shutil.rmtree(rig.root / "index")
     store = rig.open()
-    assert len(store.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
+    assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == len(BODIES)
     store.close()
     after = {p.name: p.read_bytes() for p in (rig.root / "consumequeue").rglob("0" * 17 + "*")}
     assert after == before
 
 
 def test_r25_epochs_above_the_log_end_are_dropped(rig):
-    from epoch.entry import EpochEntry
+    from batonmq.epoch.entry import EpochEntry
 
     store = rig.open_master()
     store.epochs.append(EpochEntry(1, 0))
@@ -262,9 +262,9 @@ def test_r24_whatever_happens_to_the_tail(store_in, sizes, confirmed, checkpoint
             if number < confirmed:
                 store.advance_confirm_offset(store.max_phy_offset)
             if number == checkpoint_at:
-                store.flush_derived()
-        end, start = store.max_phy_offset, store._parts.checkpoint.recovery_offset or 0
-        stored_confirm = store._parts.checkpoint.confirm_phy_offset
+                store.checkpoints.flush_derived()
+        end, start = store.max_phy_offset, store._files.checkpoint.recovery_offset or 0
+        stored_confirm = store._files.checkpoint.confirm_phy_offset
         rig.kill(store)
         changed = start + int((end - start) * where)
         before = log_bytes(rig)
@@ -284,9 +284,11 @@ def test_r24_whatever_happens_to_the_tail(store_in, sizes, confirmed, checkpoint
             mishap == "flip" or (mishap == "cut" and changed >= hurt_end - 1)
         )
         store = rig.open()
-        assert bool(store.suspect) == (whole_behind or expected_end < stored_confirm or is_whole)
+        assert bool(store.trust.reason) == (
+            whole_behind or expected_end < stored_confirm or is_whole
+        )
         assert store.max_phy_offset in (expected_end, expected_end + -expected_end % 8192)
-        if not store.suspect:
+        if not store.trust.reason:
             assert store.confirm_offset >= stored_confirm
             store.prepare_master()
             rig.put(store, b"goes on")
@@ -335,22 +337,23 @@ def test_recovery_does_not_go_back_to_the_last_key_of_the_index(rig):
     store = rig.open_master()
     rig.put_confirmed(store, b"keyed", uniq_key=b"U")
     end = rig.put_confirmed(store, *BODIES[:20])
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     rig.kill(store)
     store = rig.open()
-    assert store._parts.verified.trusted_from == end
-    assert len(store.query_message("T", "U", 9, 0, 2**62).parts) == 1
+    assert store._verified.start == end
+    assert len(store.queries.query_message("T", "U", 9, 0, 2**62).parts) == 1
 
 
 def test_a_damaged_index_is_built_again_from_the_log(rig):
     store = rig.open_master()
     for number in range(20):
         rig.put_confirmed(store, b"m", uniq_key=b"U%d" % number)
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     rig.kill(store)
     (index,) = (rig.root / "index").iterdir()
     index.write_bytes(index.read_bytes()[:100])
     store = rig.open()
     assert all(
-        len(store.query_message("T", f"U{number}", 9, 0, 2**62).parts) == 1 for number in range(20)
+        len(store.queries.query_message("T", f"U{number}", 9, 0, 2**62).parts) == 1
+        for number in range(20)
     )

@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from store.errors import StoreStateError
-from store.mapped_file import Segment
+from batonmq.store.errors import StoreStateError
+from batonmq.store.mapped_file import Segment
 
 
 def log_of(store):
     """All bytes of a store's log."""
     data, offset = b"", store.min_phy_offset
-    while view := bytes(store.log_view(offset, 1 << 20)):
+    while view := bytes(store.log.view(offset, 1 << 20)):
         data += view
         offset += len(view)
     return data
@@ -50,7 +50,7 @@ def test_g3_a_slave_is_byte_identical_wherever_frames_are_cut(rig, step):
     data = log_of(master)
     slave = slave_of(rig)
     for offset in range(0, len(data), step):
-        end = slave.append_replicated(offset, data[offset : offset + step])
+        end = slave.slave_log.append_replicated(offset, data[offset : offset + step])
         slave.advance_confirm_offset(end)
         assert slave.confirm_offset <= end
         if step == 1 and offset > 2000:
@@ -61,34 +61,36 @@ def test_g3_a_slave_is_byte_identical_wherever_frames_are_cut(rig, step):
         assert [body[:3] for body in rig.read_bodies(slave, queue_id=1)] == [
             b"%03d" % n for n in range(1, 30, 2)
         ]
-        assert len(slave.query_message("T", "U29", 9, 0, 2**62).parts) == 1
+        assert len(slave.queries.query_message("T", "U29", 9, 0, 2**62).parts) == 1
 
 
 def test_g4_a_slave_shows_nothing_above_the_confirmed_offset(rig):
     master, puts = master_with(rig, 6)
     slave = slave_of(rig)
-    slave.append_replicated(0, log_of(master))
-    assert slave.max_offset_in_queue("T", 0) == 0
+    slave.slave_log.append_replicated(0, log_of(master))
+    assert slave.queries.max_offset_in_queue("T", 0) == 0
     assert slave.advance_confirm_offset(puts[2].end_offset + 9) == puts[2].end_offset
-    assert slave.max_offset_in_queue("T", 0) == 2
-    assert slave.get_message("T", 0, 5, 32).next_begin_offset == 5, "a slave does not correct"
+    assert slave.queries.max_offset_in_queue("T", 0) == 2
+    assert slave.queries.get_message("T", 0, 5, 32).next_begin_offset == 5, (
+        "a slave does not correct"
+    )
 
 
 def test_bytes_for_another_offset_are_refused(rig):
     master, _ = master_with(rig, 2)
     slave = slave_of(rig)
     with pytest.raises(StoreStateError):
-        slave.append_replicated(10, log_of(master))
-    slave.append_replicated(0, log_of(master))
+        slave.slave_log.append_replicated(10, log_of(master))
+    slave.slave_log.append_replicated(0, log_of(master))
     with pytest.raises(StoreStateError):
-        slave.append_replicated(0, log_of(master))
+        slave.slave_log.append_replicated(0, log_of(master))
 
 
 def test_a_new_master_drops_an_incomplete_tail_and_numbers_on(rig):
     """1 the last frame ends within a record. 2 this slave is elected: that record is no message."""
     master, puts = master_with(rig, 8)
     slave = slave_of(rig)
-    slave.append_replicated(0, log_of(master)[:-30])
+    slave.slave_log.append_replicated(0, log_of(master)[:-30])
     slave.advance_confirm_offset(puts[3].end_offset)
     assert slave.prepare_master() == puts[6].end_offset == slave.max_phy_offset
     assert rig.put(slave, queue_id=0).queue_offset == 4
@@ -103,7 +105,7 @@ def test_a_new_master_may_inherit_an_end_within_a_blank(rig):
     data = log_of(master)
     last_in_first = [p for p in puts if p.end_offset <= 8192][-1]
     slave = slave_of(rig)
-    slave.append_replicated(0, data[: last_in_first.end_offset + 4])
+    slave.slave_log.append_replicated(0, data[: last_in_first.end_offset + 4])
     assert slave.prepare_master() == last_in_first.end_offset
     rig.put(slave, bytes(700))
     slave.advance_confirm_offset(slave.end_turn())
@@ -114,13 +116,13 @@ def test_an_old_master_follows_again_and_takes_over_again(rig):
     """master -> slave -> master: dispatch queued in the first reign does not leak."""
     master, _ = master_with(rig, 4)
     other = slave_of(rig)
-    other.append_replicated(0, log_of(master))
+    other.slave_log.append_replicated(0, log_of(master))
     master.stop_writes()
     assert other.prepare_master() == master.max_phy_offset
     rig.put(other, b"by other", queue_id=0)
     other.end_turn()
     more = log_of(other)[master.max_phy_offset :]
-    end = master.append_replicated(master.max_phy_offset, more)
+    end = master.slave_log.append_replicated(master.max_phy_offset, more)
     master.advance_confirm_offset(end)
     assert rig.read_bodies(master)[-1] == b"by other"
     assert master.prepare_master() == end
@@ -131,9 +133,9 @@ def test_r26_a_new_sync_flush_master_syncs_what_it_inherits(rig):
     master, _ = master_with(rig, 4)
     rig.root = rig.folder / "slave"
     slave = rig.open(flush_disk_type="SYNC_FLUSH")
-    end = slave.append_replicated(0, log_of(master))
-    assert slave.flushed_offset == 0
-    assert slave.prepare_master() == end == slave.flushed_offset
+    end = slave.slave_log.append_replicated(0, log_of(master))
+    assert slave.log.flushed_offset == 0
+    assert slave.prepare_master() == end == slave.log.flushed_offset
 
 
 def test_r26_what_a_killed_process_left_in_the_page_cache_is_not_durable(rig, monkeypatch):
@@ -143,15 +145,15 @@ def test_r26_what_a_killed_process_left_in_the_page_cache_is_not_durable(rig, mo
     master, _ = master_with(rig, 60)
     rig.root = rig.folder / "slave"
     slave = rig.open(flush_disk_type="SYNC_FLUSH")
-    end = slave.append_replicated(0, log_of(master))
+    end = slave.slave_log.append_replicated(0, log_of(master))
     assert len(slave.log.segments) > 1
     rig.kill(slave)
     slave = rig.open(flush_disk_type="SYNC_FLUSH")
     assert slave.max_phy_offset == end
-    assert slave.flushed_offset == 0
+    assert slave.log.flushed_offset == 0
     synced = []
     monkeypatch.setattr(Segment, "datasync", lambda segment: synced.append(segment.start_offset))
-    assert slave.prepare_master() == end == slave.flushed_offset
+    assert slave.prepare_master() == end == slave.log.flushed_offset
     assert set(synced) >= {s.start_offset for s in slave.log.segments if s.start_offset < end}
 
 
@@ -161,13 +163,13 @@ def test_r26_a_flush_asked_for_before_a_cut_says_nothing_of_bytes_after_it(rig):
     master, puts = master_with(rig, 10)
     rig.root = rig.folder / "slave"
     slave = rig.open(flush_disk_type="SYNC_FLUSH")
-    target = slave.append_replicated(0, log_of(master))
+    target = slave.slave_log.append_replicated(0, log_of(master))
     cut_at = puts[5].physical_offset
-    slave.truncate_to(cut_at)
+    slave.slave_log.truncate_to(cut_at)
     slave.log.datasync_to(target)
-    assert slave.flushed_offset == cut_at
+    assert slave.log.flushed_offset == cut_at
     heard = []
-    slave.on_flushed(heard.append)
+    slave.flushed_listeners.append(heard.append)
     slave._report_flushed(target)
     assert heard == [cut_at]
 
@@ -177,34 +179,34 @@ def test_r27_an_empty_start_at_the_masters_first_offset(rig):
     master, puts = master_with(rig, 30)
     data = log_of(master)
     slave = slave_of(rig)
-    slave.append_replicated(0, data[:3000])
-    slave.reset_for_empty_start(8192)
+    slave.slave_log.append_replicated(0, data[:3000])
+    slave.slave_log.reset_for_empty_start(8192)
     assert slave.min_phy_offset == slave.max_phy_offset == slave.confirm_offset == 8192
     assert list((rig.root / "truncated").iterdir())
-    end = slave.append_replicated(8192, data[8192:])
+    end = slave.slave_log.append_replicated(8192, data[8192:])
     slave.advance_confirm_offset(end)
     first = next(p for p in puts[::2] if p.physical_offset >= 8192)
-    assert slave.min_offset_in_queue("T", 0) == first.queue_offset
-    assert slave.get_message("T", 0, 0, 32).next_begin_offset == 0
-    slave.flush_derived()
+    assert slave.queries.min_offset_in_queue("T", 0) == first.queue_offset
+    assert slave.queries.get_message("T", 0, 0, 32).next_begin_offset == 0
+    slave.checkpoints.flush_derived()
     rig.kill(slave)
     slave = rig.open()
     assert (slave.min_phy_offset, slave.confirm_offset) == (8192, end)
-    assert slave.min_offset_in_queue("T", 0) == first.queue_offset
+    assert slave.queries.min_offset_in_queue("T", 0) == first.queue_offset
     with pytest.raises(ValueError):
-        slave.reset_for_empty_start(100)
+        slave.slave_log.reset_for_empty_start(100)
 
 
 def test_an_empty_start_survives_a_crash_before_the_first_byte(rig):
     slave = slave_of(rig)
-    slave.reset_for_empty_start(8192)
+    slave.slave_log.reset_for_empty_start(8192)
     rig.kill(slave)
     assert rig.open().max_phy_offset == 8192
 
 
 def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypatch):
     """A long catch-up must not stop the loop from reading its sockets."""
-    from store import message_store
+    from batonmq.store import message_store
 
     monkeypatch.setattr(message_store, "_DISPATCH_SLICE_BYTES", 2000)
     master, puts = master_with(rig, 30)
@@ -212,7 +214,7 @@ def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypatch):
 
     async def catch_up():
         slave.start(asyncio.get_running_loop(), pytest.fail)
-        end = slave.append_replicated(0, log_of(master))
+        end = slave.slave_log.append_replicated(0, log_of(master))
         first = slave.advance_confirm_offset(end)
         assert 0 < first < end
         await until(lambda: slave.confirm_offset == end)
@@ -222,7 +224,7 @@ def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypatch):
     assert slave.confirm_offset == puts[-1].end_offset
 
 
-# --- the flush thread ---
+# The flush thread.
 
 
 def test_sync_flush_requests_share_one_fdatasync(rig):
@@ -231,13 +233,13 @@ def test_sync_flush_requests_share_one_fdatasync(rig):
 
     async def commit():
         flushed = asyncio.get_running_loop().create_future()
-        store.on_flushed(lambda offset: flushed.done() or flushed.set_result(offset))
+        store.flushed_listeners.append(lambda offset: flushed.done() or flushed.set_result(offset))
         store.start(asyncio.get_running_loop(), pytest.fail)
         for _ in range(3):
             rig.put(store)
         end = store.end_turn()
-        store.request_flush()
-        assert await flushed == end == store.flushed_offset
+        store.background.request_flush()
+        assert await flushed == end == store.log.flushed_offset
         store.close()
 
     asyncio.run(commit())
@@ -257,9 +259,9 @@ def test_a_failed_fdatasync_is_fatal(rig, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
 
         monkeypatch.setattr(os, "fdatasync", broken)
-        store.request_flush()
+        store.background.request_flush()
         assert (await fatal).errno == errno.EIO
-        assert store.flushed_offset == 0
+        assert store.log.flushed_offset == 0
         monkeypatch.undo()
         store.abandon()
 
@@ -279,7 +281,7 @@ def test_a_failed_write_is_fatal_and_ends_all_puts(rig, monkeypatch):
     with pytest.raises(OSError):
         store.end_turn()
     monkeypatch.undo()
-    assert len(fatal) == 1 and not store.is_writable
+    assert len(fatal) == 1 and not store.appender.is_writable
 
 
 def test_a_failed_write_within_a_put_is_fatal_too(rig, monkeypatch):
@@ -300,25 +302,29 @@ def test_a_failed_write_within_a_put_is_fatal_too(rig, monkeypatch):
         while True:
             rig.put(store, b"x" * 1000)
     monkeypatch.undo()
-    assert len(fatal) == 1 and not store.is_writable
+    assert len(fatal) == 1 and not store.appender.is_writable
     assert store.max_phy_offset == 0
 
 
 def test_r31_tables_reach_the_disk_off_the_loop_and_before_the_checkpoint(rig):
     """A role change alters the tables; a fsync on the loop a second later is the next failover's
     delay when the disk is busy."""
+    due, seen = [], []
+
+    def set_hook(store):
+        store.before_checkpoint = lambda: [due.pop()] if due else []
+
+    rig.before_open = set_hook
     store = rig.open_master(flush_interval_consume_queue=1)
-    seen = []
 
     def write():
-        seen.append((threading.current_thread(), store._parts.checkpoint.recovery_offset))
+        seen.append((threading.current_thread(), store._files.checkpoint.recovery_offset))
 
     async def run():
         store.start(asyncio.get_running_loop(), pytest.fail)
         end = rig.put_confirmed(store, b"m")
-        due = [write]
-        store.before_checkpoint = lambda: [due.pop()] if due else []
-        await until(lambda: store._parts.checkpoint.recovery_offset == end)
+        due.append(write)
+        await until(lambda: store._files.checkpoint.recovery_offset == end)
         store.abandon()
         ((thread, checkpoint_then),) = seen
         assert thread is not threading.main_thread()
@@ -333,7 +339,7 @@ def test_timers_flush_derived_data_and_the_checkpoint(rig):
     async def run():
         store.start(asyncio.get_running_loop(), pytest.fail)
         end = rig.put_confirmed(store, b"m")
-        await until(lambda: store._parts.checkpoint.recovery_offset == end)
+        await until(lambda: store._files.checkpoint.recovery_offset == end)
         store.abandon()
 
     asyncio.run(run())

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from protocol.errors import CorruptLogError
-from store.message_store import MessageStore
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.store.message_store import MessageStore
 
 SAFE = {"flush_disk_type": "SYNC_FLUSH", "ha_sync_flush": True}
 
@@ -20,7 +20,7 @@ def test_r17_a_kill_under_the_same_boot_leaves_no_suspicion(rig):
     store = rig.open_master()
     rig.put_confirmed(store, b"a")
     rig.kill(store)
-    assert rig.open().suspect == ""
+    assert rig.open().trust.reason == ""
 
 
 def test_r17_an_unclean_stop_under_another_boot_is_remembered_until_it_is_cleared(rig):
@@ -30,14 +30,14 @@ def test_r17_an_unclean_stop_under_another_boot_is_remembered_until_it_is_cleare
     rig.kill(store)
     reboot(rig)
     store = rig.open()
-    assert "another boot" in store.suspect and store.max_phy_offset > 0
+    assert "another boot" in store.trust.reason and store.max_phy_offset > 0
     store.close()
     store = rig.open()
-    assert "another boot" in store.suspect, "a clean stop does not wash it off"
-    assert store.discard_damaged_tail() == store.max_phy_offset > 0, "nothing known is bad"
-    store.clear_suspect()
+    assert "another boot" in store.trust.reason, "a clean stop does not wash it off"
+    assert store.trust.discard_damaged_tail() == store.max_phy_offset > 0, "nothing known is bad"
+    store.trust.clear_suspect()
     store.close()
-    assert rig.open().suspect == ""
+    assert rig.open().trust.reason == ""
 
 
 def test_r17_a_clean_stop_survives_a_reboot(rig):
@@ -45,7 +45,7 @@ def test_r17_a_clean_stop_survives_a_reboot(rig):
     rig.put_confirmed(store, b"a")
     store.close()
     reboot(rig)
-    assert rig.open().suspect == ""
+    assert rig.open().trust.reason == ""
 
 
 def test_r17_a_run_that_acked_only_flushed_bytes_survives_a_reboot(rig):
@@ -53,7 +53,7 @@ def test_r17_a_run_that_acked_only_flushed_bytes_survives_a_reboot(rig):
     rig.put_confirmed(store, b"a")
     rig.kill(store)
     reboot(rig)
-    assert rig.open().suspect == "", "the settings of that run count, not those of this one"
+    assert rig.open().trust.reason == "", "the settings of that run count, not those of this one"
 
 
 def test_r17_what_an_earlier_run_acked_unflushed_is_flushed_before_a_run_calls_itself_safe(rig):
@@ -62,7 +62,7 @@ def test_r17_what_an_earlier_run_acked_unflushed_is_flushed_before_a_run_calls_i
     end = rig.put_confirmed(store, b"a")
     rig.kill(store)
     store = rig.open(**SAFE)
-    assert store.flushed_offset == end
+    assert store.log.flushed_offset == end
 
 
 def test_r17_a_java_folder_says_nothing_about_its_boot(rig):
@@ -71,7 +71,7 @@ def test_r17_a_java_folder_says_nothing_about_its_boot(rig):
     rig.kill(store)
     (rig.root / "abort").write_text("1234")
     reboot(rig)
-    assert rig.open().suspect == ""
+    assert rig.open().trust.reason == ""
 
 
 def test_r17_a_suspect_log_that_is_chosen_all_the_same_is_the_groups_log(rig):
@@ -82,7 +82,7 @@ def test_r17_a_suspect_log_that_is_chosen_all_the_same_is_the_groups_log(rig):
     reboot(rig)
     store = rig.open()
     assert store.prepare_master() == end
-    assert store.suspect == ""
+    assert store.trust.reason == ""
 
 
 def test_r17_r24_after_a_reboot_nobody_knows_how_far_a_damaged_log_reached(rig):
@@ -91,7 +91,7 @@ def test_r17_r24_after_a_reboot_nobody_knows_how_far_a_damaged_log_reached(rig):
     store = rig.open_master()
     puts = [rig.put(store, os.urandom(600)) for _ in range(5)]
     end = store.end_turn()
-    log = bytes(store.log_view(0, end))
+    log = bytes(store.log.view(0, end))
     rig.kill(store)
     with rig.segment().open("r+b") as file:
         file.seek(1024)
@@ -100,14 +100,17 @@ def test_r17_r24_after_a_reboot_nobody_knows_how_far_a_damaged_log_reached(rig):
         file.write(bytes(end - puts[3].physical_offset))
     reboot(rig)
     store = rig.open()
-    start = store.damage.offset
-    assert start == puts[1].physical_offset and store.damage.end_offset <= puts[3].physical_offset
-    store.discard_damaged_tail()
-    store.append_replicated(start, log[start : puts[3].end_offset])
+    start = store.trust.damage.offset
+    assert (
+        start == puts[1].physical_offset
+        and store.trust.damage.end_offset <= puts[3].physical_offset
+    )
+    store.trust.discard_damaged_tail()
+    store.slave_log.append_replicated(start, log[start : puts[3].end_offset])
     store.advance_confirm_offset(puts[3].end_offset)
-    assert store.suspect
-    store.clear_suspect()
-    assert store.suspect == ""
+    assert store.trust.reason
+    store.trust.clear_suspect()
+    assert store.trust.reason == ""
 
 
 def test_r17_a_failed_fsync_is_remembered_and_what_came_after_the_last_sync_fetched_again(rig):
@@ -115,9 +118,9 @@ def test_r17_a_failed_fsync_is_remembered_and_what_came_after_the_last_sync_fetc
     not be on the disk."""
     store = rig.open_master()
     synced = rig.put_confirmed(store, b"a")
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     end = rig.put_confirmed(store, b"b", b"c")
-    log = bytes(store.log_view(0, end))
+    log = bytes(store.log.view(0, end))
     seen = []
     store._on_fatal = seen.append
 
@@ -130,19 +133,19 @@ def test_r17_a_failed_fsync_is_remembered_and_what_came_after_the_last_sync_fetc
     assert seen, "the process must end"
     rig.kill(store)
     store = rig.open()
-    assert "the disk failed" in store.suspect and store.max_phy_offset == end
-    assert store.discard_damaged_tail() == synced
-    store.append_replicated(synced, log[synced:])
-    assert store.suspect
+    assert "the disk failed" in store.trust.reason and store.max_phy_offset == end
+    assert store.trust.discard_damaged_tail() == synced
+    store.slave_log.append_replicated(synced, log[synced:])
+    assert store.trust.reason
     store.advance_confirm_offset(end)
-    assert store.suspect == "" and rig.read_bodies(store) == [b"a", b"b", b"c"]
+    assert store.trust.reason == "" and rig.read_bodies(store) == [b"a", b"b", b"c"]
 
 
 def test_a_full_disk_makes_nobody_suspect(rig):
     store = rig.open_master()
     store._on_fatal = lambda error: None
     store._fail(OSError(errno.ENOSPC, "full"))
-    assert store.suspect == ""
+    assert store.trust.reason == ""
 
 
 def test_r24_consume_queues_ahead_of_the_log_tell_of_lost_bytes(rig):
@@ -154,14 +157,14 @@ def test_r24_consume_queues_ahead_of_the_log_tell_of_lost_bytes(rig):
     end = rig.put_confirmed(store, b"a", b"b")
     last = rig.put(store, b"c")
     store.advance_confirm_offset(store.end_turn())
-    store._parts.consume_queues.flush()
+    store._files.consume_queues.write_back()
     rig.kill(store)
     with rig.segment().open("r+b") as file:
         file.seek(end)
         file.write(bytes(last.size))
     store = rig.open()
-    assert store.damage is not None and store.damage.offset == end
-    assert "consume queues" in store.suspect
+    assert store.trust.damage is not None and store.trust.damage.offset == end
+    assert "consume queues" in store.trust.reason
     with pytest.raises(CorruptLogError):
         store.prepare_master()
 
@@ -176,8 +179,8 @@ def test_r24_a_whole_last_record_with_a_flipped_byte_is_damage(rig, at):
     rig.kill(store)
     rig.flip(rig.segment(), (last.physical_offset if at >= 0 else last.end_offset) + at)
     store = rig.open()
-    assert store.damage is not None
-    assert (store.damage.file, store.damage.offset) == (str(rig.segment()), end)
+    assert store.trust.damage is not None
+    assert (store.trust.damage.file, store.trust.damage.offset) == (str(rig.segment()), end)
 
 
 @pytest.mark.parametrize(("at", "bit"), [(2, 1), (2, 64), (5, 1), (30, 1), (100, 1), (-10, 1)])
@@ -186,19 +189,21 @@ def test_g8_a_bad_record_from_the_master_is_refused_and_taken_back(rig, at, bit)
     master = rig.open_master()
     puts = [rig.put(master, os.urandom(300)) for _ in range(5)]
     end = master.end_turn()
-    data = bytearray(master.log_view(0, end))
+    data = bytearray(master.log.view(0, end))
     bad = puts[2]
     data[(bad.physical_offset if at >= 0 else bad.end_offset) + at] ^= bit
     rig.root = rig.folder / "slave"
     slave = rig.open()
     with pytest.raises(CorruptLogError) as damage:
         for start in range(0, end, 100):
-            slave.append_replicated(start, data[start : start + 100])
+            slave.slave_log.append_replicated(start, data[start : start + 100])
     assert damage.value.offset == bad.physical_offset
     assert slave.max_phy_offset < bad.end_offset + 100, "hardly a byte behind it was taken"
-    assert slave.drop_unverified() == slave.max_phy_offset == bad.physical_offset
-    assert slave.suspect == "", "it is the master's record that is bad"
-    slave.append_replicated(bad.physical_offset, master.log_view(bad.physical_offset, 1 << 20))
+    assert slave.slave_log.drop_unverified() == slave.max_phy_offset == bad.physical_offset
+    assert slave.trust.reason == "", "it is the master's record that is bad"
+    slave.slave_log.append_replicated(
+        bad.physical_offset, master.log.view(bad.physical_offset, 1 << 20)
+    )
     assert slave.advance_confirm_offset(end) == end
 
 
@@ -207,20 +212,22 @@ def test_r24_a_master_finds_its_bad_record_where_a_slave_goes_on(rig, at):
     master = rig.open_master()
     puts = [rig.put(master, os.urandom(300)) for _ in range(3)]
     master.advance_confirm_offset(master.end_turn())
-    assert master.fault_at(puts[1].physical_offset) == ""
-    assert master.fault_at(puts[1].physical_offset + 50) == "", "a slave's log may end anywhere"
-    assert master.fault_at(puts[2].end_offset) == ""
+    assert master.trust.fault_at(puts[1].physical_offset) == ""
+    assert master.trust.fault_at(puts[1].physical_offset + 50) == "", (
+        "a slave's log may end anywhere"
+    )
+    assert master.trust.fault_at(puts[2].end_offset) == ""
     start = puts[1].physical_offset
     rig.flip(rig.segment(), (start if at >= 0 else puts[1].end_offset) + at)
-    assert f"at offset {start}" in master.fault_at(start) == master.suspect
-    assert master.is_writable
+    assert f"at offset {start}" in master.trust.fault_at(start) == master.trust.reason
+    assert master.appender.is_writable
     rig.put(master, b"goes on")
     end = master.end_turn()
     master.close()
     store = rig.open()
-    assert store.suspect, "it outlives the process"
-    assert store.prepare_master() == end and store.suspect, "only a master can give it back"
-    assert store.discard_damaged_tail() == start
+    assert store.trust.reason, "it outlives the process"
+    assert store.prepare_master() == end and store.trust.reason, "only a master can give it back"
+    assert store.trust.discard_damaged_tail() == start
 
 
 def test_r24_a_record_that_misses_a_sector_is_torn(rig):
@@ -234,7 +241,7 @@ def test_r24_a_record_that_misses_a_sector_is_torn(rig):
         file.seek(1024)
         file.write(bytes(512))
     store = rig.open()
-    assert store.suspect == "" and store.max_phy_offset == end
+    assert store.trust.reason == "" and store.max_phy_offset == end
 
 
 @pytest.mark.parametrize("at", [2, 100])
@@ -245,19 +252,19 @@ def test_r24_a_new_master_takes_a_bad_last_record_for_damage_not_for_a_tail(rig,
     rig.put(master, b"a")
     last = rig.put(master, os.urandom(300))
     end = master.end_turn()
-    data = bytes(master.log_view(0, end))
+    data = bytes(master.log.view(0, end))
     rig.root = rig.folder / "slave"
     slave: MessageStore = rig.open()
-    slave.append_replicated(0, data)
+    slave.slave_log.append_replicated(0, data)
     rig.flip(rig.segment(), last.physical_offset + at)
     with pytest.raises(CorruptLogError) as damage:
         slave.prepare_master()
     assert damage.value.offset == last.physical_offset
-    assert slave.suspect and slave.max_phy_offset == end
-    assert slave.discard_damaged_tail() == last.physical_offset
-    slave.append_replicated(last.physical_offset, data[last.physical_offset :])
+    assert slave.trust.reason and slave.max_phy_offset == end
+    assert slave.trust.discard_damaged_tail() == last.physical_offset
+    slave.slave_log.append_replicated(last.physical_offset, data[last.physical_offset :])
     slave.advance_confirm_offset(end)
-    assert slave.suspect == "" and slave.prepare_master() == end
+    assert slave.trust.reason == "" and slave.prepare_master() == end
 
 
 def test_r17_a_damaged_log_that_was_elected_as_such_opens_without_its_bad_end(rig):
@@ -267,15 +274,15 @@ def test_r17_a_damaged_log_that_was_elected_as_such_opens_without_its_bad_end(ri
     end = rig.put_confirmed(store, b"a")
     last = rig.put(store, os.urandom(300))
     store.end_turn()
-    assert store.trusted_end == last.end_offset
+    assert store.trust.end == last.end_offset
     rig.kill(store)
     rig.flip(rig.segment(), last.physical_offset + 30)
     store = rig.open()
-    assert store.trusted_end == end
+    assert store.trust.end == end
     with pytest.raises(CorruptLogError):
         store.prepare_master()
     assert store.prepare_master(discard_damage=True) == end == store.max_phy_offset
-    assert store.suspect == "" and store.is_writable
+    assert store.trust.reason == "" and store.appender.is_writable
     assert any((rig.root / "truncated").iterdir()), "the bad bytes are kept aside"
 
 
@@ -283,9 +290,9 @@ def test_r24_a_new_master_still_cuts_the_beginning_of_a_record(rig):
     master = rig.open_master()
     first = rig.put(master, b"a")
     rig.put(master, os.urandom(300))
-    data = bytes(master.log_view(0, master.end_turn()))
+    data = bytes(master.log.view(0, master.end_turn()))
     rig.root = rig.folder / "slave"
     slave = rig.open()
-    slave.append_replicated(0, data[:-1])
+    slave.slave_log.append_replicated(0, data[:-1])
     assert slave.prepare_master() == first.end_offset
-    assert slave.suspect == ""
+    assert slave.trust.reason == ""

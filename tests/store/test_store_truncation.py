@@ -2,9 +2,9 @@
 
 import pytest
 
-from epoch.entry import EpochEntry
-from store.errors import TruncationRefused
-from store.truncation import STEPS
+from batonmq.epoch.entry import EpochEntry
+from batonmq.store.errors import TruncationRefused
+from batonmq.store.truncation import STEPS
 
 
 class Crash(Exception):
@@ -19,14 +19,14 @@ def store_with_two_epochs(rig):
     store.end_turn()
     store.epochs.append(EpochEntry(2, puts[12].physical_offset))
     store.advance_confirm_offset(puts[4].end_offset)
-    store.flush_derived()
+    store.checkpoints.flush_derived()
     return store, puts
 
 
 def check_cut(rig, store, puts, kept):
     """Nothing of the cut part is left anywhere, and the store goes on from the cut."""
     cut = puts[kept].physical_offset
-    assert store.max_phy_offset == cut and not store.suspect
+    assert store.max_phy_offset == cut and not store.trust.reason
     segments = sorted((rig.root / "commitlog").glob("0*"))
     tail = b"".join(path.read_bytes() for path in segments)[cut:]
     assert tail == bytes(len(tail))
@@ -37,13 +37,13 @@ def check_cut(rig, store, puts, kept):
     store.advance_confirm_offset(store.end_turn())
     bodies = [body[:3] for body in rig.read_bodies(store)]
     assert bodies == [b"%02d\0" % n for n in range(kept)] + [b"new"]
-    assert len(store.query_message("T", f"U{kept - 1}", 9, 0, 2**62).parts) == 1
-    assert store.query_message("T", f"U{kept}", 9, 0, 2**62).parts == []
+    assert len(store.queries.query_message("T", f"U{kept - 1}", 9, 0, 2**62).parts) == 1
+    assert store.queries.query_message("T", f"U{kept}", 9, 0, 2**62).parts == []
 
 
 def test_r22_a_cut_takes_queues_index_files_and_epochs_with_it(rig):
     store, puts = store_with_two_epochs(rig)
-    store.truncate_to(puts[9].physical_offset)
+    store.slave_log.truncate_to(puts[9].physical_offset)
     check_cut(rig, store, puts, 9)
 
 
@@ -61,7 +61,7 @@ def test_r22_a_crash_after_any_step_is_resumed_at_the_next_start(rig, step):
 
     store.truncation.after_step = die
     with pytest.raises(Crash):
-        store.truncate_to(puts[9].physical_offset)
+        store.slave_log.truncate_to(puts[9].physical_offset)
     rig.kill(store)
     check_cut(rig, rig.open(), puts, 9)
 
@@ -79,7 +79,7 @@ def test_r22_a_crash_during_the_resumption_is_resumed_again(rig, step):
 
     store.truncation.after_step = die_at("intent")
     with pytest.raises(Crash):
-        store.truncate_to(puts[9].physical_offset)
+        store.slave_log.truncate_to(puts[9].physical_offset)
     rig.kill(store)
     store = rig.open()
     check_cut(rig, store, puts, 9)
@@ -88,7 +88,7 @@ def test_r22_a_crash_during_the_resumption_is_resumed_again(rig, step):
     store.end_turn()
     store.truncation.after_step = die_at(step)
     with pytest.raises(Crash):
-        store.truncate_to(last.physical_offset)
+        store.slave_log.truncate_to(last.physical_offset)
     rig.kill(store)
     assert rig.open().max_phy_offset == last.physical_offset
 
@@ -97,10 +97,10 @@ def test_r23_a_cut_below_the_own_confirmed_offset_is_refused(rig):
     """It proves a broken promise somewhere; only an unclean epoch may ask for it."""
     store, puts = store_with_two_epochs(rig)
     with pytest.raises(TruncationRefused) as refused:
-        store.truncate_to(puts[3].physical_offset)
+        store.slave_log.truncate_to(puts[3].physical_offset)
     assert refused.value.confirm_offset == puts[4].end_offset
     assert len(rig.read_bodies(store)) == 5 and store.max_phy_offset == puts[-1].end_offset
-    store.truncate_to(puts[3].physical_offset, unclean_epoch=True)
+    store.slave_log.truncate_to(puts[3].physical_offset, unclean_epoch=True)
     assert store.confirm_offset == puts[3].physical_offset
     rig.kill(store)
     check_cut(rig, rig.open(), puts, 3)
@@ -112,14 +112,14 @@ def test_r23_the_beginning_of_a_confirmed_record_is_no_confirmed_record(rig):
     master = rig.open_master()
     first = rig.put(master, b"whole")
     second = rig.put(master, bytes(500))
-    data = bytes(master.log_view(0, master.end_turn()))
+    data = bytes(master.log.view(0, master.end_turn()))
     rig.root = rig.folder / "slave"
     slave = rig.open()
-    slave.append_replicated(0, data[: second.physical_offset + 100])
+    slave.slave_log.append_replicated(0, data[: second.physical_offset + 100])
     slave.advance_confirm_offset(second.end_offset)
     with pytest.raises(TruncationRefused):
-        slave.truncate_to(0)
-    slave.truncate_to(first.end_offset)
+        slave.slave_log.truncate_to(0)
+    slave.slave_log.truncate_to(first.end_offset)
     assert slave.max_phy_offset == slave.confirm_offset == first.end_offset
 
 
@@ -127,8 +127,8 @@ def test_r23_what_was_cut_is_kept_aside(rig):
     """Whole segments are moved, the tail of the last one is copied; the oldest sets go in time."""
     store, puts = store_with_two_epochs(rig)
     cut = puts[9].physical_offset
-    log = b"".join(bytes(store.log_view(at, 8192)) for at in range(0, 3 * 8192, 8192))
-    store.truncate_to(cut)
+    log = b"".join(bytes(store.log.view(at, 8192)) for at in range(0, 3 * 8192, 8192))
+    store.slave_log.truncate_to(cut)
     (kept,) = (rig.root / "truncated").iterdir()
     assert str(cut) in kept.name
     assert b"".join(p.read_bytes() for p in sorted(kept.iterdir()))[: len(log) - cut] == log[cut:]
@@ -140,14 +140,14 @@ def test_kept_sets_are_bounded(rig):
         store.prepare_master()
         rig.put(store, b"%d" % number)
         store.end_turn()
-        store.truncate_to(0)
+        store.slave_log.truncate_to(0)
     names = sorted(path.name for path in (rig.root / "truncated").iterdir())
     assert [name[:6] for name in names] == ["000003", "000004"]
 
 
 def test_a_cut_without_keeping_leaves_no_copy(rig):
     store, puts = store_with_two_epochs(rig)
-    store.truncate_to(puts[9].physical_offset, keep_aside=False)
+    store.slave_log.truncate_to(puts[9].physical_offset, keep_aside=False)
     assert not (rig.root / "truncated").exists()
     check_cut(rig, store, puts, 9)
 
@@ -156,15 +156,15 @@ def test_a_cut_within_a_record_is_refused(rig):
     store, puts = store_with_two_epochs(rig)
     for number in (9, 3):
         with pytest.raises(TruncationRefused, match="no record ends there"):
-            store.truncate_to(puts[number].physical_offset + 7, unclean_epoch=True)
+            store.slave_log.truncate_to(puts[number].physical_offset + 7, unclean_epoch=True)
     assert store.max_phy_offset == puts[-1].end_offset
 
 
 def test_a_cut_at_or_above_the_end_does_nothing(rig):
     store, _ = store_with_two_epochs(rig)
     end = store.max_phy_offset
-    store.truncate_to(end)
-    store.truncate_to(end + 5)
+    store.slave_log.truncate_to(end)
+    store.slave_log.truncate_to(end + 5)
     assert store.max_phy_offset == end and store.epochs.last_epoch == 2
 
 
@@ -172,11 +172,11 @@ def test_no_checkpoint_speaks_of_bytes_that_were_cut(rig):
     """1 a flush round is under way in its thread. 2 the log is cut. 3 the round is void."""
     store, puts = store_with_two_epochs(rig)
     store.advance_confirm_offset(puts[15].end_offset)
-    late_round = store._parts.checkpoints.begin()
-    store.truncate_to(puts[5].physical_offset, unclean_epoch=True)
+    late_round = store.checkpoints.begin()
+    store.slave_log.truncate_to(puts[5].physical_offset, unclean_epoch=True)
     late_round()
     rig.kill(store)
     store = rig.open()
-    assert not store.suspect
+    assert not store.trust.reason
     assert store.confirm_offset == store.max_phy_offset == puts[5].physical_offset
-    assert store.flushed_offset <= store.max_phy_offset
+    assert store.log.flushed_offset <= store.max_phy_offset

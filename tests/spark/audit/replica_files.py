@@ -5,12 +5,13 @@ import shutil
 import struct
 from pathlib import Path
 
-from protocol.tags import tags_code
-from spark.audit.epoch_lists import compare_epochs
-from spark.audit.replicas import find_groups, log_files, outside
-from spark.audit.scan import ScanOptions, plan_tasks, run_task
-from store.config import StoreConfig
-from store.message_store import MessageStore
+from batonmq.protocol.record import NewMessage
+from batonmq.protocol.tags import tags_code
+from batonmq.spark.audit.epoch_lists import compare_epochs
+from batonmq.spark.audit.replicas import find_groups, log_files, outside
+from batonmq.spark.audit.scan import ScanOptions, plan_tasks, run_task
+from batonmq.store.config import StoreConfig
+from batonmq.store.message_store import MessageStore
 from tests.spark.log_files import HOST_V4, START_MS, LogFiles, message
 
 FILE_SIZE = 8192
@@ -162,11 +163,11 @@ def real_store(root, *, messages=60, identity="C#broker-q#1"):
     store.open()
     store.prepare_master()
     for number in range(messages):
-        store.put_message(
+        store.appender.put_message(NewMessage(
             "T", number % 2, b"body %d " % number * 10, fields(number)["properties"],
             tags_code("tag"), None, key(number).encode(), born_timestamp=START_MS,
             born_host=HOST_V4,
-        )  # fmt: skip
+        ))  # fmt: skip
         store.advance_confirm_offset(store.end_turn())
     store.close()
     (root / "brokerIdentity").write_text(identity)

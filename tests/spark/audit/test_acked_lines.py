@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from spark.audit.acked_lines import entry_fault, first_fault, has_torn_end
+from batonmq.spark.audit.acked_lines import entry_fault, first_fault, has_torn_end
 
 GOOD = '{"topic": "T", "queue_id": 0, "queue_offset": 7}\n'
 

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from spark.audit import queue_check
+from batonmq.spark.audit import queue_check
 from tests.spark.audit.replica_files import findings, real_store, scan, set_confirm
 
 UNIT = 20
@@ -61,12 +61,12 @@ def test_queues_of_a_store_of_ours_are_right(two, options):
 @pytest.mark.parametrize(
     ("kind", "change", "says"),
     [
-        ("queue_wrong", lambda o, s, t: (o + 1, s, t), "its unit says {s} bytes at {o1}"),
-        ("queue_wrong", lambda o, s, t: (o, s + 1, t), "its unit says {s1} bytes at {o}"),
+        ("queue_wrong", lambda o, s, t: (o + 1, s, t), "its unit points to {s} bytes at {o1}"),
+        ("queue_wrong", lambda o, s, t: (o, s + 1, t), "its unit points to {s1} bytes at {o}"),
         ("queue_wrong", lambda o, s, t: (o, s, t + 1), "has tags code {t1}, its tags make {t}"),
-        ("queue_wrong", lambda o, s, t: (-o, s, t), "its unit says {s} bytes at -{o}"),
+        ("queue_wrong", lambda o, s, t: (-o, s, t), "its unit points to {s} bytes at -{o}"),
         ("queue_missing", lambda o, s, t: (0, 0, 0), "was never written"),
-        ("queue_wrong", lambda o, s, t: (1 << 60, s, t), "its unit says {s} bytes at 1152921"),
+        ("queue_wrong", lambda o, s, t: (1 << 60, s, t), "its unit points to {s} bytes at 1152921"),
     ],
 )
 def test_a_bad_unit_is_named_with_its_message(two, options, kind, change, says):

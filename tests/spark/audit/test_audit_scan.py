@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.record import encode_blank
-from spark.audit.replicas import find_groups, log_files
-from spark.audit.scan import plan_tasks
-from spark.audit.scan_source import packed
-from spark.store_facts import StoreError
+from batonmq.protocol.record import encode_blank
+from batonmq.spark.audit.replicas import find_groups, log_files
+from batonmq.spark.audit.scan import plan_tasks
+from batonmq.spark.audit.scan_source import packed
+from batonmq.spark.store_facts import StoreError
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,
@@ -299,7 +299,7 @@ def test_stores_that_cannot_be_compared_are_refused(tmp_path, replicas):
         scan(replicas.paths)
     assert findings(replicas.paths, group="G", queues=False) == []
     (replicas.roots[1] / "checkpoint").unlink()
-    with pytest.raises(StoreError, match="--unconfirmed takes its log to the end"):
+    with pytest.raises(StoreError, match="--unconfirmed reads its log to the end"):
         scan(replicas.paths, group="G")
     assert counts(replicas.paths, group="G", unconfirmed=True, queues=False) == (60, 60)
     other = LogFiles(tmp_path / "other", file_size=2 * FILE_SIZE)

@@ -10,23 +10,23 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from batonmq.send_result import SendResult, SendStatus
-from bench.wire import BROKER_NAME
-from faults.probe import TOPIC, acked_line
-from faults.records import Ack as ProbeAck
-from faults.records import key_of
-from protocol.message import MessageQueue
-from protocol.message_id import encode_offset_msg_id
-from spark.audit import audit
-from spark.audit.acked_list import read_acked
-from spark.audit.audit import AuditRequest, AuditResult, run_audit
-from spark.audit.findings import CRITICAL, INFO, Finding
-from spark.audit.kept import Kept
-from spark.audit.relations import finding_schema
-from spark.audit.verdict import lines_of, summary_of
-from spark.jobs.message_audit import main
-from spark.live.ack_report import AckFile, write_committed
-from spark.live.sink_sender import _acks, row_of
+from batonmq.client.producer.sending import SendResult, SendStatus
+from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.message_id import encode_offset_msg_id
+from batonmq.spark.audit import audit
+from batonmq.spark.audit.acked_list import read_acked
+from batonmq.spark.audit.audit import AuditRequest, AuditResult, run_audit
+from batonmq.spark.audit.findings import CRITICAL, INFO, Finding
+from batonmq.spark.audit.kept import Kept
+from batonmq.spark.audit.relations import finding_schema
+from batonmq.spark.audit.summary import lines_of, summary_of
+from batonmq.spark.jobs.message_audit import main
+from batonmq.spark.live.ack_report import AckFile, write_committed
+from batonmq.spark.live.sink_sender import _acks, row_of
+from lab.acks import Ack as ProbeAck
+from lab.acks import key_of
+from lab.frames import BROKER_NAME
+from lab.probe import TOPIC, acked_line
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,

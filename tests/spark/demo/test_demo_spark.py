@@ -1,6 +1,6 @@
 """A short `make demo-spark`: real failovers, and the jobs' tables against what was done.
 
-One cluster lives through four faults; then each job runs once over what it left. The judgement
+One cluster lives through four faults; then each job runs once over what it left. The comparison
 itself is tested in tests/faults; here the tables are also held against the record by hand.
 """
 
@@ -19,16 +19,16 @@ import pytest
 from batonmq.launcher.events import Event
 from faults.aftermath import summary
 from faults.aftermath.compare import TOLERANCE_MS
-from faults.aftermath.deeds import FEW
-from faults.aftermath.record import read_deeds
+from faults.aftermath.fault_records import read_records
+from faults.aftermath.fault_schedule import FEW
 from faults.aftermath.run import Aftermath, Options
 from faults.aftermath.tables import Tables, read_tables
 
 GROUP = "broker-a"
 
 
-class Told:
-    """A reporter that keeps what it is told."""
+class KeptEvents:
+    """A reporter that keeps every event."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -41,9 +41,9 @@ class Told:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
     """The cluster has lived and ended; the history was read."""
     folder = tmp_path_factory.mktemp("aftermath")
-    aftermath = Aftermath(Options(folder, seed=1, faults=FEW, stream=False), Told())
-    aftermath.live()
-    aftermath.tell_history()
+    aftermath = Aftermath(Options(folder, seed=1, faults=FEW, stream=False), KeptEvents())
+    aftermath.run_cluster()
+    aftermath.compare_history()
     yield aftermath
 
 
@@ -53,22 +53,22 @@ def tables(run: Aftermath) -> Tables:
 
 
 def shown(run: Aftermath) -> str:
-    assert run.verdict.comparison is not None
-    return "\n".join(summary.table(run.verdict.comparison))
+    assert run.result.comparison is not None
+    return "\n".join(summary.table(run.result.comparison))
 
 
 def test_the_laboratory_itself_found_nothing(run: Aftermath) -> None:
-    assert run.verdict.findings == []
-    assert run.verdict.acked > 0
-    assert read_deeds(run.paths.record.read_text().splitlines()) == run.verdict.deeds
+    assert run.result.findings == []
+    assert run.result.acked > 0
+    assert read_records(run.paths.record.read_text().splitlines()) == run.result.records
     acked = [json.loads(line) for line in run.paths.acked.read_text().splitlines()]
-    assert len(acked) == run.verdict.acked
+    assert len(acked) == run.result.acked
 
 
 def test_every_table_tells_what_was_done(run: Aftermath) -> None:
-    comparison = run.verdict.comparison
+    comparison = run.result.comparison
     assert comparison is not None
-    assert [one.wrong for one in comparison.told] == [()] * len(FEW), shown(run)
+    assert [one.wrong for one in comparison.faults] == [()] * len(FEW), shown(run)
     assert comparison.wrong == [] and comparison.agrees
 
 
@@ -78,21 +78,21 @@ def test_each_failover_has_its_kind_its_masters_its_epoch_and_its_time(
     rows = {row.epoch: row for row in tables.failovers}
     assert rows[1].kind == "first_election"
     assert len(rows) == len(tables.failovers)
-    for deed in run.verdict.deeds:
-        mine = [rows[epoch] for epoch in range(deed.epoch_before + 1, deed.epoch_after + 1)]
-        if deed.what == "kill-slave":
+    for record in run.result.records:
+        mine = [rows[epoch] for epoch in range(record.epoch_before + 1, record.epoch_after + 1)]
+        if record.what == "kill-slave":
             assert mine == [] or all(row.kind == "failover" for row in mine), shown(run)
             continue
         first, last = mine[0], mine[-1]
-        wanted = "planned_switch" if deed.what == "planned-switch" else "failover"
+        wanted = "planned_switch" if record.what == "planned-switch" else "failover"
         assert wanted in [row.kind for row in mine]
-        assert (first.master_before, last.master) == (deed.master_before, deed.master_after)
+        assert (first.master_before, last.master) == (record.master_before, record.master_after)
         assert all(row.group == GROUP for row in mine)
         for moment in last.times_ms.values():
-            assert deed.began_ms - TOLERANCE_MS <= moment <= deed.ended_ms + TOLERANCE_MS
+            assert record.began_ms - TOLERANCE_MS <= moment <= record.ended_ms + TOLERANCE_MS
         assert last.unavailable_ms is not None
-        assert last.unavailable_ms <= deed.gap_ms * len(mine) + TOLERANCE_MS
-    causes = {deed.what: rows[deed.epoch_after].cause for deed in run.verdict.deeds}
+        assert last.unavailable_ms <= record.gap_ms * len(mine) + TOLERANCE_MS
+    causes = {record.what: rows[record.epoch_after].cause for record in run.result.records}
     assert causes["kill-master"] == "session_closed"
     assert causes["hang-master"] == "session_silent"
 
@@ -103,20 +103,20 @@ def test_masterships_follow_each_other_without_a_gap(run: Aftermath, tables: Tab
     assert [row.broker_id for row in reigns] == [row.master for row in tables.failovers]
     assert all(one.ended_ms == two.began_ms for one, two in pairwise(reigns))
     assert reigns[-1].ended_ms is None
-    assert reigns[-1].broker_id == run.verdict.deeds[-1].master_after
+    assert reigns[-1].broker_id == run.result.records[-1].master_after
 
 
 def test_set_changes_are_the_controllers_own_steps(run: Aftermath, tables: Tables) -> None:
-    """The struck broker leaves and comes back; the set is full at the end."""
+    """The affected broker leaves and comes back; the set is full at the end."""
     assert tables.set_changes[-1].after == {1, 2, 3}
-    slave = next(deed for deed in run.verdict.deeds if deed.what == "kill-slave")
+    slave = next(record for record in run.result.records if record.what == "kill-slave")
     inside = [
         row
         for row in tables.set_changes
         if slave.set_epoch_before < row.epoch <= slave.set_epoch_after
     ]
-    (struck,) = slave.brokers
-    assert struck in inside[0].left and struck in inside[-1].joined
+    (affected,) = slave.brokers
+    assert affected in inside[0].left and affected in inside[-1].joined
     assert len(inside) == slave.set_epoch_after - slave.set_epoch_before
 
 
@@ -131,7 +131,7 @@ def test_nothing_acknowledged_is_missing_in_any_store(run: Aftermath, tmp_path: 
     hidden = ("NAMESRV_ADDR", "BATONMQ_DATA")
     environ = {key: value for key, value in os.environ.items() if key not in hidden}
     environ |= {"HOME": str(tmp_path), "BATONMQ_DATA": str(run.paths.data)}
-    program = "from mqctl.main import main; main()"
+    program = "from batonmq.mqctl.main import main; main()"
     arguments = ["--acked", str(run.paths.acked), "--master", "local[2]", "--json"]
     done = subprocess.run(
         [sys.executable, "-c", program, "messageAudit", *arguments],
@@ -144,5 +144,5 @@ def test_nothing_acknowledged_is_missing_in_any_store(run: Aftermath, tmp_path: 
     summary = json.loads(done.stdout)
     assert summary == json.loads((output / "summary.json").read_text())
     acked = summary["acked"]
-    assert acked["entries"] == acked["found"] == run.verdict.acked
+    assert acked["entries"] == acked["found"] == run.result.acked
     assert (acked["lost"], acked["elsewhere"], acked["not_everywhere"]) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""The job on histories with known answers, and against `batonmq.timeline` on all of them.
+"""The job on histories with known answers, and against `batonmq.history.fold` on all of them.
 
 One run over three controllers' files and some stores; each broker group is a case of its own.
 """
@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from batonmq.timeline import failovers
-from epoch.entry import EpochEntry
-from epoch.file_cache import encode_entries
-from spark.failovers import sizing, sources
-from spark.failovers.generated import GeneratedGroup
-from spark.failovers.generated import events as generated_events
-from spark.failovers.output import TABLES
-from spark.jobs.epoch_history import main
+from batonmq.epoch.entry import EpochEntry
+from batonmq.epoch.file_cache import encode_entries
+from batonmq.history.event import lenient_event
+from batonmq.history.fold import failovers
+from batonmq.spark.failovers import sizing, sources
+from batonmq.spark.failovers.output import TABLES
+from batonmq.spark.jobs.epoch_history import main
 from tests.spark.failovers.told_histories import (
     LOG,
     MIDNIGHT,
@@ -32,6 +31,8 @@ from tests.spark.failovers.told_histories import (
     by_chance,
     write,
 )
+from tests.spark.generated_histories import GeneratedGroup
+from tests.spark.generated_histories import events as generated_events
 from tests.spark.spark_session import spark_session
 
 pytestmark = [
@@ -41,7 +42,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[3]
 REAL = [
     json.loads(line)
-    for line in (ROOT / "tests/batonmq/testdata/history_real.jsonl").read_text().splitlines()
+    for line in (ROOT / "tests/history/testdata/history_real.jsonl").read_text().splitlines()
 ]
 GOLDEN = ROOT / "tests/golden/java-5.3.3/store/*"
 CHANCES = 60
@@ -241,7 +242,7 @@ LISTS = {
     ("files", 2): [(1, 0), (2, 100), (3, 200), (4, 300)],
     # Epoch 2 starts elsewhere, below what was confirmed; 3 is missing though it has bytes.
     ("files", 3): [(1, 0), (2, 90), (4, 300), (5, 400), (6, 400)],
-    # Nobody tells of them.
+    # No history has them.
     ("untold", 1): [(4, 10), (5, 20)],
     ("midnight", 1): [(1, 0), (2, 0)],
     ("midnight", 2): [(1, 0), (2, 0)],
@@ -277,7 +278,7 @@ def stores(folder):
 
 
 def by_timeline():
-    """Groups told by chance, by a real cluster and by the generator."""
+    """Groups made by chance, by a real cluster and by the generator."""
     told = Told()
     for number in range(CHANCES):
         by_chance(told, f"chance-{number:02d}", number)
@@ -392,6 +393,10 @@ def cause(reason):
     return "_".join("".join(c if c.isalnum() else " " for c in head).split())
 
 
+def read(events):
+    return [lenient_event(json.dumps(event)) for event in events]
+
+
 def as_row(story):
     """The fields of a story by the names of table `failovers`."""
     return {
@@ -423,8 +428,10 @@ def as_row(story):
 
 
 def test_failovers_are_the_stories_of_the_time_line(ran, table):
-    """Field by field: told by hand, by chance, by a real cluster and by the generator."""
-    expected = [as_row(story) for story in failovers(ran[3]) if story.broker_name not in APART]
+    """Field by field: written by hand, by chance, by a real cluster and by the generator."""
+    expected = [
+        as_row(story) for story in failovers(read(ran[3])) if story.broker_name not in APART
+    ]
     rows = []
     for row in table("failovers"):
         row = {**row, "clock": row["clock_problem"] is not None}
@@ -441,8 +448,12 @@ def test_failovers_are_the_stories_of_the_time_line(ran, table):
     assert not wrong, f"{len(wrong)} differ, (group, epoch, field, here, time line): {wrong[:12]}"
     kinds = {row["kind"] for row in rows}
     assert kinds == {
-        "first_election", "failover", "planned_switch", "operator_election", "unclean_election",
-    }  # fmt: skip
+        "first_election",
+        "failover",
+        "planned_switch",
+        "operator_election",
+        "unclean_election",
+    }
     for name in ("held_ms", "truncated_bytes", "clock", "overtaken"):
         assert sum(bool(each[name]) for each in expected) > 5, name
 
@@ -600,16 +611,20 @@ def test_days_without_an_outage_are_there(table):
 def test_set_changes_truncations_and_controllers(table):
     rows = table("set_changes", "alone", "at")
     assert [(r["set_after"], r["joined"], r["left"], r["size_after"]) for r in rows] == [
-        ([1], [1], [], 1), ([1, 2], [2], [], 2), ([1, 2, 3], [3], [], 3),
-        ([1], [], [2, 3], 1), ([1, 2, 3], [2, 3], [], 3),
-    ]  # fmt: skip
+        ([1], [1], [], 1),
+        ([1, 2], [2], [], 2),
+        ([1, 2, 3], [3], [], 3),
+        ([1], [], [2, 3], 1),
+        ([1, 2, 3], [2, 3], [], 3),
+    ]
     assert [r["kind"] for r in rows] == ["elected"] + ["set_altered"] * 4
     moved = table("set_changes", "moved", "at")  # told in another order it did not change
     assert [r["set_after"] for r in moved] == [[1], [1, 2], [1, 2, 3], [1, 2]]
     cuts = table("truncations", "midnight", "at")
     assert [(r["broker_id"], r["from_offset"], r["to_offset"], r["bytes"]) for r in cuts] == [
-        (1, 900, 700, 200), (3, 50, 40, 10),
-    ]  # fmt: skip
+        (1, 900, 700, 200),
+        (3, 50, 40, 10),
+    ]
     leads = [(r["leader"], r["leader_before"]) for r in table("controllers", None, "at")]
     assert ("n1", "n0") in leads
 
@@ -630,7 +645,7 @@ def test_set_changes_truncations_and_controllers(table):
         ("diverged", "diverged", "warning", "no common epoch"),
         ("seventies", "clock_problem", "warning", "behind that of controller n0"),
         ("future", "clock_problem", "warning", "from 2026-11-20 12:00:00"),
-        ("century", "clock_problem", "warning", "told 1 events at times more than 366 days"),
+        ("century", "clock_problem", "warning", "recorded 1 events more than 366 days"),
         ("waits", "outage_open", "warning", "no master since"),
         ("open", "outage_open", "warning", "the session of broker 1 closed"),
         ("midnight", "epoch_file_unreadable", "warning", "midnight-2"),
@@ -660,8 +675,8 @@ def test_set_changes_truncations_and_controllers(table):
         ("copied", "epoch_file_missing", "warning", "copied-2"),
         ("nobody", "epoch_file_missing", "info", "nobody-1"),
         (None, "store_without_identity", "warning", "nameless"),
-        ("moved", "events_disagree", "critical", " tell 1 events differently"),
-        ("itself", "events_disagree", "critical", "Controller n1 tells 1 events more than once"),
+        ("moved", "events_disagree", "critical", " have 1 events with different contents"),
+        ("itself", "events_disagree", "critical", "Controller n1 has 1 events more than once"),
         (None, "history_begins_late", "info", "controller n2 begins at index 11"),
     ],
 )
@@ -691,7 +706,7 @@ def test_what_controllers_tell_differently_or_not_at_all(table):
 
 @pytest.mark.parametrize("group", ["generated", "real", "planned", "two", "broker-a"])
 def test_what_is_normal_is_no_warning(table, group):
-    """Kills, hangs, switches, rejoins that cut; a Java broker's stores that nobody tells of."""
+    """Kills, hangs, switches, rejoins that cut; a Java broker's stores that no history has."""
     assert [row for row in table("findings", group) if row["severity"] != "info"] == []
 
 
@@ -768,7 +783,7 @@ def test_wrong_input_is_told_by_name(tmp_path, session):
 
 
 def test_rows_of_a_span_of_time(session, ran):
-    from spark.failovers.run import Inputs, within
+    from batonmq.spark.failovers.run import Inputs, within
 
     inputs = Inputs(
         ("x",), since=datetime(2026, 11, 20, 23, tzinfo=UTC), until=datetime(2026, 11, 21, 12)
@@ -807,8 +822,8 @@ def test_a_large_input_gives_the_same(session, ran, tmp_path, monkeypatch):
 
 
 def test_the_same_from_parquet(session, ran, tmp_path):
-    """What stream_history writes has no damaged lines, and may have been told by one source."""
-    from spark.failovers import events
+    """What stream_history writes has no damaged lines, and may come from one source."""
+    from batonmq.spark.failovers import events
 
     told = sources.told_in_files(session, [f"{ran[2]}/n0"])
     told.drop("corrupt", "controller", "file").write.parquet(str(tmp_path / "p"))

@@ -5,14 +5,14 @@ Each case is loaded by both, and must come out the same.
 
 import pytest
 
-from epoch.entry import MAX_OFFSET, EpochEntry
-from epoch.file_cache import EpochFileCache
-from protocol.errors import CorruptLogError
-from spark.damage import DamagedFile
-from spark.options import ReadOptions
-from spark.reading import Read
-from spark.selection import Selection
-from spark.store_facts import EPOCH_FILE, StoreError
+from batonmq.epoch.entry import MAX_OFFSET, EpochEntry
+from batonmq.epoch.file_cache import EpochFileCache
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.spark.damage import DamagedFile
+from batonmq.spark.options import ReadOptions
+from batonmq.spark.reading import Read
+from batonmq.spark.selection import Selection
+from batonmq.spark.store_facts import EPOCH_FILE, StoreError
 
 
 def rows(store, table="epochs", **options):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from spark.failovers import sizing
-from spark.failovers.output import SUMMARY, TABLES, Output
-from spark.failovers.run import Inputs
+from batonmq.spark.failovers import sizing
+from batonmq.spark.failovers.output import SUMMARY, TABLES, Output
+from batonmq.spark.failovers.run import Inputs
 
 
 def make(output, mark):

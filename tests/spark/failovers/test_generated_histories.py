@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from batonmq.history_files import read_history_files
-from batonmq.timeline import stories
-from epoch.file_cache import EpochFileCache
-from spark.failovers.generated import generate
+from batonmq.epoch.file_cache import EpochFileCache
+from batonmq.history.fold import stories
+from batonmq.history.reader import read_histories
+from tests.spark.generated_histories import generate
 
 
 def files(folder):
@@ -22,7 +22,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path):
 def test_the_stories_are_those_of_a_cluster_that_mends_itself(tmp_path):
     done = generate(tmp_path, count=3_000, groups=3, file_bytes=200_000)
     folders = sorted((tmp_path / "history").iterdir())
-    sources, problems = read_history_files(folders)
+    sources, problems = read_histories(folders)
     assert problems == []
     told = [len(events) for events in sources.values()]
     assert told[0] == told[1] == done >= 3_000 and done - told[2] == 150

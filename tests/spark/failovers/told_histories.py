@@ -138,9 +138,11 @@ def by_chance(told, group, seed, incidents=7):
         epoch += 1
         if what == "hand":
             reason = "named by an operator"
-        kept = members if what in ("planned", "late", "hand") else (
-            sorted({*members} - {old} | {winner})
-        )  # fmt: skip
+        kept = (
+            members
+            if what in ("planned", "late", "hand")
+            else (sorted({*members} - {old} | {winner}))
+        )
         gone += [each for each in members if each not in kept]
         unclean = chance.random() < 0.1
         told.elected(

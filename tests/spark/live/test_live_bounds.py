@@ -5,18 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from batonmq.broker_calls import PullRequest
-from batonmq.clock import boot_ms
-from batonmq.errors import NoMasterError, NoNameServerError, NoRouteError
-from batonmq.master_pull import PulledRecords
-from batonmq.pull_result import PullStatus
-from batonmq.route import TopicRoute
-from batonmq.subscription import build_subscription
-from protocol.bodies import BrokerData, ClusterInfo
-from protocol.message import MessageQueue
-from remoting.command import RemotingCommand
-from spark.live import cluster as module
-from spark.live.cluster import ClusterError, LiveCluster, route_of, shown_end
+from batonmq.client.consumer.pulling import (
+    PulledRecords,
+    PullRequest,
+    PullStatus,
+    build_subscription,
+)
+from batonmq.client.errors import NoMasterError, NoNameServerError, NoRouteError
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.bodies import BrokerData, ClusterInfo
+from batonmq.protocol.message import MessageQueue
+from batonmq.spark.live import cluster as module
+from batonmq.spark.live.cluster import ClusterError, LiveCluster, route_of, shown_end
 
 LIVING, DEAD = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-b", 0)
 
@@ -74,23 +75,23 @@ class Client:
     def __init__(self, *answers, groups):
         self.answers = list(answers)
         self.groups = groups
-        self.name_servers = SimpleNamespace(invoke=self.invoke)
+        self.name_servers = SimpleNamespace(cluster_info=self.cluster_info)
+        self.routes = SimpleNamespace(refresh=self.refresh)
 
-    async def refresh_route(self, topic, *, deadline_ms):
+    async def refresh(self, topic, *, deadline_ms):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async def invoke(self, request, *, deadline_ms):
+    async def cluster_info(self, *, deadline_ms):
         if self.groups is None:
             raise NoNameServerError([("ns:1", "refused")])
         table = {
             name: BrokerData(broker_name=name, broker_addrs={self.groups[name]: "h:1"})
             for name in self.groups
         }
-        info = ClusterInfo(broker_addr_table=table)
-        return RemotingCommand.response_to(request, body=info.encode())
+        return ClusterInfo(broker_addr_table=table)
 
 
 ROUTE = TopicRoute("T", (), (LIVING,), {"broker-a": {0: "h:1"}}, {"broker-a": "c"})
@@ -116,7 +117,7 @@ def test_an_unknown_topic_is_told_at_once_unless_it_was_there_or_the_cluster_beg
 def test_a_topic_that_may_not_be_read_is_not_an_empty_one(cluster, monkeypatch):
     closed = TopicRoute("T", (), (), {"broker-a": {0: "h:1"}}, {"broker-a": "c"})
     for client, found in ((Client(ROUTE, groups={}), [ROUTE]), (Client(closed, groups={}), None)):
-        monkeypatch.setattr(cluster.client, "refresh_route", client.refresh_route)
+        monkeypatch.setattr(cluster.client, "routes", client.routes)
         if found is not None:
             assert cluster.routes(["T"]) == found
             continue

@@ -7,12 +7,12 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from protocol.message import MessageQueue
-from protocol.sysflag import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB
-from spark.live.columns import TOPIC, _inflated, topic_schema
-from spark.live.offsets import EARLIEST, LATEST, from_checkpoint, parse_bound, to_checkpoint
-from spark.live.options import TopicOptions
-from spark.live.ranges import (
+from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB
+from batonmq.spark.live.columns import TOPIC, _inflated, topic_schema
+from batonmq.spark.live.offsets import EARLIEST, LATEST, from_checkpoint, parse_bound, to_checkpoint
+from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.ranges import (
     ENDS_BELOW,
     EXPIRED,
     SMALL,
@@ -23,10 +23,10 @@ from spark.live.ranges import (
     share_out,
     total,
 )
-from spark.live.sink_options import SinkOptions, check_columns
-from spark.live.sink_sender import SinkError, row_of
-from spark.schemas import TABLES
-from spark.source import BatonmqSource
+from batonmq.spark.live.sink_options import SinkOptions, check_columns
+from batonmq.spark.live.sink_sender import SinkError, row_of
+from batonmq.spark.schemas import TABLES
+from batonmq.spark.source import BatonmqSource
 
 GIVEN = {"table": "topic", "nameServers": "a:1;b:2", "topic": "T"}
 
@@ -70,7 +70,7 @@ def test_options_are_read_in_every_documented_form():
         (None, {"topic": "a b"}, "topic='a b'"),
         (True, {"endingOffsets": "latest"}, "endingOffsets is an option of batch reads only"),
         (False, {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is an option of streams only"),
-        (None, {"startingOffsets": "latest", "startingTimestamp": "5"}, "cannot stand together"),
+        (None, {"startingOffsets": "latest", "startingTimestamp": "5"}, "exclude each other"),
         (None, {"startingOffsets": "newest"}, "must be earliest, latest, or JSON"),
         (None, {"startingOffsets": '{"X": 5}'}, "names topic X, option topic has T"),
         (None, {"startingOffsets": '{"T": {"b": {"q": 5}}}'}, "queueId is a number"),
@@ -205,7 +205,7 @@ def test_what_can_be_written_is_checked():
         ({"body": "string", "colour": "string"}, sink, "column colour cannot be sent"),
         ({"body": "int"}, sink, "column body is int; it must be binary or string"),
         ({"body": "binary", "queue_id": "int", "sharding_key": "string"}, sink, "both choose"),
-        ({"body": "binary", "broker": "string"}, sink, "needs column queue_id"),
+        ({"body": "binary", "broker": "string"}, sink, "column queue_id, which is missing"),
     ):
         with pytest.raises(ValueError, match=told):
             check_columns(columns, given)

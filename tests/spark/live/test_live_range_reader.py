@@ -5,15 +5,13 @@ from itertools import chain
 
 import pytest
 
-from batonmq.errors import NoRouteError
-from batonmq.master_pull import PulledRecords
-from batonmq.pull_result import PullStatus
-from batonmq.subscription import build_subscription
-from protocol.message import MessageQueue
-from spark.live import range_reader
-from spark.live.cluster import ClusterError
-from spark.live.range_reader import RangeReader
-from spark.live.ranges import DataLossError, QueueRange
+from batonmq.client.consumer.pulling import PulledRecords, PullStatus, build_subscription
+from batonmq.client.errors import NoRouteError
+from batonmq.protocol.message import MessageQueue
+from batonmq.spark.live import range_reader
+from batonmq.spark.live.cluster import ClusterError
+from batonmq.spark.live.range_reader import RangeReader
+from batonmq.spark.live.ranges import DataLossError, QueueRange
 from tests.spark.log_files import message
 
 QUEUE = MessageQueue("T", "b", 0)
@@ -175,5 +173,5 @@ def test_a_damaged_answer_fails_the_read(read, has_crc):
     torn = record.replace(b"body 0", b"bodx 0")
     assert torn != record
     queue.first = [queue.answer(PullStatus.FOUND, 1, torn)] * range_reader.AHEAD
-    with pytest.raises(ClusterError, match=r"the answer for offsets \[0, 1\) is damaged"):
+    with pytest.raises(ClusterError, match=r"the reply for offsets \[0, 1\) is damaged"):
         read(queue, 0, 1)

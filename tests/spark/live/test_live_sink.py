@@ -8,16 +8,16 @@ import threading
 import pyarrow as pa
 import pytest
 
-from batonmq.errors import NoRouteError
-from batonmq.send_result import SendResult, SendStatus
-from protocol.message import MessageQueue
-from spark.audit.acked_list import COLUMNS
-from spark.live import sink
-from spark.live import sink_sender as sender_module
-from spark.live.ack_report import AckFile, report_folder
-from spark.live.sink import Sent
-from spark.live.sink_options import SinkOptions
-from spark.live.sink_sender import SinkError, SinkSender, row_of
+from batonmq.client.errors import NoRouteError
+from batonmq.client.producer.sending import SendResult, SendStatus
+from batonmq.protocol.message import MessageQueue
+from batonmq.spark.audit.acked_list import COLUMNS
+from batonmq.spark.live import sink
+from batonmq.spark.live import sink_sender as sender_module
+from batonmq.spark.live.ack_report import AckFile, report_folder
+from batonmq.spark.live.sink import Sent
+from batonmq.spark.live.sink_options import SinkOptions
+from batonmq.spark.live.sink_sender import SinkError, SinkSender, row_of
 
 QUEUE = MessageQueue("T", "b", 0)
 
@@ -324,5 +324,5 @@ def test_a_cluster_whose_brokers_all_start_is_waited_for_and_an_unknown_topic_is
     with pytest.raises(SinkError, match=r"row 0 .*: no route for topic T at ns:1: create it"):
         send(unknown, unknown)
     down.append(True)
-    with pytest.raises(SinkError, match=r"not acknowledged in 1 ms .*: no route, as the name"):
+    with pytest.raises(SinkError, match=r"not acknowledged in 1 ms .*: no route at the name"):
         send(unknown, timeout_ms=1)

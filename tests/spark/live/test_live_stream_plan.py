@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from batonmq.route import TopicRoute
-from protocol.message import MessageQueue
-from spark.live import stream_plan
-from spark.live.cluster import ClusterError
-from spark.live.options import TopicOptions
-from spark.live.ranges import DataLossError
-from spark.live.stream_plan import StreamPlan
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.protocol.message import MessageQueue
+from batonmq.spark.live import stream_plan
+from batonmq.spark.live.cluster import ClusterError
+from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.ranges import DataLossError
+from batonmq.spark.live.stream_plan import StreamPlan
 
 QUEUES = tuple(MessageQueue("T", "b", i) for i in range(3))
 
@@ -142,7 +142,7 @@ def test_a_new_master_that_shows_less_is_waited_for_and_a_remade_topic_is_not():
     with pytest.raises(DataLossError, match="the topic has this queue no more"):
         plan.next_end(start, 0, limited=True)
     cluster.held = {QUEUES[0]: (12, 20)}
-    with pytest.raises(DataLossError, match=r"asked for offsets \[10, 20\), available are \[12,"):
+    with pytest.raises(DataLossError, match=r"requested offsets \[10, 20\), available are \[12,"):
         plan.next_end(start, 0, limited=True)
 
 
@@ -151,7 +151,7 @@ def test_a_new_queue_whose_first_messages_have_expired_is_a_loss_that_says_so(ca
     cluster = Cluster({QUEUES[0]: (0, 10)})
     start = StreamPlan(Read(cluster)).initial()
     cluster.held[QUEUES[1]] = (4, 9)
-    told = r"queue 1: asked for offsets \[0, 9\), available are \[4, 9\): .* not seen this queue"
+    told = r"queue 1: requested offsets \[0, 9\), available are \[4, 9\): .* not seen this queue"
     with pytest.raises(DataLossError, match=told):
         StreamPlan(Read(cluster)).next_end(start, 0, limited=True)
     loose = StreamPlan(Read(cluster, failOnDataLoss="false"))
@@ -202,7 +202,7 @@ def test_a_group_of_the_checkpoint_that_no_name_server_names_is_waited_for():
     cluster.back = {"c": cluster.asked + 5}
     assert plan.next_end(start, 0, limited=True) == {QUEUES[0]: 5, OTHER: 7}
     cluster, start, plan = two_groups(operationTimeout="1ms")
-    told = "broker group c: the checkpoint has offsets of it, and no name server knows it"
+    told = "broker group c: the checkpoint has offsets of it, and no name server has it"
     with pytest.raises(ClusterError, match=told):
         plan.next_end(start, 0, limited=True)
 

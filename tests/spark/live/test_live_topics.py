@@ -11,16 +11,17 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
-from cluster_process import wait_for
 
 from batonmq.blocking import BlockingAdmin, BlockingProducer
-from protocol.bodies import TopicConfig
-from protocol.message import Message, MessageQueue
-from spark.live.cluster import ClusterError
-from spark.live.options import TopicOptions
-from spark.live.ranges import DataLossError
-from spark.live.stream_plan import StreamPlan
-from spark.live.topic_read import TopicRead
+from batonmq.protocol.bodies import TopicConfig
+from batonmq.protocol.message import Message, MessageQueue
+from batonmq.spark.live.cluster import ClusterError
+from batonmq.spark.live.options import TopicOptions
+from batonmq.spark.live.ranges import DataLossError
+from batonmq.spark.live.stream_plan import StreamPlan
+from batonmq.spark.live.topic_read import TopicRead
+from lab.processes import wait_for
+from lab.writer import wait_acks
 from tests.chaos.client_load import ClientWriter
 
 pytestmark = [
@@ -33,7 +34,7 @@ PATIENCE_S = 120.0
 def make_topic(cluster, topic, queues=2):
     config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
     with BlockingAdmin(cluster.name_servers) as admin:
-        admin.create_or_update_topic(config, broker="broker-a")
+        admin.topics.create_or_update(config, broker="broker-a")
 
 
 def send(cluster, topic, numbers, queues=2, body=None):
@@ -202,8 +203,7 @@ def test_a_stream_outlives_its_master(live_session, live_cluster, tmp_path):
         wait_for("rows in the stream", lambda: query.lastProgress is not None, PATIENCE_S)
         live_cluster.kill(old)
         live_cluster.wait_new_master(old["address"])
-        before = len(writer.acks)
-        wait_for("acks of the new master", lambda: len(writer.acks) > before + 20, PATIENCE_S)
+        wait_acks(writer, 20, PATIENCE_S)
     query.processAllAvailable()
     assert query.isActive and query.exception() is None
     query.stop()
@@ -309,7 +309,7 @@ def test_lost_offsets_fail_the_read_or_are_passed_over(live_cluster):
     make_topic(live_cluster, "Lost", queues=1)
     sent = send(live_cluster, "Lost", range(60), queues=1)
     beyond = {"endingOffsets": '{"Lost": {"broker-a": {"0": 99}}}'}
-    told = r"topic Lost, broker broker-a, queue 0: asked for offsets \[0, 99\), available are"
+    told = r"topic Lost, broker broker-a, queue 0: requested offsets \[0, 99\), available are"
     with pytest.raises(DataLossError, match=told + r" \[0, 60\)"):
         rows(live_cluster, "Lost", **beyond)
     assert places(rows(live_cluster, "Lost", failOnDataLoss="false", **beyond)) == sent
@@ -317,7 +317,7 @@ def test_lost_offsets_fail_the_read_or_are_passed_over(live_cluster):
     first, checkpoint = step(live_cluster, "Lost")
     assert places(first) == sent
     with BlockingAdmin(live_cluster.name_servers) as admin:
-        admin.delete_topic("Lost", "DefaultCluster")
+        admin.topics.delete("Lost", "DefaultCluster")
     wait_for("the topic made anew", lambda: _made(live_cluster), PATIENCE_S)
     again = send(live_cluster, "Lost", range(100, 120), queues=1)
     with pytest.raises(DataLossError, match=r"offsets \[60, 60\), available are \[0, 20\)"):

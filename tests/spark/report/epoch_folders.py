@@ -191,4 +191,4 @@ def incident_hour(root, *, group="broker-a"):
         leader_before="n0",
         controller_epoch=2,
     )
-    return made  # fmt: skip
+    return made

@@ -4,9 +4,9 @@ import html.parser
 
 import pytest
 
-from spark.report.axes import pointed_out, round_steps, short_labels
-from spark.report.duration_figures import distribution_figure, parts_figure
-from spark.report.page import (
+from batonmq.spark.report.axes import pointed_out, round_steps, short_labels
+from batonmq.spark.report.duration_figures import distribution_figure, parts_figure
+from batonmq.spark.report.page import (
     Badge,
     Card,
     Code,
@@ -15,14 +15,14 @@ from spark.report.page import (
     Figure,
     Page,
     Picture,
+    ReportSummary,
     Section,
     Table,
-    Verdict,
     Words,
     render,
     write_page,
 )
-from spark.report.quantities import (
+from batonmq.spark.report.quantities import (
     bytes_text,
     count_text,
     counted,
@@ -31,7 +31,7 @@ from spark.report.quantities import (
     plot_text,
     plot_time,
 )
-from spark.report.traffic_figures import (
+from batonmq.spark.report.traffic_figures import (
     amount_ticks,
     histogram_figure,
     queue_heat_figure,
@@ -44,22 +44,38 @@ EVIL = "</script><script>alert('1')</script>&amp;\"x"
 @pytest.mark.parametrize(
     ("ms", "text"),
     [
-        (None, "–"), (0, "0 ms"), (999, "999 ms"), (1_000, "1 s"), (1_234, "1.23 s"),
-        (59_940, "59.9 s"), (60_000, "1 min"), (200_000, "3 min 20 s"), (7_500_000, "2 h 5 min"),
-        (86_400_000, "1 d"), (1_045_000_000_000, "12,094 d 21 h"), (-1_500, "-1.50 s"),
+        (None, "–"),
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1_000, "1 s"),
+        (1_234, "1.23 s"),
+        (59_940, "59.9 s"),
+        (60_000, "1 min"),
+        (200_000, "3 min 20 s"),
+        (7_500_000, "2 h 5 min"),
+        (86_400_000, "1 d"),
+        (1_045_000_000_000, "12,094 d 21 h"),
+        (-1_500, "-1.50 s"),
     ],
-)  # fmt: skip
+)
 def test_durations(ms, text):
     assert duration_text(ms) == text
 
 
 def test_sizes_counts_and_times():
     assert [bytes_text(size) for size in (0, 1023, 1536, 1 << 30, 150 << 40, None)] == [
-        "0 B", "1,023 B", "1.5 KiB", "1 GiB", "150 TiB", "–",
-    ]  # fmt: skip
+        "0 B",
+        "1,023 B",
+        "1.5 KiB",
+        "1 GiB",
+        "150 TiB",
+        "–",
+    ]
     assert [count_text(number) for number in (1_234, 12_345_678, 2e10)] == [
-        "1,234", "12.3 million", "20.0 billion",
-    ]  # fmt: skip
+        "1,234",
+        "12.3 million",
+        "20.0 billion",
+    ]
     assert [counted(number, "group") for number in (0, 1, 3)] == [
         "no groups",
         "1 group",
@@ -92,7 +108,7 @@ class Tags(html.parser.HTMLParser):
 def test_nothing_from_data_becomes_markup():
     bars = [(EVIL, 3, 5)]
     page = Page(
-        EVIL, EVIL, [Verdict(EVIL, "bad")], [Card(EVIL, EVIL, EVIL)],
+        EVIL, EVIL, [ReportSummary(EVIL, "bad")], [Card(EVIL, EVIL, EVIL)],
         [
             Section(EVIL, EVIL, [
                 Words(EVIL), Facts({EVIL: EVIL}),

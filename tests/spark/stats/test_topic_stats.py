@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from spark.jobs.topic_stats import main, span_ms
-from spark.stats.replicas import one_per_group
-from spark.store_facts import StoreError
+from batonmq.spark.jobs.topic_stats import main, span_ms
+from batonmq.spark.stats.replicas import one_per_group
+from batonmq.spark.store_facts import StoreError
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.log_files import LogFiles
 from tests.spark.spark_session import spark_session
@@ -164,8 +164,11 @@ def test_lag_and_the_age_of_what_waits_from_run_to_run(done):
         for row in rows(out, "consumer_lag", group="slow")
     }
     assert {key: row["lag"] for key, row in found.items()} == {
-        (12, 0): 5, (12, 1): 15, (13, 0): 5, (13, 1): 15,
-    }  # fmt: skip
+        (12, 0): 5,
+        (12, 1): 15,
+        (13, 0): 5,
+        (13, 1): 15,
+    }
     # Offset 70 of queue 0 came in the second minute, offset 10 of queue 1 in the first.
     assert found[12, 0]["oldest_store_at"] == datetime(2026, 11, 21, 12, 1, 8, tzinfo=UTC)
     assert found[12, 0]["oldest_age_ms"] == 52_000
@@ -174,8 +177,10 @@ def test_lag_and_the_age_of_what_waits_from_run_to_run(done):
     # Queue 9 is not there (any more): nobody can say how far behind that is.
     done_rows = rows(out, "consumer_lag", group="done")
     assert {(r["queue_id"], r["lag"], r["oldest_age_ms"]) for r in done_rows} == {
-        (0, 0, None), (1, 0, None), (9, None, None),
-    }  # fmt: skip
+        (0, 0, None),
+        (1, 0, None),
+        (9, None, None),
+    }
 
 
 def test_the_report_is_drawn_and_stands_alone(done, tmp_path_factory):
@@ -185,9 +190,16 @@ def test_the_report_is_drawn_and_stands_alone(done, tmp_path_factory):
     try:
         browser.open(out / "report.html")
         assert browser.pictures() == [
-            "messages", "bytes", "sizes", "sizes-over-time", "delays", "delays-over-time",
-            "queue-heat", "lag", "lag-over-time",
-        ]  # fmt: skip
+            "messages",
+            "bytes",
+            "sizes",
+            "sizes-over-time",
+            "delays",
+            "delays-over-time",
+            "queue-heat",
+            "lag",
+            "lag-over-time",
+        ]
         for picture, number in (("messages", 4), ("bytes", 4), ("lag", 1)):
             boxes = browser.boxes(f"#{picture} .plot .bars .point path")
             assert len(boxes) == number, picture
@@ -197,9 +209,13 @@ def test_the_report_is_drawn_and_stands_alone(done, tmp_path_factory):
         assert browser.boxes("#queue-heat .plot .heatmaplayer image")
         text = browser.text()
         for said in (
-            f"slow is 20 messages behind on {HOT}", EVIL, "1.5×", "rmq_sys_BATON_METADATA",
-            "All times are UTC", "1 other replica left aside",
-        ):  # fmt: skip
+            f"slow is 20 messages behind on {HOT}",
+            EVIL,
+            "1.5×",
+            "rmq_sys_BATON_METADATA",
+            "All times are UTC",
+            "1 other replica left aside",
+        ):
             assert said in text, said
         assert EVIL not in (out / "report.html").read_text()
         browser.open(out / "report.html", width=400, dark=True)
@@ -224,12 +240,14 @@ def test_which_stores_stand_for_their_groups(tmp_path):
     store("a1", "east#a#1", confirm=0)
     longest, west = store("a2", "east#a#2"), store("w1", "west#a#1")
     plain = store("plain", "", confirm=0)  # as a broker without a controller leaves it
-    with pytest.raises(StoreError, match=r"plain does not tell a confirmOffset.* --unconfirmed"):
+    with pytest.raises(StoreError, match=r"plain has no confirmOffset.* --unconfirmed"):
         one_per_group([str(tmp_path / "*")])
     found = one_per_group([str(tmp_path / "*")], unconfirmed=True).chosen
     assert {(each.broker, each.store, each.others) for each in found} == {
-        ("east#a", longest, 1), ("west#a", west, 0), (plain, plain, 0),
-    }  # fmt: skip
+        ("east#a", longest, 1),
+        ("west#a", west, 0),
+        (plain, plain, 0),
+    }
 
 
 def test_bad_input_is_named(tmp_path):
@@ -242,5 +260,8 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(StoreError, match="is no store: none of commitlog, "):
         one_per_group([str(tmp_path)])
     assert [span_ms(each) for each in ("30s", "1m", "2h", "1d")] == [
-        30_000, 60_000, 7_200_000, 86_400_000,
-    ]  # fmt: skip
+        30_000,
+        60_000,
+        7_200_000,
+        86_400_000,
+    ]

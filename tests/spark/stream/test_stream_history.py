@@ -14,8 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from cluster_process import ROOT, ClusterProcess, wait_for
-from history_watch import Killer, in_files, published
+
+from lab.processes import ROOT, wait_for
+from lab.up import ClusterProcess
+from tests.process.history_watch import Leaders, in_files, published
 
 SOAK = os.environ.get("BATONMQ_SOAK") == "1"
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -31,7 +33,7 @@ class Job:
         self.output, self.log = output, log
         self.started: list[subprocess.Popen[str]] = []
         self.argv = [
-            *(sys.executable, "-m", "spark.jobs.stream_history", "--master", "local[1]"),
+            *(sys.executable, "-m", "batonmq.spark.jobs.stream_history", "--master", "local[1]"),
             *("--name-servers", cluster.name_servers, "--output", str(output), "--json"),
             *("--trigger", "200ms", "--max-events", "30"),
             *("--conf", "spark.sql.shuffle.partitions=1"),
@@ -102,27 +104,27 @@ def test_each_event_comes_once_through_kills_and_failovers(
     tmp_path: Path, job_of: Callable[[ClusterProcess], Job]
 ) -> None:
     with ClusterProcess(tmp_path / "cluster") as cluster, ThreadPoolExecutor(1) as pool:
-        job, killer = job_of(cluster), Killer(cluster)
+        job, leaders = job_of(cluster), Leaders(cluster)
         cluster.wait_in_sync(3)
 
         # killed in the middle of a batch, while the cluster fails over
         process = job.start()
         job.until(process, "the first rows", job.rows)
-        old = killer.master()
+        old = leaders.master()
         killed = pool.submit(job.kill_in_a_batch, process)
-        killer.kill(old)
-        killer.other_master(old)
-        killer.revive(old)
+        cluster.kill(old)
+        leaders.other_master(old)
+        cluster.restart(old)
         killed.result()
         assert job.rows()
 
         # with another leading controller, which repeats what it is not sure of
         process = job.start() if SOAK else None
         killed = pool.submit(job.kill_in_a_batch, process) if process else killed
-        first = killer.leader()
-        killer.kill(first)
-        killer.other_leader(first)
-        killer.revive(first)
+        first = leaders.leader()
+        cluster.kill(first)
+        leaders.other_leader(first)
+        cluster.restart(first)
         killed.result()
 
         # what is left

@@ -9,11 +9,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spark.history_stream import stream as module
-from spark.history_stream.events import events
-from spark.history_stream.output import StreamOutput
-from spark.history_stream.stream import HistoryStream, StreamPlan
-from spark.session import open_session
+from batonmq.spark.history_stream import stream as module
+from batonmq.spark.history_stream.events import events
+from batonmq.spark.history_stream.output import StreamOutput
+from batonmq.spark.history_stream.stream import HistoryStream, StreamPlan
+from batonmq.spark.session import open_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -62,7 +62,7 @@ def test_a_cluster_that_went_is_asked_again_and_one_that_never_was_is_not(
     stream.counts.batches = 1
     stream.run(session, plan, stopping)
     (line,) = told
-    assert nobody in line and line.endswith("asked again in 5 s")
+    assert nobody in line and line.endswith("next attempt in 5 s")
 
 
 def test_messages_that_are_no_events_and_wild_times_stop_nothing(session):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from spark.history_stream import output as module
-from spark.history_stream.output import StreamOutput, output_folder
-from spark.history_stream.seen import Seen
+from batonmq.spark.history_stream import output as module
+from batonmq.spark.history_stream.output import StreamOutput, output_folder
+from batonmq.spark.history_stream.seen import Seen
 
 SEEN = [{"log": "a", "seen": [[65536, 131072]]}]
 

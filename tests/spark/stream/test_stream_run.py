@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from spark.history_stream import stream as module
-from spark.history_stream.output import StreamOutput
-from spark.history_stream.seen import INDEX_SCHEMA, PART_BITS
-from spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan
-from spark.jobs.stream_history import _interval
+from batonmq.spark.history_stream import stream as module
+from batonmq.spark.history_stream.output import StreamOutput
+from batonmq.spark.history_stream.seen import INDEX_SCHEMA, PART_BITS
+from batonmq.spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan
+from batonmq.spark.jobs.stream_history import _interval
 
 PLAN = StreamPlan("127.0.0.1:9876", "/nowhere", 10, "10 seconds")
 
@@ -92,7 +92,9 @@ def failed(text):
     )
 
 
-OUTAGE = "spark.live.cluster.ClusterError: no master of broker-b answered (with patience 20 ms)"
+OUTAGE = (
+    "batonmq.spark.live.cluster.ClusterError: no master of broker-b answered (with patience 20 ms)"
+)
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def queries(tmp_path, monkeypatch):
     """Runs of queries, one after the other; what was told; the stream. Pauses are passed over."""
     told = []
     made = HistoryStream(StreamOutput(tmp_path / "out"), told.append)
-    monkeypatch.setattr("spark.history_stream.stream.PAUSE_S", 0.001)
+    monkeypatch.setattr("batonmq.spark.history_stream.stream.PAUSE_S", 0.001)
 
     def of(*runs):
         left = list(runs)
@@ -122,16 +124,16 @@ def test_an_outage_of_the_cluster_is_a_pause(queries):
     stream.counts.batches = 1
     stream.run(None, PLAN, threading.Event())
     assert left == []
-    assert told == ["no master of broker-b answered (with patience 20 ms); asked again in 0 s"] * 3
+    assert told == ["no master of broker-b answered (with patience 20 ms); next attempt in 0 s"] * 3
     assert all(query.stopped_in_batch is False for query in down)
 
 
 def test_a_pause_ends_when_the_stream_is_stopped(queries, monkeypatch):
     stream, told, _ = queries(Query(error=failed(OUTAGE)))
     stream.counts.batches = 1
-    monkeypatch.setattr("spark.history_stream.stream.PAUSE_S", 3600)
+    monkeypatch.setattr("batonmq.spark.history_stream.stream.PAUSE_S", 3600)
     stopping = threading.Event()
-    monkeypatch.setattr(stream, "_tell", lambda line: (told.append(line), stopping.set()))
+    monkeypatch.setattr(stream, "_report", lambda line: (told.append(line), stopping.set()))
     stream.run(None, PLAN, stopping)
     assert len(told) == 1
 
@@ -147,15 +149,15 @@ def test_a_cluster_that_never_answered_ends_it(queries, trigger):
 
 def test_lost_events_end_it_with_the_way_out(queries):
     text = (
-        "spark.live.ranges.DataLossError: topic T, broker b, queue 0: [3, 9) is gone; "
-        "set failOnDataLoss=false to go on with what there is"
+        "batonmq.spark.live.ranges.DataLossError: topic T, broker b, queue 0: [3, 9) is gone; "
+        "set failOnDataLoss=false to continue with what there is"
     )
     stream, _, _ = queries(Query(error=failed(text)))
     stream.counts.batches = 1
     with pytest.raises(HistoryLost) as caught:
         stream.run(None, PLAN, threading.Event())
     assert str(caught.value) == (
-        "topic T, broker b, queue 0: [3, 9) is gone; --accept-loss goes on behind what is lost"
+        "topic T, broker b, queue 0: [3, 9) is gone; --accept-loss continues behind what is lost"
     )
 
 
@@ -181,7 +183,7 @@ def test_a_busy_machine_gets_a_few_more_chances(queries, trigger):
     plan = replace(PLAN, trigger=trigger)
     stream, told, left = queries(*(Query(error=failed(BUSY)) for _ in range(5)), Query(looks=1))
     stream.run(None, plan, threading.Event())
-    assert left == [] and told == ["no Python process within 10 s; again in 0 s"] * 5
+    assert left == [] and told == ["no Python process within 10 s; next attempt in 0 s"] * 5
     stream, told, _ = queries(*(Query(error=failed(BUSY)) for _ in range(6)))
     with pytest.raises(StreamingQueryException, match="connect back"):
         stream.run(None, plan, threading.Event())
@@ -249,7 +251,7 @@ def test_a_topic_that_has_lost_its_beginning_and_holes_are_told_once(taking):
 
 def test_a_batch_that_does_not_follow_the_table_ends_the_query(taking):
     stream, _ = taking
-    with pytest.raises(ValueError, match="the checkpoint goes on with batch 4"):
+    with pytest.raises(ValueError, match="the checkpoint continues with batch 4"):
         stream._take(Batch((7, 20, 19)), 4)
     stream._take(Batch(), 0)  # nothing in it is an event
     stream._take(Batch((7, 20, 19)), 1)
@@ -264,7 +266,7 @@ def test_why_a_commit_failed_is_told_and_not_the_trace_of_spark(taking, monkeypa
     query = Query(error=failed(f"[FOREACH_BATCH_USER_FUNCTION_ERROR] Traceback:\n{OUTAGE}"))
     query.batch = threading.Event()
     monkeypatch.setattr(stream, "_start", lambda session, plan: query)
-    with pytest.raises(ValueError, match="goes on with batch 4"):
+    with pytest.raises(ValueError, match="continues with batch 4"):
         stream._take(Batch((7, 20, 19)), 4)
-    with pytest.raises(ValueError, match="goes on with batch 4"):
+    with pytest.raises(ValueError, match="continues with batch 4"):
         stream.run(None, PLAN, threading.Event())

@@ -6,7 +6,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from spark.history_stream.seen import INDEX_SCHEMA, PART_BITS, Seen
+from batonmq.spark.history_stream.seen import INDEX_SCHEMA, PART_BITS, Seen
 
 
 def index(*rows):
@@ -144,7 +144,7 @@ def test_holes_are_told_until_what_was_there_comes():
 
 
 def test_nonsense_is_told():
-    with pytest.raises(ValueError, match="cannot be told"):
+    with pytest.raises(ValueError, match="cannot be parsed"):
         Seen.from_json([{"broker": "a"}])
 
 

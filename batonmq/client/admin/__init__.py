@@ -1,0 +1,1 @@
+"""Admin calls to name servers, brokers and controllers."""

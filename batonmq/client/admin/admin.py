@@ -1,0 +1,40 @@
+"""Admin calls, typed, by what they are about. Origin: DefaultMQAdminExtImpl."""
+
+from collections.abc import Sequence
+
+from batonmq.client.admin.cluster import BrokerAdmin, ClusterAdmin
+from batonmq.client.admin.consumer_groups import ConsumerGroupAdmin
+from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.client.admin.messages import MessageAdmin
+from batonmq.client.admin.requests import AdminRequests
+from batonmq.client.admin.topics import TopicAdmin
+from batonmq.client.instance.client_instance import ClientInstance, InstanceUser
+from batonmq.client.instance.connections import ClientOptions
+
+
+class Admin(InstanceUser):
+    """`async with Admin(name_servers="host:9876") as admin: await admin.topics.names()`
+
+    Calls raise NoNameServerError, NoRouteError, NoMasterError, ConnectError, RequestTimeoutError,
+    UnsupportedByBrokerError, and ResponseError for other refusals.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | None = None,
+        *,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+        timeout_ms: int = 5_000,
+    ) -> None:
+        super().__init__(name_servers, client, client_options)
+        self._requests = AdminRequests(self._client, timeout_ms)
+        self.cluster = ClusterAdmin(self._requests)
+        self.brokers = BrokerAdmin(self._requests)
+        self.topics = TopicAdmin(self._requests, self.cluster)
+        self.messages = MessageAdmin(self._requests)
+        self.consumer_groups = ConsumerGroupAdmin(self._requests, self.cluster)
+
+    def controller(self, addresses: str | Sequence[str]) -> ControllerAdmin:
+        """Calls to the controllers at these remoting addresses."""
+        return ControllerAdmin(self._requests, addresses)

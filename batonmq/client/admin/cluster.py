@@ -1,0 +1,117 @@
+"""Admin calls about the cluster as a whole and about one broker."""
+
+from collections.abc import Iterable
+
+from batonmq.client.admin.requests import AdminRequests
+from batonmq.client.errors import ClientError, NoMasterError
+from batonmq.protocol.bodies import ClusterInfo, EpochEntryCache, HARuntimeInfo, KVTable
+from batonmq.protocol.codes import MASTER_ID, RequestCode
+from batonmq.remoting.command import RemotingCommand
+
+
+class ClusterAdmin:
+    def __init__(self, requests: AdminRequests) -> None:
+        self._requests = requests
+
+    async def info(self) -> ClusterInfo:
+        name_servers = self._requests.client.name_servers
+        return await name_servers.cluster_info(deadline_ms=self._requests.deadline_ms())
+
+    async def name_server_states(self) -> dict[str, str | None]:
+        """Address -> None if it answers, else what is wrong."""
+        request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        answers = await self._requests.client.name_servers.invoke_each(
+            request, deadline_ms=self._requests.deadline_ms()
+        )
+        return {
+            address: str(answer) if isinstance(answer, Exception) else None
+            for address, answer in answers.items()
+        }
+
+    async def masters(
+        self, cluster: str | None = None, broker: str | None = None
+    ) -> dict[str, str]:
+        """Broker name -> master address, of a cluster, of one broker group, or of all.
+
+        `broker` may also be an address. Raises ClientError if nothing matches, NoMasterError for
+        a group without a master.
+        """
+        if broker is not None and ":" in broker:
+            return {broker: broker}
+        info = await self.info()
+        if cluster is not None:
+            info = only_cluster(info, cluster)
+        if broker is not None:
+            info = only_group(info, broker)
+        found: dict[str, str] = {}
+        for name, data in sorted(info.broker_addr_table.items()):
+            address = data.broker_addrs.get(MASTER_ID)
+            if address is None:
+                raise NoMasterError(name)
+            found[name] = address
+        if not found:
+            raise ClientError("the name server knows no broker: start one and let it register")
+        return found
+
+    async def targets(self, cluster: str | None, broker: str | None) -> dict[str, str]:
+        """The masters where a change goes. Raises ClientError if neither is given."""
+        if cluster is None and broker is None:
+            raise ClientError("say where: give a cluster (all its masters) or one broker")
+        return await self.masters(cluster, broker)
+
+
+class BrokerAdmin:
+    def __init__(self, requests: AdminRequests) -> None:
+        self._requests = requests
+
+    async def runtime_info(self, address: str) -> dict[str, str]:
+        """RocketMQ's runtime figures (brokerVersionDesc, msgPutTotalTodayNow, …) of one broker."""
+        reply = await self._requests.ask(
+            address, RequestCode.GET_BROKER_RUNTIME_INFO, {}, "runtime info"
+        )
+        return dict(KVTable.decode(reply.body).table)
+
+    async def ha_status(self, address: str) -> HARuntimeInfo:
+        reply = await self._requests.ask(address, RequestCode.GET_BROKER_HA_STATUS, {}, "HA status")
+        return HARuntimeInfo.decode(reply.body)
+
+    async def epochs(self, address: str) -> EpochEntryCache:
+        """The epochs of one replica's log. Raises ResponseError outside controller mode."""
+        reply = await self._requests.ask(address, RequestCode.GET_BROKER_EPOCH_CACHE, {}, "epochs")
+        return EpochEntryCache.decode(reply.body)
+
+    async def repair(self, address: str, suspect: str) -> str:
+        """Makes one broker trust its log again; returns what was done.
+
+        `suspect`: why its log is suspect, as its runtime info reports it. Raises ResponseError if
+        that is not the reason.
+        """
+        reply = await self._requests.ask(
+            address, RequestCode.BATON_REPAIR_REPLICA, {"suspect": suspect}, "repair"
+        )
+        return reply.remark or ""
+
+
+def only_cluster(info: ClusterInfo, cluster: str) -> ClusterInfo:
+    """Raises ClientError for a cluster that the name server does not know."""
+    names = info.cluster_addr_table.get(cluster)
+    if names is None:
+        raise ClientError(f"no cluster {cluster}: {_known(info.cluster_addr_table)}")
+    return ClusterInfo(
+        broker_addr_table={n: d for n, d in info.broker_addr_table.items() if n in names},
+        cluster_addr_table={cluster: names},
+    )
+
+
+def only_group(info: ClusterInfo, broker_name: str) -> ClusterInfo:
+    """Raises ClientError for a broker group that the name server does not know."""
+    data = info.broker_addr_table.get(broker_name)
+    if data is None:
+        raise ClientError(f"no broker group {broker_name}: {_known(info.broker_addr_table)}")
+    return ClusterInfo(
+        broker_addr_table={broker_name: data}, cluster_addr_table=info.cluster_addr_table
+    )
+
+
+def _known(names: Iterable[str]) -> str:
+    return f"the name server knows {', '.join(sorted(names)) or 'none'}"

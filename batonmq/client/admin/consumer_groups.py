@@ -1,0 +1,132 @@
+"""Admin calls about consumer groups: settings, members, offsets, progress."""
+
+import asyncio
+from collections.abc import Iterable
+
+from batonmq.client.admin.cluster import ClusterAdmin
+from batonmq.client.admin.requests import AdminRequests
+from batonmq.client.admin.types import GroupProgress, QueueProgress
+from batonmq.client.errors import UnsupportedByBrokerError
+from batonmq.protocol import fastjson
+from batonmq.protocol.bodies import (
+    ConsumeStats,
+    GetConsumerListByGroupResponseBody,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import ResponseError
+from batonmq.protocol.message import MessageQueue
+from batonmq.remoting.command import RemotingCommand
+
+
+class ConsumerGroupAdmin:
+    def __init__(self, requests: AdminRequests, cluster: ClusterAdmin) -> None:
+        self._requests = requests
+        self._cluster = cluster
+
+    async def settings(self, address: str) -> SubscriptionGroupWrapper:
+        """The settings of all groups at one broker."""
+        reply = await self._requests.ask(
+            address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}, "subscription groups"
+        )
+        return SubscriptionGroupWrapper.decode(reply.body)
+
+    async def update(
+        self,
+        config: SubscriptionGroupConfig,
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> dict[str, str]:
+        """On all masters of a cluster, or on one broker (name or address); returns those."""
+        targets = await self._cluster.targets(cluster, broker)
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        for address in targets.values():
+            await self._requests.ask(address, code, {}, "updating a group", body=config.encode())
+        return targets
+
+    async def offsets(self, address: str) -> dict[str, dict[int, int]]:
+        """`topic@group` -> queue id -> offset, of one broker."""
+        reply = await self._requests.ask(
+            address, RequestCode.GET_ALL_CONSUMER_OFFSET, {}, "offsets"
+        )
+        document = fastjson.loads(reply.body)
+        table = document.get("offsetTable", {}) if isinstance(document, dict) else {}
+        return {
+            str(name): {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+            for name, queues in table.items()
+        }
+
+    async def names(self) -> list[str]:
+        """Groups that have stored offsets or settings on any master, ascending."""
+        groups: set[str] = set()
+        for address in (await self._cluster.masters()).values():
+            offsets, settings = await asyncio.gather(self.offsets(address), self.settings(address))
+            groups.update(name.rpartition("@")[2] for name in offsets)
+            groups.update(settings.subscription_group_table)
+        return sorted(groups)
+
+    async def members(self, group: str) -> tuple[str, ...]:
+        """Client ids that any master knows as members now, ascending."""
+        members: set[str] = set()
+        for address in (await self._cluster.masters()).values():
+            request = RemotingCommand.request(
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
+            )
+            remoting = self._requests.client.remoting
+            reply = await remoting.invoke(address, request, self._requests.timeout_ms)
+            if reply.code == ResponseCode.SUCCESS:
+                body = GetConsumerListByGroupResponseBody.decode(reply.body)
+                members.update(body.consumer_id_list)
+        return tuple(sorted(members))
+
+    async def progress(self, group: str, topic: str | None = None) -> GroupProgress:
+        """How far the group is on every queue that it has an offset for."""
+        masters = await self._cluster.masters()
+        parts = await asyncio.gather(
+            *(self._progress_at(name, a, group, topic) for name, a in masters.items())
+        )
+        queues = sorted((q for part in parts for q in part), key=lambda q: q.queue)
+        return GroupProgress(group, tuple(queues), await self.members(group))
+
+    async def _progress_at(
+        self, name: str, address: str, group: str, topic: str | None
+    ) -> Iterable[QueueProgress]:
+        ext = {"consumerGroup": group, **({"topic": topic} if topic else {})}
+        try:
+            reply = await self._requests.ask(
+                address, RequestCode.GET_CONSUME_STATS, ext, "progress"
+            )
+        except UnsupportedByBrokerError:
+            return await self._progress_by_offsets(name, address, group, topic)
+        return [
+            QueueProgress(queue, o.broker_offset, o.consumer_offset, o.last_timestamp)
+            for queue, o in ConsumeStats.decode(reply.body).offset_table.items()
+        ]
+
+    async def _progress_by_offsets(
+        self, name: str, address: str, group: str, topic: str | None
+    ) -> list[QueueProgress]:
+        progress: list[QueueProgress] = []
+        for key, offsets in sorted((await self.offsets(address)).items()):
+            of_topic, _, of_group = key.rpartition("@")
+            if of_group != group or (topic is not None and of_topic != topic):
+                continue
+            for queue_id, offset in sorted(offsets.items()):
+                queue = MessageQueue(of_topic, name, queue_id)
+                end = await self._max_offset_at(address, queue)
+                if end is not None:
+                    progress.append(QueueProgress(queue, end, offset))
+        return progress
+
+    async def _max_offset_at(self, address: str, queue: MessageQueue) -> int | None:
+        """None if the topic is gone and only offsets are left of it."""
+        ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
+        try:
+            reply = await self._requests.ask(address, RequestCode.GET_MAX_OFFSET, ext, "offsets")
+        except ResponseError as error:
+            if error.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR):
+                return None
+            raise
+        return int(reply.ext["offset"])

@@ -1,0 +1,306 @@
+"""Admin calls to the controllers: the remoting endpoint (RocketMQ's codes) and the gRPC endpoint.
+
+State is read from and changed through the leader; any controller names it. grpc is imported only
+when the gRPC endpoint is used. Origin: DefaultMQAdminExtImpl's controller calls.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batonmq.client.admin.requests import AdminRequests
+from batonmq.client.admin.types import (
+    ControllerLogStatus,
+    ControllerMetadata,
+    ElectedMaster,
+)
+from batonmq.client.errors import ClientError, NoControllerLeaderError
+from batonmq.client.instance.name_servers import parse_addresses
+from batonmq.history.event import HistoryEvent, lenient_event
+from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.protocol.bodies import BrokerReplicasInfo, ElectMasterResponseBody, encode_names
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError, ResponseError
+from batonmq.protocol.message_id import split_address
+from batonmq.remoting.command import RemotingCommand
+
+GRPC_PORT_OFFSET = 1
+_LEADER_PAUSE_S = 0.05
+
+# Replies after which another controller is asked, or the same one a little later.
+_ASK_THE_LEADER = frozenset({ResponseCode.CONTROLLER_NOT_LEADER})
+
+
+class ControllerAdmin:
+    """`addresses`: remoting addresses (`host:port`) of one or more controllers of the group."""
+
+    def __init__(self, requests: AdminRequests, addresses: str | Sequence[str]) -> None:
+        self.addresses = parse_addresses(addresses)
+        if not self.addresses:
+            raise ClientError("no controller address given: pass host:port;host:port")
+        self._requests = requests
+
+    async def metadata(self, address: str | None = None) -> ControllerMetadata:
+        """The group's leader as one controller reports it (default: the first that replies)."""
+        failures: list[tuple[str, str]] = []
+        for one in (address,) if address is not None else self.addresses:
+            code = RequestCode.CONTROLLER_GET_METADATA_INFO
+            try:
+                reply = await self._requests.ask(one, code, {}, "controller metadata")
+            except (ConnectError, RequestTimeoutError) as error:
+                if address is not None:
+                    raise
+                failures.append((one, str(error)))
+                continue
+            ext = reply.ext
+            return ControllerMetadata(
+                address=one,
+                group=ext.get("group", ""),
+                leader_id=ext.get("controllerLeaderId", ""),
+                leader_address=ext.get("controllerLeaderAddress", ""),
+                is_leader=ext.get("isLeader", "false").lower() == "true",
+                peers=ext.get("peers", ""),
+                log=_log_status(ext),
+            )
+        raise NoControllerLeaderError(failures)
+
+    async def all_metadata(self) -> dict[str, ControllerMetadata | BatonError]:
+        """Address -> its metadata, or why there is none, of every controller given."""
+
+        async def one(address: str) -> ControllerMetadata | BatonError:
+            try:
+                return await self.metadata(address)
+            except BatonError as error:
+                return error
+
+        answers = await asyncio.gather(*(one(address) for address in self.addresses))
+        return dict(zip(self.addresses, answers, strict=True))
+
+    async def sync_state_data(self, broker_names: Sequence[str]) -> BrokerReplicasInfo:
+        """Master, SyncStateSet and the other replicas of each group. Unknown groups are absent."""
+        body = encode_names(list(broker_names))
+        reply = await self._ask_leader(
+            RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, {}, body, "sync state set"
+        )
+        return BrokerReplicasInfo.decode(reply.body)
+
+    async def elect_master(
+        self,
+        cluster_name: str,
+        broker_name: str,
+        broker_id: int | None = None,
+        *,
+        unclean: bool = False,
+    ) -> ElectedMaster:
+        """Elects that broker, or lets the controller choose. Raises ResponseError if refused.
+
+        `unclean` takes the broker named though it may lack acknowledged messages (G5): they are
+        lost then. It is refused while the old master still answers (R7). `already_master`: nothing
+        changed.
+        """
+        ext = {
+            "clusterName": cluster_name,
+            "brokerName": broker_name,
+            "brokerId": str(-1 if broker_id is None else broker_id),
+            "designateElect": "false" if broker_id is None else "true",
+            "invokeTime": str(wall_ms()),
+        }
+        if unclean:
+            ext["uncleanElect"] = "true"
+        reply = await self._ask_leader(
+            RequestCode.CONTROLLER_ELECT_MASTER,
+            ext,
+            b"",
+            "election",
+            also=frozenset({ResponseCode.CONTROLLER_MASTER_STILL_EXIST}),
+        )
+        members: tuple[int, ...] = ()
+        if reply.body:
+            body = ElectMasterResponseBody.decode(reply.body)
+            members = tuple(sorted(body.sync_state_set))
+        return ElectedMaster(
+            broker_name=broker_name,
+            master_broker_id=int(reply.ext.get("masterBrokerId", 0)),
+            master_address=reply.ext.get("masterAddress", ""),
+            master_epoch=int(reply.ext.get("masterEpoch", 0)),
+            sync_state_set_epoch=int(reply.ext.get("syncStateSetEpoch", 0)),
+            sync_state_set=members,
+            already_master=reply.code == ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
+        )
+
+    async def clean_broker_data(
+        self,
+        cluster_name: str,
+        broker_name: str,
+        broker_ids: Sequence[int] = (),
+        *,
+        clean_living_broker: bool = False,
+    ) -> None:
+        """Removes those replicas from the controllers' state, or the whole group if none is named.
+
+        A replica that is alive is refused (2009) unless `clean_living_broker`.
+        """
+        ext = {
+            "clusterName": cluster_name,
+            "brokerName": broker_name,
+            "isCleanLivingBroker": "true" if clean_living_broker else "false",
+            "invokeTime": str(wall_ms()),
+        }
+        if broker_ids:
+            ext["brokerControllerIdsToClean"] = ";".join(str(i) for i in broker_ids)
+        await self._ask_leader(RequestCode.CLEAN_BROKER_DATA, ext, b"", "cleaning")
+
+    async def config(self, address: str | None = None) -> dict[str, str]:
+        """The settings of one controller (default: the first given)."""
+        reply = await self._requests.ask(
+            address or self.addresses[0],
+            RequestCode.GET_CONTROLLER_CONFIG,
+            {},
+            "controller settings",
+        )
+        return properties_from_text(reply.body.decode())
+
+    async def update_config(
+        self, settings: Mapping[str, str], address: str | None = None
+    ) -> tuple[str, ...]:
+        """Changes settings at that controller, or at all given; returns where it was done."""
+        body = "".join(f"{key}={value}\n" for key, value in settings.items()).encode()
+        done: list[str] = []
+        for one in (address,) if address is not None else self.addresses:
+            code = RequestCode.UPDATE_CONTROLLER_CONFIG
+            await self._requests.ask(one, code, {}, "changing controller settings", body=body)
+            done.append(one)
+        return tuple(done)
+
+    async def history(
+        self,
+        broker_name: str = "",
+        *,
+        after_raft_index: int = 0,
+        limit: int = 0,
+        address: str | None = None,
+    ) -> tuple[HistoryEvent, ...]:
+        """The failover history, oldest first, from the first controller that replies.
+
+        `limit` 0: all that is kept. `address`: the remoting address of the one to ask. Raises
+        ConnectError if none replies at its gRPC endpoint.
+        """
+        from batonmq.proto.controller.v1 import controller_pb2 as pb
+
+        request = pb.GetHistoryRequest(
+            broker_name=broker_name, after_raft_index=after_raft_index, limit=limit
+        )
+        addresses = None if address is None else (address,)
+        reply = await self._native("GetHistory", request, addresses)
+        return tuple(filter(None, (lenient_event(event.json) for event in reply.events)))
+
+    async def _native(
+        self, method: str, request: object, addresses: Sequence[str] | None = None
+    ) -> Any:
+        """The first good reply of a controller (a generated class, hence Any)."""
+        import grpc
+
+        from batonmq.proto.controller.v1 import controller_pb2_grpc
+
+        stub_class: Any = controller_pb2_grpc.ControllerServiceStub
+        endpoints = [grpc_address(address) for address in addresses or self.addresses]
+        why = ""
+        for endpoint in endpoints:
+            async with grpc.aio.insecure_channel(endpoint) as channel:
+                call = getattr(stub_class(channel), method)
+                try:
+                    reply = await call(request, timeout=self._requests.timeout_ms / 1000)
+                except grpc.aio.AioRpcError as error:
+                    why = f"{error.code().name} {error.details() or ''}"
+                    continue
+            if reply.status.code == ResponseCode.CONTROLLER_NOT_LEADER:
+                why = reply.status.remark
+                continue
+            if reply.status.code != ResponseCode.SUCCESS:
+                raise ResponseError(reply.status.code, reply.status.remark, endpoint)
+            return reply
+        raise ConnectError(endpoints[-1], why)
+
+    async def _ask_leader(
+        self,
+        code: RequestCode,
+        ext: dict[str, str],
+        body: bytes,
+        what: str,
+        *,
+        also: frozenset[int] = frozenset(),
+    ) -> RemotingCommand:
+        """The leader's reply. During an election it retries until the timeout."""
+        deadline_ms = self._requests.deadline_ms()
+        # Another controller is asked next, so one gets only half of the time.
+        share_ms = max(self._requests.timeout_ms // 2, 1)
+        while True:
+            asked: list[tuple[str, str]] = []
+            for address in await self._likely_leaders(asked):
+                try:
+                    return await self._requests.ask(
+                        address, code, ext, what, body=body, also=also, timeout_ms=share_ms
+                    )
+                except ResponseError as error:
+                    if error.code not in _ASK_THE_LEADER:
+                        raise
+                    asked.append((address, error.remark or "not the leader"))
+                except (ConnectError, RequestTimeoutError) as error:
+                    asked.append((address, str(error)))
+            if boot_ms() >= deadline_ms:
+                raise NoControllerLeaderError(asked)
+            await asyncio.sleep(_LEADER_PAUSE_S)
+
+    async def _likely_leaders(self, asked: list[tuple[str, str]]) -> list[str]:
+        """The controllers that are named as leader, without repetition; failures go to `asked`."""
+        named: list[str] = []
+        for address, answer in (await self.all_metadata()).items():
+            if isinstance(answer, BatonError):
+                asked.append((address, str(answer)))
+            elif answer.leader_address:
+                named.append(answer.leader_address)
+            elif answer.is_leader:
+                named.append(address)
+            else:
+                asked.append((address, "replies, but has no leader"))
+        return list(dict.fromkeys(named))
+
+
+def _log_status(ext: Mapping[str, str]) -> ControllerLogStatus | None:
+    if "appliedIndex" not in ext:
+        return None
+
+    def number(name: str) -> int:
+        return int(ext.get(name, 0))
+
+    return ControllerLogStatus(
+        self_id=ext.get("selfId", ""),
+        controller_epoch=number("controllerEpoch"),
+        term=number("raftTerm"),
+        applied_index=number("appliedIndex"),
+        committed_index=number("committedIndex"),
+        journal_bytes=number("journalBytes"),
+        journal_entries=number("journalEntries"),
+        snapshot_bytes=number("snapshotBytes"),
+        snapshot_index=number("snapshotIndex"),
+        digest_index=number("digestIndex"),
+        state_digest=ext.get("stateDigest", ""),
+        problems=tuple(filter(None, ext.get("problems", "").split("\n"))),
+    )
+
+
+def grpc_address(remoting_address: str) -> str:
+    """The gRPC address of a controller: one port above its remoting address."""
+    host, port = split_address(remoting_address)
+    grpc_port = port + GRPC_PORT_OFFSET
+    return f"[{host}]:{grpc_port}" if ":" in host else f"{host}:{grpc_port}"
+
+
+def properties_from_text(text: str) -> dict[str, str]:
+    """Java properties as servers send their settings: `key=value` lines."""
+    settings: dict[str, str] = {}
+    for line in text.splitlines():
+        key, separator, value = line.strip().partition("=")
+        if separator and not key.startswith("#"):
+            settings[key.strip()] = value.strip()
+    return settings

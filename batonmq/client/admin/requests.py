@@ -1,0 +1,50 @@
+"""One admin request to one address, with errors that say what to do."""
+
+from batonmq.client.errors import UnsupportedByBrokerError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import ResponseError
+from batonmq.remoting.command import RemotingCommand
+
+
+class AdminRequests:
+    def __init__(self, client: ClientInstance, timeout_ms: int) -> None:
+        self.client = client
+        self.timeout_ms = timeout_ms
+
+    def deadline_ms(self) -> int:
+        return boot_ms() + self.timeout_ms
+
+    async def ask(
+        self,
+        address: str,
+        code: RequestCode,
+        ext: dict[str, str],
+        what: str,
+        *,
+        body: bytes = b"",
+        also: frozenset[int] = frozenset(),
+        timeout_ms: int | None = None,
+    ) -> RemotingCommand:
+        """A reply with code 0 or one of `also`. `what`: the subject of an error's text.
+
+        Raises ResponseError, UnsupportedByBrokerError (code 3), ConnectError,
+        RequestTimeoutError.
+        """
+        request = RemotingCommand.request(code, ext, body)
+        reply = await self.client.remoting.invoke(address, request, timeout_ms or self.timeout_ms)
+        if reply.code == ResponseCode.SUCCESS or reply.code in also:
+            return reply
+        if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise UnsupportedByBrokerError(what, code, address)
+        raise ResponseError(reply.code, reply.remark, address)
+
+    async def ask_name_server(self, code: RequestCode) -> RemotingCommand:
+        """The first reply of any name server. Raises NoNameServerError, ResponseError."""
+        name_servers = self.client.name_servers
+        request = RemotingCommand.request(code, {})
+        reply = await name_servers.invoke(request, deadline_ms=self.deadline_ms())
+        if reply.code != ResponseCode.SUCCESS:
+            raise ResponseError(reply.code, reply.remark, name_servers.addresses[0])
+        return reply

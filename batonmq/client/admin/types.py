@@ -1,0 +1,93 @@
+"""Results of admin calls that have no body of RocketMQ's own."""
+
+from dataclasses import dataclass
+
+from batonmq.protocol.message import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """A queue holds [`min_offset`, `max_offset`). `last_update_ms`: wall clock, 0 if unknown."""
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+    last_update_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """One queue of one group. `last_consumed_ms`: store time of the last consumed message, 0 if
+    unknown; `broker_offset`: exclusive end of the queue."""
+
+    queue: MessageQueue
+    broker_offset: int
+    consumer_offset: int
+    last_consumed_ms: int = 0
+
+    @property
+    def lag(self) -> int:
+        return self.broker_offset - self.consumer_offset
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """`queues` ascending; `members`: client ids that brokers know now."""
+
+    group: str
+    queues: tuple[QueueProgress, ...]
+    members: tuple[str, ...]
+
+    @property
+    def lag(self) -> int:
+        return sum(q.lag for q in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerLogStatus:
+    """What a BatonMQ controller reports of its Raft log. Indices are of the last such entry.
+
+    `snapshot_bytes` 0: no snapshot yet. `state_digest` is of the state after entry `digest_index`
+    and equal on all nodes where that is; empty before the first. `problems`: for people.
+    """
+
+    self_id: str
+    controller_epoch: int
+    term: int
+    applied_index: int
+    committed_index: int
+    journal_bytes: int
+    journal_entries: int
+    snapshot_bytes: int
+    snapshot_index: int
+    digest_index: int
+    state_digest: str
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerMetadata:
+    """Reply of 1005, from `address`. `leader_*` are empty while there is no leader;
+    `peers` as the controller sends it: `id:host:port;` or `host:port;` repeated.
+    `log` is None from a RocketMQ controller."""
+
+    address: str
+    group: str
+    leader_id: str
+    leader_address: str
+    is_leader: bool
+    peers: str
+    log: ControllerLogStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ElectedMaster:
+    """Reply of 1002. `already_master`: nothing changed, it is the master already (code 2011)."""
+
+    broker_name: str
+    master_broker_id: int
+    master_address: str
+    master_epoch: int
+    sync_state_set_epoch: int
+    sync_state_set: tuple[int, ...]
+    already_master: bool = False

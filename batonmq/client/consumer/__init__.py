@@ -1,0 +1,1 @@
+"""Reading messages: `PushConsumer` calls a listener, `PullConsumer` is asked for messages."""

@@ -1,0 +1,86 @@
+"""The listener of a push consumer: what it is given, what it returns, and how it is called."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+
+from batonmq.protocol.message import MessageExt, MessageQueue
+
+
+class ConsumeStatus(Enum):
+    """What a listener returns for the messages of a call; None means `SUCCESS`.
+
+    An exception of the listener counts as `RECONSUME_LATER`.
+    """
+
+    SUCCESS = "SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+
+
+@dataclass(slots=True)
+class ConsumeContext:
+    """An argument of each listener call; the listener may set the fields before it returns.
+
+    `delay_level`: after RECONSUME_LATER, 0 lets the broker choose by the number of tries, 1..18
+    asks for that level, -1 sends straight to the dead-letter queue.
+    `ack_index`: index of the last message of the batch that is done (concurrent listeners only);
+    None means all on SUCCESS.
+    """
+
+    queue: MessageQueue
+    delay_level: int = 0
+    ack_index: int | None = None
+
+
+ListenerReply = ConsumeStatus | None
+Listener = Callable[
+    [Sequence[MessageExt], ConsumeContext], ListenerReply | Awaitable[ListenerReply]
+]
+"""`listener(messages, context)`: a coroutine function runs on the loop, a plain one in a thread."""
+
+log = logging.getLogger(__name__)
+
+
+class ListenerCall:
+    """Runs a coroutine function on the loop, a plain function in a thread."""
+
+    def __init__(self, group: str, listener: Listener, threads: int) -> None:
+        self._group = group
+        self._listener = listener
+        call = getattr(listener, "__call__", None)  # noqa: B004 - the method, not callability
+        self._on_loop = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
+        self._threads = (
+            None
+            if self._on_loop
+            else ThreadPoolExecutor(threads, thread_name_prefix=f"consume-{group}")
+        )
+
+    async def __call__(
+        self, messages: Sequence[MessageExt], context: ConsumeContext
+    ) -> ConsumeStatus:
+        try:
+            if self._threads is None:
+                reply = self._listener(messages, context)
+            else:
+                loop = asyncio.get_running_loop()
+                reply = await loop.run_in_executor(self._threads, self._listener, messages, context)
+            status = await reply if inspect.isawaitable(reply) else reply
+        except Exception:
+            # Any exception of a user's listener means that these messages are not consumed.
+            log.exception(
+                "listener_failed group=%s queue=%s offset=%d",
+                self._group,
+                context.queue,
+                messages[0].queue_offset,
+            )
+            return ConsumeStatus.RECONSUME_LATER
+        return status or ConsumeStatus.SUCCESS
+
+    def close(self) -> None:
+        """Shuts the threads down; calls in progress end by themselves."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)

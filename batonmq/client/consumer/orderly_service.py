@@ -1,0 +1,189 @@
+"""Orderly consumption: one listener call at a time per queue, in the order of the queue.
+
+The broker's lock on a queue (request 41, 60 s, renewed every 20 s) keeps a second member from
+consuming it; after 30 s without renewal this member stops by itself. A message that fails stops
+its queue for `orderly_suspend_ms` and is delivered again, before anything behind it.
+Origin: ConsumeMessageOrderlyService, RebalancePushImpl.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus, ListenerCall
+from batonmq.client.consumer.offset_store import OffsetStore
+from batonmq.client.consumer.options import ConsumeOptions, MessageModel
+from batonmq.client.consumer.process_queue import ProcessQueue
+from batonmq.client.consumer.queue_calls import QueueCalls
+from batonmq.client.consumer.queue_reader import QueueReader
+from batonmq.client.errors import UnsupportedByBrokerError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import MessageExt
+
+log = logging.getLogger(__name__)
+
+LOCK_LIVE_MS = 30_000
+LOCK_RENEW_MS = 20_000
+_LOCK_CALL_MS = 1_000
+_NEVER_MS = 1 << 62
+
+
+class OrderlyService:
+    def __init__(
+        self,
+        client: ClientInstance,
+        group: str,
+        listener: ListenerCall,
+        offsets: OffsetStore,
+        model: MessageModel,
+        options: ConsumeOptions,
+    ) -> None:
+        self._client = client
+        self._calls = QueueCalls(client)
+        self._group = group
+        self._listener = listener
+        self._offsets = offsets
+        self._locks = model is MessageModel.CLUSTERING
+        self._options = options
+        self._slots = asyncio.Semaphore(options.concurrency)
+        self._readers: set[QueueReader] = set()
+        self._consuming: dict[QueueReader, asyncio.Task[None]] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+
+    def start(self) -> None:
+        if self._locks:
+            self._renewing = self._client.spawn(self._renew_locks())
+
+    async def close(self) -> None:
+        """Waits for listener calls in progress."""
+        self._closing.set()
+        if self._renewing is not None:
+            self._renewing.cancel()
+        tasks = list(self._consuming.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=self._options.close_wait_ms / 1000)
+            for task in late:
+                task.cancel()
+
+    async def acquire(self, reader: QueueReader) -> bool:
+        """Locks the queue at its broker. Raises UnsupportedByBrokerError."""
+        if not self._locks:
+            reader.process_queue.locked_until_ms = _NEVER_MS
+            self._readers.add(reader)
+            return True
+        return await self._lock([reader])
+
+    async def release(self, readers: Sequence[QueueReader]) -> None:
+        """Unlocks queues that are given up, once their last listener call ended."""
+        self._readers.difference_update(readers)
+        running = [t for r in readers if (t := self._consuming.get(r)) is not None]
+        if running:
+            await asyncio.wait(running, timeout=self._options.close_wait_ms / 1000)
+        if not self._locks:
+            return
+        for (topic, name), some in _by_broker(readers).items():
+            try:
+                await self._calls.unlock_queues(
+                    topic,
+                    name,
+                    self._group,
+                    [r.queue for r in some],
+                    deadline_ms=boot_ms() + _LOCK_CALL_MS,
+                )
+            except BatonError as error:
+                log.info("unlock_failed broker_name=%s why=%s", name, error)
+
+    def arrived(self, reader: QueueReader) -> None:
+        running = self._consuming.get(reader)
+        # A task that found no more messages is done at once, but removed only a loop turn later.
+        if running is None or running.done():
+            task = self._client.spawn(self._consume_queue(reader))
+            self._consuming[reader] = task
+            task.add_done_callback(lambda done: self._forget(reader, done))
+
+    def _forget(self, reader: QueueReader, task: asyncio.Task[None]) -> None:
+        if self._consuming.get(reader) is task:
+            del self._consuming[reader]
+
+    async def _lock(self, readers: Sequence[QueueReader]) -> bool:
+        """Whether all were locked. The lock's time counts from before the request was sent."""
+        complete = True
+        for (topic, name), some in _by_broker(readers).items():
+            sent_ms = boot_ms()
+            try:
+                held = await self._calls.lock_queues(
+                    topic,
+                    name,
+                    self._group,
+                    [r.queue for r in some],
+                    deadline_ms=sent_ms + _LOCK_CALL_MS,
+                )
+            except UnsupportedByBrokerError:
+                raise
+            except BatonError as error:
+                log.info("lock_failed broker_name=%s why=%s", name, error)
+                complete = False
+                continue
+            for reader in some:
+                if reader.queue in held:
+                    self._readers.add(reader)
+                    reader.process_queue.locked_until_ms = sent_ms + LOCK_LIVE_MS
+                    reader.consumed()
+                    if reader.process_queue.waiting:
+                        self.arrived(reader)
+                else:
+                    reader.process_queue.locked_until_ms = 0
+                    complete = False
+        return complete
+
+    async def _renew_locks(self) -> None:
+        while True:
+            await asyncio.sleep(LOCK_RENEW_MS / 1000)
+            try:
+                await self._lock(sorted(self._readers, key=lambda reader: reader.queue))
+            except UnsupportedByBrokerError as error:
+                log.error("locks_lost group=%s why=%s", self._group, error)
+
+    async def _consume_queue(self, reader: QueueReader) -> None:
+        """Until nothing waits, the queue is gone, or the lock is."""
+        while not self._closing.is_set():
+            process_queue = reader.process_queue
+            if process_queue.dropped or process_queue.locked_until_ms <= boot_ms():
+                return
+            batch = process_queue.take(self._options.batch)
+            if not batch:
+                return
+            async with self._slots:
+                context = ConsumeContext(reader.queue)
+                status = await self._listener(batch, context)
+            if process_queue.dropped:
+                return
+            if status is ConsumeStatus.SUCCESS:
+                self._offsets.update(reader.queue, process_queue.done(batch))
+                reader.consumed()
+            else:
+                await self._again(process_queue, batch)
+
+    async def _again(self, process_queue: ProcessQueue, batch: Sequence[MessageExt]) -> None:
+        for message in batch:
+            process_queue.replace_taken(
+                replace(message, reconsume_times=message.reconsume_times + 1)
+            )
+        process_queue.put_back(batch)
+        try:
+            async with asyncio.timeout(self._options.orderly_suspend_ms / 1000):
+                await self._closing.wait()
+        except TimeoutError:
+            return
+
+
+def _by_broker(readers: Sequence[QueueReader]) -> dict[tuple[str, str], list[QueueReader]]:
+    groups: dict[tuple[str, str], list[QueueReader]] = {}
+    for reader in readers:
+        key = (reader.queue.topic, reader.queue.broker_name)
+        groups.setdefault(key, []).append(reader)
+    return groups

@@ -1,0 +1,121 @@
+"""The messages of one queue that were pulled and not yet consumed. Pure.
+
+Invariant: `commit_offset` is the smallest offset not consumed yet, so that committing it never
+skips a message; it never decreases. Once `dropped` is set (the queue went to another member, or its
+offset moved) nothing from it may be committed any more. Origin: ProcessQueue.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from batonmq.protocol.message import MessageExt
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLimits:
+    """When to stop pulling for one queue: cached messages, cached body bytes, and offset span.
+
+    The span (last cached offset - first cached offset) bounds what would be consumed twice after
+    a crash; an orderly consumer has no such gap and ignores it.
+    """
+
+    messages: int = 1000
+    size_bytes: int = 100 * 1024 * 1024
+    span: int = 2000
+
+
+class ProcessQueue:
+    """Not thread safe: owned by the consumer's loop."""
+
+    __slots__ = ("_cached", "_taken", "dropped", "locked_until_ms", "next_offset", "size_bytes")
+
+    def __init__(self, next_offset: int) -> None:
+        self.next_offset = next_offset
+        """Where the next pull begins."""
+        self.dropped = False
+        self.size_bytes = 0
+        self.locked_until_ms = 0
+        """Orderly consumers: until when the broker's lock on the queue is ours."""
+        # Keys are offsets, inserted in ascending order: the first key is the smallest.
+        self._cached: dict[int, MessageExt] = {}
+        self._taken: dict[int, MessageExt] = {}
+
+    def __len__(self) -> int:
+        return len(self._cached) + len(self._taken)
+
+    @property
+    def waiting(self) -> int:
+        """Cached messages that are not taken yet."""
+        return len(self._cached)
+
+    @property
+    def commit_offset(self) -> int:
+        """Where the next owner of the queue must begin: all below it is consumed."""
+        firsts = [next(iter(d)) for d in (self._cached, self._taken) if d]
+        return min(firsts) if firsts else self.next_offset
+
+    @property
+    def span(self) -> int:
+        return self._last_offset() - self.commit_offset if len(self) else 0
+
+    def put(self, messages: Iterable[MessageExt], next_offset: int) -> None:
+        """Adds the messages of a pull: ascending, none below the `next_offset` of before."""
+        for message in messages:
+            assert message.queue_offset >= self.next_offset, "pull result below the asked offset"
+            self._cached[message.queue_offset] = message
+            self.size_bytes += len(message.body)
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def take(self, count: int) -> Sequence[MessageExt]:
+        """The next `count` messages in order; they stay counted until `done` or `put_back`."""
+        offsets = list(islice(self._cached, count))
+        in_order = not self._taken or not offsets or next(reversed(self._taken)) < offsets[0]
+        batch = [self._cached.pop(offset) for offset in offsets]
+        for message in batch:
+            self._taken[message.queue_offset] = message
+        if not in_order:
+            self._taken = dict(sorted(self._taken.items()))
+        return batch
+
+    def done(self, messages: Iterable[MessageExt]) -> int:
+        """Forgets consumed messages; returns `commit_offset`."""
+        for message in messages:
+            if self._taken.pop(message.queue_offset, None) is not None:
+                self.size_bytes -= len(message.body)
+        return self.commit_offset
+
+    def put_back(self, messages: Iterable[MessageExt]) -> None:
+        """Taken messages become the next to be taken again, in order (orderly retry)."""
+        for message in messages:
+            held = self._taken.pop(message.queue_offset, None)
+            if held is not None:
+                self._cached[message.queue_offset] = held
+        self._cached = dict(sorted(self._cached.items()))
+
+    def replace_taken(self, message: MessageExt) -> None:
+        """A taken message that is to be consumed again, with its count of tries raised."""
+        if message.queue_offset in self._taken:
+            self._taken[message.queue_offset] = message
+
+    def flow_reason(self, limits: FlowLimits, *, orderly: bool = False) -> str | None:
+        """Why not to pull now, or None."""
+        if len(self) > limits.messages:
+            return f"{len(self)} messages cached, limit {limits.messages}"
+        if self.size_bytes > limits.size_bytes:
+            return f"{self.size_bytes} bytes cached, limit {limits.size_bytes}"
+        if not orderly and self.span > limits.span:
+            return f"offset span {self.span}, limit {limits.span}"
+        return None
+
+    def check_invariants(self) -> None:
+        assert list(self._cached) == sorted(self._cached)
+        assert list(self._taken) == sorted(self._taken)
+        assert not self._cached.keys() & self._taken.keys()
+        held = [*self._cached.values(), *self._taken.values()]
+        assert self.size_bytes == sum(len(m.body) for m in held)
+        assert all(offset < self.next_offset for offset in (*self._cached, *self._taken))
+
+    def _last_offset(self) -> int:
+        lasts = [next(reversed(d)) for d in (self._cached, self._taken) if d]
+        return max(lasts)

@@ -1,0 +1,221 @@
+"""One pull: its request, its subscription, its reply, and how it reaches the current master."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from batonmq.client.consumer.options import HELD_CHECK_MS
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.failover import NOT_SERVING
+from batonmq.protocol import properties as names
+from batonmq.protocol.bodies import (
+    SubscriptionData,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.protocol.record import decode_records
+from batonmq.protocol.sysflag import (
+    COMPRESSED,
+    COMPRESSION_MASK,
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+)
+from batonmq.protocol.tags import java_string_hash
+from batonmq.protocol.topic_name import RETRY_PREFIX
+from batonmq.remoting.command import RemotingCommand
+
+
+class PullStatus(Enum):
+    FOUND = ResponseCode.SUCCESS
+    NO_NEW_MSG = ResponseCode.PULL_NOT_FOUND
+    NO_MATCHED_MSG = ResponseCode.PULL_RETRY_IMMEDIATELY
+    OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
+
+
+STATUS_BY_CODE: dict[int, PullStatus] = {int(status.value): status for status in PullStatus}
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """`next_begin_offset` is where the next pull continues, whatever was found or filtered out.
+
+    The queue holds [`min_offset`, `max_offset`). `messages` are decompressed and filtered by tag.
+    With OFFSET_ILLEGAL the offset of the pull is outside the queue; continue at
+    `next_begin_offset`.
+    """
+
+    status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    messages: tuple[MessageExt, ...] = ()
+    suggest_broker_id: int = 0
+
+
+ALL = "*"
+
+
+def build_subscription(topic: str, expression: str, version_ms: int) -> SubscriptionData:
+    """`expression`: `*` or empty for all, else tags joined by `||`. Raises BatonError if no tag."""
+    text = expression.strip()
+    if not text or text == ALL:
+        return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version_ms)
+    tags = sorted({tag.strip() for tag in text.split("||")} - {""})
+    if not tags:
+        raise BatonError(
+            f"subscription {expression!r} of {topic} names no tag: use '*' or 'a || b'"
+        )
+    return SubscriptionData(
+        topic=topic,
+        sub_string=text,
+        tags_set=tags,
+        code_set=[java_string_hash(tag) for tag in tags],
+        sub_version=version_ms,
+    )
+
+
+def wanted_only(
+    messages: Iterable[MessageExt], subscription: SubscriptionData
+) -> Sequence[MessageExt]:
+    tags = frozenset(subscription.tags_set)
+    if not tags:
+        return list(messages)
+    return [m for m in messages if m.properties.get("TAGS") in tags]
+
+
+PULL_BYTES_MAX = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """`commit_offset`: progress to store with the pull, or None. `suspend_ms` 0: reply at once."""
+
+    group: str
+    queue: MessageQueue
+    offset: int
+    subscription: SubscriptionData
+    max_messages: int = 32
+    max_bytes: int = PULL_BYTES_MAX
+    suspend_ms: int = 0
+    commit_offset: int | None = None
+
+    def command(self) -> RemotingCommand:
+        sys_flag = PULL_SUBSCRIPTION
+        if self.suspend_ms > 0:
+            sys_flag |= PULL_SUSPEND
+        if self.commit_offset is not None:
+            sys_flag |= PULL_COMMIT_OFFSET
+        ext = {
+            "consumerGroup": self.group,
+            "topic": self.queue.topic,
+            "queueId": str(self.queue.queue_id),
+            "queueOffset": str(self.offset),
+            "maxMsgNums": str(self.max_messages),
+            "sysFlag": str(sys_flag),
+            "commitOffset": str(self.commit_offset or 0),
+            "suspendTimeoutMillis": str(self.suspend_ms),
+            "subscription": self.subscription.sub_string,
+            "subVersion": str(self.subscription.sub_version),
+            "expressionType": "TAG",
+            "maxMsgBytes": str(self.max_bytes),
+            "bname": self.queue.broker_name,
+        }
+        return RemotingCommand.request(RequestCode.PULL_MESSAGE, ext)
+
+
+def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) -> PullResult:
+    status = STATUS_BY_CODE.get(reply.code)
+    if status is None:
+        raise ResponseError(reply.code, reply.remark, address)
+    messages: Sequence[MessageExt] = ()
+    if status is PullStatus.FOUND:
+        messages = wanted_only(decode_records(reply.body), request.subscription)
+        for message in messages:
+            _for_reader(message, request.queue.broker_name)
+    return PullResult(
+        status=status,
+        next_begin_offset=int(reply.ext["nextBeginOffset"]),
+        min_offset=int(reply.ext["minOffset"]),
+        max_offset=int(reply.ext["maxOffset"]),
+        messages=tuple(messages),
+        suggest_broker_id=int(reply.ext.get("suggestWhichBrokerId", 0)),
+    )
+
+
+def _for_reader(message: MessageExt, broker_name: str) -> None:
+    """Decompresses the body and restores the topic of a message from the retry topic.
+
+    A body that cannot be decompressed (another codec, or garbage that its producer sent) is
+    delivered as it is, with its flag: one bad message must not stop the queue.
+    """
+    message.broker_name = broker_name
+    if message.sys_flag & COMPRESSED:
+        try:
+            message.body = message.uncompressed_body()
+            message.sys_flag &= ~(COMPRESSED | COMPRESSION_MASK)
+        except (ValueError, zlib.error):
+            return
+    original = message.properties.get(names.RETRY_TOPIC)
+    if original is not None and message.topic.startswith(RETRY_PREFIX):
+        message.topic = original
+
+
+SUSPEND_MS = 15_000
+PULL_AGAIN = NOT_SERVING | {ResponseCode.SYSTEM_ERROR}
+
+
+@dataclass(frozen=True, slots=True)
+class PulledRecords:
+    """A reply whose messages are not decoded. `records`: whole records of the log, one behind the
+    other, as stored (compressed, and of any tag with the wanted hash). The other fields are those
+    of `PullResult`."""
+
+    status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    records: bytes
+
+
+async def pull_at_master(
+    client: ClientInstance, request: PullRequest, *, deadline_ms: int, block: bool = False
+) -> tuple[RemotingCommand, str]:
+    """The reply of the queue's master, and its address. Retries until the deadline.
+
+    `block`: an empty pull is held by the broker until a message arrives. Raises NoMasterError with
+    the last reason, NoRouteError. A refusal that has nothing to do with who is master is returned.
+    """
+
+    def command(left_ms: int) -> RemotingCommand:
+        suspend_ms = min(SUSPEND_MS, max(left_ms - 200, 1)) if block else 0
+        return replace(request, suspend_ms=suspend_ms).command()
+
+    return await client.masters.invoke(
+        request.queue.topic,
+        request.queue.broker_name,
+        command,
+        deadline_ms=deadline_ms,
+        retry_codes=PULL_AGAIN,
+        held_check_ms=HELD_CHECK_MS if block else None,
+        wait_for_topic=False,
+    )
+
+
+async def pull_records(
+    client: ClientInstance, request: PullRequest, *, deadline_ms: int
+) -> PulledRecords:
+    """As `pull_at_master`, the messages left as records. Raises ResponseError for refusals."""
+    reply, address = await pull_at_master(client, request, deadline_ms=deadline_ms)
+    status = STATUS_BY_CODE.get(reply.code)
+    if status is None:
+        raise ResponseError(reply.code, reply.remark, address)
+    return PulledRecords(
+        status=status,
+        next_begin_offset=int(reply.ext["nextBeginOffset"]),
+        min_offset=int(reply.ext["minOffset"]),
+        max_offset=int(reply.ext["maxOffset"]),
+        records=bytes(reply.body) if status is PullStatus.FOUND else b"",
+    )

@@ -1,0 +1,338 @@
+"""A consumer that calls a listener with each message of its topics.
+
+The members of a group share a topic's queues; each member computes its share by itself, every
+20 s, when a broker reports a change of members, and when a route changes. Progress is committed
+only up to the first message not consumed, so after a crash or a failover some messages are
+delivered again, and none is skipped. Origin: DefaultMQPushConsumerImpl, RebalanceImpl.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Sequence
+
+from batonmq.client.consumer.concurrent_service import ConcurrentService
+from batonmq.client.consumer.listener import Listener, ListenerCall
+from batonmq.client.consumer.offset_store import LocalOffsetStore, OffsetStore, RemoteOffsetStore
+from batonmq.client.consumer.options import (
+    ConsumeFromWhere,
+    ConsumeType,
+    MessageModel,
+    PushConsumerOptions,
+)
+from batonmq.client.consumer.orderly_service import OrderlyService
+from batonmq.client.consumer.pulling import ALL, build_subscription
+from batonmq.client.consumer.queue_calls import QueueCalls
+from batonmq.client.consumer.queue_reader import QueueReader, Reading
+from batonmq.client.consumer.rebalance import plan_rebalance
+from batonmq.client.errors import (
+    ClientClosedError,
+    ClientError,
+    NoRouteError,
+    UnsupportedByBrokerError,
+)
+from batonmq.client.instance.client_instance import ClientInstance, GroupMember
+from batonmq.client.instance.connections import ClientOptions
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.protocol.bodies import ConsumerData, SubscriptionData
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.topic_name import RETRY_PREFIX, retry_topic
+
+log = logging.getLogger(__name__)
+
+# How soon a rebalance is repeated that could not be completed.
+_UNSETTLED_MS = 1_000
+_CALL_MS = 3_000
+
+
+class PushConsumer(GroupMember):
+    """`subscribe`, then `start` inside a running loop; `close` leaves the queues to other members.
+
+    The listener is called as `listener(messages, context)`; see `Listener`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        listener: Listener,
+        *,
+        orderly: bool = False,
+        name_servers: str | Sequence[str] | None = None,
+        options: PushConsumerOptions | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        """`orderly`: one call at a time per queue, in order (needs a broker with queue locks).
+        `client`: an instance to share, started and closed by its owner; of one group it may hold
+        one consumer. Raises MessageIllegalError for a bad group name."""
+        super().__init__(group, name_servers, client, client_options)
+        self.options = options or PushConsumerOptions()
+        self._orderly = orderly
+        self._listener = listener
+        self._calls = QueueCalls(self._client)
+        self._subscriptions: dict[str, SubscriptionData] = {}
+        self._readers: dict[MessageQueue, QueueReader] = {}
+        self._offsets = self._make_offset_store()
+        self._service: ConcurrentService | OrderlyService | None = None
+        self._listener_call: ListenerCall | None = None
+        self._rebalance_now = asyncio.Event()
+        self._rebalancing = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._rebalanced: dict[str, tuple[MessageQueue, ...]] = {}
+
+    @property
+    def client_id(self) -> str:
+        return self._client.client_id
+
+    @property
+    def assigned_queues(self) -> tuple[MessageQueue, ...]:
+        """The queues that this member consumes now, ascending."""
+        return tuple(sorted(self._readers))
+
+    def subscribe(self, topic: str, expression: str = ALL) -> None:
+        """Adds or replaces a subscription; `expression` is `*` or `TagA || TagB`."""
+        self._subscriptions[topic] = build_subscription(topic, expression, wall_ms())
+        self._rebalance_now.set()
+
+    def unsubscribe(self, topic: str) -> None:
+        self._subscriptions.pop(topic, None)
+        self._rebalance_now.set()
+
+    async def start(self) -> None:
+        """Returns after the first rebalance.
+
+        Raises NoNameServerError, UnsupportedByBrokerError (orderly without queue locks), and
+        BatonError for an unreadable offset file. A topic may be created later.
+        """
+        if self._running:
+            return
+        if not self._subscriptions:
+            raise ClientError(f"consumer {self.group} has no subscription: call subscribe() first")
+        await self._offsets.load()
+        if self.options.model is MessageModel.CLUSTERING:
+            topic = retry_topic(self.group)
+            self._subscriptions[topic] = build_subscription(topic, ALL, wall_ms())
+        await super().start()
+        try:
+            await self._start_consuming()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_consuming(self) -> None:
+        model, consume = self.options.model, self.options.consume
+        self._listener_call = ListenerCall(self.group, self._listener, consume.concurrency)
+        kind = OrderlyService if self._orderly else ConcurrentService
+        self._service = kind(
+            self._client, self.group, self._listener_call, self._offsets, model, consume
+        )
+        self._service.start()
+        for topic in sorted(self._subscriptions):
+            try:
+                await self._client.routes.refresh(topic)
+            except NoRouteError as error:
+                if not topic.startswith(RETRY_PREFIX):
+                    log.warning("topic_awaited group=%s why=%s", self.group, error)
+        await self._client.heartbeats.send()
+        settled = await self._rebalance()
+        self._tasks = [
+            self._client.spawn(self._rebalance_loop(settled)),
+            self._client.spawn(self._persist_loop()),
+        ]
+
+    async def close(self) -> None:
+        """Stops pulling, lets listener calls end, stores the offsets, leaves the group."""
+        service, self._service = self._service, None
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks = []
+        if service is not None:
+            # Pulling stops first; calls in progress may still commit while the service closes.
+            await asyncio.gather(*(reader.pause() for reader in self._readers.values()))
+            await service.close()
+            await self._give_up(list(self._readers), service)
+        if self._listener_call is not None:
+            self._listener_call.close()
+            self._listener_call = None
+        await super().close()
+
+    def consumer_data(self) -> ConsumerData | None:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.PASSIVELY,
+            message_model=self.options.model,
+            consume_from_where=self.options.from_where,
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+
+    def topics(self) -> Collection[str]:
+        return self._subscriptions.keys()
+
+    def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
+        if route.topic not in self._subscriptions:
+            return
+        self._offsets.resend(moved)
+        if self._rebalanced.get(route.topic) != route.subscribe_queues:
+            self._rebalance_now.set()
+
+    def members_changed(self, group: str) -> None:
+        if group == self.group:
+            self._rebalance_now.set()
+
+    async def rebalance(self) -> None:
+        """Runs at once."""
+        if self._service is None:
+            raise ClientClosedError(f"consumer {self.group}")
+        await self._rebalance()
+
+    async def _rebalance_loop(self, settled: bool) -> None:
+        while True:
+            pause_ms = self.options.rebalance_ms if settled else _UNSETTLED_MS
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_ms / 1000):
+                    await self._rebalance_now.wait()
+            try:
+                settled = await self._rebalance()
+            except UnsupportedByBrokerError as error:
+                log.error("rebalance_failed group=%s why=%s", self.group, error)
+                settled = True
+
+    async def _rebalance(self) -> bool:
+        """Whether it is complete for every topic. Raises UnsupportedByBrokerError."""
+        async with self._rebalancing:
+            return await self._rebalance_all()
+
+    async def _rebalance_all(self) -> bool:
+        self._rebalance_now.clear()
+        gone = [q for q in self._readers if q.topic not in self._subscriptions]
+        if gone and self._service is not None:
+            await self._give_up(gone, self._service)
+        settled = True
+        for topic in sorted(self._subscriptions):
+            try:
+                settled &= await self._rebalance_topic(topic)
+            except UnsupportedByBrokerError:
+                raise
+            except NoRouteError:
+                settled &= topic.startswith(RETRY_PREFIX)
+            except BatonError as error:
+                log.warning("rebalance_failed topic=%s why=%s", topic, error)
+                settled = False
+        return settled
+
+    async def _rebalance_topic(self, topic: str) -> bool:
+        service = self._service
+        if service is None:
+            return True
+        route = await self._client.routes.get(topic)
+        client_ids = await self._member_ids(route)
+        plan = plan_rebalance(
+            held=[q for q in self._readers if q.topic == topic],
+            queues=route.subscribe_queues,
+            client_ids=client_ids,
+            own_id=self.client_id,
+            model=self.options.model,
+        )
+        self._rebalanced[topic] = route.subscribe_queues
+        if plan.changed:
+            log.info(
+                "rebalanced group=%s topic=%s take_up=%s give_up=%s",
+                self.group,
+                topic,
+                [str(q) for q in plan.take_up],
+                [str(q) for q in plan.give_up],
+            )
+        await self._give_up(plan.give_up, service)
+        taken = await asyncio.gather(*(self._take_up(queue, service) for queue in plan.take_up))
+        known = client_ids is not None or self.options.model is MessageModel.BROADCASTING
+        return all(taken) and known
+
+    async def _member_ids(self, route: TopicRoute) -> list[str] | None:
+        """The group's members. A broker without this one (a new master, say) gets a heartbeat and
+        is asked again."""
+        if self.options.model is MessageModel.BROADCASTING:
+            return None
+        for broker_name, address in sorted(route.masters().items()):
+            ids: list[str] | None = None
+            for attempt in range(2):
+                ids = await self._calls.consumer_ids(
+                    route.topic, broker_name, self.group, deadline_ms=boot_ms() + _CALL_MS
+                )
+                if ids is not None and self.client_id in ids:
+                    return ids
+                if attempt == 0:
+                    await self._client.heartbeats.send([address])
+            if ids is not None:
+                return ids
+        return None
+
+    async def _take_up(
+        self, queue: MessageQueue, service: ConcurrentService | OrderlyService
+    ) -> bool:
+        try:
+            start = await self._start_offset(queue)
+        except BatonError as error:
+            log.warning("queue_not_taken_up queue=%s why=%s", queue, error)
+            return False
+        shared = Reading(
+            self._client,
+            self.group,
+            self._subscriptions.get,
+            self._offsets,
+            self.options.pull,
+            service.arrived,
+            orderly=self._orderly,
+            commits=self.options.model is MessageModel.CLUSTERING,
+        )
+        reader = QueueReader(shared, queue, start)
+        if not await service.acquire(reader):
+            return False
+        self._readers[queue] = reader
+        reader.start()
+        return True
+
+    async def _give_up(
+        self,
+        queues: Sequence[MessageQueue],
+        service: ConcurrentService | OrderlyService,
+    ) -> None:
+        """Once this returns, this member commits nothing of these queues any more."""
+        readers = [self._readers.pop(queue) for queue in queues]
+        if not readers:
+            return
+        await asyncio.gather(*(reader.stop() for reader in readers))
+        await service.release(readers)
+        await self._offsets.release(queues)
+
+    async def _start_offset(self, queue: MessageQueue) -> int:
+        deadline_ms = boot_ms() + _CALL_MS
+        offset = await self._offsets.read(queue, deadline_ms=deadline_ms)
+        if offset is not None:
+            return offset
+        if queue.topic.startswith(RETRY_PREFIX):
+            return 0
+        if self.options.from_where is ConsumeFromWhere.LAST:
+            return await self._calls.max_offset(queue, deadline_ms=deadline_ms)
+        if self.options.from_where is ConsumeFromWhere.FIRST:
+            return await self._calls.min_offset(queue, deadline_ms=deadline_ms)
+        return await self._calls.offset_by_time(
+            queue, self.options.start_timestamp_ms, deadline_ms=deadline_ms
+        )
+
+    async def _persist_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.persist_ms / 1000)
+            try:
+                await self._offsets.persist()
+            except (BatonError, OSError) as error:
+                log.error("offsets_not_persisted group=%s why=%s", self.group, error)
+
+    def _make_offset_store(self) -> OffsetStore:
+        if self.options.model is MessageModel.BROADCASTING:
+            instance = self._client.options.instance_name or "DEFAULT"
+            return LocalOffsetStore(self.options.offset_dir, instance, self.group)
+        return RemoteOffsetStore(self._client, self.group)

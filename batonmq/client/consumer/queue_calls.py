@@ -1,0 +1,217 @@
+"""Typed requests to the master of a broker group."""
+
+from collections.abc import Sequence
+
+from batonmq.client.errors import UnsupportedByBrokerError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.protocol.bodies import (
+    EpochEntryCache,
+    GetConsumerListByGroupResponseBody,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import ResponseError
+from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.remoting.command import RemotingCommand
+
+
+class QueueCalls:
+    """Offsets, epochs, members and locks, at the masters. Retries in a failover.
+
+    All methods raise NoMasterError when no master replied before the deadline, and ResponseError
+    when it refused.
+    """
+
+    def __init__(self, client: ClientInstance) -> None:
+        self._client = client
+
+    async def _invoke(
+        self,
+        topic: str,
+        broker_name: str,
+        code: RequestCode,
+        ext: dict[str, str],
+        deadline_ms: int,
+        *,
+        body: bytes = b"",
+        also: frozenset[int] = frozenset(),
+        unsupported: tuple[str, str] | None = None,
+    ) -> RemotingCommand:
+        """A reply with code 0 or one of `also`. `unsupported`: what is not served, and advice."""
+        reply, address = await self._client.masters.invoke(
+            topic,
+            broker_name,
+            lambda left_ms: RemotingCommand.request(code, ext, body),
+            deadline_ms=deadline_ms,
+        )
+        if reply.code == ResponseCode.SUCCESS or reply.code in also:
+            return reply
+        if unsupported is not None and reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            what, advice = unsupported
+            raise UnsupportedByBrokerError(what, code, address, advice)
+        raise ResponseError(reply.code, reply.remark, address)
+
+    async def _ask(
+        self,
+        queue: MessageQueue,
+        code: RequestCode,
+        ext: dict[str, str],
+        deadline_ms: int,
+        *,
+        also: frozenset[int] = frozenset(),
+    ) -> RemotingCommand:
+        full = {
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "bname": queue.broker_name,
+            **ext,
+        }
+        return await self._invoke(
+            queue.topic, queue.broker_name, code, full, deadline_ms, also=also
+        )
+
+    async def committed_offset(
+        self, group: str, queue: MessageQueue, *, deadline_ms: int
+    ) -> int | None:
+        """Where the group continues, None if it has no offset there."""
+        reply = await self._ask(
+            queue,
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            {"consumerGroup": group},
+            deadline_ms,
+            also=frozenset({ResponseCode.QUERY_NOT_FOUND}),
+        )
+        return int(reply.ext["offset"]) if reply.code == ResponseCode.SUCCESS else None
+
+    async def commit_offset(
+        self, group: str, queue: MessageQueue, offset: int, *, deadline_ms: int
+    ) -> None:
+        """Stores the group's progress: the next offset to be read."""
+        ext = {"consumerGroup": group, "commitOffset": str(offset)}
+        await self._ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, ext, deadline_ms)
+
+    async def max_offset(self, queue: MessageQueue, *, deadline_ms: int) -> int:
+        """Exclusive end of the queue."""
+        reply = await self._ask(queue, RequestCode.GET_MAX_OFFSET, {}, deadline_ms)
+        return int(reply.ext["offset"])
+
+    async def min_offset(self, queue: MessageQueue, *, deadline_ms: int) -> int:
+        reply = await self._ask(queue, RequestCode.GET_MIN_OFFSET, {}, deadline_ms)
+        return int(reply.ext["offset"])
+
+    async def offset_by_time(
+        self, queue: MessageQueue, timestamp_ms: int, *, deadline_ms: int
+    ) -> int:
+        """The first offset stored at or after the wall-clock time."""
+        ext = {"timestamp": str(timestamp_ms)}
+        reply = await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext, deadline_ms)
+        return int(reply.ext["offset"])
+
+    async def epochs(
+        self, topic: str, broker_name: str, *, deadline_ms: int
+    ) -> EpochEntryCache | None:
+        """The epochs of the group's log; None if the broker has none, outside controller mode."""
+        reply, _ = await self._client.masters.invoke(
+            topic,
+            broker_name,
+            lambda left_ms: RemotingCommand.request(RequestCode.GET_BROKER_EPOCH_CACHE),
+            deadline_ms=deadline_ms,
+        )
+        return EpochEntryCache.decode(reply.body) if reply.code == ResponseCode.SUCCESS else None
+
+    async def consumer_ids(
+        self, topic: str, broker_name: str, group: str, *, deadline_ms: int
+    ) -> list[str] | None:
+        """Client ids of the group's members at that broker, None if it has none."""
+        reply, _ = await self._client.masters.invoke(
+            topic,
+            broker_name,
+            lambda left_ms: RemotingCommand.request(
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}
+            ),
+            deadline_ms=deadline_ms,
+        )
+        if reply.code != ResponseCode.SUCCESS:
+            return None
+        return list(GetConsumerListByGroupResponseBody.decode(reply.body).consumer_id_list) or None
+
+    async def lock_queues(
+        self,
+        topic: str,
+        broker_name: str,
+        group: str,
+        queues: Sequence[MessageQueue],
+        *,
+        deadline_ms: int,
+    ) -> frozenset[MessageQueue]:
+        """Those of `queues` (all on that broker) whose lock this client now holds, for 60 s.
+
+        Raises UnsupportedByBrokerError if the broker does not serve locks.
+        """
+        code = RequestCode.LOCK_BATCH_MQ
+        reply = await self._locking(code, topic, broker_name, group, queues, deadline_ms)
+        return frozenset(LockBatchResponseBody.decode(reply.body).lock_ok_mq_set)
+
+    async def unlock_queues(
+        self,
+        topic: str,
+        broker_name: str,
+        group: str,
+        queues: Sequence[MessageQueue],
+        *,
+        deadline_ms: int,
+    ) -> None:
+        code = RequestCode.UNLOCK_BATCH_MQ
+        await self._locking(code, topic, broker_name, group, queues, deadline_ms)
+
+    async def _locking(
+        self,
+        code: RequestCode,
+        topic: str,
+        broker_name: str,
+        group: str,
+        queues: Sequence[MessageQueue],
+        deadline_ms: int,
+    ) -> RemotingCommand:
+        body = LockBatchRequestBody(
+            consumer_group=group, client_id=self._client.client_id, mq_set=list(queues)
+        )
+        unsupported = (
+            f"orderly consumption by group {group} needs queue locks",
+            "use a concurrent listener (orderly=False), or a broker that serves locks",
+        )
+        return await self._invoke(
+            topic, broker_name, code, {}, deadline_ms, body=body.encode(), unsupported=unsupported
+        )
+
+    async def send_back(
+        self,
+        group: str,
+        message: MessageExt,
+        delay_level: int,
+        max_reconsume_times: int,
+        *,
+        deadline_ms: int,
+    ) -> None:
+        """Returns a message that was not consumed to its broker, which delivers it again from the
+        retry topic. Raises UnsupportedByBrokerError if the broker does not serve it.
+        """
+        ext = {
+            "offset": str(message.physical_offset),
+            "group": group,
+            "delayLevel": str(delay_level),
+            "originMsgId": message.msg_id,
+            "originTopic": message.topic,
+            "unitMode": "false",
+            "maxReconsumeTimes": str(max_reconsume_times),
+            "bname": message.broker_name,
+        }
+        await self._invoke(
+            message.topic,
+            message.broker_name,
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            ext,
+            deadline_ms,
+            unsupported=(f"sending messages of group {group} back", ""),
+        )

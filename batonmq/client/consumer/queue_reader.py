@@ -1,0 +1,199 @@
+"""One queue of a push consumer: pulls in a loop and passes the messages to the consume service.
+
+It pauses while too much is unconsumed. After any failure it fetches the route, so a failover costs
+a few milliseconds once the new master is known; it continues at the offset that it had reached.
+Origin: DefaultMQPushConsumerImpl.pullMessage.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from batonmq.client.consumer.offset_store import OffsetStore
+from batonmq.client.consumer.options import PullOptions
+from batonmq.client.consumer.process_queue import ProcessQueue
+from batonmq.client.consumer.pulling import PullRequest, PullResult, PullStatus, read_pull_reply
+from batonmq.client.errors import ClientError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.failover import pause_ms
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.bodies import SubscriptionData
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
+from batonmq.protocol.message import MessageQueue
+
+log = logging.getLogger(__name__)
+
+_REFUSED_PAUSE_MS = 3_000
+_FLOW_CONTROL_PAUSE_MS = 20
+_LOCK_PAUSE_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What all readers of a consumer share.
+
+    `subscription`: of a topic, read before each pull; None ends the reader. `arrived`: called after
+    messages were put into the process queue. `commits`: send progress along with pulls.
+    """
+
+    client: ClientInstance
+    group: str
+    subscription: Callable[[str], SubscriptionData | None]
+    offsets: OffsetStore
+    options: PullOptions
+    arrived: Callable[["QueueReader"], None]
+    orderly: bool
+    commits: bool
+
+
+class QueueReader:
+    """`process_queue` is replaced by a new one when the broker moves the offset."""
+
+    def __init__(self, shared: Reading, queue: MessageQueue, start_offset: int) -> None:
+        self.queue = queue
+        self.process_queue = ProcessQueue(start_offset)
+        self._shared = shared
+        self._client = shared.client
+        self._options = shared.options
+        self._offsets = shared.offsets
+        self._room = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._flow_controlled = 0
+
+    def start(self) -> None:
+        self._task = self._client.spawn(self._run())
+
+    async def stop(self) -> None:
+        """Stops pulling; nothing of this queue is consumed or committed any more."""
+        self.process_queue.dropped = True
+        await self.pause()
+
+    async def pause(self) -> None:
+        """Stops pulling; what was pulled may still be consumed."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def consumed(self) -> None:
+        """The process queue shrank, or a lock was renewed: pulling may continue."""
+        self._room.set()
+
+    async def _run(self) -> None:
+        failures = 0
+        address: str | None = None
+        while not self.process_queue.dropped:
+            await self._wait_until_allowed()
+            subscription = self._shared.subscription(self.queue.topic)
+            if subscription is None:
+                return
+            try:
+                address = await self._client.routes.master(
+                    self.queue.topic,
+                    self.queue.broker_name,
+                    failed_at=address if failures else None,
+                )
+                result = await self._pull(address, subscription)
+            except ResponseError as error:
+                failures += 1
+                await asyncio.sleep(self._refused_pause_ms(error, failures) / 1000)
+            except (ConnectError, RequestTimeoutError, ClientError) as error:
+                failures += 1
+                if failures == 1:
+                    log.info("pull_failed queue=%s why=%s", self.queue, error)
+                await asyncio.sleep(pause_ms(failures) / 1000)
+            else:
+                if failures:
+                    log.info("pull_goes_on queue=%s address=%s", self.queue, address)
+                failures = 0
+                await self._apply(result)
+
+    def _refused_pause_ms(self, error: ResponseError, failures: int) -> int:
+        if error.code == ResponseCode.FLOW_CONTROL:
+            return _FLOW_CONTROL_PAUSE_MS
+        if error.code in (
+            ResponseCode.SYSTEM_BUSY,
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            ResponseCode.GO_AWAY,
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ):
+            return pause_ms(failures)
+        log.warning("pull_refused queue=%s why=%s", self.queue, error)
+        return _REFUSED_PAUSE_MS
+
+    async def _wait_until_allowed(self) -> None:
+        while True:
+            self._room.clear()
+            if self._shared.orderly and self.process_queue.locked_until_ms <= boot_ms():
+                await self._wait_for_room(_LOCK_PAUSE_MS)
+                continue
+            reason = self.process_queue.flow_reason(
+                self._options.limits, orderly=self._shared.orderly
+            )
+            if reason is None:
+                return
+            if self._flow_controlled % 1000 == 0:
+                log.warning("flow_control queue=%s why=%s", self.queue, reason)
+            self._flow_controlled += 1
+            await self._room.wait()
+
+    async def _wait_for_room(self, timeout_ms: int) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._room.wait()
+        except TimeoutError:
+            return
+
+    async def _pull(self, address: str, subscription: SubscriptionData) -> PullResult:
+        options = self._options
+        request = PullRequest(
+            group=self._shared.group,
+            queue=self.queue,
+            offset=self.process_queue.next_offset,
+            subscription=subscription,
+            max_messages=options.batch,
+            suspend_ms=options.suspend_ms,
+            commit_offset=self._offsets.known(self.queue) if self._shared.commits else None,
+        )
+        reply = await self._client.masters.invoke_once(
+            self.queue.topic,
+            self.queue.broker_name,
+            address,
+            request.command(),
+            options.timeout_ms,
+            held_check_ms=options.held_check_ms,
+        )
+        return read_pull_reply(reply, request, address)
+
+    async def _apply(self, result: PullResult) -> None:
+        process_queue = self.process_queue
+        if process_queue.dropped:
+            return
+        if result.status is PullStatus.OFFSET_ILLEGAL:
+            await self._move_to(result)
+            return
+        process_queue.put(result.messages, result.next_begin_offset)
+        if result.messages:
+            self._shared.arrived(self)
+        elif not len(process_queue):
+            # All messages were filtered out: they count as consumed.
+            self._offsets.update(self.queue, process_queue.next_offset)
+
+    async def _move_to(self, result: PullResult) -> None:
+        """The offset is not in the queue any more (expired) or not yet: starts at the broker's."""
+        log.warning(
+            "offset_moved queue=%s from=%d to=%d range=[%d,%d)",
+            self.queue,
+            self.process_queue.next_offset,
+            result.next_begin_offset,
+            result.min_offset,
+            result.max_offset,
+        )
+        old, self.process_queue = self.process_queue, ProcessQueue(result.next_begin_offset)
+        old.dropped = True
+        self.process_queue.locked_until_ms = old.locked_until_ms
+        self._offsets.reset(self.queue, result.next_begin_offset)
+        await self._offsets.persist()

@@ -1,0 +1,66 @@
+"""Which queues a member of a consumer group takes up and which it gives away. Pure.
+
+Every member computes this for itself from the same sorted lists, so it must be total, disjoint and
+the same arithmetic as Java's AllocateMessageQueueAveragely: Java and Python members of one group
+share queues with each other. Safety does not rest on it: two members may hold a queue at once for a
+moment, and then read its messages twice. Origin: RebalanceImpl.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from batonmq.client.consumer.options import MessageModel
+from batonmq.protocol.message import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class RebalancePlan:
+    """`give_up` and `take_up` are ascending and disjoint."""
+
+    give_up: tuple[MessageQueue, ...]
+    take_up: tuple[MessageQueue, ...]
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.give_up or self.take_up)
+
+
+def plan_rebalance(
+    held: Iterable[MessageQueue],
+    queues: Sequence[MessageQueue],
+    client_ids: Sequence[str] | None,
+    own_id: str,
+    model: MessageModel,
+) -> RebalancePlan:
+    """For one topic. `held`: what this member has of it now; `queues`: all that it has.
+
+    `client_ids` None: no broker reported the members. A clustering consumer then keeps what it
+    holds, as to give up all or to take all would be a guess.
+    """
+    held_now = set(held)
+    if model is MessageModel.BROADCASTING:
+        target = set(queues)
+    elif client_ids is None:
+        return RebalancePlan((), ())
+    else:
+        target = set(allocate_averagely(sorted(set(queues)), sorted(set(client_ids)), own_id))
+    return RebalancePlan(
+        give_up=tuple(sorted(held_now - target)), take_up=tuple(sorted(target - held_now))
+    )
+
+
+def allocate_averagely(
+    queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str
+) -> tuple[MessageQueue, ...]:
+    """The own consecutive share of `queues`, empty if `own_id` is not a member.
+
+    `queues` and `client_ids` must be sorted and without repetition. With n queues and m members
+    the first n mod m members get one queue more than the others.
+    """
+    if own_id not in client_ids:
+        return ()
+    index = client_ids.index(own_id)
+    share, rest = divmod(len(queues), len(client_ids))
+    size = share + (1 if index < rest else 0)
+    start = index * share + min(index, rest)
+    return tuple(queues[start : start + size])

@@ -1,0 +1,159 @@
+"""The errors that the client raises, by what the program should do.
+
+`NoNameServerError`, `NoMasterError`, `NoControllerLeaderError`: no server can serve this now; try
+again later, and see `mqctl health`.
+`NoRouteError`: the topic does not exist yet; create it.
+`SendFailedError`: not acknowledged before the deadline; the message may or may not be stored.
+`MessageIllegalError`, `UnsupportedByBrokerError`: another try gets the same reply; change the call.
+`ClientClosedError`: a bug of the program: a call before `start()` or after `close()`.
+A server's refusal is `protocol.errors.ResponseError`, with its code and remark.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BatonError
+
+
+class ClientError(BatonError):
+    """The root of the errors below."""
+
+    response_code = ResponseCode.SYSTEM_ERROR
+    retriable = False
+
+
+class ClientClosedError(ClientError):
+    """The object was used before `start()` or after `close()`."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not running: call start() first, and nothing after close()")
+        self.what = what
+
+
+class NoNameServerError(ClientError):
+    """No name server was given, or none of those given answers."""
+
+    retriable = True
+
+    def __init__(self, asked: Sequence[tuple[str, str]]) -> None:
+        """`asked`: (address, what went wrong) of each name server tried."""
+        self.asked = tuple(asked)
+        if asked:
+            tried = "; ".join(f"{a}: {why.removeprefix(f'{a}: ')}" for a, why in asked)
+            text = f"no name server answers ({tried}): check that they run"
+        else:
+            text = "no name server given: pass name_servers='host:9876' or set NAMESRV_ADDR"
+        super().__init__(text)
+
+
+class NoRouteError(ClientError):
+    """The name servers reply, but have no route for the topic."""
+
+    response_code = ResponseCode.TOPIC_NOT_EXIST
+    retriable = True
+
+    def __init__(self, topic: str, name_servers: Sequence[str], hint: str = "") -> None:
+        self.topic = topic
+        self.name_servers = tuple(name_servers)
+        at = ", ".join(name_servers) or "any name server"
+        advice = hint or f"create it with `mqctl updateTopic -t {topic} -c CLUSTER`"
+        super().__init__(f"no route for topic {topic} at {at}: {advice}")
+
+
+class NoMasterError(ClientError):
+    """The broker group has no master that can be reached now."""
+
+    response_code = ResponseCode.SERVICE_NOT_AVAILABLE
+    retriable = True
+
+    def __init__(self, broker_name: str, detail: str = "") -> None:
+        self.broker_name = broker_name
+        super().__init__(
+            f"broker group {broker_name} has no reachable master{detail and ' (' + detail + ')'}: "
+            f"an election may be under way; see `mqctl getSyncStateSet -b {broker_name}`"
+        )
+
+
+class MessageIllegalError(ClientError):
+    """The message cannot be accepted as it is."""
+
+    response_code = ResponseCode.MESSAGE_ILLEGAL
+
+
+class UnsupportedByBrokerError(ClientError):
+    """The server replied 3: it does not serve this request code."""
+
+    response_code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+    def __init__(self, what: str, request_code: int, address: str, advice: str = "") -> None:
+        self.request_code = request_code
+        self.address = address
+        text = f"{what}: the server at {address} does not serve request code {request_code}"
+        super().__init__(f"{text}; {advice}" if advice else text)
+
+
+@dataclass(frozen=True, slots=True)
+class SendAttempt:
+    """One try of one send. `code` is the reply's code, -1 if there was no reply.
+
+    `broker_name` and `address` are "-" where none was known.
+    """
+
+    broker_name: str
+    address: str
+    elapsed_ms: int
+    code: int
+    remark: str
+
+    def __str__(self) -> str:
+        what = f"code {self.code} {self.remark}" if self.code >= 0 else self.remark
+        if self.broker_name == "-":
+            return what
+        at = "" if self.address == "-" else f" at {self.address}"
+        return f"{self.broker_name}{at}: {what}"
+
+
+class SendFailedError(ClientError):
+    """A send was not acknowledged: refused for good, or no acknowledgement before the deadline.
+
+    After a deadline the message may be stored all the same (its reply was lost), so another send
+    may store it twice. `attempts`: the tries; `code`: the last reply's code, -1 without a reply.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        attempts: Sequence[SendAttempt],
+        elapsed_ms: int,
+        *,
+        advice: str = "",
+        keep: int = 3,
+    ) -> None:
+        self.topic = topic
+        self.attempts = tuple(attempts)
+        self.elapsed_ms = elapsed_ms
+        self.code = attempts[-1].code if attempts else -1
+        tries = "; ".join(dict.fromkeys(map(str, self.attempts[-keep:])))
+        text = (
+            f"send to topic {topic} not acknowledged after {len(self.attempts)} attempts "
+            f"in {elapsed_ms} ms"
+        )
+        if tries:
+            text += f" (last: {tries})"
+        super().__init__(f"{text}; {advice}" if advice else text)
+
+
+class NoControllerLeaderError(ClientError):
+    """No controller answered as leader before the deadline."""
+
+    response_code = ResponseCode.CONTROLLER_NOT_LEADER
+    retriable = True
+
+    def __init__(self, asked: Sequence[tuple[str, str]]) -> None:
+        self.asked = tuple(asked)
+        tried = "; ".join(f"{a}: {why.removeprefix(f'{a}: ')}" for a, why in asked)
+        super().__init__(
+            f"no controller answers as leader ({tried}): a majority of the controllers must run; "
+            "see `mqctl getControllerMetaData`"
+        )

@@ -1,0 +1,1 @@
+"""What producers, consumers and admin share: connections, routes, heartbeats, calls to masters."""

@@ -1,0 +1,165 @@
+"""What producers, consumers and admin share. Several of them may use one instance.
+
+Origin: MQClientInstance.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from batonmq.client.errors import ClientClosedError, MessageIllegalError
+from batonmq.client.instance.connections import ClientOptions, Connections
+from batonmq.client.instance.heartbeats import ClientMember, Heartbeats
+from batonmq.client.instance.master_calls import MasterCalls
+from batonmq.client.instance.routes import RouteTable
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.topic_name import group_problem
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+
+log = logging.getLogger(__name__)
+
+
+class ClientInstance(Connections):
+    """Start it inside a running loop. `routes`, `masters` and `heartbeats` are its parts."""
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | None = None,
+        options: ClientOptions | None = None,
+    ) -> None:
+        """`name_servers`: `host:port;host:port` or a list; default: NAMESRV_ADDR."""
+        super().__init__(name_servers, options)
+        self.routes = RouteTable(self, self._route_changed)
+        self.masters = MasterCalls(self, self.routes)
+        self.heartbeats = Heartbeats(self, self.routes)
+
+    async def start(self) -> None:
+        if self.running:
+            return
+        processors = Processors()
+        processors.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._on_members_changed)
+        self.connect(processors)
+        self.spawn(self.routes.poll(self._used_topics))
+        self.spawn(self.heartbeats.send_forever())
+
+    async def close(self) -> None:
+        """Its producers and consumers must be closed before."""
+        self.masters.close()
+        await self.disconnect()
+
+    def _on_members_changed(self, request: RemotingCommand, connection: Connection) -> None:
+        group = request.ext.get("consumerGroup", "")
+        for member in self.heartbeats.members:
+            member.members_changed(group)
+
+    def _used_topics(self) -> Iterable[str]:
+        return (topic for member in self.heartbeats.members for topic in member.topics())
+
+    def _route_changed(
+        self, old: TopicRoute | None, route: TopicRoute, moved: frozenset[str]
+    ) -> None:
+        if moved:
+            masters = {name: address for name, address in route.masters().items() if name in moved}
+            log.info("masters_moved topic=%s masters=%s", route.topic, masters)
+            if old is not None:
+                self.spawn(self.heartbeats.send(masters.values()))
+                self._retire(address for name, address in old.masters().items() if name in moved)
+        for member in self.heartbeats.members:
+            member.route_changed(route, moved)
+
+    def _retire(self, addresses: Iterable[str]) -> None:
+        """Closes connections to former masters, once their last answers had time to arrive.
+
+        A deposed master answers what is pending at once; what is unanswered then (a held pull at
+        a hung process) never will be.
+        """
+        loop = asyncio.get_running_loop()
+        for address in set(addresses):
+            loop.call_later(self.options.suspicion_ms / 1000, self._close_if_no_master, address)
+
+    def _close_if_no_master(self, address: str) -> None:
+        if not self.running:
+            return
+        if not any(address in route.masters().values() for route in self.routes.all()):
+            self.remoting.close_connection(address)
+
+
+class InstanceUser:
+    """Uses an instance that it is given, or starts and closes one of its own; `async with`."""
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | None,
+        client: ClientInstance | None,
+        client_options: ClientOptions | None,
+    ) -> None:
+        self._own_client = client is None
+        self._client = client or ClientInstance(name_servers, client_options)
+
+    @property
+    def client(self) -> ClientInstance:
+        return self._client
+
+    async def start(self) -> None:
+        if self._own_client:
+            await self._client.start()
+
+    async def close(self) -> None:
+        if self._own_client:
+            await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class GroupMember(InstanceUser, ClientMember):
+    """A producer or consumer: announced to the brokers between `start` and `close`."""
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | Sequence[str] | None,
+        client: ClientInstance | None,
+        client_options: ClientOptions | None,
+    ) -> None:
+        """`client`: an instance to share, started and closed by its owner.
+
+        Raises MessageIllegalError for a bad group name, NoNameServerError without addresses.
+        """
+        problem = group_problem(group)
+        if problem is not None:
+            raise MessageIllegalError(problem)
+        super().__init__(name_servers, client, client_options)
+        self.group = group
+        self._running = False
+
+    async def start(self) -> None:
+        if self._running:
+            return
+        await super().start()
+        self._client.heartbeats.add(self)
+        self._running = True
+
+    async def close(self) -> None:
+        if not self._running:
+            return
+        self._running = False
+        await self._client.heartbeats.remove(self)
+        await super().close()
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise ClientClosedError(f"{type(self).__name__} of group {self.group}")

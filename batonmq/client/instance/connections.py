@@ -1,0 +1,126 @@
+"""What every part of a client instance uses: its options, its connections, its background tasks."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from batonmq.client.errors import ClientClosedError
+from batonmq.client.instance.name_servers import NameServers, name_servers_from
+from batonmq.process.clock import wall_ms
+from batonmq.remoting.connection import Processors
+from batonmq.remoting.endpoint import RemotingClient
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_serial = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Times in ms. The defaults are Java's, except `suspicion_ms`, which Java does not have.
+
+    `route_poll_ms`: how often routes are fetched without a reason. `suspicion_ms`: how long a
+    master may leave a request unanswered before the name servers are asked for a new one.
+    `instance_name`: gives the client a stable id (broadcasting consumers' offset files);
+    without it each client object is unique.
+    """
+
+    route_poll_ms: int = 30_000
+    heartbeat_ms: int = 30_000
+    request_timeout_ms: int = 3_000
+    connect_timeout_ms: int = 3_000
+    suspicion_ms: int = 300
+    instance_name: str | None = None
+
+
+class Connections:
+    """Open from `connect` to `disconnect`."""
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | None = None,
+        options: ClientOptions | None = None,
+    ) -> None:
+        """`name_servers`: `host:port;host:port` or a list; default: NAMESRV_ADDR."""
+        self.options = options or ClientOptions()
+        self.ip = local_ip()
+        self.client_id = new_client_id(self.ip, self.options.instance_name)
+        self.name_server_addresses = name_servers_from(name_servers)
+        self._remoting: RemotingClient | None = None
+        self._name_servers: NameServers | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def running(self) -> bool:
+        return self._remoting is not None
+
+    @property
+    def remoting(self) -> RemotingClient:
+        """Raises ClientClosedError."""
+        if self._remoting is None:
+            raise ClientClosedError("the client")
+        return self._remoting
+
+    @property
+    def name_servers(self) -> NameServers:
+        """Raises ClientClosedError."""
+        if self._name_servers is None:
+            raise ClientClosedError("the client")
+        return self._name_servers
+
+    def connect(self, processors: Processors) -> None:
+        """`processors` serve the requests that brokers send to this client."""
+        self._remoting = RemotingClient(
+            processors, connect_timeout_ms=self.options.connect_timeout_ms
+        )
+        self._name_servers = NameServers(self.name_server_addresses, self._remoting)
+
+    async def disconnect(self) -> None:
+        """Ends the tasks, then closes the connections."""
+        remoting, self._remoting, self._name_servers = self._remoting, None, None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if remoting is not None:
+            await remoting.close()
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, log_failure: bool = True) -> asyncio.Task[T]:
+        """Runs a background task that ends with this client."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._log_failure if log_failure else self._discard)
+        return task
+
+    def _log_failure(self, task: asyncio.Task[Any]) -> None:
+        if (error := self._discard(task)) is not None:
+            log.error("client_task_failed client_id=%s", self.client_id, exc_info=error)
+
+    def _discard(self, task: asyncio.Task[Any]) -> BaseException | None:
+        self._tasks.discard(task)
+        return None if task.cancelled() else task.exception()
+
+
+def local_ip() -> str:
+    """The address of the interface that outgoing traffic uses, 127.0.0.1 without a network.
+
+    Connecting a datagram socket only chooses a route; nothing is sent.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def new_client_id(ip: str, instance_name: str | None = None) -> str:
+    """`ip@name`. Without a name it is unique per client object, as in Java's `ip@pid#nanos`."""
+    return f"{ip}@{instance_name or f'{os.getpid()}#{wall_ms()}{next(_serial)}'}"

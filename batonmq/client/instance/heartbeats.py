@@ -1,0 +1,119 @@
+"""The producers and consumers of a client, and the heartbeats that announce them to the brokers."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Iterable
+
+from batonmq.client.instance.connections import Connections
+from batonmq.client.instance.routes import RouteTable
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import ConnectError, RequestTimeoutError
+from batonmq.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+_UNREGISTER_MS = 1_000
+
+
+class ClientMember:
+    """What a client instance needs from its producers and consumers, and reports to them."""
+
+    def producer_group(self) -> str | None:
+        return None
+
+    def consumer_data(self) -> ConsumerData | None:
+        return None
+
+    def topics(self) -> Collection[str]:
+        """Topics whose routes must be kept fresh."""
+        return ()
+
+    def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
+        """A route differs from the last one; `moved`: groups whose master has a new address."""
+
+    def members_changed(self, group: str) -> None:
+        """A broker reports that a consumer group gained or lost a member."""
+
+
+class Heartbeats:
+    def __init__(self, connections: Connections, routes: RouteTable) -> None:
+        self._connections = connections
+        self._routes = routes
+        self._members: list[ClientMember] = []
+
+    @property
+    def members(self) -> tuple[ClientMember, ...]:
+        return tuple(self._members)
+
+    def add(self, member: ClientMember) -> None:
+        self._members.append(member)
+
+    async def remove(self, member: ClientMember) -> None:
+        """Unregisters it at the brokers, so that the others of its group need not wait."""
+        if member not in self._members:
+            return
+        self._members.remove(member)
+        ext = {"clientID": self._connections.client_id}
+        if (producer_group := member.producer_group()) is not None:
+            ext["producerGroup"] = producer_group
+        if (consumer := member.consumer_data()) is not None:
+            ext["consumerGroup"] = consumer.group_name
+        masters = {a for route in self._routes.all() for a in route.masters().values()}
+        await asyncio.gather(*(self._unregister(address, ext) for address in sorted(masters)))
+
+    async def _unregister(self, address: str, ext: dict[str, str]) -> None:
+        request = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, ext)
+        with contextlib.suppress(ConnectError, RequestTimeoutError):
+            await self._connections.remoting.invoke(address, request, _UNREGISTER_MS)
+
+    async def send(self, addresses: Iterable[str] | None = None) -> None:
+        """To all known brokers (slaves only if there is a consumer), or to those given.
+
+        A slave that has the consumers' heartbeats has the groups complete when it becomes master.
+        """
+        data = self._data()
+        if not data.producer_data_set and not data.consumer_data_set:
+            return
+        targets = set(addresses if addresses is not None else self._broker_addresses(data))
+        body = data.encode()
+        await asyncio.gather(*(self._send_to(address, body) for address in sorted(targets)))
+
+    async def send_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._connections.options.heartbeat_ms / 1000)
+            await self.send()
+
+    async def _send_to(self, address: str, body: bytes) -> None:
+        request = RemotingCommand.request(RequestCode.HEART_BEAT, {}, body)
+        timeout_ms = self._connections.options.request_timeout_ms
+        try:
+            reply = await self._connections.remoting.invoke(address, request, timeout_ms)
+        except (ConnectError, RequestTimeoutError) as error:
+            log.info("heartbeat_failed address=%s why=%s", address, error)
+            return
+        if reply.code != ResponseCode.SUCCESS:
+            log.warning(
+                "heartbeat_refused address=%s code=%d remark=%s", address, reply.code, reply.remark
+            )
+
+    def _data(self) -> HeartbeatData:
+        producers = {g for m in self._members if (g := m.producer_group()) is not None}
+        consumers = [d for m in self._members if (d := m.consumer_data()) is not None]
+        return HeartbeatData(
+            client_id=self._connections.client_id,
+            producer_data_set=[ProducerData(group_name=g) for g in sorted(producers)],
+            consumer_data_set=consumers,
+        )
+
+    def _broker_addresses(self, data: HeartbeatData) -> set[str]:
+        found: set[str] = set()
+        for route in self._routes.all():
+            if data.consumer_data_set:
+                for addresses in route.brokers.values():
+                    found.update(addresses.values())
+            else:
+                found.update(route.masters().values())
+        return found

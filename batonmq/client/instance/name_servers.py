@@ -1,0 +1,205 @@
+"""Requests to the name servers: one after the other, first to the one that replied last.
+
+A name server may be down, may hang, or may still have the route of before a failover. So each gets
+only a part of the time, and a caller that suspects an address (it just failed there) gets the first
+reply that names another one, if any name server has it.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Collection, Sequence
+
+from batonmq.client.errors import NoNameServerError, NoRouteError
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.bodies import ClusterInfo, TopicRouteData
+from batonmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
+from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
+
+log = logging.getLogger(__name__)
+
+NAMESRV_ADDR_VARIABLE = "NAMESRV_ADDR"
+
+# How long the others may still reply after a first reply that names a suspect.
+_SECOND_OPINION_S = 0.05
+
+
+def parse_addresses(text: str | Sequence[str] | None) -> tuple[str, ...]:
+    """`host:port` addresses out of a list or of a text separated by `;` or `,`."""
+    if text is None:
+        return ()
+    parts = text.replace(",", ";").split(";") if isinstance(text, str) else list(text)
+    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def name_servers_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The addresses given, else those of NAMESRV_ADDR. Raises NoNameServerError if none.
+
+    An empty list means none: for a client that uses controllers or brokers only. A call that needs
+    a name server then raises NoNameServerError.
+    """
+    if given is not None and not isinstance(given, str) and len(given) == 0:
+        return ()
+    addresses = parse_addresses(given) or parse_addresses(os.environ.get(NAMESRV_ADDR_VARIABLE))
+    if not addresses:
+        raise NoNameServerError(())
+    return addresses
+
+
+class NameServers:
+    def __init__(
+        self, addresses: Sequence[str], remoting: RemotingClient, *, share_ms: int = 500
+    ) -> None:
+        """`share_ms`: the longest wait for one server while others are untried."""
+        self.addresses = tuple(addresses)
+        self._remoting = remoting
+        self._share_ms = share_ms
+        self._preferred = 0
+
+    async def invoke(self, request: RemotingCommand, *, deadline_ms: int) -> RemotingCommand:
+        """The first reply, whatever its code. Raises NoNameServerError."""
+        failures: list[tuple[str, str]] = []
+        order = self._in_turn()
+        for n, index in enumerate(order):
+            try:
+                reply = await self._ask(index, request, deadline_ms, last=n == len(order) - 1)
+            except (ConnectError, RequestTimeoutError) as error:
+                failures.append((self.addresses[index], str(error)))
+                continue
+            self._preferred = index
+            return reply
+        raise NoNameServerError(failures)
+
+    async def cluster_info(self, *, deadline_ms: int) -> ClusterInfo:
+        """Raises NoNameServerError, and ResponseError if the request is refused."""
+        request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        reply = await self.invoke(request, deadline_ms=deadline_ms)
+        if reply.code != ResponseCode.SUCCESS:
+            raise ResponseError(reply.code, reply.remark, self.addresses[self._preferred])
+        return ClusterInfo.decode(reply.body)
+
+    async def route(
+        self, topic: str, *, deadline_ms: int, suspects: Collection[str] = ()
+    ) -> TopicRouteData:
+        """Raises NoRouteError if no server that replies has the topic, else NoNameServerError.
+
+        `suspects`: addresses that are probably no master any more. A reply that still names one as
+        master, or that lacks the topic, is used only if no other server has a better one.
+        """
+        answers = _RouteAnswers(topic, frozenset(suspects))
+        if suspects:
+            await self._ask_all_for_route(answers, deadline_ms)
+        else:
+            order = self._in_turn()
+            for n, index in enumerate(order):
+                await self._ask_for_route(index, answers, deadline_ms, last=n == len(order) - 1)
+                if answers.best is not None:
+                    break
+        return answers.decide()
+
+    async def _ask_all_for_route(self, answers: "_RouteAnswers", deadline_ms: int) -> None:
+        """All at once: a hung server must not delay a failover that another one has seen.
+
+        Ends with the first reply free of suspects, or a little after the first reply.
+        """
+        asking = {
+            asyncio.ensure_future(self._ask_for_route(index, answers, deadline_ms, last=False))
+            for index in self._in_turn()
+        }
+        try:
+            while asking and answers.best is None:
+                patience_s = _SECOND_OPINION_S if answers.any else None
+                done, asking = await asyncio.wait(
+                    asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    return
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _ask_for_route(
+        self, index: int, answers: "_RouteAnswers", deadline_ms: int, *, last: bool
+    ) -> None:
+        address = self.addresses[index]
+        request = RemotingCommand.request(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            {"topic": answers.topic, "acceptStandardJsonOnly": "true"},
+        )
+        try:
+            reply = await self._ask(index, request, deadline_ms, last=last)
+        except (ConnectError, RequestTimeoutError) as error:
+            answers.failures.append((address, str(error)))
+            return
+        if reply.code == ResponseCode.TOPIC_NOT_EXIST:
+            answers.unknown_at.append(address)
+        elif reply.code != ResponseCode.SUCCESS:
+            answers.failures.append((address, f"code {reply.code} {reply.remark or ''}"))
+        elif answers.take(TopicRouteData.decode(reply.body)):
+            self._preferred = index
+
+    async def invoke_each(
+        self, request_of: RemotingCommand, *, deadline_ms: int
+    ) -> dict[str, RemotingCommand | Exception]:
+        """Sends it to every name server at once; address -> reply or what went wrong."""
+
+        async def one(index: int) -> RemotingCommand | Exception:
+            request = RemotingCommand.request(request_of.code, request_of.ext, request_of.body)
+            try:
+                return await self._ask(index, request, deadline_ms, last=True)
+            except (ConnectError, RequestTimeoutError, ResponseError) as error:
+                return error
+
+        answers = await asyncio.gather(*map(one, range(len(self.addresses))))
+        return dict(zip(self.addresses, answers, strict=True))
+
+    def _in_turn(self) -> list[int]:
+        count = len(self.addresses)
+        return [(self._preferred + i) % count for i in range(count)]
+
+    async def _ask(
+        self, index: int, request: RemotingCommand, deadline_ms: int, *, last: bool
+    ) -> RemotingCommand:
+        left_ms = max(deadline_ms - boot_ms(), 1)
+        timeout_ms = left_ms if last else min(left_ms, self._share_ms)
+        return await self._remoting.invoke(self.addresses[index], request, timeout_ms)
+
+
+class _RouteAnswers:
+    """The name servers' replies about one topic so far, and what follows from them."""
+
+    def __init__(self, topic: str, suspects: frozenset[str]) -> None:
+        self.topic = topic
+        self._suspects = suspects
+        self.best: TopicRouteData | None = None
+        self._second_best: TopicRouteData | None = None
+        self.unknown_at: list[str] = []
+        self.failures: list[tuple[str, str]] = []
+
+    @property
+    def any(self) -> bool:
+        return bool(self._second_best or self.unknown_at)
+
+    def take(self, data: TopicRouteData) -> bool:
+        """True if no better reply is needed."""
+        if self._suspects and _doubtful(data, self._suspects):
+            self._second_best = self._second_best or data
+            return False
+        self.best = self.best or data
+        return True
+
+    def decide(self) -> TopicRouteData:
+        data = self.best or self._second_best
+        if data is not None:
+            return data
+        if self.unknown_at:
+            raise NoRouteError(self.topic, self.unknown_at)
+        raise NoNameServerError(self.failures)
+
+
+def _doubtful(data: TopicRouteData, suspects: Collection[str]) -> bool:
+    """Whether some group's master is missing or suspect: another server may know its new one."""
+    masters = [b.broker_addrs.get(MASTER_ID) for b in data.broker_datas]
+    return not masters or any(address is None or address in suspects for address in masters)

@@ -1,0 +1,135 @@
+"""A topic's route as the client uses it, and the newer masters that refusals name. Pure.
+
+Publish queues exist only where the broker's queues are writable and a master (id 0) is registered;
+subscribe queues only where they are readable, master or not, so that a failover does not make
+consumers give up their queues. Origin: MQClientInstance.topicRouteData2TopicPublishInfo and
+topicRouteData2TopicSubscribeInfo.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from batonmq.protocol.bodies import PERM_READ, PERM_WRITE, TopicRouteData
+from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT, MASTER_ID
+from batonmq.protocol.message import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """Queues ascend by (topic, broker name, queue id); `brokers` maps name -> id -> address."""
+
+    topic: str
+    publish_queues: tuple[MessageQueue, ...]
+    subscribe_queues: tuple[MessageQueue, ...]
+    brokers: Mapping[str, Mapping[int, str]]
+    clusters: Mapping[str, str]
+
+    def master_address(self, broker_name: str) -> str | None:
+        return self.brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def address_of(self, broker_name: str, broker_id: int) -> str | None:
+        """The address of that replica, the master's if it is not there, else None."""
+        addresses = self.brokers.get(broker_name, {})
+        return addresses.get(broker_id) or addresses.get(MASTER_ID)
+
+    def masters(self) -> dict[str, str]:
+        """Broker name -> address, of the groups that have a master."""
+        return {
+            name: addresses[MASTER_ID]
+            for name, addresses in self.brokers.items()
+            if MASTER_ID in addresses
+        }
+
+
+def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
+    brokers = {b.broker_name: dict(b.broker_addrs) for b in data.broker_datas}
+    publish: list[MessageQueue] = []
+    subscribe: list[MessageQueue] = []
+    for queue_data in data.queue_datas:
+        name = queue_data.broker_name
+        if queue_data.perm & PERM_WRITE and MASTER_ID in brokers.get(name, {}):
+            publish += [MessageQueue(topic, name, i) for i in range(queue_data.write_queue_nums)]
+        if queue_data.perm & PERM_READ and name in brokers:
+            subscribe += [MessageQueue(topic, name, i) for i in range(queue_data.read_queue_nums)]
+    return TopicRoute(
+        topic=topic,
+        publish_queues=tuple(sorted(publish)),
+        subscribe_queues=tuple(sorted(subscribe)),
+        brokers=brokers,
+        clusters={b.broker_name: b.cluster for b in data.broker_datas},
+    )
+
+
+def route_for_new_topic(topic: str, template: TopicRouteData, queue_nums: int) -> TopicRoute:
+    """The route a topic will have once a broker creates it from the template topic (TBW102).
+
+    Each broker gives it min(`queue_nums`, the template's queues) queues.
+    """
+    route = topic_route(topic, template)
+    return TopicRoute(
+        topic=topic,
+        publish_queues=tuple(q for q in route.publish_queues if q.queue_id < queue_nums),
+        subscribe_queues=tuple(q for q in route.subscribe_queues if q.queue_id < queue_nums),
+        brokers=route.brokers,
+        clusters=route.clusters,
+    )
+
+
+def moved_masters(old: TopicRoute | None, new: TopicRoute) -> frozenset[str]:
+    """Names of the groups whose master in `new` has another address than in `old`."""
+    before = old.masters() if old is not None else {}
+    return frozenset(name for name, at in new.masters().items() if before.get(name) != at)
+
+
+HINT_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Hint:
+    address: str
+    master_epoch: int
+    until_ms: int
+
+
+class MasterHints:
+    """`batonMasterAddress` and `batonMasterEpoch` of refusals, by broker group. Times are boot_ms.
+
+    A broker that is no master any more names the new one in each refusal. For a moment that is
+    newer than what a name server has, so for `HINT_MS` it takes precedence over fetched routes. It
+    is only a hint: the named broker refuses, too, if it is no master, and a hint to a broker that
+    cannot be reached is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._hints: dict[str, _Hint] = {}
+
+    def note(self, broker_name: str, ext: Mapping[str, str], now_ms: int) -> str | None:
+        """The address that a refusal names; None if there is none, or of an older masterEpoch."""
+        address = ext.get(MASTER_ADDRESS_HINT, "")
+        epoch_text = ext.get(MASTER_EPOCH_HINT, "")
+        if not address or not epoch_text.isdecimal():
+            return None
+        epoch = int(epoch_text)
+        known = self._hints.get(broker_name)
+        if known is not None and epoch < known.master_epoch:
+            return None
+        self._hints[broker_name] = _Hint(address, epoch, now_ms + HINT_MS)
+        return address
+
+    def unreachable(self, address: str) -> None:
+        """Nothing replies there: the name servers' routes count again."""
+        for name, hint in list(self._hints.items()):
+            if hint.address == address:
+                self._hints[name] = replace(hint, until_ms=0)
+
+    def applied_to(self, route: TopicRoute, now_ms: int) -> TopicRoute:
+        """The route with the hinted masters in place of those that it names."""
+        changed = {}
+        for name, addresses in route.brokers.items():
+            hint = self._hints.get(name)
+            if hint is None or now_ms >= hint.until_ms:
+                continue
+            if MASTER_ID in addresses and addresses[MASTER_ID] != hint.address:
+                kept = {i: at for i, at in addresses.items() if at != hint.address}
+                changed[name] = {**kept, MASTER_ID: hint.address}
+        return replace(route, brokers={**route.brokers, **changed}) if changed else route

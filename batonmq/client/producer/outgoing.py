@@ -1,0 +1,149 @@
+"""A message prepared for the wire: checked, given its unique key, compressed. Pure.
+
+The user's object is not changed, so the same `Message` may be sent again as a new message.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from batonmq.client.errors import MessageIllegalError
+from batonmq.protocol import properties as names
+from batonmq.protocol.batch import BatchItem, encode_batch
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.message import Message, MessageQueue
+from batonmq.protocol.properties import encode_properties, name_value_problem
+from batonmq.protocol.sysflag import COMPRESSED, COMPRESSION_ZLIB
+from batonmq.protocol.topic_name import NOT_ALLOWED_SEND_TOPICS, RETRY_PREFIX, topic_problem
+from batonmq.remoting.command import RemotingCommand
+
+COMPRESS_OVER_BYTES = 4096
+COMPRESS_LEVEL = 5
+MESSAGE_SIZE_MAX = 4 * 1024 * 1024
+
+NewKey = Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """How a broker makes a topic that the first send creates: like `template` (TBW102), with
+    `queue_nums` queues."""
+
+    template: str
+    queue_nums: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """`properties` is the encoded property string, `msg_id` the unique key (list for a batch)."""
+
+    topic: str
+    body: bytes
+    flag: int
+    sys_flag: int
+    properties: str
+    msg_id: str
+    batch: bool = False
+
+    def command(
+        self, group: str, queue: MessageQueue, born_ms: int, new_topic: NewTopic
+    ) -> RemotingCommand:
+        """A SendMessageRequestHeaderV2, whose fields have one letter each."""
+        ext = {
+            "a": group,
+            "b": self.topic,
+            "c": new_topic.template,
+            "d": str(new_topic.queue_nums),
+            "e": str(queue.queue_id),
+            "f": str(self.sys_flag),
+            "g": str(born_ms),
+            "h": str(self.flag),
+            "i": self.properties,
+            "j": "0",
+            "k": "false",
+            "m": "true" if self.batch else "false",
+            "n": queue.broker_name,
+        }
+        code = RequestCode.SEND_BATCH_MESSAGE if self.batch else RequestCode.SEND_MESSAGE_V2
+        return RemotingCommand.request(code, ext, self.body)
+
+
+def outgoing(
+    message: Message,
+    new_key: NewKey,
+    *,
+    compress_over_bytes: int = COMPRESS_OVER_BYTES,
+    size_max: int = MESSAGE_SIZE_MAX,
+) -> Outgoing:
+    """Raises MessageIllegalError."""
+    check_message(message, size_max)
+    properties, msg_id = _own_properties(message, new_key)
+    body, sys_flag = message.body, 0
+    if len(body) > compress_over_bytes:
+        compressed = zlib.compress(body, COMPRESS_LEVEL)
+        if len(compressed) < len(body):
+            body, sys_flag = compressed, COMPRESSED | COMPRESSION_ZLIB
+    return Outgoing(message.topic, body, message.flag, sys_flag, properties, msg_id)
+
+
+def outgoing_batch(
+    messages: Sequence[Message], new_key: NewKey, *, size_max: int = MESSAGE_SIZE_MAX
+) -> Outgoing:
+    """One batch body; not compressed, as the broker has to take it apart.
+
+    Raises MessageIllegalError for an empty batch, several topics, or a delayed or retry message.
+    """
+    if not messages:
+        raise MessageIllegalError("the batch is empty")
+    topic = messages[0].topic
+    items: list[BatchItem] = []
+    msg_ids: list[str] = []
+    for message in messages:
+        check_message(message, size_max)
+        if message.topic != topic:
+            raise MessageIllegalError(
+                f"a batch has one topic, this one has {topic} and {message.topic}"
+            )
+        if message.topic.startswith(RETRY_PREFIX) or names.DELAY in message.properties:
+            raise MessageIllegalError("retry topics and delayed messages cannot go in a batch")
+        properties, msg_id = _own_properties(message, new_key)
+        items.append(BatchItem(message.body, properties.encode(), message.flag))
+        msg_ids.append(msg_id)
+    body = encode_batch(items)
+    if len(body) > size_max:
+        raise MessageIllegalError(
+            f"the batch has {len(body)} bytes, at most {size_max} are taken: split it"
+        )
+    envelope = encode_properties({names.UNIQ_KEY: new_key(), names.WAIT: "true"})
+    return Outgoing(topic, body, 0, 0, envelope, ",".join(msg_ids), batch=True)
+
+
+def check_message(message: Message, size_max: int) -> None:
+    problem = topic_problem(message.topic)
+    if problem is not None:
+        raise MessageIllegalError(problem)
+    if message.topic in NOT_ALLOWED_SEND_TOPICS:
+        raise MessageIllegalError(f"topic {message.topic} belongs to the broker: choose another")
+    if not message.body:
+        raise MessageIllegalError("the message body is empty: brokers refuse that")
+    if len(message.body) > size_max:
+        raise MessageIllegalError(
+            f"the message body has {len(message.body)} bytes, at most {size_max} are taken"
+        )
+    for name, value in message.properties.items():
+        if value and (wrong := name_value_problem(name, value)) is not None:
+            raise MessageIllegalError(wrong)
+
+
+def _own_properties(message: Message, new_key: NewKey) -> tuple[str, str]:
+    """(encoded properties, unique key). The key is fresh: it names this sending."""
+    properties = dict(message.properties)
+    properties[names.UNIQ_KEY] = msg_id = new_key()
+    properties.setdefault(names.WAIT, "true")
+    encoded = encode_properties(properties)
+    if len(encoded.encode()) > names.PROPERTIES_SIZE_MAX:
+        raise MessageIllegalError(
+            f"the properties have {len(encoded.encode())} bytes, "
+            f"at most {names.PROPERTIES_SIZE_MAX} are taken"
+        )
+    return encoded, msg_id

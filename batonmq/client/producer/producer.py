@@ -1,0 +1,290 @@
+"""Sending messages.
+
+A send has one deadline, and is tried again until then, so a failover only delays it. After a
+refusal by a broker that is no master, a lost connection or a silent master, the producer fetches
+the route from the name servers and tries again after a few milliseconds; a refusal that names the
+new master saves both. A try without a reply may have been stored, so a send can be stored twice;
+consumers that must not process it twice compare the unique key (`SendResult.msg_id`).
+Origin: DefaultMQProducerImpl.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from batonmq.client.errors import NoNameServerError, NoRouteError
+from batonmq.client.instance.client_instance import ClientInstance, GroupMember
+from batonmq.client.instance.connections import ClientOptions
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.client.producer.outgoing import (
+    COMPRESS_OVER_BYTES,
+    MESSAGE_SIZE_MAX,
+    NewKey,
+    NewTopic,
+    Outgoing,
+    outgoing,
+    outgoing_batch,
+)
+from batonmq.client.producer.publish_routes import PublishRoutes
+from batonmq.client.producer.sending import (
+    NO_REPLY,
+    STATUS_BY_CODE,
+    ChooseQueue,
+    QueuePicker,
+    RetryDecision,
+    Sending,
+    SendResult,
+    retry_decision,
+)
+from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.protocol.codes import MASTER_ADDRESS_HINT
+from batonmq.protocol.errors import ConnectError, RequestTimeoutError
+from batonmq.protocol.message import Message, MessageQueue
+from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
+from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC
+from batonmq.remoting.command import RemotingCommand
+
+QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
+"""Given the topic's publish queues (ascending) and the message, the queue to send it to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """`default_topic_queue_nums`: queues per broker of a topic that the first send creates."""
+
+    send_timeout_ms: int = 3_000
+    compress_over_bytes: int = COMPRESS_OVER_BYTES
+    message_size_max: int = MESSAGE_SIZE_MAX
+    default_topic: str = AUTO_CREATE_TOPIC
+    default_topic_queue_nums: int = 4
+
+
+class Producer(GroupMember):
+    """`async with Producer("group", name_servers="host:9876") as producer: ...`
+
+    All methods may be called concurrently from tasks of the loop that started it.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_servers: str | Sequence[str] | None = None,
+        options: ProducerOptions | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        """`client`: an instance to share; the producer then neither starts nor closes it.
+        Raises MessageIllegalError for a bad group name, NoNameServerError without addresses."""
+        super().__init__(group, name_servers, client, client_options)
+        self.options = options or ProducerOptions()
+        self._pickers: dict[str, QueuePicker] = {}
+        self._new_topic = NewTopic(
+            self.options.default_topic, self.options.default_topic_queue_nums
+        )
+        self._routes = PublishRoutes(self._client, self._new_topic)
+        ip = host_bytes(self._client.ip, 0)[:-4]
+        self._ids = UniqIdGenerator(ip, os.getpid(), wall_ms, instance_hash=random.getrandbits(31))
+
+    def producer_group(self) -> str | None:
+        return self.group
+
+    def topics(self) -> Collection[str]:
+        return [topic for topic in self._pickers if not self._routes.is_template(topic)]
+
+    def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
+        self._routes.changed(route.topic)
+        for picker in self._pickers.values():
+            for broker_name in moved:
+                picker.broker_answered(broker_name)
+
+    async def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The topic's queues that can be written now, ascending. Raises NoRouteError."""
+        deadline_ms = boot_ms() + self.options.send_timeout_ms
+        return (await self._routes.get(topic, deadline_ms)).publish_queues
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        timeout_ms: int | None = None,
+        unique_key: str | None = None,
+    ) -> SendResult:
+        """Sends one message and waits for the acknowledgement.
+
+        The queue is chosen round robin, unless `queue` or `selector` names it. `unique_key`: the
+        caller's own id of the message, the same if it is sent again; else it gets a fresh one.
+        A result whose `acknowledged` is false was stored but not confirmed by every replica that
+        counts.
+        Raises MessageIllegalError, NoRouteError, NoNameServerError, SendFailedError; after a
+        SendFailedError without a final reply the message may still be stored.
+        """
+        ready = self._outgoing(
+            message, self._ids.next if unique_key is None else lambda: unique_key
+        )
+        return await self._send(ready, self._chooser(message, queue, selector), timeout_ms)
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+        unique_keys: Sequence[str] | None = None,
+    ) -> SendResult:
+        """Sends messages of one topic in one request; they get consecutive queue offsets.
+
+        All are stored or none. `msg_id` and `offset_msg_id` of the result are comma lists.
+        `unique_keys`: the caller's own ids, one per message. Errors as `send`.
+        """
+        keys = None if unique_keys is None else iter((*unique_keys, self._ids.next()))
+        ready = outgoing_batch(
+            messages,
+            self._ids.next if keys is None else keys.__next__,
+            size_max=self.options.message_size_max,
+        )
+        return await self._send(ready, self._chooser(messages[0], queue, None), timeout_ms)
+
+    async def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+    ) -> None:
+        """Sends without waiting for a reply: nothing is promised, nothing is tried again.
+
+        Raises MessageIllegalError, NoRouteError, NoNameServerError, ConnectError.
+        """
+        self._check_running()
+        ready = self._outgoing(message, self._ids.next)
+        deadline_ms = boot_ms() + self.options.send_timeout_ms
+        route = await self._routes.get(ready.topic, deadline_ms)
+        if not route.publish_queues:
+            raise NoRouteError(
+                ready.topic, self._client.name_server_addresses, "no broker takes writes for it now"
+            )
+        chosen = self._chooser(message, queue, selector)(route.publish_queues, None)
+        address = route.master_address(chosen.broker_name)
+        if address is None:
+            raise ConnectError(chosen.broker_name, "the group has no master now")
+        request = ready.command(self.group, chosen, wall_ms(), self._new_topic)
+        await self._client.remoting.oneway(address, request)
+
+    def _outgoing(self, message: Message, new_key: NewKey) -> Outgoing:
+        return outgoing(
+            message,
+            new_key,
+            compress_over_bytes=self.options.compress_over_bytes,
+            size_max=self.options.message_size_max,
+        )
+
+    def _chooser(
+        self, message: Message, queue: MessageQueue | None, selector: QueueSelector | None
+    ) -> ChooseQueue:
+        if queue is not None:
+            fixed = queue
+            return lambda queues, last_broker: fixed
+        if selector is not None:
+            select = selector
+            return lambda queues, last_broker: select(queues, message)
+        picker = self._pickers.get(message.topic)
+        if picker is None:
+            picker = self._pickers[message.topic] = QueuePicker(random.randrange(1024))
+        return lambda queues, last_broker: picker.pick(queues, boot_ms(), last_broker=last_broker)
+
+    async def _send(
+        self, ready: Outgoing, choose: ChooseQueue, timeout_ms: int | None
+    ) -> SendResult:
+        self._check_running()
+        now_ms = boot_ms()
+        limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
+        sending = Sending(ready, choose, now_ms, now_ms + limit_ms, wall_ms())
+        while True:
+            route = await self._route_for(sending)
+            if route is not None:
+                result = await self._try(sending, route)
+                if result is not None:
+                    return result
+            pause = sending.pause_ms(boot_ms())
+            if pause:
+                await asyncio.sleep(pause / 1000)
+
+    async def _route_for(self, sending: Sending) -> TopicRoute | None:
+        """The route, fetched again after a failure. None: noted as failed; raises if final."""
+        topic = sending.message.topic
+        try:
+            if not sending.attempts or sending.follow_hint:
+                sending.follow_hint = False
+                return await self._routes.get(topic, sending.deadline_ms)
+            return await self._routes.refresh(topic, sending.deadline_ms, sending.suspects)
+        except (NoRouteError, NoNameServerError) as error:
+            if isinstance(error, NoRouteError) and not sending.attempts:
+                raise
+            sending.failed(None, "", NO_REPLY, str(error), boot_ms())
+        return None
+
+    async def _try(self, sending: Sending, route: TopicRoute) -> SendResult | None:
+        """One try: the result, or None with the failure noted. Raises SendFailedError if final."""
+        target = sending.target(route, boot_ms())
+        if target is None:
+            return None
+        queue, address = target
+        now_ms = boot_ms()
+        left_ms = sending.deadline_ms - now_ms
+        if left_ms <= 0:
+            raise sending.error(now_ms)
+        topic = sending.message.topic
+        request = sending.message.command(self.group, queue, sending.born_ms, self._new_topic)
+        try:
+            reply = await self._client.masters.invoke_once(
+                topic, queue.broker_name, address, request, left_ms
+            )
+        except (ConnectError, RequestTimeoutError) as error:
+            self._client.routes.master_unreachable(address)
+            self._failed(sending, queue, address, NO_REPLY, str(error))
+            return None
+        decision = retry_decision(reply.code)
+        if decision is RetryDecision.STORED:
+            return self._stored(sending, queue, address, reply)
+        self._failed(sending, queue, address, reply.code, reply.remark or "")
+        hinted = None
+        if decision is RetryDecision.RETRY:
+            hinted = self._client.routes.hinted_master(queue.broker_name, reply)
+            if MASTER_ADDRESS_HINT not in reply.ext:  # no master, and it names no other
+                self._client.routes.master_unreachable(address)
+        other = hinted not in (None, address) and not self._routes.is_template(topic)
+        sending.refused(decision, other_master=other, now_ms=boot_ms())
+        return None
+
+    def _stored(
+        self, sending: Sending, queue: MessageQueue, address: str, reply: RemotingCommand
+    ) -> SendResult:
+        topic = sending.message.topic
+        picker = self._pickers.get(topic)
+        if picker is not None:
+            picker.broker_answered(queue.broker_name)
+        self._routes.stored(topic)
+        ext = reply.ext
+        return SendResult(
+            status=STATUS_BY_CODE[reply.code],
+            msg_id=sending.message.msg_id,
+            offset_msg_id=ext.get("msgId", ""),
+            queue=MessageQueue(topic, queue.broker_name, int(ext.get("queueId", queue.queue_id))),
+            queue_offset=int(ext.get("queueOffset", -1)),
+            attempts=len(sending.attempts) + 1,
+            address=address,
+        )
+
+    def _failed(
+        self, sending: Sending, queue: MessageQueue, address: str, code: int, remark: str
+    ) -> None:
+        now_ms = boot_ms()
+        sending.failed(queue, address, code, remark, now_ms)
+        picker = self._pickers.get(sending.message.topic)
+        if picker is not None:
+            picker.broker_failed(queue.broker_name, now_ms)

@@ -1,0 +1,83 @@
+"""The routes that a producer sends by, of topics that exist and of those that a send creates.
+
+A topic that no name server knows gets the route of the template topic; the first send that is
+stored creates it, and its own route replaces the template.
+"""
+
+from collections.abc import Collection
+
+from batonmq.client.errors import NoNameServerError, NoRouteError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.client.producer.outgoing import NewTopic
+
+
+class PublishRoutes:
+    def __init__(self, client: ClientInstance, new_topic: NewTopic) -> None:
+        self._client = client
+        self._new_topic = new_topic
+        self._templates: dict[str, TopicRoute] = {}
+        self._announced: dict[str, TopicRoute] = {}
+
+    async def get(self, topic: str, deadline_ms: int) -> TopicRoute:
+        """The known route; of an unknown topic the template's.
+
+        Raises NoRouteError, NoNameServerError.
+        """
+        template = self._templates.get(topic)
+        if template is not None:
+            return template
+        routes = self._client.routes
+        new = self._new_topic
+        route = await routes.get_or_template(
+            topic, new.template, new.queue_nums, deadline_ms=deadline_ms
+        )
+        if routes.cached(topic) is None:
+            self._templates[topic] = route
+        if self._announced.get(topic) is not route:
+            self._announced[topic] = route
+            self._client.spawn(self._client.heartbeats.send(route.masters().values()))
+        return route
+
+    async def refresh(self, topic: str, deadline_ms: int, suspects: Collection[str]) -> TopicRoute:
+        """Fetched again after a failed try. `suspects`: addresses that failed as masters.
+
+        Raises NoRouteError, NoNameServerError.
+        """
+        routes = self._client.routes
+        try:
+            return await routes.refresh(topic, deadline_ms=deadline_ms, suspects=suspects)
+        except NoRouteError:
+            template = self._templates.pop(topic, None)
+            if template is None:
+                raise
+        except NoNameServerError:
+            cached = routes.cached(topic)
+            if cached is None:
+                raise
+            return cached
+        # The topic is not created yet: the template topic has a route with the new master.
+        try:
+            return await self.get(topic, deadline_ms)
+        except (NoRouteError, NoNameServerError):
+            self._templates[topic] = template
+            return template
+
+    def is_template(self, topic: str) -> bool:
+        return topic in self._templates
+
+    def stored(self, topic: str) -> None:
+        """A send to the topic was stored, so the topic exists by now."""
+        if topic in self._templates:
+            self._client.spawn(self._learn_created(topic))
+
+    def changed(self, topic: str) -> None:
+        """The topic has a route of its own."""
+        self._templates.pop(topic, None)
+
+    async def _learn_created(self, topic: str) -> None:
+        try:
+            await self._client.routes.refresh(topic)
+        except (NoRouteError, NoNameServerError):
+            return  # not registered yet; the next send that is stored tries again
+        self._templates.pop(topic, None)

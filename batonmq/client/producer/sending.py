@@ -1,0 +1,228 @@
+"""One send: its queue, its tries, whether it is tried again, and its result. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto
+
+from batonmq.client.errors import SendAttempt, SendFailedError
+from batonmq.client.instance.failover import pause_ms
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.client.producer.outgoing import Outgoing
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.message import MessageQueue
+
+
+class SendStatus(StrEnum):
+    """`SEND_OK` is the only acknowledgement: on every member of the SyncStateSet (G1).
+
+    The others mean that the master stored the message, but not every member that must have it
+    confirmed in time: a failover may lose it. Send again if it matters; a consumer may then get it
+    twice.
+    """
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+STATUS_BY_CODE: dict[int, SendStatus] = {
+    ResponseCode.SUCCESS: SendStatus.SEND_OK,
+    ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """`msg_id` is the client's unique key (a comma list for a batch), `offset_msg_id` names the
+    broker address and the physical offset; `queue_offset` is that of the first message."""
+
+    status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+    attempts: int = 1
+    address: str = ""
+
+    @property
+    def acknowledged(self) -> bool:
+        """True only for SEND_OK. If false, the message was stored but not acknowledged by all."""
+        return self.status is SendStatus.SEND_OK
+
+
+ELSEWHERE_TRIES = 3
+"""Tries for replies that another broker might answer better, but time will not."""
+HINTS_FOLLOWED_MAX = 4
+"""How often one send follows a hint without a pause: two brokers may name each other."""
+NO_REPLY = -1
+
+
+class RetryDecision(Enum):
+    STORED = auto()  # code 0, 10, 11 or 12: the reply holds a send header
+    RETRY = auto()  # role change, overload, shutdown: fetch the route, pause, try again
+    ELSEWHERE = auto()  # another broker may accept it; give up after a few tries
+    FINAL = auto()  # another try would get the same reply
+
+
+_RETRY = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+        ResponseCode.GO_AWAY,
+    }
+)
+_ELSEWHERE = frozenset(
+    {
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
+
+
+def retry_decision(code: int) -> RetryDecision:
+    if code in STATUS_BY_CODE:
+        return RetryDecision.STORED
+    if code in _RETRY:
+        return RetryDecision.RETRY
+    if code in _ELSEWHERE:
+        return RetryDecision.ELSEWHERE
+    return RetryDecision.FINAL
+
+
+ADVICE_BY_CODE: dict[int, str] = {
+    ResponseCode.MESSAGE_ILLEGAL: "the broker refuses the message as it is (size, properties, "
+    "or a feature that it does not serve)",
+    ResponseCode.NO_PERMISSION: "the topic or the broker is not writable: see `mqctl topicRoute`",
+    ResponseCode.TOPIC_NOT_EXIST: "create the topic with `mqctl updateTopic`",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "no master answers: see `mqctl health`",
+    ResponseCode.SYSTEM_BUSY: "only slaves or busy brokers answered: see `mqctl health`",
+}
+
+AVOID_MS = 1000
+
+
+class QueuePicker:
+    """Round robin over a topic's publish queues, without the brokers that just failed.
+
+    Invariant: if some queue's broker is not avoided, an avoided one is never picked; if all are
+    avoided, the plain round robin continues (a wrong suspicion must not stop the sender).
+    """
+
+    __slots__ = ("_avoid_until_ms", "_next")
+
+    def __init__(self, start: int = 0) -> None:
+        self._next = start
+        self._avoid_until_ms: dict[str, int] = {}
+
+    def pick(
+        self, queues: Sequence[MessageQueue], now_ms: int, *, last_broker: str | None = None
+    ) -> MessageQueue:
+        """`queues` must not be empty. `last_broker`: whose try just failed; taken only if all
+        others are avoided too."""
+        if self._avoid_until_ms or last_broker is not None:
+            good = [q for q in queues if not self._is_avoided(q.broker_name, now_ms)]
+            if last_broker is not None:
+                good = [q for q in good if q.broker_name != last_broker] or good
+            queues = good or queues
+        index = self._next
+        self._next = index + 1
+        return queues[index % len(queues)]
+
+    def broker_failed(self, broker_name: str, now_ms: int, avoid_ms: int = AVOID_MS) -> None:
+        self._avoid_until_ms[broker_name] = now_ms + avoid_ms
+
+    def broker_answered(self, broker_name: str) -> None:
+        if self._avoid_until_ms:
+            self._avoid_until_ms.pop(broker_name, None)
+
+    def _is_avoided(self, broker_name: str, now_ms: int) -> bool:
+        until_ms = self._avoid_until_ms.get(broker_name)
+        if until_ms is None:
+            return False
+        if until_ms <= now_ms:
+            del self._avoid_until_ms[broker_name]
+            return False
+        return True
+
+
+ChooseQueue = Callable[[Sequence[MessageQueue], str | None], MessageQueue]
+"""Given the publish queues and the broker group whose try just failed, the queue to send to."""
+
+
+@dataclass(slots=True)
+class Sending:
+    """One send under way. A try ends in a result or in `failed`; `pause_ms` follows a failure."""
+
+    message: Outgoing
+    choose: ChooseQueue
+    started_ms: int
+    deadline_ms: int
+    born_ms: int
+    attempts: list[SendAttempt] = field(default_factory=list)
+    suspects: set[str] = field(default_factory=set)
+    follow_hint: bool = False
+    """The last refusal named another master: send there at once."""
+    _last_broker: str | None = None
+    _elsewhere: int = 0
+    _hints_followed: int = 0
+
+    def target(self, route: TopicRoute, now_ms: int) -> tuple[MessageQueue, str] | None:
+        """The queue and its master's address; None if there is none, which counts as a failure."""
+        if not route.publish_queues:
+            why = "no broker group of the topic has a master"
+            if route.masters():
+                why = "its masters take no writes of the topic: its perm, see `mqctl topicRoute`"
+            self.failed(None, "", NO_REPLY, why, now_ms)
+            return None
+        queue = self.choose(route.publish_queues, self._last_broker)
+        address = route.master_address(queue.broker_name)
+        if address is None:
+            self.failed(queue, "", NO_REPLY, "the group has no master", now_ms)
+            return None
+        return queue, address
+
+    def failed(
+        self, queue: MessageQueue | None, address: str, code: int, remark: str, now_ms: int
+    ) -> None:
+        name = "-"
+        if queue is not None:
+            self._last_broker = name = queue.broker_name
+        if address:
+            self.suspects.add(address)
+        elapsed_ms = now_ms - self.started_ms
+        self.attempts.append(SendAttempt(name, address or "-", elapsed_ms, code, remark))
+
+    def refused(self, decision: RetryDecision, *, other_master: bool, now_ms: int) -> None:
+        """`other_master`: the refusal names another one. Raises SendFailedError if it is final."""
+        if other_master and self._hints_followed < HINTS_FOLLOWED_MAX:
+            self._hints_followed += 1
+            self.follow_hint = True
+        if decision is RetryDecision.ELSEWHERE:
+            self._elsewhere += 1
+        if decision is RetryDecision.FINAL or self._elsewhere >= ELSEWHERE_TRIES:
+            raise self.error(now_ms)
+
+    def pause_ms(self, now_ms: int) -> int:
+        """Before the next try. Raises SendFailedError if the deadline comes first."""
+        if self.follow_hint:
+            return 0
+        pause = pause_ms(len(self.attempts))
+        if now_ms + pause >= self.deadline_ms:
+            raise self.error(now_ms)
+        return pause
+
+    def error(self, now_ms: int) -> SendFailedError:
+        code = self.attempts[-1].code if self.attempts else NO_REPLY
+        return SendFailedError(
+            self.message.topic,
+            self.attempts,
+            now_ms - self.started_ms,
+            advice=ADVICE_BY_CODE.get(code, "see `mqctl health`"),
+        )

@@ -1,0 +1,239 @@
+"""A local cluster, for `up` and `demo`: `Cluster` starts the processes, polls the cluster twice a
+second, updates `cluster.json`, and reports changes.
+
+It goes on when a process dies, and gives up when those processes end by themselves without which
+there is no cluster (`gave_up`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+
+from batonmq.client.admin.admin import Admin
+from batonmq.client.admin.controller_admin import ControllerAdmin
+from batonmq.launcher.children import ChildChanged, Children, tail_of_log
+from batonmq.launcher.cluster_file import cluster_document, write_document
+from batonmq.launcher.current import announce, withdraw
+from batonmq.launcher.events import Event, Reporter
+from batonmq.launcher.layout import BrokerNode, Layout
+from batonmq.launcher.preparation import (
+    StartError,
+    check_folder,
+    check_ports,
+    lock_folder,
+    write_configs,
+)
+from batonmq.launcher.watch import ClusterView, poll
+from batonmq.process.clock import wall_ms
+from batonmq.process.lock_file import FolderLock
+
+POLL_STARTING_S = 0.05
+POLL_S = 0.5
+
+
+class Cluster:
+    """A local cluster of this process's children. Use `start`, then `stop`, in one event loop."""
+
+    def __init__(self, layout: Layout, reporter: Reporter, *, respawn: bool = False) -> None:
+        self.layout = layout
+        self.view = ClusterView()
+        self.whole = False
+        self.announced = False
+        """Whether `~/.batonmq/current` names this cluster while it runs."""
+        self._reporter = reporter
+        self.children = Children(layout.nodes, self._child_changed)
+        self.children.respawn = respawn
+        self._started_at_ms = 0
+        self._written: dict[str, object] | None = None
+        self._admin: Admin | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._poll_now = asyncio.Event()
+        self._lock: FolderLock | None = None
+        self._gave_up: set[str] = set()
+        self.hopeless: asyncio.Future[str] | None = None
+        """Done with the reason of `gave_up`."""
+        self.on_view: Callable[[ClusterView], None] = lambda view: None
+
+    async def start(self) -> None:
+        """Starts every process. Raises StartError for what keeps the cluster from starting."""
+        check_folder(self.layout)
+        self._lock = lock_folder(self.layout)
+        check_ports(self.layout)
+        self._started_at_ms = wall_ms()
+        self.layout.cluster_file.unlink(missing_ok=True)
+        nobody = dict.fromkeys(self.children.by_name)
+        planned = cluster_document(self.layout, self._started_at_ms, nobody, {})
+        try:
+            write_configs(self.layout)
+            write_document(self.layout.planned_cluster_file, planned)
+        except OSError as exc:
+            raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
+        self._admin = Admin(self.layout.name_server_addresses)
+        await self._admin.start()
+        self.hopeless = asyncio.get_running_loop().create_future()
+        await self.children.start_all()
+        self._watcher = asyncio.create_task(self._watch(), name="watch-cluster")
+
+    async def wait_whole(self, seconds: float) -> None:
+        """Returns when the cluster is whole. Raises StartError that names what it lacks."""
+        deadline = time.monotonic() + seconds
+        while not self.whole:
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"the cluster is not whole after {seconds:.0f} s:"
+                    f" {self.view.missing(self.layout)}"
+                )
+            for child in self.children.by_name.values():
+                if child.pid is None and child.process is not None:
+                    raise StartError(
+                        f"{child.node.name} ended at once; the end of {child.log_path}:\n"
+                        + tail_of_log(child)
+                    )
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """Stops all processes cleanly and at once.
+
+        The controllers get the signal first and decide nothing from then on. So no stopping broker
+        causes an election, and the recorded sets stay full for the next start.
+        """
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        if self.announced and self._written is not None:
+            withdraw(self.layout.cluster_file)
+        await self.children.stop_all([[node.name for node in self.layout.nodes]])
+        if self._admin is not None:
+            await self._admin.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    @property
+    def controller(self) -> ControllerAdmin:
+        """Calls to the controllers of this cluster, led to the leader."""
+        return self.admin.controller([n.controller_address for n in self.layout.controllers])
+
+    @property
+    def admin(self) -> Admin:
+        assert self._admin is not None, "the cluster is not started"
+        return self._admin
+
+    def broker_at(self, address: str) -> BrokerNode:
+        """The broker process behind an address. Raises KeyError for an unknown one."""
+        for node in self.layout.brokers:
+            if node.address == address:
+                return node
+        raise KeyError(address)
+
+    async def _watch(self) -> None:
+        while True:
+            self._poll_now.clear()
+            before, self.view = self.view, await poll(self.admin, self.layout, self.view)
+            self._report_changes(before, self.view)
+            self.on_view(self.view)
+            if not self.whole and self.view.is_whole(self.layout):
+                self.whole = True
+                took = wall_ms() - self._started_at_ms
+                at = self.layout.name_server_addresses
+                text = f"the cluster is whole after {took} ms; name servers: {at}"
+                self._reporter.report(Event("cluster_ready", text, {"ms": took}))
+            self._write()
+            try:
+                async with asyncio.timeout(POLL_S if self.whole else POLL_STARTING_S):
+                    await self._poll_now.wait()
+            except TimeoutError:
+                pass
+
+    def _child_changed(self, change: ChildChanged) -> None:
+        name = change.node.name
+        died = change.pid is None and not self.children.stopping
+        fields: dict[str, object] = {"name": name, "pid": change.pid, "how": change.how}
+        if change.pid is not None:
+            text = f"{name} {change.how} (pid {change.pid})"
+            kind = "process_started"
+        else:
+            text, kind = f"{name} ended: {change.how}", "process_ended"
+            if died and change.how.startswith("exit"):
+                text += "\n" + tail_of_log(self.children.by_name[name])
+        self._reporter.report(Event(kind, text, fields, bad=died))
+        failed = change.how.startswith("exit ") and change.how != "exit 0"
+        if died and failed and not self.children.respawn:
+            self._gave_up.add(name)
+        else:
+            self._gave_up.discard(name)
+        why = gave_up(self.layout, self._gave_up, was_whole=self.whole)
+        if why and self.hopeless is not None and not self.hopeless.done():
+            self.hopeless.set_result(why)
+        self._write()
+        self._poll_now.set()
+
+    def _report_changes(self, before: ClusterView, after: ClusterView) -> None:
+        for name, group in after.groups.items():
+            old = before.groups.get(name)
+            if old is None or old.master_address != group.master_address:
+                self._reporter.report(
+                    Event(
+                        "master_changed",
+                        f"{name}: master is {group.master_address or 'nobody'}"
+                        f" (epoch {group.master_epoch})",
+                        {
+                            "group": name,
+                            "master": group.master_address,
+                            "masterEpoch": group.master_epoch,
+                        },
+                        bad=not group.master_address,
+                    )
+                )
+            if old is None or old.in_sync != group.in_sync:
+                self._reporter.report(
+                    Event(
+                        "set_changed",
+                        f"{name}: {group.in_sync} of {len(group.replicas)} replicas in sync",
+                        {
+                            "group": name,
+                            "inSync": group.in_sync,
+                            "replicas": len(group.replicas),
+                        },
+                    )
+                )
+
+    def _write(self) -> None:
+        if not self.whole:
+            return
+        pids = {name: child.pid for name, child in self.children.by_name.items()}
+        document = cluster_document(self.layout, self._started_at_ms, pids, self.view.states)
+        if document != self._written:
+            write_document(self.layout.cluster_file, document)
+            if self.announced and self._written is None:
+                announce(self.layout.cluster_file)
+            self._written = document
+
+
+def gave_up(layout: Layout, ended: set[str], *, was_whole: bool) -> str:
+    """Why this cluster cannot become whole any more, empty while it can.
+
+    `ended`: processes that ended by themselves, for example after a wrong setting; those that were
+    killed may be started again. Before it was whole once, the end of all brokers or of all name
+    servers is enough.
+    """
+    names = {node.name for node in layout.nodes}
+    if names <= ended:
+        return "all processes have ended by themselves"
+    servers = {node.name for node in layout.name_servers}
+    for what, some in (("name servers", servers), ("brokers", names - servers)):
+        if some <= ended and not was_whole:
+            return f"all {what} have ended by themselves before the cluster was whole"
+    return ""
+
+
+def stop_event() -> asyncio.Event:
+    """An event that SIGTERM and ctrl-C set."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    return event

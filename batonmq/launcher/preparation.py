@@ -1,0 +1,105 @@
+"""Before the start of a local cluster: its ports and folder are checked, its files written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from batonmq.launcher.layout import HOST, Layout, LayoutError, Settings, config_of
+from batonmq.process.lock_file import FolderLock, FolderLockedError
+from batonmq.process.password_file import make_password
+from batonmq.process.sockets import check_port_free
+
+MIN_FREE_BYTES: Final = 1 << 30
+
+
+class StartError(Exception):
+    """Why the cluster cannot start, in one line."""
+
+
+def lock_folder(layout: Layout) -> FolderLock:
+    """Takes the folder for this process until the lock is released.
+
+    Raises StartError if another supervisor has it.
+    """
+    lock = FolderLock(layout.lock_file)
+    try:
+        layout.lock_file.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as exc:
+        raise StartError(f"--data {layout.data_dir}: {os.strerror(exc.errno or 0)}") from exc
+    except FolderLockedError as exc:
+        raise StartError(
+            f"--data {layout.data_dir}: a cluster is run from this folder already"
+            f"{f' (pid {exc.pid})' if exc.pid else ''}: end that first or choose another --data"
+        ) from exc
+    return lock
+
+
+def check_ports(layout: Layout) -> None:
+    """Raises StartError that names the first port that is taken."""
+    for node in layout.nodes:
+        for port in node.ports:
+            try:
+                check_port_free(HOST, port)
+            except OSError as exc:
+                if exc.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+                raise StartError(
+                    f"port {port} of {node.name} is"
+                    f" {'taken' if exc.errno == errno.EADDRINUSE else 'not allowed'}:"
+                    " end what listens there or choose another --base-port"
+                ) from exc
+
+
+def check_folder(layout: Layout, needed_bytes: int = MIN_FREE_BYTES) -> None:
+    """Makes the data folder. Raises StartError for a missing permission or a full disk."""
+    folder: Path = layout.data_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StartError(f"--data {folder}: {os.strerror(exc.errno or 0)}") from exc
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StartError(f"--data {folder}: no right to write there")
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise StartError(
+            f"--data {folder}: the disk has {free >> 20} MiB left,"
+            f" {needed_bytes >> 20} MiB are needed"
+        )
+
+
+def read_overrides(path: Path) -> Settings:
+    """The user's YAML file by section. Raises LayoutError if it is no mapping of mappings."""
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except yaml.MarkedYAMLError as exc:
+        line = f":{exc.problem_mark.line + 1}" if exc.problem_mark else ""
+        raise LayoutError(f"--config {path}{line}: not YAML: {exc.problem}") from exc
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise LayoutError(f"--config {path}: {exc}") from exc
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict) or not all(isinstance(v, dict) for v in loaded.values()):
+        raise LayoutError(f"--config {path}: one mapping of settings per section is needed")
+    return loaded
+
+
+def write_configs(layout: Layout) -> None:
+    """Writes every node's file, and the controllers' password where there is none yet.
+
+    Raises OSError (no right, no room) as it comes.
+    """
+    if layout.controllers and not layout.raft_password_file.exists():
+        layout.raft_password_file.parent.mkdir(parents=True, exist_ok=True)
+        make_password(layout.raft_password_file)
+    for node in layout.nodes:
+        node.config.parent.mkdir(parents=True, exist_ok=True)
+        node.pid_file.parent.mkdir(parents=True, exist_ok=True)
+        node.data_dir.mkdir(parents=True, exist_ok=True)
+        node.config.write_text(yaml.safe_dump(config_of(layout, node), sort_keys=False))

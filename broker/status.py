@@ -1,0 +1,165 @@
+"""What a broker reports of itself: status (28, 907, 1007) and its registration."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.name_server_registrar import Registration
+from batonmq.broker.replication import Replication
+from batonmq.broker.slave_sync import BrokerTables
+from batonmq.broker.write_path import WritePath
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import (
+    EpochEntryCache,
+    HARuntimeInfo,
+    TopicConfigAndMappingSerializeWrapper,
+)
+from batonmq.protocol.codes import MQ_VERSION
+from batonmq.protocol.record import scan_record
+from batonmq.protocol.register_body import RegisterBrokerBody
+from batonmq.protocol.role_view import Role
+
+_SAMPLES = 61  # one a second: rates over 10 s, 1 min
+
+
+class Throughput:
+    """Messages stored and read over time. `tick` is called about once a second."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, int, int]] = deque(maxlen=_SAMPLES)
+
+    def tick(self, now_ms: int, puts: int, gets: int) -> None:
+        self._samples.append((now_ms, puts, gets))
+
+    def rates(self, column: int) -> str:
+        """Messages a second over the last 10 s, 60 s and the whole minute, as Java prints them."""
+        return " ".join(f"{self._rate(seconds, column):.2f}" for seconds in (10, 60, 60))
+
+    def _rate(self, seconds: int, column: int) -> float:
+        if len(self._samples) < 2:
+            return 0.0
+        last = self._samples[-1]
+        first = self._samples[max(0, len(self._samples) - 1 - seconds)]
+        elapsed_ms = last[0] - first[0]
+        return (last[column] - first[column]) * 1000 / elapsed_ms if elapsed_ms else 0.0
+
+
+class BrokerStatus:
+    """What this broker reports to admin tools and to the name servers.
+
+    `totals` gives the messages stored and the messages read since the start.
+    """
+
+    def __init__(
+        self,
+        config: BrokerSections,
+        path: WritePath,
+        tables: BrokerTables,
+        replication: Replication,
+        totals: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._tables = tables
+        self._replication = replication
+        self._totals = totals
+        self._throughput = Throughput()
+        self._started_ms = wall_ms()
+
+    def tick(self, now_ms: int) -> None:
+        """Once a second."""
+        self._throughput.tick(now_ms, *self._totals())
+
+    def epoch_cache(self) -> EpochEntryCache | None:
+        """1007; None outside controller mode."""
+        return self._replication.epoch_cache()
+
+    def ha(self) -> HARuntimeInfo:
+        """907."""
+        if self._replication.ha is not None:
+            return self._replication.ha.runtime_info()
+        end_offset = self._path.store.max_phy_offset
+        return HARuntimeInfo(master=True, master_commit_log_max_offset=end_offset)
+
+    def registration(self) -> Registration | None:
+        """For the name servers: id 0 for a master, its own id for a slave; None without a role."""
+        gate, broker = self._path.gate, self._config.broker
+        if gate.role is Role.FENCED:
+            return None
+        return Registration(
+            broker.broker_cluster_name,
+            broker.broker_name,
+            self._replication.broker_id() if gate.role is Role.SLAVE else 0,
+            broker.address,
+            self._config.ha_address,
+            RegisterBrokerBody(
+                topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
+                    data_version=self._tables.topics.data_version,
+                    topic_config_table=dict(self._tables.topics.table),
+                )
+            ).encode(),
+        )
+
+    def table(self) -> dict[str, str]:
+        """28: texts under the keys that `clusterList` and `brokerStatus` read."""
+        puts, gets = self._totals()
+        info = {
+            "bootTimestamp": str(self._started_ms),
+            "brokerVersion": str(MQ_VERSION),
+            "brokerVersionDesc": "V5_3_3",
+            "pid": str(os.getpid()),
+            "putTps": self._throughput.rates(1),
+            "getTransferredTps": self._throughput.rates(2),
+            "getFoundTps": self._throughput.rates(2),
+            "getTotalTps": self._throughput.rates(2),
+            "msgPutTotalTodayNow": str(puts),
+            "msgGetTotalTodayNow": str(gets),
+            "msgPutTotalTodayMorning": "0",
+            "msgPutTotalYesterdayMorning": "0",
+            "msgGetTotalTodayMorning": "0",
+            "msgGetTotalYesterdayMorning": "0",
+            "sendThreadPoolQueueSize": "0",
+            "pullThreadPoolQueueSize": "0",
+            "ackThreadPoolQueueSize": "0",
+            "sendThreadPoolQueueHeadWaitTimeMills": "0",
+            "pullThreadPoolQueueHeadWaitTimeMills": "0",
+            "ackThreadPoolQueueHeadWaitTimeMills": "0",
+            "pageCacheLockTimeMills": "0",
+            "timerReadBehind": "0",
+            "timerOffsetBehind": "0",
+            "timerCongestNum": "0",
+            "timerEnqueueTps": "0.0",
+            "timerDequeueTps": "0.0",
+        }
+        return info | self._of_store() | self._of_role()
+
+    def _of_store(self) -> dict[str, str]:
+        store = self._path.store
+        first = store.queries.look_message_by_offset(store.min_phy_offset)
+        head = scan_record(first) if first is not None else None
+        earliest_ms = head.store_timestamp if head is not None else -1
+        return store.runtime_info() | {"earliestMessageTimeStamp": str(earliest_ms)}
+
+    def _of_role(self) -> dict[str, str]:
+        path, replication = self._path, self._replication
+        gate = path.gate
+        info = {
+            "brokerRole": gate.role.value,
+            "masterEpoch": str(gate.master_epoch),
+            "brokerActive": str(gate.refusal is None).lower(),
+            "pendingAcks": str(len(path.acks)),
+            "heldSends": str(len(path.hold)),
+        }
+        if replication.manager is not None and replication.ha is not None:
+            view = replication.manager.view
+            info |= {
+                "brokerId": str(replication.manager.broker_id),
+                "masterLease": str(replication.manager.lease_valid(path.clock_ms())).lower(),
+                "requiredSet": ",".join(map(str, sorted(replication.ha.required_set))),
+                "syncStateSetEpoch": str(view.sync_state_set_epoch if view else 0),
+                "lastEpoch": str(path.store.epochs.last_epoch),
+            }
+        return info

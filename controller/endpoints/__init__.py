@@ -1,0 +1,1 @@
+"""The two servers of a controller: gRPC for BatonMQ's brokers, remoting for RocketMQ's."""

@@ -1,0 +1,358 @@
+"""The endpoint for BatonMQ's brokers and tools: a gRPC server for `baton.controller.v1`.
+
+Unary requests are answered by the leader only; another node answers status 2007 and names the
+leader in the trailing metadata `leader-id` and `leader-grpc-address`. A request whose outcome is
+unknown ends with the gRPC status UNAVAILABLE instead of a reply, so that no caller takes it for a
+refusal. GetMetadata, GetHistory and BrokerSession are served by every node.
+
+A session that ends without a Goodbye is a death seen first-hand: a gRPC server cannot distinguish a
+killed peer from a closed one, both just end the stream.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, MutableSequence
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from batonmq.controller.config import Peer
+from batonmq.controller.history_log import HistoryLog
+from batonmq.controller.liveness import streams
+from batonmq.controller.liveness.watch import BrokerWatch
+from batonmq.controller.planned_switches import PlannedSwitches
+from batonmq.controller.requests import (
+    CommandTooLargeError,
+    ControllerRequests,
+    OutcomeUnknownError,
+)
+from batonmq.controller.rules.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    CleanBrokerData,
+    Command,
+    CommandResult,
+    ElectMaster,
+    Member,
+    RegisterBroker,
+    ReportEvent,
+)
+from batonmq.controller.rules.state import ControllerState
+from batonmq.history.event import HistoryEvent
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
+from batonmq.proto.controller.v1.role_view import role_view_to_pb
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import NotLeaderError
+from batonmq.protocol.role_view import RoleView
+
+__all__ = ["GrpcEndpoint", "command_of", "event_to_pb"]
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=Command)
+
+_MESSAGE_SIZE_MAX: Final = 4 << 20
+_HISTORY_SIZE_MAX: Final = 16 << 20
+
+_SERVER_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # a taken port must be an error, not a second server on it
+    ("grpc.max_receive_message_length", _MESSAGE_SIZE_MAX),
+    ("grpc.max_send_message_length", _HISTORY_SIZE_MAX),
+    # Liveness judges silent brokers; this frees the sockets of peers that are gone.
+    # keepalive_timeout alone does not notice a stopped peer, ping_timeout does.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
+    """Handlers raise only to end a call; every reply carries a status."""
+
+    def __init__(
+        self,
+        requests: ControllerRequests,
+        sessions: streams.OpenSessions,
+        watch: BrokerWatch,
+        switches: PlannedSwitches,
+        history: HistoryLog,
+    ) -> None:
+        self._requests = requests
+        self._history = history
+        self._switches = switches
+        self._sessions = sessions
+        self._watch = watch
+        self._server: Any = None
+
+    async def listen(self, address: str) -> int:
+        """Serves on `host:port` (port 0: any). Returns the port. Raises OSError if it is taken."""
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        pb_grpc.add_ControllerServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            self, server
+        )
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot bind gRPC port {address}") from error
+        if port == 0:
+            raise OSError(f"cannot bind gRPC port {address}")
+        await server.start()
+        self._server = server
+        return int(port)
+
+    async def close(self) -> None:
+        """Ends all calls at once. Sessions end without a message: brokers ask the other nodes."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace=None)
+
+    # Unary requests.
+
+    async def GetNextBrokerId(
+        self, request: pb.GetNextBrokerIdRequest, context: Any
+    ) -> pb.GetNextBrokerIdReply:
+        status, state = await self._reading(context)
+        if state is None:
+            return pb.GetNextBrokerIdReply(status=status)
+        return pb.GetNextBrokerIdReply(
+            status=_OK, next_broker_id=state.next_broker_id(request.broker_name)
+        )
+
+    async def RegisterBroker(
+        self, request: pb.RegisterBrokerRequest, context: Any
+    ) -> pb.RegisterBrokerReply:
+        command = command_of(RegisterBroker, request)
+        if not request.incarnation or not request.broker_name:
+            return pb.RegisterBrokerReply(
+                status=_refused(ResponseCode.CONTROLLER_INVALID_REQUEST, "name and incarnation")
+            )
+        status, result = await self._submit(command, context)
+        if result is None:
+            return pb.RegisterBrokerReply(status=status)
+        return pb.RegisterBrokerReply(
+            status=status, broker_id=result.broker_id, view=self._view(result.view)
+        )
+
+    async def AlterSyncStateSet(
+        self, request: pb.AlterSyncStateSetRequest, context: Any
+    ) -> pb.AlterSyncStateSetReply:
+        members = tuple(Member(each.broker_id, each.incarnation) for each in request.new_set)
+        command = command_of(AlterSyncStateSet, request, new_set=members)
+        status, result = await self._submit(command, context)
+        view = None if result is None else result.view
+        return pb.AlterSyncStateSetReply(status=status, view=self._view(view))
+
+    async def ElectMaster(
+        self, request: pb.ElectMasterRequest, context: Any
+    ) -> pb.ElectMasterReply:
+        command = command_of(ElectMaster, request)
+        status, result = await self._answered(self._switches.elect(command), context)
+        view = None if result is None else result.view
+        return pb.ElectMasterReply(status=status, view=self._view(view))
+
+    async def CleanBrokerData(
+        self, request: pb.CleanBrokerDataRequest, context: Any
+    ) -> pb.CleanBrokerDataReply:
+        command = command_of(CleanBrokerData, request)
+        status, _ = await self._submit(command, context)
+        return pb.CleanBrokerDataReply(status=status)
+
+    async def ReportEvent(
+        self, request: pb.ReportEventRequest, context: Any
+    ) -> pb.ReportEventReply:
+        command = command_of(ReportEvent, request)
+        status, _ = await self._submit(command, context)
+        return pb.ReportEventReply(status=status)
+
+    async def GetReplicaInfo(
+        self, request: pb.GetReplicaInfoRequest, context: Any
+    ) -> pb.GetReplicaInfoReply:
+        status, state = await self._reading(context)
+        if state is None:
+            return pb.GetReplicaInfoReply(status=status)
+        view = self._requests.view(request.broker_name)
+        if view is None:
+            return pb.GetReplicaInfoReply(
+                status=_refused(
+                    ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+                    f"no broker group named {request.broker_name}",
+                )
+            )
+        return pb.GetReplicaInfoReply(status=_OK, view=role_view_to_pb(view))
+
+    async def GetSyncStateData(
+        self, request: pb.GetSyncStateDataRequest, context: Any
+    ) -> pb.GetSyncStateDataReply:
+        status, state = await self._reading(context)
+        if state is None:
+            return pb.GetSyncStateDataReply(status=status)
+        names = list(request.broker_names) or sorted(state.groups)
+        views = filter(None, map(self._requests.view, names))
+        return pb.GetSyncStateDataReply(status=_OK, views=map(role_view_to_pb, views))
+
+    async def GetMetadata(
+        self, request: pb.GetMetadataRequest, context: Any
+    ) -> pb.GetMetadataReply:
+        metadata = self._requests.metadata()
+        leader, log_status = metadata.leader, metadata.log
+        return pb.GetMetadataReply(
+            status=_OK,
+            group=metadata.group,
+            self_id=metadata.self_peer.node_id,
+            leader_id=leader.node_id if leader else "",
+            leader_remoting_address=leader.remoting_address if leader else "",
+            leader_grpc_address=leader.grpc_address if leader else "",
+            is_leader=metadata.is_leader,
+            controller_epoch=metadata.controller_epoch,
+            raft_term=log_status.term,
+            applied_index=log_status.applied_index,
+            committed_index=log_status.committed_index,
+            peers=map(_peer_to_pb, metadata.peers),
+            journal_bytes=log_status.journal_bytes,
+            journal_entries=log_status.journal_entries,
+            snapshot_bytes=log_status.snapshot_bytes,
+            snapshot_index=log_status.snapshot_index,
+            digest_index=log_status.digest_index,
+            state_digest=log_status.state_digest,
+            problems=metadata.problems,
+        )
+
+    async def GetHistory(self, request: pb.GetHistoryRequest, context: Any) -> pb.GetHistoryReply:
+        """Every node answers from what it applied: the history matters most when no node leads."""
+        events = await self._history.events(
+            self._requests.state, request.broker_name, request.after_raft_index, request.limit
+        )
+        return pb.GetHistoryReply(status=_OK, events=map(event_to_pb, events))
+
+    async def _reading(self, context: Any) -> tuple[pb.Status, ControllerState | None]:
+        try:
+            return _OK, await self._requests.reading()
+        except (NotLeaderError, OutcomeUnknownError) as error:
+            return await self._failed(error, context), None
+
+    async def _submit(
+        self, command: AnyCommand, context: Any
+    ) -> tuple[pb.Status, CommandResult | None]:
+        return await self._answered(self._requests.submit(command), context)
+
+    async def _answered(
+        self, request: Awaitable[CommandResult], context: Any
+    ) -> tuple[pb.Status, CommandResult | None]:
+        try:
+            result = await request
+        except CommandTooLargeError as error:
+            return _refused(error.response_code, str(error)), None
+        except (NotLeaderError, OutcomeUnknownError) as error:
+            return await self._failed(error, context), None
+        return pb.Status(code=int(result.code), remark=result.remark), result
+
+    async def _failed(self, error: NotLeaderError | OutcomeUnknownError, context: Any) -> pb.Status:
+        if isinstance(error, OutcomeUnknownError):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        leader = self._requests.leader()
+        if leader is not None:
+            context.set_trailing_metadata(
+                (("leader-id", leader.node_id), ("leader-grpc-address", leader.grpc_address))
+            )
+        return _refused(ResponseCode.CONTROLLER_NOT_LEADER, str(error))
+
+    def _view(self, view: RoleView | None) -> pb.RoleView | None:
+        return None if view is None else role_view_to_pb(self._requests.with_alive(view))
+
+    # Sessions.
+
+    async def BrokerSession(
+        self, request_iterator: AsyncIterator[pb.BrokerMessage], context: Any
+    ) -> None:
+        """One broker process: Hello, then heartbeats, then Goodbye or the end of the stream."""
+        first = await anext(request_iterator, None)
+        if first is None:
+            return
+        if first.WhichOneof("kind") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
+        hello = first.hello
+        if not (hello.broker_name and hello.broker_id > 0 and hello.incarnation):
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "Hello needs broker_name, broker_id, incarnation"
+            )
+        session = self._sessions.add(hello.broker_name, hello.broker_id, hello.incarnation)
+        refusal = self._watch.session_opened(session)
+        if refusal:
+            self._sessions.remove(session)
+            status = _refused(ResponseCode.CONTROLLER_BROKER_ID_INVALID, refusal)
+            await context.write(pb.ControllerMessage(refused=pb.Refused(status=status)))
+            return
+        goodbye: str | None = None
+        writer = asyncio.create_task(session.write_all(context.write))
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        cut = asyncio.create_task(session.cut.wait())
+        try:
+            await asyncio.wait((writer, reader, cut), return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and not reader.cancelled() and reader.exception() is None:
+                goodbye = reader.result()
+        finally:
+            # At once, before anything is awaited: an election waits for it.
+            self._sessions.remove(session)
+            self._watch.session_closed(session, goodbye)
+            for task in (writer, reader, cut):
+                task.cancel()
+            await asyncio.gather(writer, reader, cut, return_exceptions=True)
+
+    async def _read(
+        self, session: streams.BrokerSession, messages: AsyncIterator[pb.BrokerMessage]
+    ) -> str | None:
+        """The reason of the Goodbye, or None when the stream ended without one."""
+        async for message in messages:
+            match message.WhichOneof("kind"):
+                case "heartbeat":
+                    self._watch.session_heartbeat(session, message.heartbeat)
+                case "switch_failed":
+                    self._switches.failed(session, message.switch_failed)
+                case "goodbye":
+                    return message.goodbye.reason or "goodbye"
+        return None
+
+
+def command_of(kind: type[C], request: Any, **converted: Any) -> C:
+    """The command with the request's fields, which it has under the same names."""
+    values = dict(converted)
+    for field in request.DESCRIPTOR.fields:
+        if field.name not in converted:
+            value = getattr(request, field.name)
+            values[field.name] = tuple(value) if isinstance(value, MutableSequence) else value
+    return kind(**values)
+
+
+_OK: Final = pb.Status(code=int(ResponseCode.SUCCESS))
+
+
+def _refused(code: ResponseCode, remark: str) -> pb.Status:
+    return pb.Status(code=int(code), remark=remark)
+
+
+def _peer_to_pb(peer: Peer) -> pb.ControllerPeer:
+    return pb.ControllerPeer(
+        id=peer.node_id,
+        remoting_address=peer.remoting_address,
+        grpc_address=peer.grpc_address,
+        raft_address=peer.raft_address,
+    )
+
+
+def event_to_pb(event: HistoryEvent) -> pb.HistoryEvent:
+    return pb.HistoryEvent(
+        raft_index=event.raft_index,
+        time_ms=event.time_ms,
+        kind=str(event.kind),
+        broker_name=event.broker_name,
+        broker_id=event.broker_id,
+        master_epoch=event.master_epoch,
+        sync_state_set_epoch=event.sync_state_set_epoch,
+        json=event.to_json(),
+    )

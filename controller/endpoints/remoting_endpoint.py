@@ -1,0 +1,425 @@
+"""The endpoint for Java brokers and mqadmin: codes 1001-1006, 1009-1013 and 904 on remoting.
+
+Codes, header fields and bodies are Java's (`ControllerRequestProcessor`, RocketMQ 5.3.3), with one
+correction: the reply to 1002 holds the member group both inside `brokerMemberGroup`, where Java
+brokers expect it, and at top level, where mqadmin does.
+
+Every node answers 1005, 904 and the configuration of a node (1009, 1010). The leader answers all
+other codes, the other nodes answer those with 2007. Unknown codes are answered with 3.
+"""
+
+import asyncio
+import itertools
+import logging
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from batonmq.controller.config import RuntimeConfig
+from batonmq.controller.liveness.events import RemotingChannelClosed, RemotingHeartbeat
+from batonmq.controller.liveness.watch import BrokerWatch
+from batonmq.controller.planned_switches import PlannedSwitches
+from batonmq.controller.requests import ControllerRequests
+from batonmq.controller.rules.commands import (
+    ELECTION_PRIORITY_DEFAULT,
+    NO_BROKER,
+    AlterSyncStateSet,
+    AnyCommand,
+    ApplyBrokerId,
+    CleanBrokerData,
+    CommandResult,
+    ElectMaster,
+    LiveBroker,
+    Member,
+    RegisterBroker,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, ConnectError
+from batonmq.protocol.role_view import Replica, RoleView
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+
+__all__ = ["RemotingEndpoint", "RoleNotices"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+HEARTBEAT_TIMEOUT_DEFAULT_MS: Final = 10_000
+NOTICE_TIMEOUT_MS: Final = 3_000
+
+
+class _SetBody(msgspec.Struct, rename="camel"):
+    """`SyncStateSet`, the standard body of this protocol."""
+
+    sync_state_set: list[int] = []
+    sync_state_set_epoch: int = 0
+
+
+class RemotingEndpoint:
+    def __init__(
+        self,
+        requests: ControllerRequests,
+        config: RuntimeConfig,
+        switches: PlannedSwitches,
+        watch: BrokerWatch,
+    ) -> None:
+        self._requests = requests
+        self._switches = switches
+        self._config = config
+        self._watch = watch
+        self._channel_ids = itertools.count(1)
+        processors = Processors()
+        for code, handler in (
+            (RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, self._alter_sync_state_set),
+            (RequestCode.CONTROLLER_ELECT_MASTER, self._elect_master),
+            (RequestCode.CONTROLLER_REGISTER_BROKER, self._register_broker),
+            (RequestCode.CONTROLLER_GET_REPLICA_INFO, self._get_replica_info),
+            (RequestCode.CONTROLLER_GET_METADATA_INFO, self._get_metadata),
+            (RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, self._get_sync_state_data),
+            (RequestCode.BROKER_HEARTBEAT, self._broker_heartbeat),
+            (RequestCode.UPDATE_CONTROLLER_CONFIG, self._update_config),
+            (RequestCode.GET_CONTROLLER_CONFIG, self._get_config),
+            (RequestCode.CLEAN_BROKER_DATA, self._clean_broker_data),
+            (RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, self._get_next_broker_id),
+            (RequestCode.CONTROLLER_APPLY_BROKER_ID, self._apply_broker_id),
+        ):
+            processors.register(code, handler)
+        self._server = RemotingServer(
+            processors,
+            name="controller",
+            idle_timeout_s=config.current.server_channel_max_idle_time_seconds,
+        )
+        self._server.on_disconnect = self._disconnected
+
+    async def listen(self, host: str, port: int) -> int:
+        """Returns the port bound. Raises OSError if it is taken."""
+        return await self._server.listen(host, port)
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    # Commands.
+
+    async def _alter_sync_state_set(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        body = _decode(request.body, _SetBody)
+        result = await self._requests.submit(
+            AlterSyncStateSet(
+                broker_name=request.require("brokerName"),
+                master_broker_id=request.require_int("masterBrokerId"),
+                master_epoch=request.require_int("masterEpoch"),
+                sync_state_set_epoch=body.sync_state_set_epoch,
+                new_set=tuple(Member(broker_id) for broker_id in sorted(set(body.sync_state_set))),
+                reason="alter by remoting",
+            )
+        )
+        if not result.ok or result.view is None:
+            return _answer(request, result, {"newSyncStateSetEpoch": 0})
+        ext = {"newSyncStateSetEpoch": result.view.sync_state_set_epoch}
+        return _answer(request, result, ext, _set_body(result.view))
+
+    async def _elect_master(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        result = await self._switches.elect(
+            ElectMaster(
+                cluster_name=request.ext.get("clusterName", ""),
+                broker_name=request.require("brokerName"),
+                broker_id=max(request.get_int("brokerId", -1), NO_BROKER),
+                designate=request.get_bool("designateElect"),
+                unclean=request.get_bool("uncleanElect"),
+                reason="asked by remoting",
+            )
+        )
+        view = result.view
+        if view is None or result.code not in (
+            ResponseCode.SUCCESS,
+            ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
+        ):
+            return _answer(request, result)
+        ext = {
+            "masterBrokerId": view.master_broker_id,
+            "masterAddress": view.master_address,
+            "masterEpoch": view.master_epoch,
+            "syncStateSetEpoch": view.sync_state_set_epoch,
+        }
+        group = {
+            "cluster": view.cluster_name,
+            "brokerName": view.broker_name,
+            "brokerAddrs": {str(replica.broker_id): replica.address for replica in view.replicas},
+        }
+        body = {**group, "brokerMemberGroup": group, "syncStateSet": sorted(view.sync_state_set)}
+        return _answer(request, result, ext, msgspec.json.encode(body, order="sorted"))
+
+    async def _register_broker(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        result = await self._requests.submit(
+            RegisterBroker(
+                cluster_name=request.ext.get("clusterName", ""),
+                broker_name=request.require("brokerName"),
+                broker_id=request.require_int("brokerId"),
+                address=request.require("brokerAddress"),
+            )
+        )
+        ext = _names(request)
+        view = result.view
+        if not result.ok or view is None:
+            return _answer(request, result, ext)
+        if result.master_alive:
+            ext |= {
+                "masterBrokerId": view.master_broker_id,
+                "masterAddress": view.master_address,
+                "masterEpoch": view.master_epoch,
+                "syncStateSetEpoch": view.sync_state_set_epoch,
+            }
+        return _answer(request, result, ext, _set_body(view))
+
+    async def _apply_broker_id(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        result = await self._requests.submit(
+            ApplyBrokerId(
+                cluster_name=request.ext.get("clusterName", ""),
+                broker_name=request.require("brokerName"),
+                broker_id=request.require_int("appliedBrokerId"),
+                register_check_code=request.require("registerCheckCode"),
+            )
+        )
+        return _answer(request, result, _names(request))
+
+    async def _clean_broker_data(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        text = request.ext.get("brokerControllerIdsToClean") or ""
+        try:
+            broker_ids = tuple(int(part) for part in text.split(";") if part.strip())
+        except ValueError:
+            raise BrokerRefusal(
+                ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA,
+                f"broker ids to clean are no numbers: {text}",
+            ) from None
+        command: AnyCommand = CleanBrokerData(
+            cluster_name=request.ext.get("clusterName", ""),
+            broker_name=request.require("brokerName"),
+            broker_ids=broker_ids,
+            clean_living_broker=request.get_bool("isCleanLivingBroker"),
+        )
+        return _answer(request, await self._requests.submit(command))
+
+    # Reads.
+
+    async def _get_next_broker_id(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        state = await self._requests.reading()
+        offered = state.next_broker_id(request.require("brokerName"))
+        ext = {**_names(request), "nextBrokerId": offered}
+        return RemotingCommand.response_to(request, ext=ext)
+
+    async def _get_replica_info(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        await self._requests.reading()
+        name = request.require("brokerName")
+        view = self._requests.view(name)
+        if view is None:
+            raise BrokerRefusal(
+                ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+                f"no broker group named {name}",
+            )
+        ext: dict[str, str | int | bool | None] = {"masterEpoch": view.master_epoch}
+        if view.master_broker_id is not None:
+            ext |= {"masterBrokerId": view.master_broker_id, "masterAddress": view.master_address}
+        return RemotingCommand.response_to(request, ext=ext, body=_set_body(view))
+
+    async def _get_sync_state_data(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        await self._requests.reading()
+        names = _decode(request.body, list[str])
+        views = filter(None, map(self._requests.view, names))
+        body = {"replicasInfoTable": {view.broker_name: _replicas_info(view) for view in views}}
+        return RemotingCommand.response_to(request, body=msgspec.json.encode(body, order="sorted"))
+
+    # Answered by every node.
+
+    def _get_metadata(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        metadata = self._requests.metadata()
+        leader = metadata.leader
+        ext = {
+            "group": metadata.group,
+            "controllerLeaderId": leader.node_id if leader else None,
+            "controllerLeaderAddress": leader.remoting_address if leader else None,
+            "isLeader": metadata.is_leader,
+            "peers": "".join(f"{peer.node_id}:{peer.remoting_address};" for peer in metadata.peers),
+            # The fields from here on are ours; Java ignores fields that it does not know.
+            "selfId": metadata.self_peer.node_id,
+            "controllerEpoch": metadata.controller_epoch,
+            "raftTerm": metadata.log.term,
+            "appliedIndex": metadata.log.applied_index,
+            "committedIndex": metadata.log.committed_index,
+            "journalBytes": metadata.log.journal_bytes,
+            "journalEntries": metadata.log.journal_entries,
+            "snapshotBytes": metadata.log.snapshot_bytes,
+            "snapshotIndex": metadata.log.snapshot_index,
+            "digestIndex": metadata.log.digest_index,
+            "stateDigest": metadata.log.state_digest,
+            "problems": "\n".join(metadata.problems),
+        }
+        return RemotingCommand.response_to(request, ext=ext)
+
+    def _broker_heartbeat(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        broker_id = request.get_int("brokerId", -1)
+        if broker_id < 1:
+            raise BrokerRefusal(
+                ResponseCode.CONTROLLER_INVALID_REQUEST, "Heart beat with empty brokerId"
+            )
+        channel_id = connection.attachments.setdefault("channel_id", next(self._channel_ids))
+        assert isinstance(channel_id, int)
+        self._watch.handle(
+            RemotingHeartbeat(
+                request.require("brokerName"),
+                channel_id,
+                request.get_int("heartbeatTimeoutMills", HEARTBEAT_TIMEOUT_DEFAULT_MS),
+                LiveBroker(
+                    broker_id=broker_id,
+                    epoch=request.get_int("epoch", -1),
+                    max_offset=request.get_int("maxOffset", -1),
+                    confirm_offset=request.get_int("confirmOffset", -1),
+                    election_priority=request.get_int(
+                        "electionPriority", ELECTION_PRIORITY_DEFAULT
+                    ),
+                ),
+            )
+        )
+        return RemotingCommand.response_to(request, remark="Heart beat success")
+
+    def _disconnected(self, connection: Connection) -> None:
+        channel_id = connection.attachments.get("channel_id")
+        if isinstance(channel_id, int):
+            self._watch.handle(RemotingChannelClosed(channel_id))
+
+    def _update_config(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        try:
+            text = request.body.decode()
+        except UnicodeDecodeError as error:
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"no UTF-8 text: {error}") from error
+        self._config.update(text)
+        return RemotingCommand.response_to(request)
+
+    def _get_config(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        return RemotingCommand.response_to(request, body=self._config.as_properties().encode())
+
+
+class RoleNotices:
+    """Sends 1008 to brokers that speak only remoting. They poll, so a lost notice does no harm."""
+
+    def __init__(self) -> None:
+        self._client = RemotingClient(name="controller-notices")
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def send(self, view: RoleView) -> None:
+        """To each such replica that is alive; a newer notice replaces one under way."""
+        if view.master_broker_id is None:
+            return
+        for replica in view.replicas:
+            if replica.alive and not replica.incarnation and replica.address:
+                self._send_to(replica.address, view)
+
+    def _send_to(self, address: str, view: RoleView) -> None:
+        if (older := self._tasks.pop(address, None)) is not None:
+            older.cancel()
+        task = asyncio.get_running_loop().create_task(self._deliver(address, view))
+        self._tasks[address] = task
+        task.add_done_callback(lambda done: self._forget(address, done))
+
+    async def _deliver(self, address: str, view: RoleView) -> None:
+        try:
+            async with asyncio.timeout(NOTICE_TIMEOUT_MS / 1000):
+                await self._client.oneway(address, _role_notice(view))
+        except (ConnectError, TimeoutError) as error:
+            log.info("role_notice_lost address=%s error=%s", address, error)
+
+    def _forget(self, address: str, done: asyncio.Task[None]) -> None:
+        if self._tasks.get(address) is done:
+            del self._tasks[address]
+
+    async def close(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._client.close()
+
+
+def _role_notice(view: RoleView) -> RemotingCommand:
+    """1008 for the brokers of `view`, which must have a master. They act if its epoch is newer."""
+    return RemotingCommand.request(
+        RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
+        {
+            "masterAddress": view.master_address,
+            "masterBrokerId": view.master_broker_id,
+            "masterEpoch": view.master_epoch,
+            "syncStateSetEpoch": view.sync_state_set_epoch,
+        },
+        _set_body(view),
+    )
+
+
+def _answer(
+    request: RemotingCommand,
+    result: CommandResult,
+    ext: dict[str, Any] | None = None,
+    body: bytes = b"",
+) -> RemotingCommand:
+    return RemotingCommand.response_to(request, result.code, result.remark or None, ext, body)
+
+
+def _names(request: RemotingCommand) -> dict[str, str | int | bool | None]:
+    return {
+        "clusterName": request.ext.get("clusterName"),
+        "brokerName": request.ext.get("brokerName"),
+    }
+
+
+def _set_body(view: RoleView) -> bytes:
+    body = {
+        "syncStateSet": sorted(view.sync_state_set),
+        "syncStateSetEpoch": view.sync_state_set_epoch,
+    }
+    return msgspec.json.encode(body)
+
+
+def _replicas_info(view: RoleView) -> dict[str, Any]:
+    def described(replica: Replica) -> dict[str, Any]:
+        return {
+            "alive": replica.alive,
+            "brokerAddress": replica.address,
+            "brokerId": replica.broker_id,
+            "brokerName": view.broker_name,
+        }
+
+    inside = [described(r) for r in view.replicas if r.broker_id in view.sync_state_set]
+    outside = [described(r) for r in view.replicas if r.broker_id not in view.sync_state_set]
+    info: dict[str, Any] = {
+        "inSyncReplicas": inside,
+        "masterEpoch": view.master_epoch,
+        "notInSyncReplicas": outside,
+        "syncStateSetEpoch": view.sync_state_set_epoch,
+    }
+    if view.master_broker_id is not None:
+        info |= {"masterAddress": view.master_address, "masterBrokerId": view.master_broker_id}
+    return info
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    """Reads a body. Raises BrokerRefusal SYSTEM_ERROR, as an exception in Java's handler does."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"unreadable body: {error}") from error

@@ -1,0 +1,90 @@
+"""The failover history of this node: the events that it applied, in its file, and the answers.
+
+The history explains, it decides nothing: a full disk must not stop elections.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final
+
+from batonmq.controller.raft.log import Commit
+from batonmq.controller.rules.commands import HistoryAppended
+from batonmq.controller.rules.state import ControllerState
+from batonmq.history.event import HISTORY_EVENTS_MAX, HistoryEvent
+from batonmq.history.file import HistoryFile
+
+__all__ = ["HistoryLog"]
+
+log = logging.getLogger(__name__)
+
+REPLY_EVENTS_MAX: Final = 20_000
+REPLY_SIZE_MAX: Final = 8 << 20
+
+
+class HistoryLog:
+    """`path` is the growing file. Before `open` and after `close` nothing is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: HistoryFile | None = None
+        self._is_behind = False
+
+    def open(self, size_max: int, files: int) -> None:
+        """Raises OSError."""
+        self._file = HistoryFile(self.path, size_max=size_max, files=files)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def write(self, commit: Commit) -> bool:
+        """Appends the events of the commit; true if the file has new lines.
+
+        After a snapshot, or a write that failed, it appends all that the file lacks and the state
+        still holds; a gap is marked.
+        """
+        if self._file is None:
+            return False
+        cut = False
+        if commit.command is None or self._is_behind:
+            events = list(commit.state.history)
+            cut = len(events) >= HISTORY_EVENTS_MAX  # the state may have dropped older ones
+        else:
+            events = [
+                effect.event for effect in commit.effects if isinstance(effect, HistoryAppended)
+            ]
+        try:
+            written = self._file.append(events, cut=cut)
+        except OSError as error:
+            self._is_behind = True
+            log.error("history_not_written error=%s", error)
+            return False
+        self._is_behind = False
+        return bool(written)
+
+    async def events(
+        self, state: ControllerState, broker_name: str, after_index: int, limit: int
+    ) -> list[HistoryEvent]:
+        """The events after `after_index`, oldest first; the newest `limit` of them (0: all).
+
+        With `after_index` above 0 only those in `state`; else also earlier logs and what the state
+        has dropped, from the files: at most REPLY_EVENTS_MAX events of REPLY_SIZE_MAX bytes.
+        """
+        events = list(state.history)
+        file = self._file
+        if file is not None and after_index <= 0:
+            earlier = any(event.log != state.log_name for event in file.recent)
+            if earlier or len(events) >= HISTORY_EVENTS_MAX:
+                try:
+                    events = await asyncio.to_thread(file.newest, REPLY_EVENTS_MAX, REPLY_SIZE_MAX)
+                except OSError as error:
+                    log.warning("history_not_read error=%s", error)
+        events = [
+            event
+            for event in events
+            if (after_index <= 0 or event.raft_index > after_index)
+            and broker_name in ("", event.broker_name)
+        ]
+        return events[-limit:] if limit > 0 else events

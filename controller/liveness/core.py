@@ -1,0 +1,439 @@
+"""Which group needs an election: the leader's decision. Pure.
+
+Every controller observes all brokers (`BrokerSessions`); only behind an open gate does it decide
+anything (`ProposeElect`, `AliveChanged`). A wrong verdict costs an election, never a message
+(SAFETY R1). A verdict rests on what this node saw first-hand (R5):
+
+- The newest session of a broker counts; events of an older one are ignored, above all its closing
+  (RocketMQ issue 11045 evicted a healthy master so).
+- A closing is a verdict at once, a silence after `session_timeout_ms`. A closing seen before the
+  gate opened counts only if it was younger than `closure_young_ms` then.
+- Not seen is not dead: silence is counted from the gate's opening (R35), or from the registration
+  of that process.
+- A second process with the same id is refused while the session of the first one lasts (R18).
+- Repeated verdicts on one process are held back longer and longer (R6); a new process is judged
+  afresh, since it proves that the old one ended.
+- If this loop itself stood still, all deadlines move by as long (R8).
+
+Elections are level-triggered (R10): each tick checks every group, so a lost trigger or a failed
+proposal is repaired by the next check. An election names the masterEpoch that it replaces, so
+proposing it twice elects once.
+
+Origin: RocketMQ's DefaultBrokerHeartbeatManager and ControllerManager#onBrokerInactive.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from batonmq.controller.liveness.broker_sessions import (
+    BrokerSessions,
+    LivenessConfig,
+    SilenceVerdict,
+)
+from batonmq.controller.liveness.events import (
+    AliveChanged,
+    ElectionBlocked,
+    ElectionEnded,
+    GateClosed,
+    GateOpened,
+    LivenessEffect,
+    LivenessEvent,
+    ProposeElect,
+    RefuseSession,
+    RemotingChannelClosed,
+    RemotingHeartbeat,
+    SessionClosed,
+    SessionHeartbeat,
+    SessionHello,
+    StateApplied,
+    Tick,
+)
+from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
+from batonmq.controller.rules.elect_policy import (
+    FIRST_ELECTION_SETTLE_MS,
+    choose_master,
+    why_stale,
+)
+from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord, living_replicas
+from batonmq.controller.rules.state import ControllerState
+from batonmq.process.backoff import pause_ms
+from batonmq.process.recent_events import RecentEvents, records_event
+from batonmq.protocol.codes import ResponseCode
+
+__all__ = ["LivenessConfig", "LivenessCore"]
+
+CONFIRM_SETTLE_MS: Final = 1_000
+"""Age at which a reported confirmOffset binds candidates (R16): by then every living member's own
+heartbeat is newer than it."""
+
+STALE_SETTLE_MS: Final = 1_000
+"""How long a replica must know of newer epochs than this controller before that is reported: for a
+moment it may have a newer view from another node."""
+
+
+@dataclass(slots=True)
+class _ConfirmFloor:
+    """The highest confirmOffset reported in a group, and the part old enough to bind."""
+
+    newest: int = -1
+    ageing: int = -1
+    settled: int = -1
+
+    def age(self) -> None:
+        self.settled, self.ageing = self.ageing, self.newest
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """The election proposed so often for that epoch; not again before `next_ms`."""
+
+    master_epoch: int
+    times: int
+    next_ms: int
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What the core keeps of one group.
+
+    `registered_ms`: when (id, incarnation) was first seen registered. `unsettled`: something keeps
+    the group from its normal state, so heartbeats trigger a check, too.
+    """
+
+    registered_ms: dict[tuple[int, str], int] = field(default_factory=dict)
+    ids_changed_ms: int = 0
+    dead: frozenset[int] = frozenset()
+    unsettled: bool = False
+    blocked: str = ""
+    needs_operator: bool = False
+    stale: str = ""
+    stale_since_ms: int | None = None
+    proposal: _Proposal | None = None
+    master_answered_ms: int = 0
+    floor: _ConfirmFloor = field(default_factory=_ConfirmFloor)
+    unclean_epoch: int = 0
+
+
+class LivenessCore:
+    """See the module. `now_ms` of all calls is one monotonic clock that counts sleep (R8).
+
+    Every node passes all events in, ticks too, whether its gate is open or not.
+    """
+
+    def __init__(self, config: LivenessConfig | None = None) -> None:
+        self._config = config or LivenessConfig()
+        self._sessions = BrokerSessions(self._config)
+        self._watches: dict[str, _Watch] = {}
+        self._state = ControllerState()
+        self._gate_opened_ms: int | None = None
+        self._aged_ms = 0
+        self.recent_events = RecentEvents()
+
+    # Questions.
+
+    def live(self, broker_name: str, now_ms: int) -> tuple[LiveBroker, ...]:
+        """The registered replicas with a heartbeat within their timeout, ascending."""
+        self._sessions.notice_time(now_ms)
+        group = self._state.group(broker_name)
+        return tuple(
+            seen
+            for record in (group.replicas if group else ())
+            if (
+                seen := self._sessions.seen(
+                    broker_name, record.broker_id, record.incarnation, now_ms
+                )
+            )
+            is not None
+        )
+
+    def presumed_alive(self, broker_name: str, now_ms: int) -> frozenset[int]:
+        """The registered replicas that do not count as dead: `alive` in the views for brokers.
+
+        Masters drop the others from their set at once (R14), so unknown is not shown as dead.
+        """
+        self._sessions.notice_time(now_ms)
+        group = self._state.group(broker_name)
+        if group is None:
+            return frozenset()
+        return frozenset(record.broker_id for record in group.replicas) - self._dead(group, now_ms)
+
+    def confirm_floor(self, broker_name: str) -> int:
+        """The highest confirmOffset reported that binds candidates, -1 if none (R16)."""
+        return self._watch(broker_name).floor.settled
+
+    def confirm_newest(self, broker_name: str) -> int:
+        """The highest confirmOffset reported, -1 if none: what the log of a restarted member must
+        reach (R17). It need not settle: nothing above that log's end could be confirmed while the
+        member was away."""
+        return self._watch(broker_name).floor.newest
+
+    def problems(self) -> tuple[str, ...]:
+        """Texts for people: why groups have no master until an operator decides (R19)."""
+        if self._gate_opened_ms is None:
+            return ()
+        return tuple(
+            f"{broker_name}: {why}"
+            for broker_name, watch in sorted(self._watches.items())
+            if (why := watch.stale or (watch.blocked if watch.needs_operator else ""))
+        )
+
+    def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int:
+        """How long an unclean election must still wait for the last master's lease to end (R7).
+
+        Only a leader's answers grant a lease. An earlier leader answered before this gate opened,
+        or in the margin after it, which is longer than the time for which a leader may answer
+        without a new majority; one that wakes from a stall answers nothing before it has asked a
+        majority (`HeartbeatAnswers`).
+        """
+        lease_ms = self._config.master_lease_ms + self._config.lease_margin_ms
+        if self._gate_opened_ms is None:
+            return lease_ms
+        answered_ms = max(self._watch(broker_name).master_answered_ms, self._gate_opened_ms)
+        return max(0, answered_ms + lease_ms - now_ms)
+
+    # Events.
+
+    @records_event
+    def handle(self, event: LivenessEvent, now_ms: int) -> list[LivenessEffect]:
+        """Takes one event and returns what to do, in order."""
+        self._sessions.notice_time(now_ms)
+        match event:
+            case SessionHello():
+                return self._session_hello(event, now_ms)
+            case SessionHeartbeat():
+                incarnation = self._sessions.heartbeat(event, now_ms)
+                return (
+                    []
+                    if incarnation is None
+                    else self._heartbeat_received(event, incarnation, now_ms)
+                )
+            case SessionClosed():
+                newest = self._sessions.closed(event, now_ms)
+                return self._check(event.broker_name, now_ms) if newest else []
+            case RemotingHeartbeat():
+                first = self._sessions.remoting_heartbeat(event, now_ms)
+                effects = self._heartbeat_received(event, "", now_ms)
+                return effects + (self._check(event.broker_name, now_ms) if first else [])
+            case RemotingChannelClosed():
+                names = self._sessions.channel_closed(event.channel_id, now_ms)
+                return self._check_each(names, now_ms)
+            case GateOpened():
+                return self._gate_opened(now_ms)
+            case GateClosed():
+                self._gate_opened_ms = None
+                self._sessions.gate_closed()
+                return []
+            case StateApplied():
+                return self._state_applied(event.state, now_ms)
+            case ElectionEnded():
+                self._election_ended(event, now_ms)
+                return []
+            case Tick():
+                return self._tick(now_ms)
+
+    def _watch(self, broker_name: str) -> _Watch:
+        return self._watches.setdefault(broker_name, _Watch())
+
+    def _session_hello(self, event: SessionHello, now_ms: int) -> list[LivenessEffect]:
+        living = self._sessions.hello(event, now_ms)
+        if not living:
+            return self._check(event.broker_name, now_ms)
+        remark = (
+            f"another process with id {event.broker_id} of {event.broker_name} is alive "
+            f"(incarnation {living})"
+        )
+        code = ResponseCode.CONTROLLER_BROKER_ID_INVALID
+        return [RefuseSession(event.session_id, code, remark)]
+
+    def _heartbeat_received(
+        self, event: SessionHeartbeat | RemotingHeartbeat, incarnation: str, now_ms: int
+    ) -> list[LivenessEffect]:
+        watch, group = self._watch(event.broker_name), self._state.group(event.broker_name)
+        seen = event.seen
+        record = group.replica(seen.broker_id) if group else None
+        if group is not None and record is not None and record.incarnation == incarnation:
+            if seen.broker_id in group.sync_state_set:
+                watch.floor.newest = max(watch.floor.newest, seen.confirm_offset)
+            if seen.broker_id == group.master_broker_id and self._gate_opened_ms is not None:
+                watch.master_answered_ms = now_ms
+        return self._check(event.broker_name, now_ms) if watch.unsettled else []
+
+    def _gate_opened(self, now_ms: int) -> list[LivenessEffect]:
+        self._gate_opened_ms = now_ms
+        self._sessions.gate_opened(now_ms)
+        for broker_name, watch in self._watches.items():
+            watch.proposal = None
+            watch.blocked, watch.needs_operator = "", False
+            watch.stale, watch.stale_since_ms = "", None
+            group = self._state.group(broker_name)
+            watch.dead = self._dead(group, now_ms) if group else frozenset()
+        # The views that this node pushed last may be from long before it led.
+        names = self._state.broker_names()
+        pushes: list[LivenessEffect] = [AliveChanged(broker_name) for broker_name in names]
+        return pushes + self._check_each(names, now_ms)
+
+    def _state_applied(self, state: ControllerState, now_ms: int) -> list[LivenessEffect]:
+        before, self._state = self._state, state
+        for broker_name in before.broker_names():
+            if broker_name not in state.groups:
+                self._watches.pop(broker_name, None)
+        effects: list[LivenessEffect] = []
+        for broker_name in state.broker_names():
+            group, old = state.groups[broker_name], before.group(broker_name)
+            if group is not old:
+                self._group_changed(group, old, now_ms)
+                effects += self._check(broker_name, now_ms)
+        return effects
+
+    def _group_changed(self, group: BrokerGroup, old: BrokerGroup | None, now_ms: int) -> None:
+        watch = self._watch(group.broker_name)
+        processes = [(record.broker_id, record.incarnation) for record in group.replicas]
+        watch.registered_ms = {each: watch.registered_ms.get(each, now_ms) for each in processes}
+        ids = {record.broker_id for record in group.replicas}
+        if old is None or ids != {record.broker_id for record in old.replicas}:
+            watch.ids_changed_ms = now_ms
+        if group.unclean_epoch != watch.unclean_epoch:
+            watch.unclean_epoch = group.unclean_epoch
+            watch.floor = _ConfirmFloor()
+
+    def _election_ended(self, event: ElectionEnded, now_ms: int) -> None:
+        proposal = self._watch(event.broker_name).proposal
+        if proposal is not None and proposal.master_epoch == event.expected_master_epoch:
+            config = self._config
+            pause = pause_ms(config.retry_ms, config.retry_max_ms, proposal.times)
+            proposal.next_ms = now_ms + pause
+
+    def _tick(self, now_ms: int) -> list[LivenessEffect]:
+        if now_ms - self._aged_ms >= CONFIRM_SETTLE_MS:
+            self._aged_ms = now_ms
+            for watch in self._watches.values():
+                watch.floor.age()
+        names = self._state.broker_names()
+        effects = self._check_each(names, now_ms)
+        for broker_name in names:
+            effects += self._check_stale(self._state.groups[broker_name], now_ms)
+        return effects
+
+    def _check_stale(self, group: BrokerGroup, now_ms: int) -> list[LivenessEffect]:
+        """R19: reports once that a replica knows of newer epochs than are recorded here."""
+        if self._gate_opened_ms is None:
+            return []
+        watch = self._watch(group.broker_name)
+        live = self.live(group.broker_name, now_ms)
+        why = why_stale(group, living_replicas(group, live))
+        if not why:
+            watch.stale, watch.stale_since_ms = "", None
+            return []
+        if watch.stale_since_ms is None:
+            watch.stale_since_ms = now_ms
+        if why == watch.stale or now_ms - watch.stale_since_ms < STALE_SETTLE_MS:
+            return []
+        watch.stale = why
+        return [] if why == watch.blocked else [ElectionBlocked(group.broker_name, why)]
+
+    # Decisions.
+
+    def _dead(self, group: BrokerGroup, now_ms: int) -> frozenset[int]:
+        return frozenset(
+            record.broker_id
+            for record in group.replicas
+            if self._judge(group, record, now_ms).standing == "dead"
+        )
+
+    def _judge(self, group: BrokerGroup, record: ReplicaRecord, now_ms: int) -> SilenceVerdict:
+        process = (record.broker_id, record.incarnation)
+        registered_ms = self._watch(group.broker_name).registered_ms.get(process, now_ms)
+        return self._sessions.judge(group.broker_name, *process, registered_ms, now_ms)
+
+    def _check_each(
+        self, broker_names: tuple[str, ...] | list[str], now_ms: int
+    ) -> list[LivenessEffect]:
+        return [
+            effect for broker_name in broker_names for effect in self._check(broker_name, now_ms)
+        ]
+
+    def _check(self, broker_name: str, now_ms: int) -> list[LivenessEffect]:
+        """Decides what the group needs now. Nothing while the gate is closed."""
+        group = self._state.group(broker_name)
+        if self._gate_opened_ms is None or group is None:
+            return []
+        watch = self._watch(broker_name)
+        effects: list[LivenessEffect] = []
+        dead = self._dead(group, now_ms)
+        if dead != watch.dead:
+            watch.dead = dead
+            effects.append(AliveChanged(broker_name))
+        master = group.replica(group.master_broker_id)
+        watch.unsettled = bool(dead) or master is None or bool(group.needs_election)
+        if master is not None and not watch.unsettled:
+            watch.blocked, watch.needs_operator = "", False
+        if watch.unsettled:
+            need = self._need(group, master, now_ms)
+            if need is not None:
+                effects += self._elect(group, need, now_ms)
+        return effects
+
+    def _need(
+        self, group: BrokerGroup, master: ReplicaRecord | None, now_ms: int
+    ) -> SilenceVerdict | None:
+        """Why and since when the group needs an election; None if it does not."""
+        watch = self._watch(group.broker_name)
+        if master is not None:
+            if group.needs_election:
+                process = (master.broker_id, master.incarnation)
+                since_ms = watch.registered_ms.get(process, now_ms)
+                return SilenceVerdict("unknown", group.needs_election, since_ms)
+            verdict = self._judge(group, master, now_ms)
+            return verdict if verdict.standing == "dead" else None
+        if group.master_epoch > 0:
+            return SilenceVerdict("unknown", "no_master", now_ms)
+        # Brokers ask for the first election themselves; this only replaces a lost request.
+        if now_ms - watch.ids_changed_ms < FIRST_ELECTION_SETTLE_MS:
+            return None
+        return SilenceVerdict("unknown", "first_election", now_ms)
+
+    def _elect(self, group: BrokerGroup, need: SilenceVerdict, now_ms: int) -> list[LivenessEffect]:
+        watch = self._watch(group.broker_name)
+        choice = choose_master(
+            group,
+            self.live(group.broker_name, now_ms),
+            confirm_floor=watch.floor.settled,
+        )
+        if choice.blocked:
+            if choice.refusal == watch.blocked:
+                return []
+            watch.blocked, watch.needs_operator = choice.refusal, True
+            return [ElectionBlocked(group.broker_name, choice.refusal)]
+        # Without a candidate a command is useful only to depose a dead master.
+        if choice.winner == NO_BROKER and need.standing != "dead":
+            if group.master_epoch == 0 or choice.refusal == watch.blocked:
+                return []
+            watch.blocked, watch.needs_operator = choice.refusal, False
+            return [ElectionBlocked(group.broker_name, choice.refusal, operator=False)]
+        watch.blocked, watch.needs_operator = choice.refusal, False
+        return self._propose(group, need, now_ms)
+
+    def _propose(
+        self, group: BrokerGroup, need: SilenceVerdict, now_ms: int
+    ) -> list[LivenessEffect]:
+        watch = self._watch(group.broker_name)
+        last = watch.proposal
+        times = 1
+        if last is not None and last.master_epoch == group.master_epoch:
+            if now_ms < last.next_ms:
+                return []
+            times = last.times + 1
+        watch.proposal = _Proposal(
+            master_epoch=group.master_epoch,
+            times=times,
+            next_ms=now_ms + self._config.outcome_timeout_ms,
+        )
+        return [
+            ProposeElect(
+                group.broker_name,
+                group.master_epoch,
+                need.reason,
+                need.since_ms,
+                need.silent_ms,
+            )
+        ]

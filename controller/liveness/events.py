@@ -1,0 +1,171 @@
+"""Events and effects of the liveness core, as values. Pure."""
+
+from dataclasses import dataclass
+
+from batonmq.controller.rules.commands import LiveBroker
+from batonmq.controller.rules.state import ControllerState
+from batonmq.protocol.codes import ResponseCode
+
+__all__ = [
+    "AliveChanged",
+    "ElectionBlocked",
+    "ElectionEnded",
+    "GateClosed",
+    "GateOpened",
+    "LivenessEffect",
+    "LivenessEvent",
+    "ProposeElect",
+    "RefuseSession",
+    "RemotingChannelClosed",
+    "RemotingHeartbeat",
+    "SessionClosed",
+    "SessionHeartbeat",
+    "SessionHello",
+    "StateApplied",
+    "Tick",
+]
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHello:
+    """A broker process opened a session. `session_id` is new on this node."""
+
+    broker_name: str
+    broker_id: int
+    incarnation: str
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHeartbeat:
+    """`seen` need not name the incarnation: the session does. `answered` is the newest sequence
+    whose answer has reached the broker, 0 if it does not report it."""
+
+    broker_name: str
+    session_id: int
+    seen: LiveBroker
+    sequence: int = 0
+    answered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """The session ended; `goodbye`: the broker announced it, with `why` unless it was planned."""
+
+    broker_name: str
+    broker_id: int
+    session_id: int
+    goodbye: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RemotingHeartbeat:
+    """Request 904, with the timeout that the broker chose. `channel_id` names the connection."""
+
+    broker_name: str
+    channel_id: int
+    timeout_ms: int
+    seen: LiveBroker
+
+
+@dataclass(frozen=True, slots=True)
+class RemotingChannelClosed:
+    channel_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GateOpened:
+    """This node decides from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateClosed:
+    """This node decides nothing any more; it still takes every other event."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateApplied:
+    """The replicated state changed. Comes for each state, leader or not, before its effects."""
+
+    state: ControllerState
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionEnded:
+    """A `ProposeElect` ended: applied, refused, failed or unknown. If the group still needs an
+    election, it is proposed again a little later."""
+
+    broker_name: str
+    expected_master_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; expected every `tick_ms`."""
+
+
+LivenessEvent = (
+    SessionHello
+    | SessionHeartbeat
+    | SessionClosed
+    | RemotingHeartbeat
+    | RemotingChannelClosed
+    | GateOpened
+    | GateClosed
+    | StateApplied
+    | ElectionEnded
+    | Tick
+)
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeElect:
+    """Propose ElectMaster for the group, then pass `ElectionEnded` in.
+
+    `reason` goes into the history; `detected_ms` is when the need was seen, on the clock of
+    `now_ms`, and `silent_ms` how long the master had been silent by then, -1 if unknown.
+    """
+
+    broker_name: str
+    expected_master_epoch: int
+    reason: str
+    detected_ms: int
+    silent_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AliveChanged:
+    """Another replica of the group counts as dead, or no longer does: push the view again."""
+
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSession:
+    """Answer the session's hello with this code and end it."""
+
+    session_id: int
+    code: ResponseCode
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionBlocked:
+    """The group needs an election that nobody may win now. Given once per reason.
+
+    With `operator` only an operator can decide it (R19); else it waits until a member returns.
+    """
+
+    broker_name: str
+    reason: str
+    operator: bool = True
+
+
+LivenessEffect = ProposeElect | AliveChanged | RefuseSession | ElectionBlocked

@@ -1,0 +1,180 @@
+"""The replicated log as the rest of the controller sees it, and the state machine behind it.
+
+A proposed command has one of three outcomes: `Applied` carries the answer of the state machine,
+`NotApplied` means that the command will never take effect, `Unknown` that it may have taken effect
+or still may. After `Unknown` the same command (same request_id) may be proposed again: the state
+keeps a table of request ids.
+
+Invariant of `Machine`: nodes that committed the same entries hold equal states, or have ended. A
+command applies the same everywhere or ends the process: bytes that cannot be read, and errors that
+may occur on one node alone (memory, recursion, disk), are raised to the caller, who must stop. A
+bug in `apply`, which every node runs into alike, keeps the old state, is logged and counted, and is
+answered with code 1.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from batonmq.controller.rules import commands
+from batonmq.controller.rules.commands import AnyCommand, CommandResult, Effect
+from batonmq.controller.rules.state import ControllerState, Transition
+from batonmq.process.recent_events import RecentEvents, records_event, shows_events
+from batonmq.protocol.codes import ResponseCode
+
+__all__ = [
+    "Applied",
+    "Commit",
+    "LogStatus",
+    "Machine",
+    "NotApplied",
+    "Outcome",
+    "ReplicatedLog",
+    "Unknown",
+]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The command was committed; `result` is what the state machine answered (maybe a refusal)."""
+
+    result: CommandResult
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplied:
+    """The command did not enter the log and never will."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No answer in time, or the leader changed: the command may be committed or may still be."""
+
+    reason: str
+
+
+Outcome = Applied | NotApplied | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatus:
+    """This node's position in the log, and how much of the log is on its disk.
+
+    `state_digest` is of the state after entry `digest_index`; both are empty before the first.
+    `problems` are texts for people.
+    """
+
+    term: int
+    applied_index: int
+    committed_index: int
+    journal_bytes: int = 0
+    snapshot_bytes: int = 0
+    journal_entries: int = 0
+    snapshot_index: int = 0
+    digest_index: int = 0
+    state_digest: str = ""
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One committed command with its answer, or a snapshot that replaced the state.
+
+    `command` is None for a snapshot; `state` is the state after it.
+    """
+
+    raft_index: int
+    command: AnyCommand | None
+    result: CommandResult
+    effects: tuple[Effect, ...]
+    state: ControllerState
+
+
+class Machine:
+    """Holds the newest state. States are values: one that was handed out never changes."""
+
+    def __init__(self, state: ControllerState | None = None) -> None:
+        self.state = state if state is not None else ControllerState()
+        self.internal_errors = 0
+        self.recent_events = RecentEvents()
+
+    def encode(self, command: AnyCommand) -> bytes:
+        """The bytes to propose. Raises ValueError for a command that is too large."""
+        return commands.encode(command)
+
+    def commit(self, raw: bytes, raft_index: int) -> Commit:
+        """Applies the entry. Whatever it raises means that this node may not go on."""
+        command = commands.decode(raw)
+        try:
+            applied = self._apply(command, raft_index)
+        except (MemoryError, RecursionError, OSError):
+            raise
+        except Exception:
+            self.internal_errors += 1
+            log.exception("command_failed raft_index=%d command=%r", raft_index, command)
+            result = CommandResult(ResponseCode.SYSTEM_ERROR, "internal error of the controller")
+            return Commit(raft_index, command, result, (), self.state)
+        self.state = applied.state
+        return Commit(raft_index, command, applied.result, tuple(applied.effects), applied.state)
+
+    @records_event
+    def _apply(self, command: AnyCommand, raft_index: int) -> Transition:
+        return self.state.apply(command, raft_index)
+
+    @shows_events
+    def check_invariants(self) -> None:
+        self.state.check_invariants()
+
+    def to_snapshot(self) -> dict[str, Any]:
+        return self.state.to_snapshot()
+
+    def restore(self, snapshot: dict[str, Any], raft_index: int) -> Commit:
+        """Replaces the state by that of a snapshot, taken after `raft_index`."""
+        self.state = ControllerState.from_snapshot(snapshot)
+        result = CommandResult(ResponseCode.SUCCESS, "snapshot")
+        return Commit(raft_index, None, result, (), self.state)
+
+
+class ReplicatedLog(Protocol):
+    """A log of commands, applied in one order on every node.
+
+    All methods and callbacks run on the event loop's thread. Callbacks run in log order, and a
+    proposer gets its `Applied` after the `on_applied` callbacks were called for its command.
+    """
+
+    @property
+    def state(self) -> ControllerState:
+        """The state after the newest command that `on_applied` was called with."""
+
+    async def start(self) -> None: ...
+
+    async def propose(self, command: AnyCommand, timeout_ms: int) -> Outcome: ...
+
+    async def read_barrier(self, timeout_ms: int) -> bool:
+        """True once everything committed before the call is applied here; false if unknown."""
+
+    def leader_hint(self) -> str | None:
+        """The id of the node that leads as far as this one knows. A hint, never a permission."""
+
+    def in_touch(self) -> bool:
+        """Whether a majority answered this leader a moment ago, by the clock as it is now.
+
+        A process that was stopped is out of touch when it wakes, before any message tells it so.
+        """
+
+    async def hand_over(self, timeout_ms: int) -> bool:
+        """Offers the lead to another node and waits until it has moved; false if it has not."""
+
+    def status(self) -> LogStatus: ...
+
+    def on_role(self, callback: Callable[[bool], None]) -> None:
+        """`callback(leading)` at every change. True is no permission either: see `LeaderGate`."""
+
+    def on_applied(self, callback: Callable[[Commit], None]) -> None: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,123 @@
+"""The members of a controller group, and how two nodes check that they agree on them.
+
+Membership is static: each node reads the list at its start. Nodes with different lists would count
+different majorities and could elect two leaders. Two checks prevent that:
+
+- On each connection both sides send a `Greeting` with the cluster and the members that they know,
+  and refuse each other if the two differ. A greeting is JSON, not a pickle: it is read before the
+  sender is known.
+- A node's folder keeps the ids that its log was written under (`check_members`). Without that, a
+  node started with a shorter list on its old folder (a template, a default, a typo) could be a
+  majority by itself. Addresses may change: the greeting checks who answers there.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from batonmq.controller.config import Peer
+from batonmq.process.durable_file import replace_file
+from batonmq.protocol.errors import BatonError
+
+__all__ = ["Greeting", "MembersChangedError", "Membership", "check_members", "decode_greeting"]
+
+_VERSION: Final = 1
+_FILE_NAME: Final = "members"
+
+
+class Greeting(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The first message of each side. `echo` is the `nonce` of the greeting that it answers, empty
+    in the first one.
+
+    The dialling side sends a third one: its `echo` proves that the sender is there now and that the
+    greeting is not a recording.
+    """
+
+    version: int = _VERSION
+    address: str
+    cluster: str
+    members: tuple[str, ...]
+    nonce: str
+    echo: str = ""
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def decode_greeting(data: bytes) -> Greeting:
+    """Raises ValueError for anything but a greeting of this version."""
+    greeting = msgspec.json.decode(data, type=Greeting)
+    if greeting.version != _VERSION:
+        raise ValueError(f"a greeting of version {greeting.version}, this node speaks {_VERSION}")
+    if len(greeting.nonce) != 64 or not all(c in "0123456789abcdef" for c in greeting.nonce):
+        raise ValueError("a greeting without a random number")
+    return greeting
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The cluster's name and its members as `id@host:raftPort`, sorted."""
+
+    cluster: str
+    members: tuple[str, ...]
+
+    @classmethod
+    def of(cls, cluster: str, peers: tuple[Peer, ...]) -> "Membership":
+        return cls(cluster, tuple(sorted(f"{p.node_id}@{p.raft_address}" for p in peers)))
+
+    def difference(self, greeting: Greeting) -> str:
+        """Why the two nodes may not form a quorum; empty if they agree."""
+        if greeting.cluster != self.cluster:
+            return f"it belongs to cluster {greeting.cluster!r}, this node to {self.cluster!r}"
+        theirs = tuple(sorted(greeting.members))
+        if theirs != self.members:
+            return (
+                f"its members are {', '.join(theirs)}, those of this node"
+                f" {', '.join(self.members)}: controllerDLegerPeers must be the same everywhere"
+            )
+        return ""
+
+
+class _KeptMembers(msgspec.Struct, frozen=True):
+    cluster: str
+    ids: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.ids)} (cluster {self.cluster!r})"
+
+
+class MembersChangedError(BatonError):
+    """The folder belongs to a quorum of other members."""
+
+    def __init__(self, path: Path, kept: _KeptMembers, configured: _KeptMembers) -> None:
+        super().__init__(path, kept, configured)
+        self.path, self.kept, self.configured = path, kept, configured
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: this node's log was written in a quorum of {self.kept}, now the members"
+            f" are {self.configured}: two majorities could lead at once. If the members are meant"
+            " to change, stop all controllers, delete this file on each that keeps its folder, and"
+            " start them all with the same controllerDLegerPeers"
+        )
+
+
+def check_members(folder: Path, membership: Membership) -> None:
+    """Compares the kept ids with the configured ones; stores them in a folder that has none.
+
+    Raises MembersChangedError; BatonError for a file that cannot be read; OSError.
+    """
+    path = folder / _FILE_NAME
+    ids = tuple(member.partition("@")[0] for member in membership.members)
+    configured = _KeptMembers(membership.cluster, ids)
+    if not path.exists():
+        replace_file(path, msgspec.json.encode(configured))
+        return
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=_KeptMembers)
+    except msgspec.MsgspecError as error:
+        raise BatonError(f"{path}: no list of members: {error}") from error
+    if kept != configured:
+        raise MembersChangedError(path, kept, configured)

@@ -1,0 +1,363 @@
+"""The commands of the controller's replicated log, their bytes, their answers and effects. Pure.
+
+A command holds everything that `ControllerState.apply` may look at: the proposer's clock, the
+liveness it saw (`live`), the epochs to be replaced (R10). Applied in the same order they give
+the same state on every node. The bytes are canonical JSON (keys in order, no spaces) with a version
+`"v"` and the command's name as `"type"`; a node that cannot read an entry must stop, since
+skipping it would make its state differ from the others'.
+
+The answer is that of both endpoints: RocketMQ's code and remark, and the group after the command.
+Effects say what to push and to record. They follow from the state alone, so each node computes
+them; performing one twice does no harm: views carry their epochs, events their index.
+
+Origin: the events and request headers of RocketMQ's `org.apache.rocketmq.controller.impl` (RIP-44),
+with liveness stamped in as its jRaft controller does.
+"""
+
+from typing import Final, Self
+
+import msgspec
+
+from batonmq.history.event import HistoryEvent
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.role_view import RoleView
+
+__all__ = [
+    "ANY_EPOCH",
+    "COMMAND_SIZE_MAX",
+    "ELECTION_PRIORITY_DEFAULT",
+    "NO_BROKER",
+    "AlterSyncStateSet",
+    "AnyCommand",
+    "ApplyBrokerId",
+    "BecomeController",
+    "CleanBrokerData",
+    "Command",
+    "CommandDecodeError",
+    "CommandResult",
+    "ControllerChanged",
+    "Effect",
+    "ElectMaster",
+    "GroupRemoved",
+    "HistoryAppended",
+    "LiveBroker",
+    "Member",
+    "NoteEvent",
+    "RegisterBroker",
+    "ReplicasChanged",
+    "ReportEvent",
+    "RoleChanged",
+    "SetChanged",
+    "decode",
+    "encode",
+]
+
+VERSION: Final = 1
+COMMAND_SIZE_MAX: Final = 64 * 1024
+"""Bytes of one encoded command."""
+NO_BROKER: Final = 0
+"""In place of a broker id: no broker. Ids start at 1; -1 is read as this too."""
+ANY_EPOCH: Final = -1
+"""In place of an expected epoch: any."""
+ELECTION_PRIORITY_DEFAULT: Final = 2**31 - 1
+"""RocketMQ's `brokerElectionPriority`: the smaller one wins."""
+
+
+class CommandDecodeError(ValueError):
+    """Bytes in the log that are no command of a known version: the process must stop."""
+
+
+class LiveBroker(msgspec.Struct, frozen=True):
+    """One living replica as its newest heartbeat described it.
+
+    `epoch` is the last entry of the epoch file and the offsets are bytes of the commit log; -1
+    where unknown. `master_epoch` is the highest that the broker accepted,
+    `sync_state_set_epoch` that of the set in its newest view.
+    """
+
+    broker_id: int
+    incarnation: str = ""
+    epoch: int = -1
+    max_offset: int = -1
+    confirm_offset: int = -1
+    election_priority: int = ELECTION_PRIORITY_DEFAULT
+    min_offset: int = -1
+    master_epoch: int = -1
+    sync_state_set_epoch: int = -1
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(masterEpoch, setEpoch) of the newest view that it accepted."""
+        return (self.master_epoch, self.sync_state_set_epoch)
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A member of a proposed SyncStateSet, with the process whose acks were counted (R12)."""
+
+    broker_id: int
+    incarnation: str = ""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """The fields of every command.
+
+    `request_id` is unique over all proposers and stays the same in every retry of one request: the
+    state answers a repeated one from its table (R11); empty means that no answer is kept.
+    `controller_epoch` is the one that the proposer's gate opened with: commands of a deposed leader
+    are refused. `now_ms` is the proposer's wall clock.
+    """
+
+    request_id: str = ""
+    controller_epoch: int = 0
+    now_ms: int = 0
+
+    def stamped(self, *, controller_epoch: int, now_ms: int) -> Self:
+        """The same command as the leader of `controller_epoch` proposes it at `now_ms`."""
+        return msgspec.structs.replace(self, controller_epoch=controller_epoch, now_ms=now_ms)
+
+
+class RegisterBroker(Command, frozen=True, kw_only=True, tag="register_broker"):
+    """Registers a broker, the first time or again (1003, and the native RegisterBroker).
+
+    `broker_id` NO_BROKER asks for an id; `register_check_code` then makes asking again harmless.
+    An empty `incarnation` marks a broker that speaks only remoting: it must have applied for its id
+    before (1013), as in RocketMQ. `epoch`, `max_offset` and `confirm_offset` describe its log, -1
+    where unknown; `accepted_epoch` is the highest masterEpoch it accepted, `suspect` why its log
+    may miss what it acked (R17), empty if it does not; `earlier_lives` are the incarnations that
+    wrote in its data folder before, empty if unknown. `confirm_floor` is the highest confirmOffset
+    that a member must hold, as far as the leader knows. `live` decides whether the reply names the
+    master (1003 names only a living one) and whether a second process with this id is refused
+    (R18).
+    """
+
+    broker_name: str
+    cluster_name: str = ""
+    broker_id: int = NO_BROKER
+    register_check_code: str = ""
+    address: str = ""
+    ha_address: str = ""
+    incarnation: str = ""
+    log_id: str = ""
+    learner: bool = False
+    epoch: int = -1
+    max_offset: int = -1
+    confirm_offset: int = -1
+    election_priority: int = ELECTION_PRIORITY_DEFAULT
+    suspect: str = ""
+    accepted_epoch: int = -1
+    earlier_lives: tuple[str, ...] = ()
+    confirm_floor: int = -1
+    live: tuple[LiveBroker, ...] = ()
+
+
+class ApplyBrokerId(Command, frozen=True, kw_only=True, tag="apply_broker_id"):
+    """Takes the id that 1012 offered (1013). `register_check_code` is `address;millis`."""
+
+    broker_name: str
+    cluster_name: str = ""
+    broker_id: int = NO_BROKER
+    register_check_code: str = ""
+
+
+class AlterSyncStateSet(Command, frozen=True, kw_only=True, tag="alter_sync_state_set"):
+    """The master (id, incarnation, epoch) replaces the set of `sync_state_set_epoch` (1001).
+
+    `confirm_offset` is the master's at proposal, -1 if unknown. `live` holds the group's living
+    replicas.
+    """
+
+    broker_name: str
+    master_broker_id: int
+    master_epoch: int
+    sync_state_set_epoch: int
+    new_set: tuple[Member, ...]
+    master_incarnation: str = ""
+    confirm_offset: int = -1
+    reason: str = ""
+    live: tuple[LiveBroker, ...] = ()
+
+
+class ElectMaster(Command, frozen=True, kw_only=True, tag="elect_master"):
+    """Replaces the master of `expected_master_epoch` (1002, and the liveness scan).
+
+    `broker_id` is the requesting broker, NO_BROKER for the controller; with `designate` only that
+    broker may win. `unclean` allows a winner from outside the SyncStateSet: only for an operator
+    who names the replica (G5). `confirm_floor` is the highest confirmOffset that a member must have
+    by now (R16), -1 if unknown; `drained_offset` is what the designated broker acked according to
+    the fenced old master (R33), 0 outside a planned switch.
+    `reason` and `detected_ms` (wall clock, 0 if unknown) say how and when the controller `node` saw
+    the need, `silent_ms` how long the master had been silent by then, -1 if that is not known.
+    """
+
+    broker_name: str
+    cluster_name: str = ""
+    broker_id: int = NO_BROKER
+    designate: bool = False
+    unclean: bool = False
+    expected_master_epoch: int = ANY_EPOCH
+    confirm_floor: int = -1
+    drained_offset: int = 0
+    reason: str = ""
+    detected_ms: int = 0
+    silent_ms: int = -1
+    node: str = ""
+    live: tuple[LiveBroker, ...] = ()
+
+
+class CleanBrokerData(Command, frozen=True, kw_only=True, tag="clean_broker_data"):
+    """Removes replicas (1011); no `broker_ids` means the whole group."""
+
+    broker_name: str
+    cluster_name: str = ""
+    broker_ids: tuple[int, ...] = ()
+    clean_living_broker: bool = False
+    live: tuple[LiveBroker, ...] = ()
+
+
+class BecomeController(Command, frozen=True, kw_only=True, tag="become_controller"):
+    """A new Raft leader opens its gate; raises the controller epoch and so fences older commands.
+
+    `nonce` is random per attempt; it is the request id of this command as well. For the history:
+    `started_ms` is when the process was started, `leader_seen_ms` when it last knew of a
+    leader, itself included (wall clock, 0 if never).
+    """
+
+    node: str
+    nonce: str
+    started_ms: int = 0
+    leader_seen_ms: int = 0
+
+
+class ReportEvent(Command, frozen=True, kw_only=True, tag="report_event"):
+    """An event that a broker saw first-hand (role_changed, opened, first_ack, truncated, ...).
+
+    `time_ms` is the broker's wall clock; `json` holds further fields, as text of a JSON object.
+    """
+
+    broker_name: str
+    broker_id: int
+    kind: str
+    master_epoch: int = 0
+    time_ms: int = 0
+    json: str = ""
+
+
+class NoteEvent(Command, frozen=True, kw_only=True, tag="note_event"):
+    """An event that a controller saw first-hand (pushed, election_blocked, switch_requested, ...).
+
+    Only for the history. `broker_id` is the broker concerned, NO_BROKER if none. `time_ms` is the
+    wall clock of `node`, 0 for that of the proposal; `json` holds more fields, as a JSON object.
+    """
+
+    broker_name: str
+    kind: str
+    node: str
+    broker_id: int = NO_BROKER
+    master_epoch: int = 0
+    time_ms: int = 0
+    reason: str = ""
+    json: str = ""
+
+
+AnyCommand = (
+    RegisterBroker
+    | ApplyBrokerId
+    | AlterSyncStateSet
+    | ElectMaster
+    | CleanBrokerData
+    | BecomeController
+    | ReportEvent
+    | NoteEvent
+)
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    v: int
+    command: AnyCommand
+
+
+_encoder = msgspec.json.Encoder(order="sorted")
+_decoder = msgspec.json.Decoder(_Envelope)
+
+
+def encode(command: AnyCommand) -> bytes:
+    """The canonical bytes of `command`. Raises ValueError above COMMAND_SIZE_MAX bytes."""
+    raw = _encoder.encode(_Envelope(VERSION, command))
+    if len(raw) > COMMAND_SIZE_MAX:
+        raise ValueError(f"a command of {len(raw)} bytes; at most {COMMAND_SIZE_MAX} are allowed")
+    return raw
+
+
+def decode(raw: bytes) -> AnyCommand:
+    """The command in `raw`. Raises CommandDecodeError if this version cannot read it."""
+    try:
+        envelope = _decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise CommandDecodeError(f"not a command: {error}") from error
+    if envelope.v != VERSION:
+        raise CommandDecodeError(f"a command of version {envelope.v}; known is {VERSION}")
+    return envelope.command
+
+
+class CommandResult(msgspec.Struct, frozen=True):
+    """The answer to one command.
+
+    `view` is the group after it (also with most refusals: callers need it with 2000, 2001, 2002 and
+    2011), None for an unknown group; `alive` in it follows the command's stamped liveness.
+    `broker_id` is the id of a registered or applied broker. `master_alive` says whether the view's
+    master lives: 1003 names it only then. `controller_epoch` answers BecomeController.
+    """
+
+    code: ResponseCode
+    remark: str = ""
+    view: RoleView | None = None
+    broker_id: int = 0
+    master_alive: bool = False
+    controller_epoch: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.code is ResponseCode.SUCCESS
+
+
+class RoleChanged(msgspec.Struct, frozen=True):
+    """The group has another master, none, or the same one in a new epoch."""
+
+    view: RoleView
+
+
+class SetChanged(msgspec.Struct, frozen=True):
+    """The SyncStateSet changed within the master's epoch."""
+
+    view: RoleView
+
+
+class ReplicasChanged(msgspec.Struct, frozen=True):
+    """A registration of the group changed; both epochs are the same."""
+
+    view: RoleView
+
+
+class GroupRemoved(msgspec.Struct, frozen=True):
+    """The group was removed."""
+
+    broker_name: str
+
+
+class ControllerChanged(msgspec.Struct, frozen=True):
+    """`node` leads the controllers from `controller_epoch` on."""
+
+    node: str
+    nonce: str
+    controller_epoch: int
+
+
+class HistoryAppended(msgspec.Struct, frozen=True):
+    """One more line of the history."""
+
+    event: HistoryEvent
+
+
+Effect = (
+    RoleChanged | SetChanged | ReplicasChanged | GroupRemoved | ControllerChanged | HistoryAppended
+)

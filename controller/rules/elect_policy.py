@@ -1,0 +1,250 @@
+"""Which replica becomes master, by the group's record and its live replicas. Pure.
+
+Origin: RocketMQ's `DefaultElectPolicy` and `ReplicasInfoManager#electMaster`, with their faults
+corrected: offsets and priorities are compared as numbers of any size; a tie goes to the smallest id
+on every node; learners are never elected; the first master is registered, and an empty log does not
+win over one with data (R19). Liveness is the stamped one, so no replica can vanish midway.
+
+The leader's liveness core calls the same function, so it proposes only elections that can succeed.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
+from batonmq.controller.rules.groups import BrokerGroup, living_replicas
+
+__all__ = ["FIRST_ELECTION_SETTLE_MS", "Choice", "choose_master", "why_stale"]
+
+FIRST_ELECTION_SETTLE_MS: Final = 1_000
+"""How long a group in which one replica holds data, but no election is recorded, waits for further
+replicas: if a second one holds data too, only an operator can decide between them (R19)."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The outcome: `winner` is NO_BROKER if there is none, and `refusal` then says why.
+
+    `keeps_master`: the recorded master stays, there is nothing to elect. `blocked`: an operator has
+    to name the master (R19). `unclean`: the winner may lack acknowledged messages, so its epoch is
+    marked (R7).
+    """
+
+    winner: int = NO_BROKER
+    keeps_master: bool = False
+    blocked: bool = False
+    unclean: bool = False
+    refusal: str = ""
+
+
+def choose_master(
+    group: BrokerGroup,
+    live: Collection[LiveBroker],
+    *,
+    asker: int = NO_BROKER,
+    designate: bool = False,
+    unclean: bool = False,
+    confirm_floor: int = -1,
+    now_ms: int | None = None,
+) -> Choice:
+    """Chooses the next master of `group`.
+
+    `asker` is the requesting broker or, with `designate`, the only one that may win.
+    `confirm_floor` is the highest confirmOffset reported (R16). `now_ms` is on the clock of
+    `group.joined_ms`; None skips the wait for further replicas at a first election.
+    """
+    living = living_replicas(group, live)
+    if group.master_epoch == 0:
+        return _first_master(group, living, asker, designate, unclean, now_ms)
+    if group.master_broker_id in living and not (
+        designate and asker not in (NO_BROKER, group.master_broker_id)
+    ):
+        seen = living[group.master_broker_id]
+        if seen.incarnation == group.master_incarnation:
+            return Choice(winner=group.master_broker_id, keeps_master=True)
+    if not designate:
+        refusal = why_stale(group, living)
+        if refusal:
+            return Choice(blocked=True, refusal=refusal)
+    floor = max(confirm_floor, group.confirm_floor)
+    pool = _clean_pool(group, living, floor)
+    if designate and asker in pool:
+        return Choice(winner=asker)
+    if unclean:
+        return _unclean_master(group, living, asker, designate)
+    if designate:
+        return Choice(refusal=_why_not(group, living, asker))
+    if pool:
+        return Choice(winner=_best(pool.values()))
+    return _suspect_master(group, living, floor)
+
+
+def why_stale(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
+    """Evidence that the replicas know of newer epochs than this state, empty if there is none. With
+    such a stale state nobody is elected (R19)."""
+    foreign = group.foreign_key(living)
+    if foreign is None:
+        return ""
+    master_epoch, set_epoch, broker_id = foreign
+    reported = f"masterEpoch {master_epoch}"
+    recorded = f"{group.master_epoch}"
+    if master_epoch == group.master_epoch:
+        reported += f" with syncStateSetEpoch {set_epoch}"
+        recorded += f" with {group.sync_state_set_epoch}"
+    return (
+        f"broker {broker_id} knows of {reported}, recorded is {recorded}: "
+        "the controllers forgot; name the master to elect"
+    )
+
+
+def _first_master(
+    group: BrokerGroup,
+    living: Mapping[int, LiveBroker],
+    asker: int,
+    designate: bool,
+    unclean: bool,
+    now_ms: int | None,
+) -> Choice:
+    """No master was ever elected: there is no set to choose from."""
+    records = {record.broker_id: record for record in group.replicas if not record.learner}
+    if asker != NO_BROKER and asker not in records:
+        return Choice(refusal=f"broker {asker} is not registered, or is a learner")
+    with_data = {
+        broker_id
+        for broker_id, record in records.items()
+        if (living[broker_id].max_offset if broker_id in living else record.max_offset) > 0
+    }
+    candidates = {broker_id: seen for broker_id, seen in living.items() if broker_id in records}
+    if designate:
+        if asker not in candidates:
+            return Choice(refusal=f"broker {asker} does not live")
+        if with_data and asker not in with_data and not unclean:
+            return Choice(refusal=f"broker {asker} has an empty log, {_names(with_data)} has data")
+        return Choice(winner=asker, unclean=unclean and bool(with_data - {asker}))
+    if not with_data:
+        if asker != NO_BROKER:
+            return Choice(winner=asker)
+        if not candidates:
+            return Choice(refusal="no replica lives")
+        return Choice(winner=_best(candidates.values()))
+    if len(with_data) > 1:
+        return Choice(
+            blocked=True,
+            refusal=f"{_names(with_data)} have data, but no election is recorded: the controllers "
+            "forgot; name the master to elect",
+        )
+    if stale := why_stale(group, living):
+        # There were masters: this log may be the stale one, and the others only late.
+        return Choice(blocked=True, refusal=stale)
+    if missing := with_data - candidates.keys():
+        return Choice(refusal=f"the first election waits for {_names(missing)}, which has data")
+    if now_ms is not None and now_ms - group.joined_ms < FIRST_ELECTION_SETTLE_MS:
+        return Choice(refusal="the first election waits for further replicas, since one has data")
+    return Choice(winner=min(with_data))
+
+
+def _unclean_master(
+    group: BrokerGroup, living: Mapping[int, LiveBroker], asker: int, designate: bool
+) -> Choice:
+    record = group.replica(asker)
+    if not designate or record is None:
+        return Choice(refusal="an unclean election needs the replica named")
+    if asker not in living or record.learner:
+        return Choice(refusal=f"broker {asker} does not live, or is a learner")
+    return Choice(winner=asker, unclean=True)
+
+
+def _clean_pool(
+    group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
+) -> dict[int, LiveBroker]:
+    """The members that may win: alive, not behind what was confirmed, and trusted to hold it."""
+    suspects = {record.broker_id for record in group.replicas if record.suspect}
+    return {
+        broker_id: seen
+        for broker_id, seen in _reaching(group, living, confirm_floor).items()
+        if broker_id not in suspects
+    }
+
+
+def _suspect_master(
+    group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
+) -> Choice:
+    """Without a healthy member suspects may win, once every member is there to be compared (R17).
+    Only an operator may elect one that lacks what is known to be confirmed (R16)."""
+    complete = all(broker_id in living for broker_id in group.sync_state_set)
+    suspects = _reaching(group, living, confirm_floor) if complete else {}
+    if not suspects:
+        return Choice(refusal=_why_nobody(group, living))
+    winner = living[_best(suspects.values())]
+    if more := _more_elsewhere(group, living, winner):
+        return Choice(blocked=True, refusal=more)
+    return Choice(winner=winner.broker_id, unclean=True)
+
+
+def _more_elsewhere(
+    group: BrokerGroup, living: Mapping[int, LiveBroker], winner: LiveBroker
+) -> str:
+    """The text if a replica reports more data than the suspect that is about to win, else empty.
+
+    A replica outside the set may hold what that suspect acknowledged and lost: only an operator may
+    decide to truncate it. What was confirmed before the last unclean epoch does not count any more.
+    """
+    names = f"broker {winner.broker_id}, the best of the SyncStateSet {list(group.sync_state_set)},"
+    ends = f"may lack confirmed messages and ends at {winner.max_offset} in epoch {winner.epoch}"
+    for record in group.replicas:
+        if record.learner or record.broker_id == winner.broker_id:
+            continue
+        newest = living.get(record.broker_id, record)
+        outside = record.broker_id not in group.sync_state_set
+        if outside and (newest.epoch, newest.max_offset) > (winner.epoch, winner.max_offset):
+            more = f"outside of it has more: {newest.max_offset} in epoch {newest.epoch}"
+        elif newest.confirm_offset > winner.max_offset and newest.epoch >= group.unclean_epoch:
+            more = f"knows what was confirmed up to {newest.confirm_offset}"
+        else:
+            continue
+        return f"{names} {ends}; broker {record.broker_id} {more}: name the master to elect"
+    return ""
+
+
+def _reaching(
+    group: BrokerGroup, living: Mapping[int, LiveBroker], confirm_floor: int
+) -> dict[int, LiveBroker]:
+    """The living members whose log reaches `confirm_floor`, or whose end is not known."""
+    return {
+        broker_id: living[broker_id]
+        for broker_id in group.sync_state_set
+        if broker_id in living and not 0 <= living[broker_id].max_offset < confirm_floor
+    }
+
+
+def _why_not(group: BrokerGroup, living: Mapping[int, LiveBroker], asker: int) -> str:
+    if asker not in living:
+        return f"broker {asker} does not live"
+    return (
+        f"broker {asker} is no living, complete member of the SyncStateSet "
+        f"{list(group.sync_state_set)}: only an unclean election takes it"
+    )
+
+
+def _why_nobody(group: BrokerGroup, living: Mapping[int, LiveBroker]) -> str:
+    members = [broker_id for broker_id in group.sync_state_set if broker_id in living]
+    if not members:
+        return f"no member of the SyncStateSet {list(group.sync_state_set)} lives"
+    lacking = f"{_names(set(members))} may lack confirmed messages"
+    if absent := set(group.sync_state_set) - set(members):
+        return f"{lacking}, {_names(absent)} does not live"
+    return f"{lacking}: only an unclean election goes on from here"
+
+
+def _best(pool: Collection[LiveBroker]) -> int:
+    """Highest epoch, then highest maxOffset, then smallest priority, then smallest id."""
+    best = max(
+        pool,
+        key=lambda seen: (seen.epoch, seen.max_offset, -seen.election_priority, -seen.broker_id),
+    )
+    return best.broker_id
+
+
+def _names(broker_ids: Collection[int]) -> str:
+    return "broker " + ", ".join(str(broker_id) for broker_id in sorted(broker_ids))

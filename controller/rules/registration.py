@@ -1,0 +1,277 @@
+"""Registration of replicas, first and again: 1013, 1003 and the native RegisterBroker. Pure.
+
+A replica is (id, check code); a process of it is an incarnation; its log has a log id. Another
+incarnation of the recorded master starts an election (R3), a member whose log may miss what it
+acked becomes a suspect (R17), and a second process is refused while the first one is alive (R18).
+
+Origin: ReplicasInfoManager#applyBrokerId and #registerBroker.
+"""
+
+from typing import Final
+
+import msgspec
+
+from batonmq.controller.rules.commands import ApplyBrokerId, LiveBroker, RegisterBroker
+from batonmq.controller.rules.groups import (
+    EPOCH_MAX,
+    BrokerGroup,
+    Change,
+    ReplicaRecord,
+    altered_event,
+    event_of,
+    is_healthy,
+    living_replicas,
+    refused,
+    without_members,
+)
+from batonmq.history.event import EventKind, HistoryEvent
+from batonmq.protocol.codes import ResponseCode
+
+__all__ = ["REASON_MASTER_RESTARTED", "apply_broker_id", "register"]
+
+REASON_MASTER_RESTARTED: Final = "master_restarted"
+TEXT_SIZE_MAX: Final = 255
+BROKER_ID_MAX: Final = 2**62
+"""Ids are int64 on the wire, and the next one must be too."""
+
+
+def apply_broker_id(group: BrokerGroup | None, command: ApplyBrokerId, clock_ms: int) -> Change:
+    if refusal := _invalid(group, command):
+        return refusal
+    if command.broker_id < 1:
+        return refused(group, ResponseCode.CONTROLLER_BROKER_ID_INVALID, "ids start at 1")
+    if group is None and command.broker_id != 1:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"broker set {command.broker_name} is not known, so its first id is 1, "
+            f"not {command.broker_id}",
+        )
+    if group is not None and (foreign := foreign_cluster(group, command.cluster_name)):
+        return foreign
+    record = group.replica(command.broker_id) if group else None
+    if record is not None:
+        if record.register_check_code != command.register_check_code:
+            return refused(
+                group,
+                ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+                f"id {command.broker_id} belongs to another broker of {command.broker_name}",
+            )
+        return Change(group=group, broker_id=command.broker_id)
+    record = ReplicaRecord(
+        broker_id=command.broker_id,
+        register_check_code=command.register_check_code,
+        address=command.register_check_code.split(";")[0],
+    )
+    return _admitted(group, record, command, clock_ms)
+
+
+def _invalid(group: BrokerGroup | None, command: RegisterBroker | ApplyBrokerId) -> Change | None:
+    """The refusal of invalid fields and of those that would let the state grow without bound."""
+    texts = [command.broker_name, command.cluster_name, command.register_check_code]
+    wrong = ""
+    if isinstance(command, RegisterBroker):
+        texts += [command.address, command.ha_address, command.incarnation, command.log_id]
+        texts += command.earlier_lives
+        if max(command.epoch, command.accepted_epoch) > EPOCH_MAX:
+            wrong = f"epoch {max(command.epoch, command.accepted_epoch)} is no epoch"
+    if not command.broker_name:
+        wrong = "the broker name is missing"
+    if max(map(len, texts)) > TEXT_SIZE_MAX:
+        wrong = f"a name, address or code has more than {TEXT_SIZE_MAX} characters"
+    if command.broker_id > BROKER_ID_MAX:
+        wrong = f"id {command.broker_id} is no broker id"
+    return refused(group, ResponseCode.CONTROLLER_INVALID_REQUEST, wrong) if wrong else None
+
+
+def foreign_cluster(group: BrokerGroup, cluster_name: str) -> Change | None:
+    """The refusal of a command that names another cluster than the group's; empty is accepted."""
+    if not cluster_name or not group.cluster_name or group.cluster_name == cluster_name:
+        return None
+    return refused(
+        group,
+        ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+        f"broker set {group.broker_name} belongs to cluster {group.cluster_name}, "
+        f"not to {cluster_name}",
+    )
+
+
+def _admitted(
+    group: BrokerGroup | None,
+    record: ReplicaRecord,
+    command: RegisterBroker | ApplyBrokerId,
+    clock_ms: int,
+) -> Change:
+    """Adds a new id; the next one offered is above it (quirk a)."""
+    if group is None:
+        group = BrokerGroup(cluster_name=command.cluster_name, broker_name=command.broker_name)
+    group = msgspec.structs.replace(
+        group.with_replica(record),
+        next_broker_id=max(group.next_broker_id, record.broker_id + 1),
+        joined_ms=clock_ms,
+    )
+    return Change(
+        group=group, broker_id=record.broker_id, events=(_registered_event(group, record),)
+    )
+
+
+def _registered_event(group: BrokerGroup, record: ReplicaRecord, why: str = "") -> HistoryEvent:
+    """`why`: the reason in this registration to suspect the log (R17)."""
+    suspicion = why or record.suspicion
+    reason = f"suspect: {suspicion}" if suspicion else ("learner" if record.learner else "")
+    return event_of(
+        EventKind.BROKER_REGISTERED,
+        group,
+        broker_id=record.broker_id,
+        incarnation=record.incarnation,
+        address=record.address,
+        max_offset=record.max_offset,
+        confirm_offset=record.confirm_offset,
+        reason=reason,
+    )
+
+
+def register(group: BrokerGroup | None, command: RegisterBroker, clock_ms: int) -> Change:
+    if refusal := _invalid(group, command):
+        return refusal
+    if group is not None and (foreign := foreign_cluster(group, command.cluster_name)):
+        return foreign
+    native = bool(command.incarnation)
+    broker_id = command.broker_id
+    if broker_id < 1:
+        if not native or not command.register_check_code:
+            return refused(
+                group,
+                ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+                "an id is given only to a broker that tells its incarnation and a check code",
+            )
+        broker_id = _id_for_check_code(group, command.register_check_code)
+    record = group.replica(broker_id) if group else None
+    if record is None and not native:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+            f"broker {command.broker_name}:{broker_id} has not applied for its id",
+        )
+    if record is None:
+        return _admitted(group, _renewed(ReplicaRecord(broker_id), command), command, clock_ms)
+    assert group is not None
+    if command.register_check_code and record.register_check_code != command.register_check_code:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"id {broker_id} belongs to another broker of {group.broker_name}",
+        )
+    living = living_replicas(group, command.live)
+    if record.incarnation and record.incarnation != command.incarnation and broker_id in living:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"another process with id {broker_id} of {group.broker_name} lives "
+            f"(incarnation {record.incarnation})",
+        )
+    return _renew(group, record, command, living)
+
+
+def _id_for_check_code(group: BrokerGroup | None, check_code: str) -> int:
+    if group is None:
+        return 1
+    for record in group.replicas:
+        if record.register_check_code == check_code:
+            return record.broker_id
+    return group.next_broker_id
+
+
+def _renewed(record: ReplicaRecord, command: RegisterBroker) -> ReplicaRecord:
+    return msgspec.structs.replace(
+        record,
+        register_check_code=command.register_check_code or record.register_check_code,
+        address=command.address or record.address,
+        ha_address=command.ha_address,
+        incarnation=command.incarnation,
+        log_id=command.log_id,
+        learner=command.learner,
+        epoch=command.epoch,
+        max_offset=command.max_offset,
+        confirm_offset=command.confirm_offset,
+        election_priority=command.election_priority,
+        suspicion=command.suspect[:TEXT_SIZE_MAX],
+        accepted_epoch=command.accepted_epoch,
+    )
+
+
+def _found_suspicion(
+    group: BrokerGroup, record: ReplicaRecord, renewed: ReplicaRecord, command: RegisterBroker
+) -> str:
+    """Evidence that the log may miss what was acked, whatever the replica reports; empty if there
+    is none (R17).
+
+    Wiped: another log id. Restored from an old backup: its folder does not know the process that
+    registered last, or its log is shorter than what was confirmed. These two are checked for a new
+    process only: one that goes on may have sent its offset before it acked.
+    """
+    if record.log_id and renewed.log_id and record.log_id != renewed.log_id:
+        return "its log was replaced"
+    if renewed.incarnation == record.incarnation:
+        return ""
+    earlier = command.earlier_lives
+    if earlier and record.incarnation and record.incarnation not in earlier:
+        return f"its folder does not know its last life {record.incarnation}: it was put back"
+    floor = max(command.confirm_floor, group.confirm_floor)
+    if 0 <= renewed.max_offset < floor:
+        return f"its log ends at {renewed.max_offset}, confirmed was {floor}"
+    return ""
+
+
+def _marked(
+    record: ReplicaRecord, renewed: ReplicaRecord, reported: str, found: str
+) -> ReplicaRecord:
+    """`renewed` with the mark that a member has after this registration."""
+    same_process = renewed.incarnation == record.incarnation
+    withdrawn = same_process and bool(record.suspicion) and not renewed.suspicion
+    by_evidence = bool(found) or (record.suspect and not record.suspect_told)
+    by_report = bool(reported) or (record.suspect_told and not withdrawn)
+    return msgspec.structs.replace(
+        renewed,
+        suspect=by_evidence or by_report,
+        suspect_told=by_report and not by_evidence,
+    )
+
+
+def _renew(
+    group: BrokerGroup,
+    record: ReplicaRecord,
+    command: RegisterBroker,
+    living: dict[int, LiveBroker],
+) -> Change:
+    """A known replica registers again, perhaps with another process, address or log."""
+    renewed = _renewed(record, command)
+    broker_id = record.broker_id
+    member = broker_id in group.sync_state_set
+    others = [other for other in group.sync_state_set if other != broker_id]
+    if member and renewed.learner and not others:
+        return refused(
+            group,
+            ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+            f"broker {broker_id} is the only in-sync replica of {group.broker_name}: "
+            "it cannot become a learner",
+        )
+    found = _found_suspicion(group, record, renewed, command)
+    # Damaged, or from before a reboot without a sync: the replica reports it, perhaps repeatedly.
+    known = renewed.incarnation == record.incarnation and renewed.suspicion == record.suspicion
+    reported = "" if known else renewed.suspicion
+    why = "; ".join(reason for reason in (found, reported) if reason)
+    if member:
+        renewed = _marked(record, renewed, reported, found)
+    healthy_left = any(is_healthy(group, other) and other in living for other in others)
+    after = group.with_replica(renewed)
+    if broker_id == group.master_broker_id and renewed.incarnation != group.master_incarnation:
+        after = msgspec.structs.replace(after, needs_election=REASON_MASTER_RESTARTED)
+    events: list[HistoryEvent] = []
+    if member and (renewed.learner or (renewed.suspect and healthy_left)):
+        left = "became a learner" if renewed.learner else f"suspect: {why or 'as before'}"
+        after = without_members(after, {broker_id})
+        events.append(altered_event(group, after, broker_id, f"broker {broker_id}: {left}"))
+    if why or (renewed.endpoint, renewed.suspicion) != (record.endpoint, record.suspicion):
+        events.insert(0, _registered_event(after, renewed, why))
+    return Change(group=after, broker_id=broker_id, events=tuple(events))

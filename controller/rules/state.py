@@ -1,0 +1,293 @@
+"""The controller's replicated state: `apply` takes one command after the other. Pure.
+
+`ControllerState` is a value: `apply` returns the next one and leaves its own unchanged, so an error
+midway loses nothing. It is total (every readable command has an answer) and deterministic (no
+clock, no random, no order of sets: all inputs are in the command); its rules for one group are
+those of `group_rules`. This module has what all commands share: the state's clock, the fence of
+deposed controllers, the table of answered requests (R11), the history, and the effects, which are
+found by comparing the group before and after, so no change can be left out.
+
+Origin: RocketMQ's ReplicasInfoManager and its events (RIP-44).
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any, Final, Self
+
+import msgspec
+
+from batonmq.controller.rules.commands import (
+    AlterSyncStateSet,
+    AnyCommand,
+    BecomeController,
+    CleanBrokerData,
+    CommandResult,
+    ControllerChanged,
+    Effect,
+    ElectMaster,
+    GroupRemoved,
+    HistoryAppended,
+    LiveBroker,
+    RegisterBroker,
+    ReplicasChanged,
+    RoleChanged,
+    SetChanged,
+)
+from batonmq.controller.rules.group_rules import GroupCommand, change_group
+from batonmq.controller.rules.groups import BrokerGroup, Change, fill_alive, living_replicas
+from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.role_view import RoleView
+
+__all__ = [
+    "ANSWERS_MAX",
+    "CommandResult",
+    "ControllerState",
+    "Effect",
+    "SnapshotError",
+    "Transition",
+]
+
+ANSWERS_MAX: Final = 256
+"""Requests whose answers are kept; far more than can be in flight."""
+SNAPSHOT_VERSION: Final = 1
+
+
+class SnapshotError(ValueError):
+    """A snapshot that this version cannot read."""
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The answer that a request id got."""
+
+    request_id: str
+    result: CommandResult
+
+
+class Transition(msgspec.Struct, frozen=True):
+    """The outcome of one command: the next state, the answer and the effects."""
+
+    state: "ControllerState"
+    result: CommandResult
+    effects: tuple[Effect, ...] = ()
+
+
+class ControllerState(msgspec.Struct, frozen=True):
+    """What the controllers agree on.
+
+    `clock_ms` is the highest wall clock of any proposer. `log_name` is the random name that the
+    first leader gave this replicated log. `answered` and `history` hold the newest last.
+    """
+
+    clock_ms: int = 0
+    applied_index: int = 0
+    controller_epoch: int = 0
+    controller_node: str = ""
+    controller_nonce: str = ""
+    log_name: str = ""
+    groups: dict[str, BrokerGroup] = {}
+    answered: tuple[Answered, ...] = ()
+    history: tuple[HistoryEvent, ...] = ()
+
+    def apply(self, command: AnyCommand, index: int) -> Transition:
+        """Applies the log's entry number `index`. Never raises for a command that decodes."""
+        state = msgspec.structs.replace(
+            self,
+            applied_index=max(self.applied_index, index),
+            clock_ms=max(self.clock_ms, command.now_ms),
+        )
+        request_id = command.request_id
+        if isinstance(command, BecomeController):
+            request_id = request_id or command.nonce
+        if (known := self.answer_to(request_id)) is not None:
+            return Transition(state, known)
+        if isinstance(command, BecomeController):
+            return state._become_controller(command, request_id)
+        if command.controller_epoch < self.controller_epoch:
+            return Transition(state, self._deposed(command.controller_epoch))
+        return state._change_group(command)
+
+    def answer_to(self, request_id: str) -> CommandResult | None:
+        """The answer that this request got, None if it is not kept (any more)."""
+        if request_id:
+            for answered in reversed(self.answered):
+                if answered.request_id == request_id:
+                    return answered.result
+        return None
+
+    def group(self, broker_name: str) -> BrokerGroup | None:
+        return self.groups.get(broker_name)
+
+    def broker_names(self) -> tuple[str, ...]:
+        """The known groups, in order of name."""
+        return tuple(sorted(self.groups))
+
+    def role_view(self, broker_name: str, living: Collection[int] = ()) -> RoleView | None:
+        """The group as others see it, `living` shown as alive; None for an unknown group."""
+        group = self.groups.get(broker_name)
+        return None if group is None else group.role_view(living, self.applied_index)
+
+    def next_broker_id(self, broker_name: str) -> int:
+        """The id that 1012 offers; it is not reserved."""
+        group = self.groups.get(broker_name)
+        return 1 if group is None else group.next_broker_id
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold between any two commands."""
+        for broker_name, group in self.groups.items():
+            assert broker_name == group.broker_name
+            group.check()
+        assert len(self.answered) <= ANSWERS_MAX
+        assert len(self.history) <= HISTORY_EVENTS_MAX
+        keys = [event.key for event in self.history]
+        assert len(set(keys)) == len(keys)
+
+    def to_snapshot(self) -> dict[str, Any]:
+        """The state as a JSON value, the same on every node that applied the same log.
+
+        `state` is JSON in a string: a full history has some thousand objects, and turning them
+        into dicts first would block the loop for longer than a heartbeat.
+        """
+        return {"v": SNAPSHOT_VERSION, "state": self._canonical().decode()}
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Mapping[str, Any]) -> Self:
+        """The state of that snapshot. Raises SnapshotError if it cannot be read."""
+        if snapshot.get("v") != SNAPSHOT_VERSION:
+            raise SnapshotError(f"a snapshot of version {snapshot.get('v')!r}")
+        try:
+            return msgspec.json.decode(snapshot.get("state", ""), type=cls)
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise SnapshotError(str(error)) from error
+
+    def digest(self) -> str:
+        """A hash of the whole state: if nodes differ at one index, one of them is wrong."""
+        return hashlib.sha256(self._canonical()).hexdigest()
+
+    def _canonical(self) -> bytes:
+        """JSON of the state with ordered sets and maps."""
+        return msgspec.json.encode(self, order="deterministic")
+
+    # Applying.
+
+    def _deposed(self, controller_epoch: int) -> CommandResult:
+        return CommandResult(
+            ResponseCode.CONTROLLER_NOT_LEADER,
+            f"proposed in controller epoch {controller_epoch}, by now it is "
+            f"{self.controller_epoch}",
+            controller_epoch=self.controller_epoch,
+        )
+
+    def _become_controller(self, command: BecomeController, request_id: str) -> Transition:
+        epoch = self.controller_epoch + 1
+        state = msgspec.structs.replace(
+            self,
+            controller_epoch=epoch,
+            controller_node=command.node,
+            controller_nonce=command.nonce,
+            log_name=self.log_name or command.nonce,
+        )
+        event = HistoryEvent(
+            log="",
+            raft_index=0,
+            time_ms=0,
+            kind=EventKind.CONTROLLER_LEADER_CHANGED,
+            node=command.node,
+            node_before=self.controller_node,
+            proposed_ms=command.now_ms,
+            started_ms=command.started_ms,
+            leader_seen_ms=command.leader_seen_ms,
+        )
+        state, effects = state._with_events((event,))
+        result = CommandResult(ResponseCode.SUCCESS, controller_epoch=epoch)
+        changed = ControllerChanged(command.node, command.nonce, epoch)
+        return Transition(state._remembering(request_id, result), result, (changed, *effects))
+
+    def _change_group(self, command: GroupCommand) -> Transition:
+        before = self.groups.get(command.broker_name)
+        change = change_group(before, command, self.clock_ms)
+        live = _live_of(command)
+        state = self._with_group(command.broker_name, change.group)
+        state, appended = state._with_events(change.events)
+        result = _result(change, live, state.applied_index)
+        announced = _effects_of(before, change.group, live, state.applied_index)
+        return Transition(
+            state._remembering(command.request_id, result), result, (*announced, *appended)
+        )
+
+    def _with_group(self, broker_name: str, group: BrokerGroup | None) -> "ControllerState":
+        groups = {name: each for name, each in self.groups.items() if name != broker_name}
+        if group is not None:
+            groups[broker_name] = group
+        return msgspec.structs.replace(self, groups=groups)
+
+    def _with_events(
+        self, drafts: tuple[HistoryEvent, ...]
+    ) -> "tuple[ControllerState, tuple[Effect, ...]]":
+        if not drafts:
+            return self, ()
+        events = tuple(
+            msgspec.structs.replace(
+                draft,
+                log=self.log_name,
+                raft_index=self.applied_index,
+                part=part,
+                time_ms=draft.time_ms or self.clock_ms,
+                controller_epoch=self.controller_epoch,
+            )
+            for part, draft in enumerate(drafts)
+        )
+        history = (*self.history, *events)[-HISTORY_EVENTS_MAX:]
+        state = msgspec.structs.replace(self, history=history)
+        return state, tuple(HistoryAppended(event) for event in events)
+
+    def _remembering(self, request_id: str, result: CommandResult) -> "ControllerState":
+        if not request_id:
+            return self
+        answered = (*self.answered, Answered(request_id, result))[-ANSWERS_MAX:]
+        return msgspec.structs.replace(self, answered=answered)
+
+
+def _live_of(command: GroupCommand) -> tuple[LiveBroker, ...]:
+    if isinstance(command, RegisterBroker | AlterSyncStateSet | ElectMaster | CleanBrokerData):
+        return command.live
+    return ()
+
+
+def _result(change: Change, live: tuple[LiveBroker, ...], index: int) -> CommandResult:
+    group = change.group
+    if group is None:
+        return CommandResult(change.code, change.remark)
+    living = living_replicas(group, live)
+    master = living.get(group.master_broker_id)
+    return CommandResult(
+        code=change.code,
+        remark=change.remark,
+        view=group.role_view(living, index),
+        broker_id=change.broker_id,
+        master_alive=master is not None and master.incarnation == group.master_incarnation,
+    )
+
+
+def _effects_of(
+    before: BrokerGroup | None,
+    after: BrokerGroup | None,
+    live: tuple[LiveBroker, ...],
+    index: int,
+) -> tuple[Effect, ...]:
+    """At most one effect: its view has all that changed."""
+    if after is None:
+        return () if before is None else (GroupRemoved(before.broker_name),)
+    if after is before:
+        return ()
+    view = after.role_view(living_replicas(after, live), index)
+    if before is None:
+        return (ReplicasChanged(view),)
+    if before.master_epoch != after.master_epoch:
+        return (RoleChanged(view),)
+    if before.sync_state_set_epoch != after.sync_state_set_epoch:
+        return (SetChanged(view),)
+    everyone = [record.broker_id for record in after.replicas]
+    if fill_alive(before.role_view((), index), everyone) != fill_alive(view, everyone):
+        return (ReplicasChanged(view),)
+    return ()

@@ -1,0 +1,247 @@
+"""An event of the failover history: its fields, kinds and JSON form. All others import them.
+
+An event is made while a command is applied, so every controller has the same ones in the same
+order. Its key is (log, raft_index, part): `log` is the random name that the replicated log got from
+its first leader, since a log that begins anew counts its indexes from 1 again; `part` numbers the
+events of one command. Times are wall clocks in ms, for people to read. Pure.
+"""
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+__all__ = [
+    "HISTORY_EVENTS_MAX",
+    "NOTED_KINDS",
+    "ON_BROKER_CLOCK",
+    "REASON_SIZE_MAX",
+    "REPORTED_KINDS",
+    "REPORT_SIZE_MAX",
+    "REQUIRED",
+    "TIMES",
+    "EventDetail",
+    "EventKey",
+    "EventKind",
+    "HistoryEvent",
+    "lenient_event",
+]
+
+HISTORY_EVENTS_MAX: Final = 2_000
+"""Events kept in the replicated state; the files keep more."""
+REPORT_SIZE_MAX: Final = 2_048
+"""Characters of what a broker may add to a report, so that a full history stays small."""
+REASON_SIZE_MAX: Final = 200
+
+EventKey = tuple[str, int, int]
+"""(log, raft index, part): no two events share it."""
+
+
+class EventKind(StrEnum):
+    """REPORTED_KINDS are sent by brokers, NOTED_KINDS by controllers; the others follow from
+    commands."""
+
+    BROKER_REGISTERED = "broker_registered"
+    ELECTED = "elected"
+    ELECTION_FAILED = "election_failed"
+    SET_ALTERED = "set_altered"
+    BROKER_CLEANED = "broker_cleaned"
+    CONTROLLER_LEADER_CHANGED = "controller_leader_changed"
+    ROLE_CHANGED = "role_changed"
+    OPENED = "opened"
+    FIRST_ACK = "first_ack"
+    TRUNCATED = "truncated"
+    LEASE_LOST = "lease_lost"
+    LEASE_BACK = "lease_back"
+    DIVERGED = "diverged"
+    DRAINED = "drained"
+    PUSHED = "pushed"
+    ELECTION_BLOCKED = "election_blocked"
+    SWITCH_REQUESTED = "switch_requested"
+    SWITCH_FAILED = "switch_failed"
+
+
+NOTED_KINDS: Final = frozenset(
+    {
+        EventKind.PUSHED,
+        EventKind.ELECTION_BLOCKED,
+        EventKind.SWITCH_REQUESTED,
+        EventKind.SWITCH_FAILED,
+    }
+)
+ON_BROKER_CLOCK: Final = frozenset(
+    {
+        EventKind.ROLE_CHANGED,
+        EventKind.OPENED,
+        EventKind.FIRST_ACK,
+        EventKind.TRUNCATED,
+        EventKind.LEASE_LOST,
+        EventKind.LEASE_BACK,
+        EventKind.DIVERGED,
+        EventKind.DRAINED,
+    }
+)
+"""Kinds whose `time_ms` is of the broker that reports them."""
+REPORTED_KINDS: Final = ON_BROKER_CLOCK | {EventKind.SWITCH_FAILED}
+"""Kinds that a controller accepts as a broker's report. Brokers send the failure of a switch on
+their session instead, and a controller notes it on its own clock."""
+
+
+class EventDetail(msgspec.Struct, frozen=True, rename="camel"):
+    """What a report or note adds, in the event's `json`. A field that is not there has its default.
+
+    | kind | fields |
+    |---|---|
+    | role_changed | role (MASTER, SLAVE) |
+    | opened | max_offset, confirm_offset |
+    | first_ack | confirm_offset, waited_ms: how long the first acknowledged write had waited |
+    | truncated | from_offset, to_offset: the log's end before and after |
+    | lease_back | away_ms, writes_refused |
+    | diverged | reason |
+    | drained | target (broker id), drained_offset, held_ms: how long sends had been held |
+    | pushed | applied_ms (wall clock), sessions: to how many brokers |
+    | election_blocked | operator: an operator has to decide |
+    | switch_requested | master (broker id) |
+    """
+
+    role: str = ""
+    reason: str = ""
+    operator: bool = False
+    writes_refused: bool | None = None
+    master: int = 0
+    target: int = 0
+    sessions: int = 0
+    applied_ms: int = 0
+    away_ms: int = 0
+    from_offset: int = 0
+    to_offset: int = 0
+    drained_offset: int = -1
+    held_ms: int = -1
+    waited_ms: int = -1
+    max_offset: int = -1
+    confirm_offset: int = -1
+
+
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the history. Fields that do not apply keep their default and are left out.
+
+    `kind` is an EventKind, or one of a newer controller. `time_ms` is the proposer's clock and
+    never goes back; for REPORTED_KINDS and NOTED_KINDS it is that of the sender. `broker_id` is the
+    broker that won, registered or reports, 0 for none. `set_before` and `sync_state_set` ascend.
+    `node` is the controller that proposed an election, noted the event, or leads from now on after
+    `node_before`. `detected_ms` is when the need for an election was seen, on the clock of `node`,
+    `reason` how, and `silent_ms` how long the master had sent nothing by then (-1 unknown);
+    `proposed_ms` is when that node proposed. `started_ms` is when the process of a new leading
+    controller was started, `leader_seen_ms` when it last had a leader, itself included (0: never
+    since its start). Offsets are bytes, -1 where unknown. `json` is the text of an EventDetail.
+    `gap` belongs to a file, not to the event: the file may lack events of its log before this one.
+    """
+
+    log: str
+    raft_index: int
+    part: int = 0
+    time_ms: int
+    kind: str
+    broker_name: str = ""
+    broker_id: int = 0
+    incarnation: str = ""
+    address: str = ""
+    master_epoch: int = 0
+    sync_state_set_epoch: int = 0
+    controller_epoch: int = 0
+    node: str = ""
+    node_before: str = ""
+    master_before: int = 0
+    set_before: tuple[int, ...] = ()
+    sync_state_set: tuple[int, ...] = ()
+    max_offset: int = -1
+    confirm_offset: int = -1
+    unclean: bool = False
+    reason: str = ""
+    detected_ms: int = 0
+    silent_ms: int = -1
+    proposed_ms: int = 0
+    started_ms: int = 0
+    leader_seen_ms: int = 0
+    json: str = ""
+    gap: bool = False
+
+    @property
+    def key(self) -> EventKey:
+        return (self.log, self.raft_index, self.part)
+
+    @property
+    def clock(self) -> str:
+        """Whose clock `time_ms` is of, for people."""
+        if self.kind in ON_BROKER_CLOCK:
+            return f"broker {self.broker_id}"
+        return f"controller {self.node}".rstrip()
+
+    @property
+    def detail(self) -> EventDetail:
+        """`json`, decoded at each call; a field of the wrong type has its default."""
+        if not self.json:
+            return _NO_DETAIL
+        try:
+            return _decode_detail(self.json)
+        except (msgspec.MsgspecError, RecursionError):
+            return _lenient(EventDetail, _object(self.json))
+
+    def to_json(self) -> str:
+        """The event as one line of JSON, without the line end; the form in the file."""
+        return msgspec.json.encode(self, order="sorted").decode()
+
+
+TIMES: Final = ("time_ms", "detected_ms", "proposed_ms", "started_ms", "leader_seen_ms")
+"""Fields of HistoryEvent that are times; 0 where they do not apply."""
+REQUIRED: Final = tuple(
+    field.name for field in msgspec.structs.fields(HistoryEvent) if field.required
+)
+"""Fields that every line has."""
+
+_decode_event: Final = msgspec.json.Decoder(HistoryEvent).decode
+_decode_detail: Final = msgspec.json.Decoder(EventDetail).decode
+_NO_DETAIL: Final = EventDetail()
+_ABSENT: Final = {"log": "", "raft_index": -1, "time_ms": 0, "kind": ""}
+"""What stands for a required field that a line lacks."""
+
+
+def lenient_event(line: bytes | str) -> HistoryEvent | None:
+    """The event of a line of any version; a field that is missing or of the wrong type gets its
+    default, an index -1. None for what is no JSON object."""
+    try:
+        return _decode_event(line)
+    except (msgspec.MsgspecError, RecursionError):
+        raw = _object(line)
+        return _lenient(HistoryEvent, raw) if raw is not None else None
+
+
+def _object(text: bytes | str) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
+
+
+def _lenient(kind: type[_Kind], raw: Mapping[str, Any] | None) -> _Kind:
+    """One with the fields of `raw` that have the right type."""
+    made: dict[str, Any] = {}
+    for field in _fields(kind):
+        try:
+            made[field.name] = msgspec.convert((raw or {})[field.encode_name], field.type)
+        except (KeyError, msgspec.ValidationError):
+            if field.required:
+                made[field.name] = _ABSENT[field.name]
+    return kind(**made)
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind)

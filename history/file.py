@@ -1,0 +1,279 @@
+"""The failover history on disk: one event per line of JSON, appended, never rewritten.
+
+`history-n0.jsonl` grows. When it would grow above its size it becomes `history-n0.000001.jsonl` by
+one rename, the next one `history-n0.000002.jsonl`, and so on; the oldest numbered ones are removed.
+So a crash leaves either the old or the new names, and `history-*.jsonl` names all of them.
+
+Invariants: an event stands in the files once, though the replicated log is applied again from its
+start after each restart; a line that was torn by a crash is cut off before the next one is written.
+Lines go to the operating system at once and are not fsynced: the history explains, it decides
+nothing.
+"""
+
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from batonmq.history.event import HISTORY_EVENTS_MAX, EventKey, HistoryEvent
+
+__all__ = [
+    "FILES_DEFAULT",
+    "FILE_SIZE_DEFAULT",
+    "HistoryFile",
+    "controller_of",
+    "files_of",
+    "lines_newest_first",
+    "numbered",
+]
+
+log = logging.getLogger(__name__)
+
+FILE_SIZE_DEFAULT: Final = 64 << 20
+FILES_DEFAULT: Final = 4
+_BLOCK_SIZE: Final = 128 << 10
+_SUFFIX: Final = ".jsonl"
+_NAME: Final = re.compile(r"history-(.+?)(?:\.(\d{6,}))?\.jsonl")
+
+
+def numbered(name: str, number: int) -> str:
+    """The name of the full file of that number (from 1) of the history `name`."""
+    return f"{name.removesuffix(_SUFFIX)}.{number:06d}{_SUFFIX}"
+
+
+def controller_of(path: str) -> str | None:
+    """The controller whose history the file of that name holds; None for another name."""
+    found = _NAME.fullmatch(path.rpartition("/")[2])
+    return found[1] if found else None
+
+
+def full_files(name: str, names: Iterable[str]) -> list[tuple[int, str]]:
+    """(number, name) of those `names` that are full files of the history `name`, oldest first."""
+    pattern = re.compile(re.escape(name.removesuffix(_SUFFIX)) + r"\.(\d{6,})" + re.escape(_SUFFIX))
+    found = ((pattern.fullmatch(each), each) for each in names)
+    return sorted((int(match[1]), each) for match, each in found if match)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a history, oldest first; `path`, the one that grows, is the last."""
+    full = full_files(path.name, os.listdir(path.parent))
+    return [*(path.parent / name for _, name in full), path]
+
+
+def lines_newest_first(file: FileIO) -> Iterator[tuple[int, bytes]]:
+    """(offset behind its line end, line without it) of the whole lines, newest first."""
+    begin = file.seek(0, os.SEEK_END)
+    rest = b""
+    while begin > 0:
+        size = min(_BLOCK_SIZE, begin)
+        begin -= size
+        block = os.pread(file.fileno(), size, begin) + rest
+        head, newline, tail = block.partition(b"\n")
+        if begin == 0:
+            head, newline, tail = b"", b"", block
+        at = begin + len(head) + len(newline) + len(tail)
+        pieces = tail.split(b"\n")
+        at -= len(pieces.pop())  # behind the last line end
+        for line in reversed(pieces):
+            yield at, line
+            at -= len(line) + 1
+        rest = head + newline if begin else b""
+
+
+class HistoryFile:
+    """Opens `path`, creating it if need be, and reads its newest events and those of full files.
+
+    At most `files` files are kept, each of at most `size_max` bytes unless one batch is larger.
+    Raises OSError. `recent` holds the newest events, oldest first, those of earlier logs too;
+    `unreadable_lines` counts lines that are no events.
+    """
+
+    def __init__(
+        self, path: Path, *, size_max: int = FILE_SIZE_DEFAULT, files: int = FILES_DEFAULT
+    ) -> None:
+        self._path = path
+        self._size_max = size_max
+        self._files = files
+        self.recent: deque[HistoryEvent] = deque(maxlen=HISTORY_EVENTS_MAX)
+        self.unreadable_lines = 0
+        # log name -> (raft_index, part) of its newest event here
+        self._newest: dict[str, tuple[int, int]] = {}
+        self._descriptor = _open(path)
+        try:
+            self._load()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def append(self, events: Iterable[HistoryEvent], *, cut: bool = False) -> int:
+        """Writes those events that the files lack. Returns how many these were.
+
+        Events of one log must come in its order. `cut`: older ones than these may have been lost;
+        where the file's log ends before the first of them, that one's line says so (`gap`). Raises
+        OSError; what could not be written is then taken off again, so that the next line begins on
+        a line of its own.
+        """
+        newest = dict(self._newest)
+        if cut:
+            events = self._with_gap(list(events))
+        fresh = [event for event in events if _is_next(event, newest)]
+        if not fresh:
+            return 0
+        raw = "".join(event.to_json() + "\n" for event in fresh).encode()
+        size_bytes = os.fstat(self._descriptor).st_size
+        if size_bytes and size_bytes + len(raw) > self._size_max:
+            size_bytes = self._begin_next_file(size_bytes)
+        try:
+            written_bytes = os.write(self._descriptor, raw)
+            while written_bytes < len(raw):
+                written_bytes += os.write(self._descriptor, raw[written_bytes:])
+        except OSError:
+            os.ftruncate(self._descriptor, size_bytes)
+            raise
+        self._newest = newest
+        self.recent.extend(fresh)
+        return len(fresh)
+
+    def _with_gap(self, events: list[HistoryEvent]) -> list[HistoryEvent]:
+        first = events[0] if events else None
+        held = self._newest.get(first.log) if first is not None else None
+        if first is None or held is None or (first.raft_index, first.part) <= held:
+            return events
+        log.warning("history_gap path=%s behind=%s before=%s", self._path, held, first.key)
+        return [msgspec.structs.replace(first, gap=True), *events[1:]]
+
+    def newest(self, limit: int, bytes_max: int) -> list[HistoryEvent]:
+        """The newest events of all files, oldest first: at most `limit`, of `bytes_max` in all.
+
+        Reads the disk; may be called in another thread. Raises OSError.
+        """
+        decoder = msgspec.json.Decoder(HistoryEvent)
+        found: deque[HistoryEvent] = deque()
+        keys: set[EventKey] = set()
+        for path in reversed(files_of(self._path)):
+            for line in _whole_lines(path):
+                bytes_max -= len(line)
+                if len(found) >= limit or bytes_max < 0:
+                    return list(found)
+                try:
+                    event = decoder.decode(line)
+                except msgspec.MsgspecError:
+                    continue
+                if event.key not in keys:  # a file became a numbered one meanwhile
+                    keys.add(event.key)
+                    found.appendleft(event)
+        return list(found)
+
+    def close(self) -> None:
+        """Makes the file durable and closes it. Harmless when repeated."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _begin_next_file(self, size_bytes: int) -> int:
+        """The full file gets a number and an empty one its name. Returns the size to go on from.
+
+        If that fails the full one grows on: better too large than lost.
+        """
+        folder, name = self._path.parent, self._path.name
+        try:
+            full_ones = full_files(name, os.listdir(folder))
+            number = full_ones[-1][0] + 1 if full_ones else 1
+            full = folder / numbered(name, number)
+            os.rename(self._path, full)
+            try:
+                descriptor = _open(self._path)
+            except OSError:
+                os.rename(full, self._path)
+                raise
+        except OSError as error:
+            log.warning("history_not_divided path=%s error=%s", self._path, error)
+            return size_bytes
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._drop_oldest([*full_ones, (number, full.name)])
+        return 0
+
+    def _drop_oldest(self, full_ones: list[tuple[int, str]]) -> None:
+        for _, name in full_ones[: max(0, len(full_ones) - (self._files - 1))]:
+            try:
+                os.unlink(self._path.parent / name)
+            except OSError as error:
+                log.warning("history_not_dropped name=%s error=%s", name, error)
+
+    def _load(self) -> None:
+        """The newest file whole, and full ones only as long as `recent` has room."""
+        self._cut_torn_tail()
+        for path in reversed(files_of(self._path)):
+            events = self._events_in(path)
+            for event in reversed(events):
+                if len(self.recent) < HISTORY_EVENTS_MAX:
+                    self.recent.appendleft(event)
+            if len(self.recent) == HISTORY_EVENTS_MAX:
+                break
+        if self.unreadable_lines:
+            log.warning("history_unreadable path=%s lines=%d", self._path, self.unreadable_lines)
+
+    def _events_in(self, path: Path) -> deque[HistoryEvent]:
+        """The newest events of one file; enters the newest position of each log there."""
+        decoder = msgspec.json.Decoder(HistoryEvent)
+        events: deque[HistoryEvent] = deque(maxlen=HISTORY_EVENTS_MAX)
+        newest: dict[str, tuple[int, int]] = {}
+        with open(path, "rb") as file:
+            for line in file:
+                try:
+                    event = decoder.decode(line)
+                except msgspec.MsgspecError:
+                    self.unreadable_lines += 1
+                    continue
+                if _is_next(event, newest):
+                    events.append(event)
+        for name, position in newest.items():
+            self._newest[name] = max(position, self._newest.get(name, (-1, -1)))
+        return events
+
+    def _cut_torn_tail(self) -> None:
+        size_bytes = os.fstat(self._descriptor).st_size
+        whole_bytes = 0
+        with open(self._path, "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    whole_bytes += len(line)
+        if whole_bytes < size_bytes:
+            log.warning(
+                "history_tail_cut path=%s torn_bytes=%d", self._path, size_bytes - whole_bytes
+            )
+            os.ftruncate(self._descriptor, whole_bytes)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, newest first; none if its name is gone meanwhile."""
+    try:
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 - see above
+    except FileNotFoundError:
+        return
+    with file:
+        for _, line in lines_newest_first(file):
+            yield line
+
+
+def _is_next(event: HistoryEvent, newest: dict[str, tuple[int, int]]) -> bool:
+    """Whether `event` is newer than the position of its log in `newest`; enters it there if so."""
+    position = (event.raft_index, event.part)
+    if position <= newest.get(event.log, (-1, -1)):
+        return False
+    newest[event.log] = position
+    return True

@@ -1,0 +1,264 @@
+"""Reads the failover history from its files: whole, or behind a given event while they grow."""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from batonmq.history.event import EventKey, HistoryEvent, lenient_event
+from batonmq.history.file import controller_of, files_of, lines_newest_first
+from batonmq.history.message import Line
+
+__all__ = ["HistoryReader", "read_histories"]
+
+log = logging.getLogger(__name__)
+
+_BLOCK_SIZE: Final = 128 << 10
+
+
+def read_histories(paths: Iterable[Path]) -> tuple[dict[str, list[HistoryEvent]], list[str]]:
+    """The events of each history, oldest first, by its path; and what was wrong, as sentences.
+
+    A file is read with the numbered ones that were full before it; a folder stands for every
+    history in it. A last line without its end was torn by a crash, and a line that is no JSON
+    object is damage: both are named and left out. Raises OSError for what cannot be read.
+    """
+    sources: dict[str, list[HistoryEvent]] = {}
+    problems: list[str] = []
+    for path in paths:
+        histories = _histories_in(path) if path.is_dir() else [path]
+        for history in histories:
+            events = sources.setdefault(str(history), [])
+            for file in files_of(history):
+                events += _events_in(file, problems)
+        if not histories:
+            problems.append(f"{path}: no history-*.jsonl in this folder")
+    return sources, problems
+
+
+def _histories_in(folder: Path) -> list[Path]:
+    """Those that grow; a numbered one belongs to them."""
+    files = sorted(path for path in folder.iterdir() if controller_of(path.name))
+    full = {file for path in files for file in files_of(path)[:-1]}
+    return [path for path in files if path not in full]
+
+
+def _events_in(file: Path, problems: list[str]) -> Iterator[HistoryEvent]:
+    unreadable = 0
+    with file.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                problems.append(f"{file}: the last line is torn ({len(line)} bytes left out)")
+            elif (event := lenient_event(line)) is not None:
+                yield event
+            else:
+                unreadable += 1
+    if unreadable:
+        problems.append(f"{file}: {unreadable} lines are no events")
+
+
+class _Head(msgspec.Struct):
+    """What `HistoryReader` needs of a HistoryEvent; a line that lacks it is no event."""
+
+    log: str
+    raft_index: int
+    kind: str
+    part: int = 0
+    time_ms: int = 0
+    broker_name: str = ""
+    gap: bool = False
+
+    @property
+    def key(self) -> EventKey:
+        return (self.log, self.raft_index, self.part)
+
+
+_decode = msgspec.json.Decoder(_Head).decode
+
+
+class HistoryReader:
+    """`path` is the file that grows. One caller at a time, in any thread.
+
+    Lines are given as they stand in the files, oldest first. A line without its end is being
+    written: it is not there yet. The reader keeps its place, so reading on costs only what is read;
+    it looks for a place from the newest line backwards, since a mark is mostly near the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+        self._place = 0
+        """Behind `_last`, which stands there in the file, its end included."""
+        self._last = b""
+        self._before: EventKey | None = None
+        """The event in front of the place, None if it is not known."""
+        self._behind: EventKey | None = None
+
+    def behind(
+        self, mark: EventKey | None, events_max: int, bytes_max: int, *, since_ms: int = 0
+    ) -> list[Line]:
+        """The next events behind `mark`, at least one if there is one.
+
+        Behind an event that the files lack: behind those of its log that are older. None, or of a
+        log that the files lack: from the oldest event on that is not older than `since_ms` (wall
+        clock). Raises OSError; the same call may then be repeated.
+        """
+        lines: list[Line] = []
+        size = 0
+        try:
+            if mark is None or mark != self._behind or not self._is_in_place():
+                self._seek(mark, since_ms)
+            for line in self._read_on():
+                if lines and (len(lines) >= events_max or size + len(line.text) > bytes_max):
+                    break
+                lines.append(line)
+                size += len(line.text)
+        except BaseException:
+            self.close()  # nobody gets what was read: the place must not stay behind it
+            raise
+        self._behind = lines[-1].mark if lines else mark
+        return lines
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _is_in_place(self) -> bool:
+        """Whether what was read last still stands there: a torn batch is cut off again."""
+        if self._file is None:
+            return False
+        length = len(self._last)
+        return os.pread(self._file.fileno(), length, self._place - length) == self._last
+
+    def _seek(self, mark: EventKey | None, since_ms: int) -> None:
+        self.close()
+        files = files_of(self._path)
+        if mark is not None:
+            for path in reversed(files):
+                file = _open(path)
+                try:
+                    found = _end_of(file, mark)
+                except BaseException:
+                    file.close()
+                    raise
+                if found is not None:
+                    self._begin(file, *found)
+                    if self._before != mark:
+                        self._before = None  # between the two there may be more
+                    return
+                file.close()
+        young = next((path for path in files if _is_young(path, since_ms)), self._path)
+        self._begin(_open(young), 0, b"")
+        if since_ms:
+            self._pass_over_older(since_ms)
+
+    def _begin(self, file: FileIO, place: int, last: bytes) -> None:
+        self._file, self._place, self._last = file, place, last
+        self._before = _decode(last).key if last else None
+
+    def _pass_over_older(self, since_ms: int) -> None:
+        while (lines := self._whole_lines()) or self._next_file():
+            for text in lines:
+                head = _head(text)
+                if head is not None and head.time_ms >= since_ms:
+                    return
+                self._before = head.key if head is not None else None
+                self._place += len(text)
+                self._last = text
+
+    def _read_on(self) -> Iterator[Line]:
+        """Events from the present place on; the place is behind each that was not the last."""
+        while True:
+            lines = self._whole_lines()
+            if not lines and not self._next_file():
+                return
+            for text in lines:
+                head = _head(text)
+                if head is not None:
+                    before = None if head.gap else self._before
+                    after = before[1:] if before is not None and before[0] == head.log else None
+                    yield Line(head.key, head.kind, head.broker_name, text[:-1], after)
+                # A line that cannot be read was an event, too.
+                self._before = head.key if head is not None else None
+                self._place += len(text)
+                self._last = text
+
+    def _whole_lines(self) -> list[bytes]:
+        """Some of those behind the place, with their ends; none: there is none yet."""
+        assert self._file is not None
+        size = _BLOCK_SIZE
+        while True:
+            block = os.pread(self._file.fileno(), size, self._place)
+            if b"\n" in block:
+                return [text + b"\n" for text in block.split(b"\n")[:-1]]
+            if len(block) < size:
+                return []
+            size *= 2
+
+    def _next_file(self) -> bool:
+        """Goes on with the file that followed this one, if it was divided since."""
+        assert self._file is not None
+        own = os.fstat(self._file.fileno())
+        if _is(self._path, own):
+            return False
+        files = files_of(self._path)
+        at = next((at for at, path in enumerate(files) if _is(path, own)), -1)
+        # What was written between the look at its end and the division; nothing comes there now.
+        if self._whole_lines():
+            return True
+        if at == len(files) - 1:
+            return False  # the division was taken back: it grows on
+        try:
+            following = _open(files[at + 1])
+        except FileNotFoundError:
+            if files[at + 1] == self._path:
+                return False  # it is about to be made, and its first line will be news
+            raise
+        if files_of(self._path) != files:
+            following.close()  # divided or dropped meanwhile: it may not be the next one
+            return True
+        if at < 0:
+            log.warning("history_read_gap path=%s why='a file was dropped unread'", self._path)
+            self._before = None
+        self._file.close()
+        self._file, self._place, self._last = following, 0, b""
+        return True
+
+
+def _open(path: Path) -> FileIO:
+    return open(path, "rb", buffering=0)
+
+
+def _head(text: bytes) -> _Head | None:
+    try:
+        return _decode(text)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _is_young(path: Path, since_ms: int) -> bool:
+    """Whether lines may have been written there since then. Raises OSError."""
+    return not since_ms or path.stat().st_mtime * 1000 >= since_ms
+
+
+def _is(path: Path, known: os.stat_result) -> bool:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (known.st_dev, known.st_ino)
+
+
+def _end_of(file: FileIO, mark: EventKey) -> tuple[int, bytes] | None:
+    """The newest line of the mark's log that is not newer than the mark, and where it ends."""
+    needle = msgspec.json.encode(mark[0])
+    for end, line in lines_newest_first(file):
+        head = _head(line) if needle in line else None
+        if head is not None and head.log == mark[0] and head.key <= mark:
+            return end, line + b"\n"
+    return None

@@ -1,0 +1,270 @@
+"""One story of the history, for example a failover: its steps with their times and clocks. Pure.
+
+Times are wall clocks of several hosts. A step with a lower time than one before it is out of order:
+no duration is given for it, since it would only show how far the clocks differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from batonmq.history.event import EventKey
+
+__all__ = ["CAUSAL", "CHAIN", "IDLE_AFTER_MS", "Step", "Story"]
+
+CHAIN: Final = (
+    "requested", "drained", "detected", "proposed", "committed", "pushed", "role changed",
+    "opened", "first ack",
+)  # fmt: skip
+"""Steps that a change of master has; each can be once in a story."""
+_LEADERS: Final = ("committed", "pushed")
+CAUSAL: Final = tuple(name for name in CHAIN if name not in _LEADERS)
+"""Those that follow from one another. A broker may have received from another controller, a little
+earlier, what the leader commits and pushes."""
+_AFTER_PUSH: Final = ("role changed", "opened", "first ack")
+_MAY_COME_BEFORE: Final = ("restarted", "leader known", "started")
+_SERVED_MS: Final = 1_000
+"""A master that was open for so long and acknowledged nothing received no write."""
+IDLE_AFTER_MS: Final = 100
+"""A client that waits for a master tries again sooner: `LAST_PAUSE_MS` of
+batonmq.client.instance.failover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`time_ms` is on the clock of `clock` ("controller n0", "broker 2")."""
+
+    name: str
+    time_ms: int
+    clock: str
+    text: str
+    broker_id: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Story:
+    """From the first sign to the end as far as events of it are known.
+
+    `kind` is one of those in `batonmq.history.fold`. `sync_state_set` is the set right after the
+    election. Ids are 0 for none, offsets are bytes, -1 unknown; times are ms, 0 unknown.
+    """
+
+    kind: str
+    broker_name: str = ""
+    master_epoch: int = 0
+    first_event: EventKey = ("", -1, 0)
+    number: int = 0
+    """Ascends with the stories of a group: two may begin with the same event."""
+    steps: list[Step] = field(default_factory=list)
+    master_before: int = 0
+    winner: int = 0
+    address: str = ""
+    reason: str = ""
+    how: str = ""
+    detected_by: str = ""
+    silent_ms: int = -1
+    unclean: bool = False
+    set_before: tuple[int, ...] = ()
+    sync_state_set: tuple[int, ...] = ()
+    truncations: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """(broker id, log end before, log end after the cut, time ms)"""
+    set_changes: list[tuple[int, tuple[int, ...], str]] = field(default_factory=list)
+    """(time ms, new set, reason)"""
+    brokers: set[int] = field(default_factory=set)
+    """Brokers that left, came back or won."""
+    missing: set[int] = field(default_factory=set)
+    """Members that left in this story and are not back yet."""
+    lost_since_ms: int = 0
+    """When the master was lost, where that was in a story before this one."""
+    held_ms: int = -1
+    drained_offset: int = -1
+    overtaken: bool = False
+    """Another election came before this one's master acknowledged anything."""
+    waited_ms: int = -1
+    """How long the first acknowledged write had waited, -1 unknown."""
+    blind_until_ms: int = 0
+    """Start of the controllers that detected it, where nobody watched before; else 0."""
+    waiting: bool = False
+    """A lease was lost and is not back yet."""
+    elected_by: EventKey | None = None
+    """The event of the election."""
+    opened_offset: int = -1
+    """The log's end when the new master opened."""
+    confirmed_offset: int = -1
+    """What the new master reported as confirmed when it opened and acknowledged first."""
+    at_work: bool = False
+    """The new master changed its set or drained: it served, though its reports may be missing."""
+    next: Story | None = field(default=None, repr=False)
+    """The next election of the group, or its loss of the master."""
+
+    def add(self, name: str, time_ms: int, clock: str, text: str, broker_id: int = 0) -> None:
+        """A step that has a time; of a step of the chain the first one counts."""
+        if time_ms <= 0 or (name in CHAIN and self.time_of(name)):
+            return
+        self.steps.append(Step(name, time_ms, clock, text, broker_id))
+
+    def time_of(self, name: str) -> int:
+        """The time of that step, 0 if there is none."""
+        return next((step.time_ms for step in self.steps if step.name == name), 0)
+
+    @property
+    def detected_ms(self) -> int:
+        return self.time_of("detected")
+
+    @property
+    def elected_ms(self) -> int:
+        return self.time_of("proposed")
+
+    @property
+    def opened_ms(self) -> int:
+        return self.time_of("opened")
+
+    @property
+    def first_ack_ms(self) -> int:
+        return self.time_of("first ack")
+
+    @property
+    def truncated_bytes(self) -> int:
+        return sum(before - after for _, before, after, _ in self.truncations)
+
+    @property
+    def began_ms(self) -> int:
+        """The time from which the others are counted; 0 if there is none."""
+        began = _beginning(self.in_order())
+        return began.time_ms if began is not None else 0
+
+    @property
+    def is_election(self) -> bool:
+        return self.winner > 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether its end is known."""
+        served = self.overtaken or self.first_ack_ms or self.opened_ms
+        if self.waiting or (self.is_election and not served):
+            return False
+        return not self.missing and self.kind not in ("master_lost", "election_blocked")
+
+    def in_order(self) -> list[Step]:
+        """The causal steps in their order, and the others where their times put them."""
+        causal = [step for step in self.steps if step.name in CAUSAL]
+        beside = [step for step in self.steps if step.name not in CAUSAL]
+        causal.sort(key=lambda step: CAUSAL.index(step.name))
+        beside.sort(key=lambda step: step.time_ms)
+        ordered: list[Step] = []
+        next_beside = 0
+        for step in causal:
+            while next_beside < len(beside) and _comes_before(beside[next_beside], step):
+                ordered.append(beside[next_beside])
+                next_beside += 1
+            ordered.append(step)
+        return ordered + beside[next_beside:]
+
+    def out_of_order(self) -> dict[int, str]:
+        """id() of each step whose clock cannot be right -> what is wrong, as a sentence."""
+        wrong: dict[int, str] = {}
+        ordered = self.in_order()
+        began = _beginning(ordered)
+        latest: Step | None = None
+        for step in ordered:
+            before = latest if step.name in CAUSAL else began
+            if before is None or step.time_ms >= before.time_ms:
+                latest = step if step.name in CAUSAL else latest
+            elif step.name not in _MAY_COME_BEFORE:
+                behind_ms = before.time_ms - step.time_ms
+                wrong[id(step)] = (
+                    f"the clock of {step.clock} went back by {behind_ms} ms"
+                    if step.clock == before.clock
+                    else f"the clock of {step.clock} is at least {behind_ms} ms behind that of "
+                    f"{before.clock}"
+                )
+        return wrong
+
+    def after_ms(self, step: Step, wrong: Mapping[int, str] | None = None) -> int | None:
+        """Since the story began; None for a step that is out of order or before the beginning.
+
+        `wrong`: the result of `out_of_order`, if the caller has it.
+        """
+        if id(step) in (self.out_of_order() if wrong is None else wrong):
+            return None
+        distance = step.time_ms - self.began_ms
+        return distance if distance >= 0 else None
+
+    def duration_ms(self, name: str, wrong: Mapping[int, str] | None = None) -> int | None:
+        """From the beginning to that step; None as in `after_ms`, or if there is none."""
+        step = next((each for each in self.steps if each.name == name), None)
+        return None if step is None else self.after_ms(step, wrong)
+
+    @property
+    def unavailable_ms(self) -> int | None:
+        """From `start_ms` to `served_ms`.
+
+        None while there is no end, or where steps are out of order. The silence of a hung master
+        before the first sign is `silent_ms`.
+        """
+        end_ms = self.served_ms
+        if not self.is_election or self.overtaken or not end_ms or self.out_of_order():
+            return None
+        span_ms = end_ms - self.start_ms
+        return span_ms if span_ms >= 0 else None
+
+    @property
+    def start_ms(self) -> int:
+        """From when `unavailable_ms` counts: the first sign, or the hold of a planned switch."""
+        drained_ms = self.time_of("drained")
+        if self.held_ms >= 0 and drained_ms:
+            return drained_ms - self.held_ms
+        return self.lost_since_ms or self.detected_ms or self.began_ms
+
+    @property
+    def handover_ms(self) -> int | None:
+        """From the hold of sends to `served_ms`, by the clocks of the two brokers; None while the
+        new master acknowledged nothing, or if no sends were held."""
+        drained_ms = self.time_of("drained")
+        if self.held_ms < 0 or not drained_ms or not self.first_ack_ms:
+            return None
+        return max(0, self.served_ms - drained_ms + self.held_ms)
+
+    @property
+    def served_ms(self) -> int:
+        """When the new master acknowledged a write, or opened if no write waited: idleness is no
+        outage."""
+        return self.opened_ms if self.is_idle else self.first_ack_ms
+
+    @property
+    def first_write_after_ms(self) -> int | None:
+        """From the opening to the arrival of the first acknowledged write, both on the new master's
+        clock; None if one of them is unknown."""
+        if not self.opened_ms or not self.first_ack_ms or self.waited_ms < 0:
+            return None
+        return max(0, self.first_ack_ms - self.waited_ms - self.opened_ms)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no client waited for the new master."""
+        if not self.first_ack_ms:
+            return bool(self.opened_ms)
+        return (self.first_write_after_ms or 0) > IDLE_AFTER_MS
+
+    def served_until(self, lost_ms: int) -> bool:
+        """Whether this master had acknowledged, or had been open for long, by then."""
+        opened_ms = self.opened_ms
+        return bool(self.first_ack_ms or (opened_ms and lost_ms - opened_ms > _SERVED_MS))
+
+    @property
+    def ended_ms(self) -> int:
+        """The time of its last step, on whichever clock."""
+        return max((step.time_ms for step in self.steps), default=0)
+
+
+def _beginning(ordered: Sequence[Step]) -> Step | None:
+    first = next((step for step in ordered if step.name in CAUSAL), None)
+    return first if first is not None else next(iter(ordered), None)
+
+
+def _comes_before(beside: Step, causal: Step) -> bool:
+    if beside.time_ms == causal.time_ms:
+        return beside.name in _LEADERS and causal.name in _AFTER_PUSH
+    return beside.time_ms < causal.time_ms

@@ -1,0 +1,200 @@
+"""Three name servers with controllers and three replicas as processes that the lab holds itself.
+
+Configuration files and command lines are those of `batonmq up`; each process has its own address on
+the lab's network, and is started, signalled and slowed from here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from batonmq.launcher.cluster_file import cluster_document, write_document
+from batonmq.launcher.layout import Layout, plan
+from batonmq.launcher.preparation import write_configs
+from lab import frames, processes
+from lab.cluster_view import REPLY_S, ClusterView, GroupState, Process
+from lab.network import Network
+from lab.processes import ROOT, NotInTime, spawn, tail
+
+CONTROLLERS: Final = 3
+REPLICAS: Final = 3
+CLUSTER: Final = "DefaultCluster"
+PROBE_HOST: Final = "probe"
+HOSTS: Final = (
+    *(f"namesrv-{i}" for i in range(CONTROLLERS)),
+    *(f"broker-a-{j}" for j in range(REPLICAS)),
+    PROBE_HOST,
+)
+Sections = Mapping[str, Mapping[str, object]]
+SMALL_STORE: Final[Sections] = {"store": {"mappedFileSizeCommitLog": 64 << 20}}
+WHOLE_S: Final = 60.0
+T = TypeVar("T")
+
+
+def merged(*overrides: Sections | None) -> dict[str, dict[str, object]]:
+    """Sections of settings, the later ones on top."""
+    sections: dict[str, dict[str, object]] = {}
+    for one in overrides:
+        for name, values in (one or {}).items():
+            sections.setdefault(name, {}).update(values)
+    return sections
+
+
+class Cluster:
+    """See the module. Brokers and controllers are named by their index, 0 to 2."""
+
+    def __init__(self, folder: Path, network: Network, overrides: Sections | None = None) -> None:
+        self.folder = folder
+        self.network = network
+        layout = plan(
+            folder / "data",
+            controllers=CONTROLLERS,
+            replicas=REPLICAS,
+            overrides=merged(SMALL_STORE, overrides),
+        )
+        address = network.address
+        self.layout: Layout = replace(
+            layout,
+            name_servers=tuple(replace(n, host=address[n.name]) for n in layout.name_servers),
+            brokers=tuple(replace(n, host=address[n.name]) for n in layout.brokers),
+        )
+        self.controllers = [Process(node) for node in self.layout.name_servers]
+        self.brokers = [Process(node) for node in self.layout.brokers]
+        self.view = ClusterView(self.controllers, self.brokers)
+
+    def start(self) -> None:
+        """Writes the configurations, starts everything, waits until it is whole."""
+        write_configs(self.layout)
+        # Tools find the folder's cluster by this file, as they find that of `batonmq up`.
+        nobody = dict.fromkeys(process.name for process in self.processes)
+        document = cluster_document(self.layout, frames.now_ms(), nobody, {})
+        write_document(self.layout.planned_cluster_file, document)
+        self.launch_dead()
+        self.wait_whole()
+
+    def launch(self, process: Process) -> None:
+        """Starts a node that does not run. Its output goes to `process.log` in its data folder."""
+        process.node.pid_file.unlink(missing_ok=True)
+        with self.network.inside(process.name):
+            process.child = spawn(
+                process.node.argv,
+                process.node.data_dir / "process.log",
+                cwd=ROOT,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                end_signal=signal.SIGKILL,
+            )
+        process.stopped = False
+
+    def launch_dead(self) -> None:
+        """Starts whatever does not run."""
+        for process in self.processes:
+            if not process.runs:
+                self.launch(process)
+
+    def resume_stopped(self) -> None:
+        """SIGCONT to whatever is stopped."""
+        for process in self.processes:
+            if process.stopped:
+                process.signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Ends everything cleanly: controllers first, as `batonmq up` does; SIGKILL after 20 s."""
+        self.resume_stopped()
+        for group in (self.controllers, self.brokers):
+            for process in group:
+                process.signal(signal.SIGTERM)
+            for process in group:
+                if process.child is None:
+                    continue
+                try:
+                    process.child.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+    @property
+    def processes(self) -> list[Process]:
+        return [*self.controllers, *self.brokers]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the brokers serve clients, by index."""
+        return [process.node.address for process in self.brokers]
+
+    @property
+    def name_servers(self) -> str:
+        return self.layout.name_server_addresses
+
+    def ips(self, processes: Iterable[Process]) -> list[str]:
+        return [self.network.address[process.name] for process in processes]
+
+    def data_dir(self, index: int) -> Path:
+        return self.layout.brokers[index].data_dir
+
+    def wait_for(self, what: str, found: Callable[[], T | None], limit_s: float = WHOLE_S) -> T:
+        """As `lab.processes.wait_for`; the error has the end of every log."""
+        try:
+            return processes.wait_for(what, found, limit_s)
+        except NotInTime as exc:
+            raise NotInTime(f"{exc}\n{self.diagnostics()}") from None
+
+    def wait_leader(self) -> int:
+        """The leading controller."""
+
+        def leader() -> tuple[int] | None:
+            found = self.view.leader()
+            return None if found is None else (found,)
+
+        return self.wait_for("a leading controller", leader)[0]
+
+    def whole(self) -> GroupState | None:
+        """The group, if every process runs, a controller leads, and the set is full and level."""
+        if any(not process.runs or process.stopped for process in self.processes):
+            return None
+        group = self.view.group()
+        if group is None or group.master is None or len(group.in_sync) != REPLICAS:
+            return None
+        status = self.view.ha_status(group.master)
+        if status is None or not status.master or status.in_sync_slaves != REPLICAS - 1:
+            return None
+        return group
+
+    def wait_whole(self, limit_s: float = WHOLE_S) -> GroupState:
+        """Raises NotInTime, at once if a process has ended."""
+
+        def whole() -> GroupState | None:
+            ended = [process.name for process in self.processes if not process.runs]
+            if ended:
+                raise NotInTime(f"{', '.join(ended)} ended\n{self.diagnostics()}")
+            return self.whole()
+
+        return self.wait_for("a whole cluster", whole, limit_s)
+
+    def wait_listening(self, index: int, limit_s: float = 30.0) -> float:
+        """When (CLOCK_MONOTONIC) a started broker was seen to accept connections."""
+
+        def listens() -> float | None:
+            address = frames.split_address(self.addresses[index])
+            try:
+                socket.create_connection(address, REPLY_S).close()
+            except OSError:
+                return None
+            return time.monotonic()
+
+        return self.wait_for(f"{self.brokers[index].name} to listen", listens, limit_s)
+
+    def diagnostics(self) -> str:
+        """The recorded state and the end of every log, for the report of a failure."""
+        lines = [f"state: {self.view.group()}"]
+        for process in self.processes:
+            how = "stopped" if process.stopped else "runs" if process.runs else "ended"
+            lines.append(f"-- {process.name} ({how}): ")
+            lines.append(tail(process.node.data_dir / "process.log", 600))
+        return "\n".join(lines)

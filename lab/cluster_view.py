@@ -1,0 +1,153 @@
+"""What a cluster's processes report: asked over the wire, or read in the history files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from batonmq.launcher.layout import BrokerNode, NameServerNode
+from lab import frames
+from lab.checks import Epoch
+from lab.connection import HaStatus, ask, parse_ha_status, sync_state
+from lab.processes import NotInTime
+
+GROUP: Final = frames.BROKER_NAME
+REPLY_S: Final = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """What the leading controller records (1006). Brokers by their index."""
+
+    master: int | None
+    master_epoch: int
+    set_epoch: int
+    in_sync: frozenset[int]
+    broker_ids: dict[int, int]
+
+
+class Process:
+    """A node and the process that runs it now, if any."""
+
+    def __init__(self, node: NameServerNode | BrokerNode) -> None:
+        self.node = node
+        self.child: subprocess.Popen[bytes] | None = None
+        self.stopped = False
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def runs(self) -> bool:
+        return self.child is not None and self.child.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Does nothing to a dead process."""
+        if self.child is None or self.child.poll() is not None:
+            return
+        self.child.send_signal(number)
+        self.stopped = number == signal.SIGSTOP or (self.stopped and number != signal.SIGCONT)
+
+    def kill(self) -> None:
+        """kill -9, and waits for the end."""
+        self.signal(signal.SIGKILL)
+        if self.child is not None:
+            self.child.wait()
+        self.stopped = False
+
+
+class ClusterView:
+    """Questions to the processes that run and are not stopped. All of them are named by index."""
+
+    def __init__(self, controllers: Sequence[Process], brokers: Sequence[Process]) -> None:
+        self.controllers = controllers
+        self.brokers = brokers
+        self.contradictions: list[str] = []
+
+    def controller_address(self, index: int) -> str:
+        node = self.controllers[index].node
+        assert isinstance(node, NameServerNode)
+        return node.controller_address
+
+    def leader(self) -> int | None:
+        """The controller that calls itself leader."""
+        for index in range(len(self.controllers)):
+            reply = self._ask_controller(index, frames.METADATA)
+            if reply is not None and reply.ext.get("isLeader") == "true":
+                return index
+        return None
+
+    def agrees_on_leader(self) -> bool:
+        """Whether every controller replies and all name the same leader: a restarted one counts
+        for the majority again."""
+        leaders = set()
+        for index in range(len(self.controllers)):
+            reply = self._ask_controller(index, frames.METADATA)
+            leaders.add(None if reply is None else reply.ext.get("controllerLeaderAddress") or None)
+        return len(leaders) == 1 and None not in leaders
+
+    def group(self) -> GroupState | None:
+        """What the leading controller records; None while none replies."""
+        running = [
+            self.controller_address(index)
+            for index, process in enumerate(self.controllers)
+            if process.runs and not process.stopped
+        ]
+        found = sync_state(running, GROUP, timeout_s=REPLY_S)
+        if found is None:
+            return None
+        index = {process.node.address: j for j, process in enumerate(self.brokers)}
+        everybody = [*found["inSyncReplicas"], *found["notInSyncReplicas"]]
+        return GroupState(
+            index.get(found.get("masterAddress") or ""),
+            int(found["masterEpoch"]),
+            int(found["syncStateSetEpoch"]),
+            frozenset(index[one["brokerAddress"]] for one in found["inSyncReplicas"]),
+            {index[one["brokerAddress"]]: int(one["brokerId"]) for one in everybody},
+        )
+
+    def ha_status(self, index: int) -> HaStatus | None:
+        reply = self._ask(self.brokers[index], self.brokers[index].node.address, frames.HA_STATUS)
+        return parse_ha_status(reply.body) if reply is not None and reply.body else None
+
+    def epochs(self, index: int) -> list[Epoch]:
+        """The epoch list of a broker (1007), oldest first. Raises NotInTime without a reply."""
+        reply = self._ask(self.brokers[index], self.brokers[index].node.address, frames.EPOCHS)
+        if reply is None or reply.code != frames.OK:
+            raise NotInTime(f"{self.brokers[index].name} does not report its epochs")
+        return [
+            Epoch(int(one["epoch"]), int(one["startOffset"]), int(one["endOffset"]))
+            for one in reply.json["epochList"]
+        ]
+
+    def history(self) -> dict[tuple[str, int, int], dict[str, Any]]:
+        """All events in the controllers' history files, by (log, raft index, part).
+
+        Events that two controllers record differently are added to `contradictions`."""
+        events: dict[tuple[str, int, int], dict[str, Any]] = {}
+        for process in self.controllers:
+            for path in (process.node.data_dir / "controller").glob("history-*.jsonl"):
+                for line in path.read_text().splitlines():
+                    with contextlib.suppress(json.JSONDecodeError):  # the last line, being written
+                        event = json.loads(line)
+                        key = (event["log"], event["raft_index"], event.get("part", 0))
+                        if events.setdefault(key, event) != event:
+                            self.contradictions.append(f"{events[key]} against {event}")
+        return events
+
+    def _ask_controller(self, index: int, code: int) -> frames.Reply | None:
+        return self._ask(self.controllers[index], self.controller_address(index), code)
+
+    def _ask(self, process: Process, address: str, code: int) -> frames.Reply | None:
+        if not process.runs or process.stopped:
+            return None
+        try:
+            return ask(address, code, timeout_s=REPLY_S)
+        except OSError:
+            return None

@@ -1,0 +1,214 @@
+"""The stock Java jars, our small programs compiled against them, and a running program.
+
+`prepared_classpath` fetches the jars that `pom.xml` names with Maven into build/java (git-ignored)
+and compiles a folder of sources there; both are kept until the pom or a source changes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from lab.processes import ROOT, spawn_talking, stop_all, tail
+
+PEER_VERSION: Final = "5.3.3"
+POM: Final = ROOT / "lab" / "pom.xml"
+BUILD: Final = ROOT / "build" / "java"
+LIB: Final = BUILD / "lib"
+JDK: Final = 17
+# The stock client waits 20 s for its next rebalance, or 30 s for the reply to a pull, when it meets
+# one of its own races (a heartbeat that finds its lock taken, a request into a closing channel).
+WAIT_S: Final = 90.0
+JVM_OPENINGS: Final = (
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+)
+# Short-lived programs: the first compiler alone starts fastest and leaves the brokers their cores.
+SMALL_JVM: Final = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+T = TypeVar("T")
+
+
+class JavaError(RuntimeError):
+    """Maven, javac or a program failed; the text says which and shows the end of its output."""
+
+
+def missing_tools() -> list[str]:
+    """What this machine lacks for Java, by name; empty if nothing."""
+    lacks = [] if _jdk_version() >= JDK else [f"a JDK {JDK} (java and javac)"]
+    if not shutil.which("mvn") and not is_fetched():
+        lacks.append("Maven (mvn)")
+    return lacks
+
+
+def _jdk_version() -> int:
+    if not shutil.which("java") or not shutil.which("javac"):
+        return 0
+    done = subprocess.run(["javac", "-version"], capture_output=True, text=True, check=False)
+    found = re.search(r"javac (\d+)", done.stdout + done.stderr)
+    return int(found[1]) if found else 0
+
+
+def is_fetched() -> bool:
+    """Whether the jars of the pom are here."""
+    return _is_current(LIB, _digest([POM]))
+
+
+def prepared_classpath(sources: Path) -> str:
+    """Fetches the jars and compiles the programs in `sources`, unless that is done. Raises
+    JavaError."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_fetched():
+            _fetch()
+        classes = _compile(sources)
+    return f"{classes}{os.pathsep}{LIB}/*"
+
+
+def _fetch() -> None:
+    shutil.rmtree(LIB, ignore_errors=True)
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={LIB}", "-DincludeScope=runtime"]
+    _run(["mvn", "-q", "-B", "-f", str(POM), *goal])
+    _mark_current(LIB, _digest([POM]))
+
+
+def _compile(sources: Path) -> Path:
+    files = sorted(sources.glob("*.java"))
+    classes, digest = BUILD / sources.parent.name, _digest([POM, *files])
+    if not _is_current(classes, digest):
+        shutil.rmtree(classes, ignore_errors=True)
+        names = [str(file) for file in files]
+        lint = "-Xlint:all,-processing,-classfile"
+        _run(["javac", lint, "-d", str(classes), "-cp", f"{LIB}/*", *names])
+        _mark_current(classes, digest)
+    return classes
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(path.name.encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()
+
+
+def _is_current(folder: Path, digest: str) -> bool:
+    stamp = folder / ".made-from"
+    return stamp.exists() and stamp.read_text() == digest
+
+
+def _mark_current(folder: Path, digest: str) -> None:
+    (folder / ".made-from").write_text(digest)
+
+
+def _run(argv: list[str]) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise JavaError(f"{argv[0]} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+class JavaProgram:
+    """One running program; a context manager that ends it. Its lines of JSON are in `lines`, all
+    else that it prints goes to its log."""
+
+    def __init__(
+        self,
+        classpath: str,
+        folder: Path,
+        name: str,
+        *arguments: str,
+        binary_headers: bool = False,
+        jvm: Sequence[str] = SMALL_JVM,
+    ) -> None:
+        self.name = name
+        self.lines: list[dict[str, Any]] = []
+        self._log = folder / f"{name}.log"
+        folder.mkdir(parents=True, exist_ok=True)
+        serialize = ["-Drocketmq.serialize.type=ROCKETMQ"] if binary_headers else []
+        # The client writes its logs under user.home.
+        options = [*jvm, *JVM_OPENINGS, *serialize, f"-Duser.home={folder}"]
+        argv = ["java", *options, "-cp", classpath, name, *arguments]
+        self._process = spawn_talking(argv, self._log, cwd=folder)
+        self._reader = threading.Thread(target=self._read, name=f"java-{name}", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        stop_all([self._process], 0.0)
+        self._reader.join(5)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._log.open("a") as log:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    self.lines.append(json.loads(line))
+                else:
+                    log.write(line)
+                    log.flush()
+
+    def of(self, field: str) -> list[dict[str, Any]]:
+        """The lines that have this field, so far."""
+        return [line for line in list(self.lines) if field in line]
+
+    def wait_for(self, what: str, found: Callable[[], T], limit_s: float = WAIT_S) -> T:
+        """Polls until `found()` is true. Raises JavaError naming `what`, with the log's end."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            ended = self._process.poll() is not None and not self._reader.is_alive()
+            result = found()
+            if result:
+                return result
+            if ended or time.monotonic() > deadline:
+                how = f"{self.name} ended" if ended else f"not within {limit_s:.0f} s"
+                output = tail(self._log) + "\n".join(map(str, self.lines[-5:]))
+                raise JavaError(f"waited in vain for {what}: {how}\n{output}")
+            time.sleep(0.01)
+
+    def send(self, line: str) -> None:
+        """One line for its standard input."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except OSError as exc:
+            raise JavaError(f"{self.name} has ended\n{tail(self._log)}") from exc
+
+    def ask(self, line: str, limit_s: float) -> dict[str, Any]:
+        """Sends a line and returns the first line of JSON after it."""
+        known = len(self.lines)
+        self.send(line)
+        self.wait_for(f"the result of {line}", lambda: len(self.lines) > known, limit_s)
+        return self.lines[known]
+
+    def finish(self, limit_s: float = WAIT_S) -> list[dict[str, Any]]:
+        """Closes its standard input and waits for exit code 0; all its lines."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self.wait_for("its end", lambda: self._process.poll() is not None, limit_s)
+        self._reader.join(5)
+        if self._process.returncode:
+            raise JavaError(f"{self.name} ended with {self._process.returncode}\n{tail(self._log)}")
+        return self.lines

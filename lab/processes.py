@@ -1,0 +1,203 @@
+"""Child processes that end with us whatever happens, their logs and ports, and waiting for events.
+
+Nothing is imported of what is measured. Independent of batonmq.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+HOST: Final = "127.0.0.1"
+PR_SET_PDEATHSIG: Final = 1
+STOP_GRACE_S: Final = 15.0
+POLL_S: Final = 0.01
+READY_S: Final = 60.0
+PORTS: Final = range(11_000, 30_000, 10)
+"""Base ports. They end below the range from which the kernel takes the source ports of connections:
+a port that is free when a cluster starts must still be free when one of its brokers restarts."""
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+T = TypeVar("T")
+
+
+class NotInTime(RuntimeError):
+    """Something awaited did not happen in time; the text names it."""
+
+
+def wait_for(what: str, found: Callable[[], T | None], limit_s: float = READY_S) -> T:
+    """Polls until `found()` is true, and returns it. Raises NotInTime naming `what`."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        result = found()
+        if result:
+            return result
+        time.sleep(POLL_S)
+    raise NotInTime(f"waited {limit_s:.0f} s in vain for {what}")
+
+
+def _end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    _LIBC.prctl(PR_SET_PDEATHSIG, number)
+
+
+def spawn(
+    argv: Sequence[str],
+    log: Path,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    end_signal: signal.Signals = signal.SIGTERM,
+) -> subprocess.Popen[bytes]:
+    """Starts a process in a session of its own, so that ctrl-C reaches only us. It ends with us,
+    by `end_signal`, should we be killed."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+            preexec_fn=partial(_end_with_parent, end_signal),
+        )
+
+
+def spawn_talking(
+    argv: Sequence[str], log: Path, *, cwd: Path | None = None
+) -> subprocess.Popen[str]:
+    """As `spawn`, with pipes to its standard input and output (text, one line each)."""
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=cwd,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+
+
+class Helper:
+    """A Python module as a process that works until its input ends, then prints one JSON line."""
+
+    def __init__(self, module: str, *arguments: str, log: Path) -> None:
+        self._module = module
+        self._log = log
+        self._process = spawn_talking([sys.executable, "-m", module, *arguments], log)
+
+    def wait_ready(self) -> None:
+        """Returns when it has printed `ready`. Raises RuntimeError if it prints anything else."""
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != "ready":
+            raise RuntimeError(f"{self._module} did not start, see {self._log}")
+
+    def finish(self) -> dict[str, Any]:
+        """Ends it; what it printed. Raises RuntimeError if it failed."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+            text = self._process.stdout.read()
+            code = self._process.wait(STOP_GRACE_S)
+        finally:
+            self.kill()
+        if code or not text:
+            raise RuntimeError(f"{self._module} ended with {code}, see {self._log}")
+        result: dict[str, Any] = json.loads(text)
+        return result
+
+    def kill(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def stop_all(
+    processes: Iterable[subprocess.Popen[bytes] | subprocess.Popen[str]],
+    grace_s: float = STOP_GRACE_S,
+) -> None:
+    """SIGTERM to all of them, SIGKILL after `grace_s`; returns when all have been reaped."""
+    living = [process for process in processes if process.poll() is None]
+    for process in living:
+        process.terminate()
+    deadline = time.monotonic() + grace_s
+    for process in living:
+        try:
+            process.wait(max(0.01, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def tail(path: Path, size: int = 1500) -> str:
+    """The end of a log, for a report of what failed."""
+    try:
+        return path.read_bytes()[-size:].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def input_ended() -> asyncio.Event:
+    """Set when the standard input of this process has ended. To be called inside the loop."""
+    ended = asyncio.Event()
+
+    def read() -> None:
+        if not sys.stdin.readline():
+            ended.set()
+
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read)
+    return ended
+
+
+def ports_of(base: int, brokers: int) -> Iterator[int]:
+    """Every port of a cluster with this base (see `batonmq.launcher.layout`)."""
+    for i in range(3):
+        yield from (base + 100 * i + step for step in (0, 2, 3, 4))
+    for j in range(brokers):
+        yield from (base + 1035 + 100 * j + step for step in (-2, 0, 1))
+
+
+def free_base_port(brokers: int) -> int:
+    """A base port whose whole range is free right now. Two processes begin at different places."""
+    start = os.getpid() * 37 % len(PORTS)
+    for base in itertools.chain(PORTS[start:], PORTS[:start]):
+        if all(map(_is_free, ports_of(base, brokers))):
+            return base
+    raise RuntimeError(f"no free range of ports in {PORTS}")
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.closing(socket.socket()) as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind((HOST, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,52 @@
+"""What a topic's queues hold, and whether that is what was acknowledged.
+
+Reads go through the ordinary client, queue by queue from the first to the last offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from batonmq.blocking import BlockingPullConsumer
+from batonmq.client.consumer.pulling import PullStatus
+from batonmq.protocol.message import MessageExt, MessageQueue
+from lab.writer import Writer, number_in
+
+
+def read_topic(name_servers: str, topic: str, group: str = "reader") -> dict[int, list[MessageExt]]:
+    """All messages below confirmOffset, by queue id, in queue order."""
+    with BlockingPullConsumer(group, name_servers=name_servers) as consumer:
+        return {
+            queue.queue_id: _read_queue(consumer, queue) for queue in consumer.fetch_queues(topic)
+        }
+
+
+def _read_queue(consumer: BlockingPullConsumer, queue: MessageQueue) -> list[MessageExt]:
+    offset = consumer.min_offset(queue)
+    found: list[MessageExt] = []
+    while offset < consumer.max_offset(queue):
+        result = consumer.pull(queue, offset, 32)
+        if result.status is PullStatus.FOUND:
+            found += result.messages
+        offset = max(result.next_begin_offset, offset)
+    return found
+
+
+def check_writers(name_servers: str, topic: str, writers: Iterable[Writer]) -> int:
+    """Every acknowledged message is where its ack said, in order, once per queue offset.
+
+    The number of messages in the topic. Fails naming what is lost.
+    """
+    stored = read_topic(name_servers, topic)
+    for writer in writers:
+        messages = stored.get(writer.queue_id, [])
+        offsets = [message.queue_offset for message in messages]
+        assert offsets == list(range(len(offsets))), "queue offsets are 0, 1, 2, … without doubles"
+        numbers = [number_in(message.body) for message in messages]
+        assert {queue_id for queue_id, _ in numbers} <= {writer.queue_id}
+        by_offset = {offset: number for offset, (_, number) in zip(offsets, numbers, strict=True)}
+        lost = [ack for ack in writer.acks if by_offset.get(ack.queue_offset) != ack.number]
+        assert not lost, f"{len(lost)} acknowledged messages lost, the first: {lost[0]}"
+        order = [number for _, number in numbers]
+        assert order == sorted(order), f"queue {writer.queue_id} holds its numbers out of order"
+    return sum(map(len, stored.values()))

@@ -1,0 +1,284 @@
+"""electMaster: a planned switch, an election, or one that is unclean and shows what it may lose."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batonmq.mqctl.commands.ha import show_replicas
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.output import Progress
+from batonmq.mqctl.params import COUNT, command, option
+
+if TYPE_CHECKING:
+    from batonmq.client.admin.admin import Admin
+    from batonmq.client.admin.controller_admin import ControllerAdmin
+    from batonmq.client.admin.types import ElectedMaster
+    from batonmq.history.story import Story
+
+POLL_S = 0.02
+STORY_MS = 500
+STORY_EVENTS = 60
+
+
+@command("electMaster", controllers=True)
+@option(
+    "-b",
+    "--brokerId",
+    type=COUNT,
+    help="The replica to become master. Default: the controller chooses.",
+)
+@option("-bn", "--brokerName", required=True, help="Broker group.")
+@option("-c", "--clusterName", default="", help="Its cluster.")
+@option(
+    "--unclean",
+    is_flag=True,
+    help="Take the replica of -b though it may lack acknowledged messages.",
+)
+@option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+async def elect_master(
+    context: CommandContext,
+    broker_id: int | None,
+    broker_name: str,
+    cluster_name: str,
+    unclean: bool,
+    yes: bool,
+) -> None:
+    """Make a replica the master of its group.
+
+    While the old master is alive and the replica is in sync it is a planned switch: the old master
+    holds its sends for some milliseconds, until the new one has its last byte, and hands over; no
+    acknowledged message and no send is lost. If the replica does not have it within 0.5 s, the old
+    master continues, and the reason is shown. Without -b, or with a dead master, it is an election.
+
+    Waits until it serves and the name servers route to it. With --unclean the replica need not be
+    in sync: what it lacks is lost to the group (the other replicas keep what they cut aside). It
+    is elected only when the old master has been silent for longer than its lease; what may be lost
+    is shown first, and confirmed.
+
+    JSON: masterBrokerId, masterAddress, masterEpoch, syncStateSetEpoch, syncStateSet as in
+    RocketMQ's reply, brokerName, and alreadyMaster where nothing had to change. Of a planned switch
+    also masterBefore, heldMs and gapMs (ms, null where the history lacks it): how long the
+    sends were held, and from then to the new master's first acknowledgement, or if no send waited
+    for that to its opening.
+    """
+    if unclean and broker_id is None:
+        raise click.UsageError("--unclean needs the replica named: give -b N")
+    async with context.controller() as (admin, controller):
+        if unclean and broker_id is not None:
+            found = await candidates(admin, controller, broker_name)
+            check_known(found, broker_name, broker_id)
+            confirm_unclean(context, broker_name, broker_id, found, yes=yes)
+        with Progress(f"electing a master of {broker_name} ...") as progress:
+            elected = await controller.elect_master(
+                cluster_name, broker_name, broker_id, unclean=unclean
+            )
+            check_elected(elected, broker_id)
+            progress.say(f"waiting for {elected.master_address} to serve as master ...")
+            lacks = await _served(context, admin, elected)
+            story = None if elected.already_master else await _story(context, controller, elected)
+        replicas = await controller.sync_state_data([broker_name])
+    if context.out.as_json:
+        context.out.document(_document(elected, story))
+    else:
+        if outcome := _outcome(elected, story):
+            context.out.line(outcome)
+        show_replicas(context, replicas)
+    if lacks:
+        context.complain(f"elected, but after {context.timeout_ms / 1000:g} s {lacks}")
+
+
+def check_elected(elected: ElectedMaster, broker_id: int | None) -> None:
+    """Raises CommandFailed if another replica than the wanted one is master."""
+    if broker_id is not None and elected.master_broker_id != broker_id:
+        raise CommandFailed(
+            f"broker {broker_id} was not elected: {elected.master_broker_id} at"
+            f" {elected.master_address} is master of {elected.broker_name}"
+        )
+
+
+def _document(elected: ElectedMaster, story: Story | None) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "brokerName": elected.broker_name,
+        "masterBrokerId": elected.master_broker_id,
+        "masterAddress": elected.master_address,
+        "masterEpoch": elected.master_epoch,
+        "syncStateSetEpoch": elected.sync_state_set_epoch,
+        "syncStateSet": list(elected.sync_state_set),
+        "alreadyMaster": elected.already_master,
+    }
+    if story is not None:
+        document["masterBefore"] = story.master_before
+        document["heldMs"] = story.held_ms if story.held_ms >= 0 else None
+        document["gapMs"] = story.handover_ms
+    return document
+
+
+async def _served(context: CommandContext, admin: Admin, elected: ElectedMaster) -> str:
+    """Waits until the new master takes writes and is routed to; else says what is lacking."""
+    import asyncio
+
+    from batonmq.process.clock import boot_ms
+    from batonmq.protocol.errors import BatonError
+
+    deadline_ms = boot_ms() + context.timeout_ms
+    while True:
+        lacks = f"{elected.master_address} does not yet serve as master"
+        try:
+            status = await admin.brokers.ha_status(elected.master_address)
+            if status.master:
+                lacks = "the name server does not yet name it as master"
+                if await _is_routed(context, admin, elected):
+                    return ""
+        except BatonError as error:
+            lacks = str(error)
+        if boot_ms() >= deadline_ms:
+            return lacks
+        await asyncio.sleep(POLL_S)
+
+
+async def _story(
+    context: CommandContext, controller: ControllerAdmin, elected: ElectedMaster
+) -> Story | None:
+    """The election in the controllers' history; its first acknowledgement may take a moment."""
+    import asyncio
+
+    from batonmq.history.fold import failovers
+    from batonmq.process.clock import boot_ms
+    from batonmq.protocol.errors import BatonError
+
+    deadline_ms = boot_ms() + min(STORY_MS, context.timeout_ms)
+    while True:
+        try:
+            events = await controller.history(elected.broker_name, limit=STORY_EVENTS)
+        except BatonError:
+            return None  # RocketMQ's own controllers keep no history
+        found = [each for each in failovers(events) if each.master_epoch == elected.master_epoch]
+        story = found[-1] if found else None
+        if (story is not None and story.handover_ms is not None) or boot_ms() >= deadline_ms:
+            return story
+        await asyncio.sleep(POLL_S)
+
+
+def _outcome(elected: ElectedMaster, story: Story | None) -> str:
+    """What changed, and how long sends waited; "" if the history lacks it."""
+    if elected.already_master:
+        return "nothing to change: this broker is the master already"
+    if story is None:
+        return ""
+    who = f"broker {story.winner} at {elected.master_address}"
+    if story.held_ms < 0:
+        was = f"broker {story.master_before}" if story.master_before else "nobody"
+        return f"{who} is master of masterEpoch {story.master_epoch}, before it was {was}"
+    line = (
+        f"broker {story.master_before} handed over to {who} in masterEpoch {story.master_epoch}:"
+        f" sends were held for {story.held_ms} ms"
+    )
+    if story.handover_ms is None:
+        return f"{line}; none came since"
+    until = "opening, no send waited" if story.is_idle else "first acknowledgement"
+    return f"{line}; {story.handover_ms} ms from then to the new master's {until}"
+
+
+async def _is_routed(context: CommandContext, admin: Admin, elected: ElectedMaster) -> bool:
+    from batonmq.protocol.codes import MASTER_ID
+
+    if not context.target.name_servers:
+        return True
+    info = await admin.cluster.info()
+    data = info.broker_addr_table.get(elected.broker_name)
+    return data is not None and data.broker_addrs.get(MASTER_ID) == elected.master_address
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One replica as it reports itself; offsets are None where it does not reply."""
+
+    broker_id: int
+    address: str
+    in_sync: bool
+    log_end: int | None
+    confirm_offset: int | None
+
+
+async def candidates(
+    admin: Admin, controller: ControllerAdmin, broker_name: str
+) -> list[Candidate]:
+    """The replicas of the group, ascending by id. Raises CommandFailed if there is no such one."""
+    import asyncio
+
+    from batonmq.protocol.errors import BatonError
+
+    found = await controller.sync_state_data([broker_name])
+    info = found.replicas_info_table.get(broker_name)
+    if info is None:
+        raise CommandFailed(f"the controllers know no broker group named {broker_name}")
+
+    async def one(broker_id: int, address: str, in_sync: bool) -> Candidate:
+        try:
+            facts = await admin.brokers.runtime_info(address)
+        except BatonError:
+            facts = {}
+        log_end, confirmed = facts.get("commitLogMaxOffset"), facts.get("confirmOffset")
+        return Candidate(
+            broker_id,
+            address,
+            in_sync,
+            int(log_end) if log_end else None,
+            int(confirmed) if confirmed else None,
+        )
+
+    asked = [one(r.broker_id, r.broker_address, True) for r in info.in_sync_replicas]
+    asked += [one(r.broker_id, r.broker_address, False) for r in info.not_in_sync_replicas]
+    return sorted(await asyncio.gather(*asked), key=lambda each: each.broker_id)
+
+
+def check_known(all_of: list[Candidate], broker_name: str, broker_id: int) -> None:
+    """Raises CommandFailed, naming the known ones, if there is no such broker."""
+    known = [each.broker_id for each in all_of]
+    if broker_id not in known:
+        names = ", ".join(map(str, known)) or "none"
+        raise CommandFailed(f"{broker_name} has no broker {broker_id}; known are {names}")
+
+
+def what_may_be_lost(all_of: list[Candidate], broker_id: int) -> str:
+    """One sentence, from the reports of the replicas that reply."""
+    named = next((each for each in all_of if each.broker_id == broker_id), None)
+    if named is None or named.log_end is None:
+        return f"broker {broker_id} does not report its log end"
+    silent = [str(each.broker_id) for each in all_of if each.in_sync and each.log_end is None]
+    confirmed = max((each.confirm_offset or 0 for each in all_of), default=0)
+    text = f"the log of broker {broker_id} ends at {named.log_end}, confirmed was {confirmed}"
+    if confirmed > named.log_end:
+        text += f": {confirmed - named.log_end} bytes of acknowledged messages are lost"
+    if silent:
+        text += (
+            f"; in sync, but silent: broker {', '.join(silent)}. What only they hold, and what they"
+            " still acknowledge, is lost, however much that is"
+        )
+    return text
+
+
+def confirm_unclean(
+    context: CommandContext, broker_name: str, broker_id: int, all_of: list[Candidate], *, yes: bool
+) -> None:
+    """Shows the candidates on standard error and asks. Raises CommandFailed if the answer is no."""
+    click.echo(f"unclean election of broker {broker_id} in {broker_name}:", err=True)
+    for each in all_of:
+        place = "in sync" if each.in_sync else "not in sync"
+        state = (
+            "does not answer"
+            if each.log_end is None
+            else f"log end {each.log_end}, confirmOffset {each.confirm_offset}"
+        )
+        click.echo(f"  {each.broker_id} {each.address}  {place}, {state}", err=True)
+    click.echo(f"{what_may_be_lost(all_of, broker_id)}.", err=True)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CommandFailed("not asked for: there is no terminal to confirm it on, give --yes")
+    if not click.confirm("Elect it all the same?", default=False, err=True):
+        raise CommandFailed("not asked for")

@@ -1,0 +1,182 @@
+"""One run of a command: the target, the output, the client, and errors as one line.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage. A command that asks several nodes goes on
+when one does not reply: it reports that on standard error, shows the rest, and ends with 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from batonmq.mqctl.output import Output
+from batonmq.mqctl.target import Target, TargetError, target_here
+
+if TYPE_CHECKING:
+    from batonmq.client.admin.admin import Admin
+    from batonmq.client.admin.controller_admin import ControllerAdmin
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class CommandFailed(click.ClickException):
+    """Refused or failed: one line on standard error, exit code 1."""
+
+    exit_code = 1
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"mqctl: {self.message}", err=True)
+
+
+class CommandContext:
+    """The first argument of every command."""
+
+    def __init__(
+        self,
+        out: Output,
+        *,
+        namesrv_addr: str | None = None,
+        controller_addr: str | None = None,
+        timeout_s: float = 5.0,
+        interval_s: float | None = None,
+    ) -> None:
+        self.out = out
+        self.timeout_ms = max(1, int(timeout_s * 1000))
+        self.interval_s = interval_s
+        self.failed = False
+        """Set where a part did not work: the command ends with exit code 1."""
+        self._given = (namesrv_addr, controller_addr)
+
+    @functools.cached_property
+    def target(self) -> Target:
+        with _usage_errors():
+            return target_here(*self._given)
+
+    def forget_target(self) -> None:
+        """The next use looks for the cluster again: it may have started or ended."""
+        self.__dict__.pop("target", None)
+
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        """Raises click.UsageError, whose text says what to give."""
+        with _usage_errors():
+            return self.target.name_servers_or_advice()
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """Raises click.UsageError, whose text says what to give."""
+        with _usage_errors():
+            return self.target.controllers_or_advice()
+
+    @contextlib.asynccontextmanager
+    async def admin(self) -> AsyncIterator[Admin]:
+        """Admin calls; name servers must be known."""
+        async with self._open(self.name_servers) as admin:
+            yield admin
+
+    @contextlib.asynccontextmanager
+    async def controller(self) -> AsyncIterator[tuple[Admin, ControllerAdmin]]:
+        """Controller calls; name servers are used where they are known."""
+        controllers = self.controllers
+        async with self._open(self.target.name_servers) as admin:
+            yield admin, admin.controller(controllers)
+
+    def _open(self, name_servers: tuple[str, ...]) -> Admin:
+        from batonmq.client.admin import admin
+
+        return admin.Admin(name_servers, timeout_ms=self.timeout_ms)
+
+    def complain(self, text: str) -> None:
+        """Reports a part that failed on standard error; the command continues, and ends with 1."""
+        self.failed = True
+        click.echo(f"mqctl: {text}", err=True)
+
+    async def ask_each(self, keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
+        """Asks for all at once; those that fail are reported and left out."""
+        import asyncio
+
+        from batonmq.protocol.errors import BatonError
+
+        wanted = list(keys)
+        answers = await asyncio.gather(*(ask(key) for key in wanted), return_exceptions=True)
+        found: dict[K, T] = {}
+        for key, answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, BatonError):
+                self.complain(str(answer))
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found[key] = answer
+        return found
+
+    async def again_and_again(self, once: Callable[[], Awaitable[None]]) -> None:
+        """Once, or with `-i` every so many seconds until ctrl-C."""
+        import asyncio
+
+        if self.interval_s is None:
+            await once()
+            return
+        self.out.compact = True
+        while True:
+            await once()
+            await asyncio.sleep(self.interval_s)
+
+
+def run(context: CommandContext, work: Coroutine[Any, Any, None]) -> None:
+    """Runs a command to its end; what it raises becomes one line and an exit code."""
+    import logging
+    import os
+
+    import uvloop
+
+    from batonmq.protocol.errors import BatonError
+
+    debug = bool(os.environ.get("MQCTL_DEBUG"))
+    last_resort = logging.lastResort
+    # The client's log is for programs; only MQCTL_DEBUG shows it here.
+    if debug:
+        logging.basicConfig(level=logging.DEBUG)
+    else:
+        logging.lastResort = None
+    try:
+        uvloop.run(work)
+    except BatonError as error:
+        raise CommandFailed(_one_line(error)) from error
+    except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        # The usual end of what prints again and again; elsewhere the work was not done.
+        context.failed = context.failed or context.interval_s is None
+    except Exception as error:
+        if debug:
+            raise
+        raise CommandFailed(
+            f"internal error, please report: {type(error).__name__}: {_one_line(error)} "
+            "(MQCTL_DEBUG=1 shows where)"
+        ) from error
+    finally:
+        logging.lastResort = last_resort
+    if context.failed:
+        click.get_current_context().exit(1)
+
+
+@contextlib.contextmanager
+def _usage_errors() -> Any:
+    try:
+        yield
+    except TargetError as error:
+        raise click.UsageError(str(error), click.get_current_context(silent=True)) from error
+
+
+def reason(address: str, error: object) -> str:
+    """The text of an error without the address in front, which is shown beside it."""
+    return str(error).removeprefix(f"{address}: ")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

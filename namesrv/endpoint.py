@@ -1,0 +1,288 @@
+"""The requests of the name server: fields and bodies in, routes out.
+
+Remarks are Java's where its clients show them. A route is standard JSON for peers of version 401
+and newer, or if the request asks for it; else, and in cluster infos always, it has fastjson's bare
+integer keys. Origin: Java `DefaultRequestProcessor` and `ClientRequestProcessor`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.kv_config import ORDER_TOPIC_CONFIG, KVConfig
+from batonmq.namesrv.state import BrokerRegistration, Outcome, RouteInfoManager
+from batonmq.process.runtime_settings import RuntimeSettings
+from batonmq.protocol.bodies import (
+    BrokerData,
+    BrokerMemberGroup,
+    ClusterInfo,
+    DataVersion,
+    GetBrokerMemberGroupResponseBody,
+    KVTable,
+    TopicList,
+    TopicRouteData,
+)
+from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, RequestCode, ResponseCode
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.json_body import encode_json
+from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+
+log = logging.getLogger(__name__)
+
+FAQ_LINE = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+
+
+class NamesrvEndpoint:
+    """Handlers over one RouteInfoManager. `clock_ms` is monotonic."""
+
+    def __init__(
+        self,
+        routes: RouteInfoManager,
+        kv: KVConfig,
+        config: RuntimeSettings[NamesrvConfig],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._routes = routes
+        self._kv = kv
+        self._config = config
+        self._clock_ms = clock_ms
+
+    def install(self, processors: Processors) -> None:
+        """Registers all handlers."""
+        for code, handler in (
+            (RequestCode.PUT_KV_CONFIG, self.put_kv),
+            (RequestCode.GET_KV_CONFIG, self.get_kv),
+            (RequestCode.DELETE_KV_CONFIG, self.delete_kv),
+            (RequestCode.GET_KVLIST_BY_NAMESPACE, self.kv_list),
+            (RequestCode.REGISTER_BROKER, self.register_broker),
+            (RequestCode.UNREGISTER_BROKER, self.unregister_broker),
+            (RequestCode.QUERY_DATA_VERSION, self.query_data_version),
+            (RequestCode.BROKER_HEARTBEAT, self.broker_heartbeat),
+            (RequestCode.GET_BROKER_MEMBER_GROUP, self.member_group),
+            (RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route),
+            (RequestCode.GET_BROKER_CLUSTER_INFO, self.cluster_info),
+            (RequestCode.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write_perm),
+            (RequestCode.ADD_WRITE_PERM_OF_BROKER, self.add_write_perm),
+            (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.all_topics),
+            (RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_by_cluster),
+            (RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic),
+            (RequestCode.REGISTER_TOPIC_IN_NAMESRV, self.register_topic),
+            (RequestCode.UPDATE_NAMESRV_CONFIG, self.update_config),
+            (RequestCode.GET_NAMESRV_CONFIG, self.get_config),
+        ):
+            processors.register(code, handler)
+
+    def connection_lost(self, connection: Connection) -> None:
+        """Removes its brokers from the routes."""
+        for addr in self._routes.connection_lost(connection):
+            log.info("broker_unregistered broker_addr=%s why=connection_lost", addr)
+
+    def scan(self) -> None:
+        """Removes brokers that were silent for too long."""
+        for addr, connection in self._routes.scan(self._clock_ms()):
+            log.warning("broker_unregistered broker_addr=%s why=silent", addr)
+            if isinstance(connection, Connection):
+                connection.close("its broker was silent for too long")
+
+    def register_broker(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        crc = request.get_int("bodyCrc32", 0)
+        if crc and crc != crc32_of(request.body):
+            return _refused(request, ResponseCode.SYSTEM_ERROR, "crc32 not match")
+        acting = request.ext.get("enableActingMaster")
+        registration = BrokerRegistration(
+            cluster_name=request.require("clusterName"),
+            broker_name=request.require("brokerName"),
+            broker_id=request.require_int("brokerId"),
+            broker_addr=request.require("brokerAddr"),
+            ha_server_addr=request.require("haServerAddr"),
+            connection=connection,
+            heartbeat_timeout_ms=request.get_int("heartbeatTimeoutMillis", 0) or None,
+            enable_acting_master=None if acting is None else acting.lower() == "true",
+            zone_name=request.ext.get("__ZONE_NAME"),
+        )
+        try:
+            body = RegisterBrokerBody.decode_wire(request.body, request.version)
+        except RemoteProtocolError as error:
+            return _refused(request, ResponseCode.SYSTEM_ERROR, str(error))
+        known = self._routes.members(registration.broker_name).get(registration.broker_id)
+        registered = self._routes.register(registration, body, self._clock_ms())
+        if registered.outcome is Outcome.FAILED:
+            return _refused(request, ResponseCode.SYSTEM_ERROR, "register broker failed")
+        if registered.outcome is Outcome.IGNORED or known != registration.broker_addr:
+            log.info(
+                "broker_registered broker_name=%s broker_id=%d broker_addr=%s outcome=%s",
+                registration.broker_name,
+                registration.broker_id,
+                registration.broker_addr,
+                registered.outcome.value,
+            )
+        reply = RemotingCommand.response_to(
+            request,
+            ext={
+                "haServerAddr": registered.ha_server_addr,
+                "masterAddr": registered.master_addr,
+            },
+        )
+        if self._config.current.return_order_topic_config_to_broker:
+            order = self._kv.namespace(ORDER_TOPIC_CONFIG)
+            if order:
+                reply.body = KVTable(table=order).encode()
+        return reply
+
+    def unregister_broker(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        addr = request.require("brokerAddr")
+        name = request.require("brokerName")
+        self._routes.unregister(request.require("clusterName"), addr, name)
+        log.info("broker_unregistered broker_addr=%s broker_name=%s why=asked", addr, name)
+        return _done(request)
+
+    def query_data_version(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        cluster, addr = request.require("clusterName"), request.require("brokerAddr")
+        known = self._routes.data_version(cluster, addr)
+        changed = self._routes.is_changed(cluster, addr, DataVersion.decode(request.body))
+        self._routes.refresh(cluster, addr, self._clock_ms())
+        reply = RemotingCommand.response_to(request, ext={"changed": changed})
+        if known is not None:
+            reply.body = known.encode()
+        return reply
+
+    def broker_heartbeat(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        self._routes.refresh(
+            request.require("clusterName"), request.require("brokerAddr"), self._clock_ms()
+        )
+        return _done(request)
+
+    def member_group(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        name = request.require("brokerName")
+        group = BrokerMemberGroup(
+            broker_addrs=self._routes.members(name),
+            broker_name=name,
+            cluster=request.require("clusterName"),
+        )
+        return _done(request, GetBrokerMemberGroupResponseBody(broker_member_group=group).encode())
+
+    def wipe_write_perm(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        count = self._routes.wipe_write_perm(request.require("brokerName"))
+        return RemotingCommand.response_to(request, ext={"wipeTopicCount": count})
+
+    def add_write_perm(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        count = self._routes.add_write_perm(request.require("brokerName"))
+        return RemotingCommand.response_to(request, ext={"addTopicCount": count})
+
+    def route(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        topic = request.require("topic")
+        config = self._config.current
+        route = self._routes.route(topic, support_acting_master=config.support_acting_master)
+        if route is None:
+            remark = f"No topic route info in name server for the topic: {topic}{FAQ_LINE}"
+            return _refused(request, ResponseCode.TOPIC_NOT_EXIST, remark)
+        if config.order_message_enable:
+            route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, topic)
+        standard = request.version >= MQ_VERSION_STANDARD_JSON
+        if standard or request.get_bool("acceptStandardJsonOnly"):
+            return _done(request, route.encode())
+        return _done(request, _with_bare_ids(route.encode(), route.broker_datas))
+
+    def cluster_info(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        brokers = self._routes.brokers()
+        info = ClusterInfo(broker_addr_table=brokers, cluster_addr_table=self._routes.clusters())
+        if request.get_bool("acceptStandardJsonOnly"):
+            return _done(request, info.encode())
+        return _done(request, _with_bare_ids(info.encode(), brokers.values()))
+
+    def all_topics(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        if not self._config.current.enable_all_topic_list:
+            return _refused(request, ResponseCode.SYSTEM_ERROR, "disable")
+        return _done(request, TopicList(topic_list=self._routes.all_topics()).encode())
+
+    def topics_by_cluster(
+        self, request: RemotingCommand, connection: Connection
+    ) -> RemotingCommand:
+        if not self._config.current.enable_topic_list:
+            return _refused(request, ResponseCode.SYSTEM_ERROR, "disable")
+        topics = self._routes.topics_of_cluster(request.require("cluster"))
+        return _done(request, TopicList(topic_list=topics).encode())
+
+    def delete_topic(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        cluster = request.ext.get("clusterName", "").strip()
+        self._routes.delete_topic(request.require("topic"), cluster or None)
+        return _done(request)
+
+    def register_topic(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        topic = request.require("topic")
+        route = TopicRouteData.decode(request.body) if request.body else TopicRouteData()
+        if route.queue_datas and not self._routes.register_topic(topic, route.queue_datas):
+            log.warning("topic_not_registered topic=%s why=it names an unknown broker", topic)
+        return _done(request)
+
+    def put_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        self._kv.put(request.require("namespace"), request.require("key"), request.require("value"))
+        return _done(request)
+
+    def get_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        namespace, key = request.require("namespace"), request.require("key")
+        value = self._kv.get(namespace, key)
+        if value is None:
+            remark = f"No config item, Namespace: {namespace} Key: {key}"
+            return _refused(request, ResponseCode.QUERY_NOT_FOUND, remark)
+        return RemotingCommand.response_to(request, ext={"value": value})
+
+    def delete_kv(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        self._kv.delete(request.require("namespace"), request.require("key"))
+        return _done(request)
+
+    def kv_list(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        namespace = request.require("namespace")
+        table = self._kv.namespace(namespace)
+        if table is None:
+            remark = f"No config item, Namespace: {namespace}"
+            return _refused(request, ResponseCode.QUERY_NOT_FOUND, remark)
+        return _done(request, KVTable(table=table).encode())
+
+    def update_config(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        try:
+            text = request.body.decode()
+        except UnicodeDecodeError as error:
+            return _refused(request, ResponseCode.SYSTEM_ERROR, f"not UTF-8: {error}")
+        self._config.update(text)
+        current = self._config.current
+        self._routes.delete_topic_with_broker_registration = (
+            current.delete_topic_with_broker_registration
+        )
+        return _done(request)
+
+    def get_config(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        return _done(request, self._config.as_properties().encode())
+
+
+def _done(request: RemotingCommand, body: bytes = b"") -> RemotingCommand:
+    """Success without header fields: Java writes no extFields at all then."""
+    reply = RemotingCommand.response_to(request, body=body)
+    reply.has_ext = False
+    return reply
+
+
+def _refused(request: RemotingCommand, code: ResponseCode, remark: str) -> RemotingCommand:
+    reply = RemotingCommand.response_to(request, code, remark)
+    reply.has_ext = False
+    return reply
+
+
+def _with_bare_ids(text: bytes, groups: Iterable[BrokerData]) -> bytes:
+    """fastjson's form of the address maps in `text`: `{0:"ip:port"}`."""
+    for group in groups:
+        quoted = encode_json(group.broker_addrs)
+        bare = b",".join(
+            b"%d:%b" % (broker_id, encode_json(addr))
+            for broker_id, addr in group.broker_addrs.items()
+        )
+        text = text.replace(b'"brokerAddrs":' + quoted, b'"brokerAddrs":{' + bare + b"}")
+    return text

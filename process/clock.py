@@ -1,0 +1,21 @@
+"""The two clocks of a process. Cores get their time passed in; shells read it here.
+
+`boot_ms` is for deadlines and pauses: CLOCK_BOOTTIME is never set back and goes on while the
+machine sleeps (SAFETY R8). `wall_ms` is only stored in messages and shown to people.
+"""
+
+import time
+
+
+def boot_ms() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+def boot_s() -> float:
+    """The same clock for pysyncobj, which counts in seconds."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,215 @@
+"""Small files that are replaced as a whole.
+
+Invariant: after `replace_file` returned, the new content survives power loss; a crash before that
+leaves the old or the new content under the name, never a mixture and never nothing. (Java's
+`MixAll.string2File` and `CheckpointFile` overwrite in place.) `show_file` alone syncs nothing.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+BACKUP_SUFFIX = ".bak"
+_TEMP_SUFFIX = ".tmp"
+_ZERO_BYTES = 1 << 16
+
+
+def backup_path(path: Path) -> Path:
+    """The name of the second copy of `path`, as RocketMQ spells it."""
+    return path.with_name(path.name + BACKUP_SUFFIX)
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
+    """`pwrite` that continues after a short write; a full disk raises OSError (ENOSPC)."""
+    written = os.pwrite(fd, data, position)
+    if written == len(data):
+        return
+    view = memoryview(data)
+    while written < len(view):
+        count = os.pwrite(fd, view[written:], position + written)
+        if count == 0:
+            raise OSError(f"pwrite of {len(view) - written} bytes wrote nothing")
+        written += count
+
+
+def zero_range(fd: int, begin: int, end: int) -> bool:
+    """Zeroes bytes [begin, end) of a file where they are not zero; holes stay holes.
+
+    True if anything was written; the caller syncs.
+    """
+    changed = False
+    while begin < end:
+        chunk = os.pread(fd, min(_ZERO_BYTES, end - begin), begin)
+        if not chunk:
+            break
+        if chunk.count(0) != len(chunk):
+            write_all(fd, bytes(len(chunk)), begin)
+            changed = True
+        begin += len(chunk)
+        try:
+            begin = max(begin, os.lseek(fd, begin, os.SEEK_DATA))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            break
+    return changed
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names created, renamed or removed in `directory` durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(path: Path) -> None:
+    """fdatasync a file or folder by name; any thread may call this.
+
+    A file that is gone needs no sync: the code that removed it syncs its folder.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(
+    path: Path, data: bytes, *, keep_previous: bool = False, shared: bool = False
+) -> None:
+    """Puts `data` under `path`, durably and at once; the parent folder is made if missing.
+
+    With `keep_previous` the previous content becomes `<path>.bak`; there is a file under the name
+    at all times. `shared`: other processes may replace the same file at the same time. Raises
+    OSError; then the old content stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    owner = f".{os.getpid()}" if shared else ""
+    temp = path.with_name(f"{path.name}{owner}{_TEMP_SUFFIX}")
+    try:
+        _write_new(temp, data)
+        if keep_previous and path.exists():
+            _link_over(path, backup_path(path))
+        os.replace(temp, path)
+    except OSError:
+        if shared:  # no later process would overwrite it
+            temp.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def replace_with_twin(path: Path, data: bytes) -> None:
+    """Put `data` under `path` and under `<path>.bak`, both durable on return.
+
+    For files whose previous content would be wrong, not just old: if one copy is lost later, the
+    other has the newest content. After a crash each copy is whole, the old or the new one. Both are
+    written before the first sync, and the folder is synced once: two commits of the file system's
+    journal instead of four, in every role change.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    targets = (path, backup_path(path))
+    temps = [target.with_name(target.name + _TEMP_SUFFIX) for target in targets]
+    fds: list[int] = []
+    try:
+        for temp in temps:
+            fds.append(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+            write_all(fds[-1], data, 0)
+        for fd in fds:
+            os.fsync(fd)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    for temp, target in zip(temps, targets, strict=True):
+        os.replace(temp, target)
+    sync_directory(path.parent)
+
+
+def show_file(path: Path, text: str) -> None:
+    """Puts `text` under `path` by a rename: no reader sees half of it. Nothing is synced."""
+    temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
+    temp.write_text(text)
+    os.replace(temp, path)
+
+
+def remove_file(path: Path) -> None:
+    """Remove `path` durably; a missing file is fine."""
+    path.unlink(missing_ok=True)
+    if path.parent.exists():
+        sync_directory(path.parent)
+
+
+class UnreadableFileError(ValueError):
+    """Neither the file nor its `.bak` could be used; `reasons` names both with the cause."""
+
+    def __init__(self, path: Path, reasons: tuple[str, ...]) -> None:
+        super().__init__(f"{path}: " + "; ".join(reasons))
+        self.path = path
+        self.reasons = reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """What `load_with_backup` found. `reason`: why the main file was not used, "" if it was."""
+
+    value: T
+    from_backup: bool
+    reason: str
+
+
+def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | None:
+    """Read `path`, or its `.bak` if it is missing, empty or refused by `parse` (ValueError).
+
+    None if neither file exists. Raises UnreadableFileError, which names each file and its reason,
+    if something is there but nothing of it can be used.
+    """
+    reasons: list[str] = []
+    found = False
+    for candidate in (path, backup_path(path)):
+        try:
+            data = candidate.read_bytes()
+        except FileNotFoundError:
+            reasons.append(f"{candidate.name}: missing")
+            continue
+        found = True
+        if not data:
+            reasons.append(f"{candidate.name}: empty")
+            continue
+        try:
+            value = parse(data)
+        except ValueError as error:
+            reasons.append(f"{candidate.name}: {error}")
+            continue
+        return Loaded(value, from_backup=candidate != path, reason=reasons[0] if reasons else "")
+    if not found:
+        return None
+    raise UnreadableFileError(path, tuple(reasons))
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        write_all(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _link_over(source: Path, target: Path) -> None:
+    """Make `target` a second name of `source`'s content without a moment of absence."""
+    temp = target.with_name(target.name + _TEMP_SUFFIX)
+    temp.unlink(missing_ok=True)
+    try:
+        os.link(source, temp)
+    except OSError:  # file systems without hard links
+        _write_new(temp, source.read_bytes())
+    os.replace(temp, target)

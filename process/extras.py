@@ -1,0 +1,32 @@
+"""Packages that `pip install batonmq` leaves out, and the extra that brings them."""
+
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Final
+
+#: Extra -> package as it is imported -> the same as pip calls it. `tests/packaging` holds it
+#: against pyproject.toml.
+PACKAGES: Final = {
+    "server": {
+        "cryptography": "cryptography",
+        "numpy": "numpy",
+        "pysyncobj": "pysyncobj",
+        "yaml": "pyyaml",
+    },
+    "spark": {"numpy": "numpy", "plotly": "plotly", "pyarrow": "pyarrow", "pyspark": "pyspark"},
+}
+
+
+def lacking(extra: str, find: Callable[[str], object | None] = find_spec) -> str:
+    """Missing packages and the remedy, as `a, b: pip install ...`; empty if none is missing."""
+    missing = [pip_name for name, pip_name in PACKAGES[extra].items() if find(name) is None]
+    return f"{', '.join(missing)}: pip install 'batonmq[{extra}]'" if missing else ""
+
+
+def need_server(command: str) -> None:
+    """Ends this process with exit code 2 if the servers lack a package."""
+    missing = lacking("server")
+    if missing:
+        print(f"{command}: the servers need {missing}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,72 @@
+"""The password of the Raft port: a file that only the node's user can read.
+
+With it a process may vote and write the log, so all nodes of a group have the same password and no
+other process has it. It is the key of every frame, together with a random number of each side that
+is new for each connection, so a recorded frame cannot be used again. It is used without stretching,
+so it must be long.
+"""
+
+import base64
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from batonmq.process.durable_file import sync_directory
+from batonmq.protocol.errors import BatonError
+
+__all__ = ["PASSWORD_CHARS_MIN", "PasswordFileError", "make_password", "read_password"]
+
+PASSWORD_CHARS_MIN: Final = 32
+_RANDOM_BYTES: Final = 32
+_MODE: Final = 0o600
+
+
+class PasswordFileError(BatonError):
+    """The password file is missing, readable by others, or too short."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(path, what)
+        self.path = path
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"raftPasswordFile {self.path}: {self.what}; `batonmq raftPassword FILE` makes one, and"
+            " every controller of the group needs a copy of the same"
+        )
+
+
+def read_password(path: Path) -> bytes:
+    """The password, without white space around it. Raises PasswordFileError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PasswordFileError(path, error.strerror or str(error)) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise PasswordFileError(path, "is no regular file")
+        if status.st_mode & 0o077:
+            mode = stat.S_IMODE(status.st_mode)
+            what = f"its mode is {mode:04o}, so others may read it: chmod 0600 {path}"
+            raise PasswordFileError(path, what)
+        password = os.read(fd, 1 << 16).strip()
+    finally:
+        os.close(fd)
+    if len(password) < PASSWORD_CHARS_MIN:
+        what = f"holds {len(password)} characters, {PASSWORD_CHARS_MIN} are needed"
+        raise PasswordFileError(path, what)
+    return password
+
+
+def make_password(path: Path) -> None:
+    """Writes 32 random bytes as text, mode 0600. Raises FileExistsError, never overwrites."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    try:
+        os.fchmod(fd, _MODE)
+        os.write(fd, base64.urlsafe_b64encode(os.urandom(_RANDOM_BYTES)) + b"\n")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_directory(path.absolute().parent)

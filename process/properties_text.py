@@ -1,0 +1,109 @@
+"""RocketMQ's property text: `key=value` lines, as in `.conf` files and in bodies of 25/26, 318/319,
+1009/1010. Origin: Java `java.util.Properties`, `MixAll.properties2String`.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+class Line(NamedTuple):
+    """One setting and the number of the line that it begins on, from 1."""
+
+    key: str
+    value: str
+    number: int
+
+
+def parse_lines(text: str) -> list[Line]:
+    """All settings of a property text in order, repeated keys included.
+
+    Comments begin with `#` or `!`, a trailing backslash continues a line, and `=`, `:` or blanks
+    separate key and value, as in Java.
+    """
+    found: list[Line] = []
+    logical = ""
+    first = 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.lstrip(" \t\f")
+        if not logical:
+            first = number
+            if not line or line[0] in "#!":
+                continue
+        logical += line
+        if _continues(logical):
+            logical = logical[:-1]
+            continue
+        found.append(Line(*_split(logical), first))
+        logical = ""
+    if logical:
+        found.append(Line(*_split(logical), first))
+    return found
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """The settings of a property text; the last one of a repeated key counts."""
+    return {line.key: line.value for line in parse_lines(text)}
+
+
+def dump_properties(settings: msgspec.Struct) -> str:
+    """`key=value` lines of all fields, sorted, with the names that files use; None is left out."""
+    values = msgspec.to_builtins(settings)
+    assert isinstance(values, dict)
+    return "".join(
+        f"{key}={value_text(values[key])}\n" for key in sorted(values) if values[key] is not None
+    )
+
+
+def value_text(value: object) -> str:
+    """A value as Java prints it: booleans in lower case, lists joined by `;`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ";".join(value_text(item) for item in value)
+    return str(value)
+
+
+def _continues(line: str) -> bool:
+    backslashes = len(line) - len(line.rstrip("\\"))
+    return backslashes % 2 == 1
+
+
+def _split(line: str) -> tuple[str, str]:
+    at = 0
+    while at < len(line) and line[at] not in "=: \t\f":
+        at += 2 if line[at] == "\\" else 1
+    key = line[:at]
+    rest = line[at:].lstrip(" \t\f")
+    if rest[:1] in ("=", ":"):
+        rest = rest[1:].lstrip(" \t\f")
+    return _unescape(key), _unescape(rest).rstrip()
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    out: list[str] = []
+    at = 0
+    while at < len(text):
+        char = text[at]
+        at += 1
+        if char != "\\" or at == len(text):
+            out.append(char)
+            continue
+        char = text[at]
+        at += 1
+        if char == "u" and len(text) >= at + 4:
+            try:
+                out.append(chr(int(text[at : at + 4], 16)))
+                at += 4
+                continue
+            except ValueError:
+                pass
+        out.append(_ESCAPES.get(char, char))
+    return "".join(out)
+
+
+__all__ = ["Line", "dump_properties", "parse_lines", "parse_properties", "value_text"]

@@ -1,0 +1,109 @@
+"""What every server process does around its service: arguments, settings, signals, exit code.
+
+`run_server("broker", SECTIONS, serve)` is the whole of a main module. Exit codes: 0 after SIGTERM
+or SIGINT, 1 if the service cannot run or had to stop (one line says why), 2 for arguments or a
+configuration that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+from batonmq.process.durable_file import show_file
+from batonmq.process.settings import load_settings
+from batonmq.protocol.errors import BatonError, ConfigError
+
+log = logging.getLogger(__name__)
+
+LOG_FORMAT: Final = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s %(message)s"
+LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+class ServerMain:
+    """What a service gets: its settings by section, and the two ways in which it ends."""
+
+    def __init__(self, sections: Mapping[str, Any]) -> None:
+        self.sections = sections
+        self._stop = asyncio.Event()
+        self.failure: BaseException | None = None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+
+    def fail(self, exc: BaseException) -> None:
+        """Ends the process: it stops as on SIGTERM, and exits with 1."""
+        if self.failure is None:
+            self.failure = exc
+        self._stop.set()
+
+    async def stopped(self) -> None:
+        """Waits for a signal or a failure."""
+        await self._stop.wait()
+
+
+Serve = Callable[[ServerMain], Awaitable[None]]
+
+
+def run_server(name: str, sections: Mapping[str, type[msgspec.Struct]], serve: Serve) -> int:
+    """Runs one service to its end; the exit code."""
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("-c", "--config", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--pid-file", type=Path, help="where to write this process's id")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="INFO")
+    arguments = parser.parse_args()
+    # gRPC's C core writes to stderr for each closing connection; our own log has what matters.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    logging.basicConfig(
+        level=arguments.log_level, format=LOG_FORMAT, datefmt="%Y-%m-%dT%H:%M:%S", stream=sys.stderr
+    )
+    try:
+        loaded = load_settings(arguments.config, sections, environ=os.environ)
+    except ConfigError as exc:
+        print(f"{name}: {exc}", file=sys.stderr)
+        return 2
+    except OSError as exc:
+        print(f"{name}: {arguments.config}: {exc.strerror}", file=sys.stderr)
+        return 2
+    if arguments.pid_file is not None:
+        try:
+            arguments.pid_file.parent.mkdir(parents=True, exist_ok=True)
+            show_file(arguments.pid_file, f"{os.getpid()}\n")
+        except OSError as exc:
+            print(f"{name}: --pid-file {arguments.pid_file}: {exc.strerror}", file=sys.stderr)
+            return 1
+    return uvloop.run(_run(name, loaded, serve))
+
+
+async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
+    main = ServerMain(sections)
+    # What the start made stays until the end: the garbage collector need not scan it again.
+    gc.collect()
+    gc.freeze()
+    try:
+        await serve(main)
+    except (BatonError, OSError, ValueError) as exc:
+        print(f"{name}: {_reason(exc)}", file=sys.stderr)
+        return 1
+    if main.failure is not None:
+        print(f"{name}: stopped: {_reason(main.failure)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _reason(exc: BaseException) -> str:
+    """The text of an error, of a failed system call without Python's `[Errno 13]`."""
+    if not isinstance(exc, OSError) or not exc.strerror:
+        return str(exc)
+    return f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror

@@ -1,0 +1,273 @@
+"""Reads a configuration file into one typed struct per section, or names what is wrong in it.
+
+Order of precedence: defaults of the struct, the file, `BATONMQ_SECTION__KEY` of the environment.
+Names are RocketMQ's camelCase keys; the environment is matched without regard to case. Unknown keys
+are refused: a mistyped key is a setting that the operator believes to be in force.
+"""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+import yaml
+
+from batonmq.process.properties_text import parse_lines
+from batonmq.protocol.errors import ConfigError
+
+ENVIRONMENT_PREFIX: Final = "BATONMQ_"
+_YAML_NULL: Final = "tag:yaml.org,2002:null"
+_YAML_SUFFIXES: Final = {".yaml", ".yml"}
+
+Sections = Mapping[str, type[msgspec.Struct]]
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class _Setting(NamedTuple):
+    value: Any
+    where: str
+
+
+# section -> key -> setting
+_Found = dict[str, dict[str, _Setting]]
+
+
+def load_settings(
+    path: str | Path | None, sections: Sections, *, environ: Mapping[str, str]
+) -> dict[str, msgspec.Struct]:
+    """One struct for each of `sections`, those that the file does not mention with their defaults.
+
+    `path` None: environment and defaults alone. A file named .yaml or .yml is YAML; any other is
+    RocketMQ's flat property text, in which a key belongs to every section that knows it.
+    Raises ConfigError, and OSError where the file cannot be read.
+    """
+    found: _Found = {section: {} for section in sections}
+    if path is not None:
+        file = Path(path)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError("the file", None, str(file), "UTF-8 text is allowed") from error
+        if file.suffix.lower() in _YAML_SUFFIXES:
+            _read_yaml(text, str(file), sections, found)
+        else:
+            _read_flat(text, str(file), sections, found)
+    _read_environment(environ, sections, found)
+    return {
+        section: build_section(section, kind, found[section]) for section, kind in sections.items()
+    }
+
+
+def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, str]]) -> S:
+    """One struct out of `{key: (value, where)}`. Raises ConfigError."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, (value, where) in found.items():
+        kind_wanted = fields[key].type
+        try:
+            values[fields[key].name] = msgspec.convert(
+                _shape(value, kind_wanted), kind_wanted, strict=False
+            )
+        except msgspec.ValidationError as error:
+            allowed = f"{_describe(kind_wanted)} is allowed ({error})"
+            raise ConfigError(f"{section}.{key}", value, where, allowed) from None
+    for name, field in fields.items():
+        if field.required and field.name not in values:
+            raise ConfigError(
+                f"{section}.{name}", None, "nowhere", "missing, but it has no default"
+            )
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise _cross_field(section, found, error) from error
+
+
+def _cross_field(
+    section: str, found: Mapping[str, tuple[Any, str]], error: ValueError
+) -> ConfigError:
+    """The error of `__post_init__`, with the place of the first setting that its text names."""
+    text = str(error)
+    named = [key for key in found if key in text]
+    if not named:
+        return ConfigError(section, None, "the settings together", text)
+    key = min(named, key=text.index)
+    value, where = found[key]
+    return ConfigError(f"{section}.{key}", value, where, text)
+
+
+def _read_yaml(text: str, file: str, sections: Sections, found: _Found) -> None:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark is not None else file
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError("the file", None, where, f"not YAML: {problem}") from error
+    if root is None:
+        return
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError("the file", None, f"{file}:1", "one mapping per section is allowed")
+    seen: dict[str, str] = {}
+    for section_node, body in root.value:
+        section, where = str(section_node.value), _where(file, section_node)
+        if section not in sections:
+            raise ConfigError(section, None, where, _unknown("section", section, sections))
+        _refuse_duplicate(seen, section, None, where)
+        if isinstance(body, yaml.ScalarNode) and body.tag == _YAML_NULL:
+            continue
+        if not isinstance(body, yaml.MappingNode):
+            raise ConfigError(section, body.value, where, "a mapping of keys is allowed")
+        _read_section(file, section, body, sections, found[section])
+
+
+def _read_section(
+    file: str,
+    section: str,
+    body: yaml.MappingNode,
+    sections: Sections,
+    found: dict[str, _Setting],
+) -> None:
+    fields = msgspec.structs.fields(sections[section])
+    known = {field.encode_name: field.type for field in fields}
+    seen: dict[str, str] = {}
+    for key_node, value_node in body.value:
+        key, where = str(key_node.value), _where(file, key_node)
+        if key not in known:
+            homes = [name for name, kind in sections.items() if key in _keys(kind)]
+            what = f"it belongs in section {homes[0]}" if homes else _unknown("key", key, known)
+            raise ConfigError(f"{section}.{key}", value_node.value, where, what)
+        value = _yaml_value(value_node, known[key], f"{section}.{key}", where)
+        _refuse_duplicate(seen, f"{section}.{key}", value, where)
+        found[key] = _Setting(value, where)
+
+
+def _yaml_value(node: yaml.Node, kind: Any, key: str, where: str) -> Any:
+    """The value of a node; text as it is written, so that `deleteWhen: 04` stays "04"."""
+    if isinstance(node, yaml.ScalarNode) and _wants_text(kind) and node.tag != _YAML_NULL:
+        return node.value
+    constructor = yaml.SafeLoader("")
+    try:
+        return constructor.construct_object(node, deep=True)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(key, node.value, where, problem) from error
+    finally:
+        constructor.dispose()
+
+
+def _wants_text(kind: Any) -> bool:
+    info = msgspec.inspect.type_info(kind)
+    kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    return any(
+        isinstance(kind, msgspec.inspect.StrType | msgspec.inspect.EnumType) for kind in kinds
+    ) or all(
+        isinstance(kind, msgspec.inspect.LiteralType)
+        and all(isinstance(value, str) for value in kind.values)
+        for kind in kinds
+    )
+
+
+def _where(file: str, node: yaml.Node) -> str:
+    return f"{file}:{node.start_mark.line + 1}"
+
+
+def _refuse_duplicate(seen: dict[str, str], key: str, value: object, where: str) -> None:
+    if key in seen:
+        raise ConfigError(key, value, where, f"stands already at {seen[key]}; once is allowed")
+    seen[key] = where
+
+
+def _read_flat(text: str, file: str, sections: Sections, found: _Found) -> None:
+    known = {section: _keys(kind) for section, kind in sections.items()}
+    every = {key for keys in known.values() for key in keys}
+    seen: dict[str, str] = {}
+    for line in parse_lines(text):
+        where = f"{file}:{line.number}"
+        if line.key not in every:
+            raise ConfigError(line.key, line.value, where, _unknown("key", line.key, every))
+        _refuse_duplicate(seen, line.key, line.value, where)
+        for section, keys in known.items():
+            if line.key in keys:
+                found[section][line.key] = _Setting(line.value, where)
+
+
+def _read_environment(environ: Mapping[str, str], sections: Sections, found: _Found) -> None:
+    by_name = {section.lower(): section for section in sections}
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX) or "__" not in name:
+            continue
+        section_text, _, key_text = name.removeprefix(ENVIRONMENT_PREFIX).partition("__")
+        section = by_name.get(section_text.lower())
+        if section is None:
+            # Another process of the same machine may read that section.
+            continue
+        keys = {key.lower(): key for key in _keys(sections[section])}
+        key = keys.get(key_text.lower())
+        if key is None:
+            raise ConfigError(
+                f"{section}.{key_text}",
+                environ[name],
+                f"environment variable {name}",
+                _unknown("key", key_text, keys.values()),
+            )
+        found[section][key] = _Setting(environ[name], f"environment variable {name}")
+
+
+def _keys(kind: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(kind)}
+
+
+def _unknown(what: str, name: str, known: Any) -> str:
+    names = sorted(known)
+    folded = {candidate.lower(): candidate for candidate in names}
+    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
+    if near:
+        return f"unknown {what}, did you mean {folded[near[0]]}?"
+    return f"unknown {what}; allowed are {', '.join(names)}"
+
+
+def _shape(value: Any, kind: Any) -> Any:
+    """The value as msgspec takes it. In files and in the environment a list is split at `;`."""
+    info = msgspec.inspect.type_info(kind)
+    wants_list = isinstance(info, msgspec.inspect.ListType | msgspec.inspect.VarTupleType)
+    if wants_list and isinstance(value, str):
+        return [part.strip() for part in value.split(";") if part.strip()]
+    if isinstance(value, str) and not isinstance(info, msgspec.inspect.StrType):
+        return value.strip()
+    return value
+
+
+def _describe(kind: Any) -> str:
+    info = msgspec.inspect.type_info(kind)
+    return _describe_info(info)
+
+
+def _describe_info(info: msgspec.inspect.Type) -> str:
+    match info:
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.IntType(ge=low, le=high):
+            if low is not None and high is not None:
+                return f"a whole number from {low} to {high}"
+            if low is not None:
+                return f"a whole number of {low} or more"
+            return "a whole number"
+        case msgspec.inspect.FloatType():
+            return "a number"
+        case msgspec.inspect.StrType():
+            return "text"
+        case msgspec.inspect.LiteralType(values=values):
+            return "one of " + ", ".join(str(value) for value in values)
+        case msgspec.inspect.EnumType(cls=cls):
+            return "one of " + ", ".join(str(member.value) for member in cls)
+        case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
+            return "a list"
+        case msgspec.inspect.UnionType(types=types):
+            return " or ".join(
+                _describe_info(t) for t in types if not isinstance(t, msgspec.inspect.NoneType)
+            )
+    return type(info).__name__
+
+
+__all__ = ["ENVIRONMENT_PREFIX", "build_section", "load_settings"]

@@ -1,0 +1,49 @@
+"""Options of TCP sockets, and whether a port is free.
+
+After a link is cut TCP retransmits at growing intervals for a quarter of an hour, and notices late
+that the link works again. With a limit for unacknowledged bytes the connection fails instead, and a
+new one can be made at once.
+"""
+
+import asyncio
+import socket
+
+_IP = (socket.AF_INET, socket.AF_INET6)
+
+
+def limit_unacknowledged(sock: socket.socket, limit_ms: int) -> None:
+    """The connection fails once bytes that were sent are unacknowledged for `limit_ms`."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+
+
+def limit_unacknowledged_of(transport: asyncio.BaseTransport, limit_ms: int) -> None:
+    """`limit_unacknowledged` for a transport; without effect if it has no TCP socket."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in _IP:
+        limit_unacknowledged(sock, limit_ms)
+
+
+def keep_alive(sock: socket.socket, *, every_s: int, failures: int) -> None:
+    """An idle peer is probed every `every_s`; the connection fails after so many lost probes."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, failures)
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raises OSError (EADDRINUSE, EACCES, ...) if this process could not listen there."""
+    family, kind, proto, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def is_port_free(host: str, port: int) -> bool:
+    try:
+        check_port_free(host, port)
+    except OSError:
+        return False
+    return True

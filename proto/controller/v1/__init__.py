@@ -1,0 +1,1 @@
+"""Version 1: the generated modules, and `role_view`, written by hand."""

@@ -1,0 +1,207 @@
+"""The role that the controllers give this process: the view in force, the lease, the role change.
+
+Pure. Invariants
+- A view is taken only if its (masterEpoch, setEpoch) grows (R20) and its epoch is not below the
+  highest accepted, which never falls (R2).
+- This process is master only where a view names its id *and* incarnation, in an epoch above all
+  that an earlier incarnation accepted (R3).
+- The lease counts from the send time of a heartbeat that the leader answered for the epoch and the
+  incarnation of this mastership, and ends with the role (R5).
+- The broker gets each role change, (masterEpoch, role, master), once, and again only if it failed.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from batonmq.process.backoff import Backoff
+from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager.events import (
+    AnswerReceived,
+    BecomeMaster,
+    BecomeSlave,
+    Effect,
+    LeaseChanged,
+    Notice,
+    ReportEvent,
+    SetDead,
+    StandDown,
+)
+
+RETRY_FIRST_MS = 50
+RETRY_MOST_MS = 1000
+
+Key = tuple[int, int]
+"""(masterEpoch, setEpoch)."""
+
+
+class Worth(enum.Enum):
+    """What a received view means for this broker."""
+
+    NEWER = "newer"
+    REGISTERED_ANEW = "registered anew"
+    """The same epochs, but an address or an incarnation (R12) changed."""
+    KNOWN = "known"
+    STALE = "stale"
+    """Of a masterEpoch below the highest accepted."""
+
+
+class ViewInForce:
+    """The newest view taken, and what this process is in it. `broker_id` 0: not assigned yet."""
+
+    def __init__(self, broker_id: int, incarnation: str, highest_master_epoch: int) -> None:
+        self.broker_id = broker_id
+        self.incarnation = incarnation
+        self.highest_master_epoch = highest_master_epoch
+        self.view: RoleView | None = None
+        self._earlier_epoch = highest_master_epoch
+        """Highest epoch that an earlier incarnation of this broker accepted (R3)."""
+
+    @property
+    def role(self) -> Role:
+        return Role.FENCED if self.view is None else self.role_in(self.view)
+
+    @property
+    def key(self) -> Key:
+        """Of the view in force, (0, 0) before the first."""
+        return (0, 0) if self.view is None else self.view.key
+
+    @property
+    def heartbeat_key(self) -> Key:
+        """What heartbeats report: the highest epoch accepted, and the set's epoch."""
+        return (self.highest_master_epoch, self.key[1])
+
+    def worth(self, view: RoleView) -> Worth:
+        if view.master_epoch < self.highest_master_epoch:
+            return Worth.STALE
+        known = self.view
+        if known is None or view.key > known.key:
+            return Worth.NEWER
+        if (
+            view.key == known.key
+            and view.raft_index > known.raft_index
+            and _registrations(view) != _registrations(known)
+        ):
+            return Worth.REGISTERED_ANEW
+        return Worth.KNOWN
+
+    def take(self, view: RoleView) -> bool:
+        """True if its masterEpoch is higher than any before and has to be made durable."""
+        self.view = view
+        if view.master_epoch <= self.highest_master_epoch:
+            return False
+        self.highest_master_epoch = view.master_epoch
+        return True
+
+    def role_in(self, view: RoleView) -> Role:
+        """R3: master only under this incarnation, in an epoch that no earlier one accepted."""
+        if not view.master_broker_id:
+            return Role.FENCED
+        if view.master_broker_id != self.broker_id:
+            return Role.SLAVE
+        is_new_epoch = view.master_epoch > self._earlier_epoch
+        is_own = view.master_incarnation == self.incarnation and is_new_epoch
+        return Role.MASTER if is_own else Role.FENCED
+
+    def check_invariants(self) -> None:
+        if self.view is not None:
+            assert self.view.master_epoch <= self.highest_master_epoch
+            if self.role is Role.MASTER:
+                assert self.view.master_epoch > self._earlier_epoch
+
+
+def _registrations(view: RoleView) -> tuple[object, ...]:
+    return tuple(
+        (r.broker_id, r.address, r.ha_address, r.learner, r.incarnation, r.log_id)
+        for r in view.replicas
+    )
+
+
+class Lease:
+    """`lease_ms` is masterLeaseMs."""
+
+    def __init__(self, lease_ms: int) -> None:
+        self._lease_ms = lease_ms
+        self._until_ms = 0
+        self._reported = False
+
+    def valid(self, now_ms: int) -> bool:
+        """The leader answered less than a lease ago; True only while this process is master."""
+        return now_ms < self._until_ms
+
+    def drop(self) -> None:
+        """The role changes: no lease passes from one epoch to the next."""
+        self._until_ms = 0
+
+    def extend(self, answer: AnswerReceived, master_epoch: int) -> None:
+        """The leader answered the master of `master_epoch`."""
+        if answer.master_epoch == master_epoch:
+            self._until_ms = max(self._until_ms, answer.sent_ms + self._lease_ms)
+
+    def due(
+        self, now_ms: int, deadlines: list[int], *, master: bool, master_epoch: int, broker_id: int
+    ) -> list[Effect]:
+        valid = master and self.valid(now_ms)
+        if valid:
+            deadlines.append(self._until_ms)
+        if valid == self._reported:
+            return []
+        self._reported = valid
+        effects: list[Effect] = [LeaseChanged(valid, master_epoch)]
+        if not valid and master and self._until_ms:
+            effects.append(ReportEvent("lease_lost", (("broker_id", broker_id),)))
+            effects.append(Notice("lease_lost", (("master_epoch", master_epoch),), warning=True))
+        return effects
+
+
+class RoleChanges:
+    """The role change that the broker has to make, and its repetition after a failure."""
+
+    def __init__(self) -> None:
+        self._acted: tuple[int, Role, int] | None = None
+        self._dead_reported: frozenset[int] = frozenset()
+        self._backoff = Backoff(RETRY_FIRST_MS, RETRY_MOST_MS)
+        self._retry_ms: int | None = None
+
+    def is_new(self, view: RoleView, role: Role) -> bool:
+        """Whether `view`, in which this process is `role`, changes the role; noted if it does."""
+        acted = (view.master_epoch, role, view.master_broker_id or 0)
+        if acted == self._acted:
+            return False
+        self._acted = acted
+        self._backoff.reset()
+        return True
+
+    def act(self, view: RoleView, role: Role, broker_id: int) -> list[Effect]:
+        """The effects of changing to `role`."""
+        self._retry_ms = None
+        change: Effect
+        if role is Role.MASTER:
+            change = BecomeMaster(view)
+        elif role is Role.SLAVE:
+            change = BecomeSlave(view)
+        else:
+            change = StandDown(view)
+        name = "none" if role is Role.FENCED else role.value.lower()
+        fields = (("role", name), ("broker_id", broker_id))
+        return [change, SetDead(self._dead_reported), ReportEvent("role_changed", fields)]
+
+    def failed(self, now_ms: int) -> None:
+        """The broker raised: try again, each time later."""
+        self._retry_ms = now_ms + self._backoff.next_ms()
+
+    def due(self, now_ms: int, deadlines: list[int]) -> bool:
+        """Whether a failed change is to be tried again now."""
+        if self._retry_ms is None:
+            return False
+        if now_ms >= self._retry_ms:
+            return True
+        deadlines.append(self._retry_ms)
+        return False
+
+    def dead_changed(self, dead: frozenset[int] | None) -> list[Effect]:
+        """`dead`: as the leading controller judges (R5), None while no controller leads."""
+        if dead is None or dead == self._dead_reported or self._acted is None:
+            return []
+        self._dead_reported = dead
+        return [SetDead(dead)]

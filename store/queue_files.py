@@ -1,0 +1,155 @@
+"""The bytes of one consume queue, in files of fixed size that continue each other.
+
+Each file is named by the position of its first byte. Positions count from the start of the queue.
+Units are not parsed here. One thread; only `sync_file` on the paths that `take_unsynced` returned
+may run elsewhere.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from batonmq.process.durable_file import sync_directory, sync_file, write_all, zero_range
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.store.file_handles import FileHandles
+
+_NAME_DIGITS = 20
+
+
+class QueueFiles:
+    """`starts` are the positions of the files' first bytes, ascending and without gaps."""
+
+    __slots__ = ("_directory", "_handles", "_unsynced", "file_size", "starts")
+
+    def __init__(self, directory: Path, file_size: int, handles: FileHandles) -> None:
+        """Nothing is created on disk before the first `write`."""
+        self._directory = str(directory)
+        self._handles = handles
+        self.file_size = file_size
+        self.starts: list[int] = []
+        # Files and folders to sync: with a new file also the folders that lead to it.
+        self._unsynced: set[str] = set()
+
+    @property
+    def directory(self) -> str:
+        return self._directory
+
+    @property
+    def end(self) -> int:
+        """The position behind the last file, 0 if there is none."""
+        return self.starts[-1] + self.file_size if self.starts else 0
+
+    def place_of(self, position: int) -> tuple[str, int]:
+        """The file of a position, and where in it."""
+        within = position % self.file_size
+        return self._path(position - within), within
+
+    def _path(self, start: int) -> str:
+        return f"{self._directory}/{start:0{_NAME_DIGITS}d}"
+
+    def load(self) -> None:
+        """Find the files. An empty last one is removed. Raises CorruptLogError for a file of
+        another length or a missing one."""
+        self.starts = []
+        try:
+            names = sorted(n for n in os.listdir(self._directory) if n.isdigit())
+        except FileNotFoundError:
+            return
+        for name in names:
+            path = f"{self._directory}/{name}"
+            size = os.stat(path).st_size
+            if size == 0 and name == names[-1]:
+                os.unlink(path)
+                return
+            if size != self.file_size:
+                raise CorruptLogError(
+                    path, 0, f"file of {size} bytes where {self.file_size} belong"
+                )
+            if self.starts and int(name) != self.end:
+                raise CorruptLogError(self._path(self.end), 0, "consume queue file is missing")
+            self.starts.append(int(name))
+
+    def read(self, position: int, end: int) -> bytes:
+        """The bytes [position, end) of one file. Raises CorruptLogError if it is shorter."""
+        path, within = self.place_of(position)
+        data = os.pread(self._handles.fd(path), end - position, within)
+        if len(data) != end - position:
+            raise CorruptLogError(path, within, f"{len(data)} bytes where {end - position} belong")
+        return data
+
+    def write(self, position: int, data: memoryview) -> None:
+        """Write over as many files as it takes. Raises OSError; then it can be done again."""
+        done = 0
+        while done < len(data):
+            path, within = self.place_of(position + done)
+            self._ensure(position + done - within)
+            count = min(len(data) - done, self.file_size - within)
+            write_all(self._handles.fd(path), data[done : done + count], within)
+            self._unsynced.add(path)
+            done += count
+
+    def _ensure(self, start: int) -> None:
+        if self.starts and self.starts[-1] >= start:
+            return
+        assert not self.starts or self.end == start
+        if not self.starts:
+            os.makedirs(self._directory, exist_ok=True)
+            self._unsynced.update(map(str, Path(self._directory).parents[:2]))
+        fd = os.open(self._path(start), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            os.ftruncate(fd, self.file_size)
+        finally:
+            os.close(fd)
+        self._unsynced.add(self._directory)
+        self.starts.append(start)
+
+    def take_unsynced(self) -> list[Path]:
+        """Files and folders to sync since the last call; `sync_file` takes both."""
+        paths = [Path(path) for path in sorted(self._unsynced, reverse=True)]
+        self._unsynced.clear()
+        return paths
+
+    def cut(self, position: int, written_end: int) -> None:
+        """Remove or zero what lies in [position, written_end), durably.
+
+        The first file stays, even if emptied: its name keeps the queue's place.
+        """
+        removed = False
+        while len(self.starts) > 1 and self.starts[-1] >= position:
+            self._unlink(self.starts.pop())
+            removed = True
+        if removed:
+            sync_directory(Path(self._directory))
+        start = self.starts[-1]
+        end = min(written_end, self.end)
+        path = self._path(start)
+        if position < end and zero_range(self._handles.fd(path), position - start, end - start):
+            sync_file(Path(path))
+
+    def drop_first(self) -> None:
+        """Remove the oldest file; the caller syncs the folder (`sync_folder`)."""
+        self._unlink(self.starts.pop(0))
+
+    def sync_folder(self) -> None:
+        sync_directory(Path(self._directory))
+
+    def _unlink(self, start: int) -> None:
+        path = self._path(start)
+        self._handles.forget(path)
+        os.unlink(path)
+        self._unsynced.discard(path)
+
+    def close(self) -> None:
+        """Close the descriptors; nothing is synced."""
+        for start in self.starts:
+            self._handles.forget(self._path(start))
+
+    def destroy(self) -> None:
+        """Remove all files and the folder."""
+        self.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self.starts.clear()
+        self._unsynced.clear()
+
+
+__all__ = ["QueueFiles"]

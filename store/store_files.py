@@ -1,0 +1,91 @@
+"""The files of a store under its root folder, opened together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from batonmq.epoch.file_cache import EpochFileCache
+from batonmq.store.checkpoint import StoreCheckpoint
+from batonmq.store.commit_log import CommitLog
+from batonmq.store.config import StoreConfig
+from batonmq.store.index_service import IndexService
+from batonmq.store.queue_table import ConsumeQueueStore
+from batonmq.store.suspicion import RunMark, SuspectMark
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFiles:
+    """What is on disk. `last_run` is None after a clean stop.
+
+    `has_damaged_queues`: a consume queue could not be read and was removed, to be built anew.
+    """
+
+    config: StoreConfig
+    last_run: RunMark | None
+    has_damaged_queues: bool
+    log: CommitLog
+    checkpoint: StoreCheckpoint
+    consume_queues: ConsumeQueueStore
+    index: IndexService
+    epochs: EpochFileCache
+    suspect_mark: SuspectMark
+
+    @property
+    def was_clean(self) -> bool:
+        return self.last_run is None
+
+    def close(self) -> None:
+        """Close all files; derived data goes to the page cache, nothing is synced."""
+        self.consume_queues.close()
+        self.index.close()
+        self.checkpoint.close()
+        self.log.close()
+
+
+def abort_path(root: Path) -> Path:
+    """The file that is there from start to clean stop."""
+    return root / "abort"
+
+
+def load_files(config: StoreConfig, clock_ms: Callable[[], int]) -> StoreFiles:
+    """Open everything under the store's root; the log's end is not known yet.
+
+    Raises StoreFormatError, CorruptLogError (an epoch file without a good copy), OSError. Origin:
+    Java `DefaultMessageStore.load`.
+    """
+    root = config.root
+    last_run = RunMark.read(abort_path(root))
+    checkpoint = StoreCheckpoint(root / "checkpoint")
+    commit_log = CommitLog(config.commit_log_folder, config.mapped_file_size_commit_log)
+    commit_log.load()
+    consume_queues = ConsumeQueueStore(
+        root / "consumequeue", file_size=config.consume_queue_file_size
+    )
+    damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0)
+    index = IndexService(
+        root / "index",
+        slot_num=config.max_hash_slot_num,
+        index_num=config.max_index_num,
+        clock_ms=clock_ms,
+    )
+    index.load(
+        clean=last_run is None,
+        safe_timestamp=checkpoint.index_msg_timestamp,
+        safe_offset=checkpoint.recovery_offset or 0,
+    )
+    return StoreFiles(
+        config,
+        last_run,
+        bool(damaged_queues),
+        commit_log,
+        checkpoint,
+        consume_queues,
+        index,
+        EpochFileCache(root / "epochFileCheckpoint"),
+        SuspectMark(root / "suspect"),
+    )
+
+
+__all__ = ["StoreFiles", "abort_path", "load_files"]

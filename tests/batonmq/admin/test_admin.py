@@ -1,0 +1,211 @@
+"""Admin calls against scripted servers: what they send, find and report."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+from fake_cluster import CLUSTER, FakeCluster, answer, silence
+
+from batonmq import (
+    Admin,
+    ClientError,
+    Message,
+    MessageQueue,
+    NoMasterError,
+    NoRouteError,
+    Producer,
+    UnsupportedByBrokerError,
+)
+from batonmq.client.errors import NoNameServerError
+from batonmq.client.instance.name_servers import name_servers_from
+from batonmq.protocol.bodies import (
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+
+TOPIC = "T"
+Q0 = MessageQueue(TOPIC, "broker-a", 0)
+
+
+def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
+    async def main() -> None:
+        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
+            cluster.add_topic(TOPIC)
+            await story(cluster)
+
+    uvloop.run(main())
+
+
+def test_topics_are_made_listed_measured_and_deleted() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        async with Admin(cluster.name_server_addresses) as admin:
+            config = TopicConfig(topic_name="N", read_queue_nums=2, write_queue_nums=2)
+            done = await admin.topics.create_or_update(config, cluster=CLUSTER)
+            assert sorted(done) == ["broker-a", "broker-b"]
+            assert "N" in await admin.topics.names()
+            assert len((await admin.topics.route("N")).broker_datas) == 2
+            cluster.master("broker-b").store("N", 1, b"x")
+            stats = await admin.topics.stats("N")
+            assert [(s.queue.broker_name, s.min_offset, s.max_offset) for s in stats] == [
+                ("broker-a", 0, 0),
+                ("broker-a", 0, 0),
+                ("broker-b", 0, 0),
+                ("broker-b", 0, 1),
+            ]
+            assert "N" in (await admin.topics.configs(done["broker-a"])).topic_config_table
+            await admin.topics.delete("N", CLUSTER)
+            with pytest.raises(NoRouteError):
+                await admin.topics.route("N")
+            codes = [r.code for n in cluster.name_servers for r in n.requests]
+            assert codes.count(RequestCode.DELETE_TOPIC_IN_NAMESRV) == 2
+
+    run(story, groups=2)
+
+
+def test_targets_that_do_not_exist_are_named() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        async with Admin(cluster.name_server_addresses) as admin:
+            with pytest.raises(ClientError, match=r"no cluster Nope.*DefaultCluster"):
+                await admin.cluster.masters("Nope")
+            with pytest.raises(ClientError, match=r"no broker group x.*broker-a"):
+                await admin.cluster.masters(broker="x")
+            with pytest.raises(ClientError, match="say where"):
+                await admin.topics.create_or_update(TopicConfig(topic_name="N"))
+            await cluster.kill_master()
+            with pytest.raises(NoMasterError):
+                await admin.cluster.masters(CLUSTER)
+
+    run(story)
+
+
+def test_messages_are_found_by_id_key_and_unique_key() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        addresses = cluster.name_server_addresses
+        async with Producer("pg", name_servers=addresses) as producer, Admin(addresses) as admin:
+            sent = await producer.send(Message.of(TOPIC, "hello", keys="k1 k2"))
+            by_id = await admin.messages.by_id(sent.offset_msg_id)
+            by_unique = await admin.messages.by_unique_key(TOPIC, sent.msg_id)
+            by_key = await admin.messages.by_key(TOPIC, "k2")
+            assert by_id is not None and by_unique is not None
+            assert by_id.body == by_unique.body == by_key[0].body == b"hello"
+            assert await admin.messages.by_key(TOPIC, "k") == []
+            gone = sent.offset_msg_id[:-2] + "77"
+            assert await admin.messages.by_id(gone) is None
+            with pytest.raises(ClientError, match="no offset message id"):
+                await admin.messages.by_id("xyz")
+
+    run(story)
+
+
+def test_progress_is_worked_out_where_the_broker_does_not_serve_it() -> None:
+    """Code 208 answered with 3: offsets (43) and queue ends (30) say the same."""
+
+    async def story(cluster: FakeCluster) -> None:
+        for i in range(5):
+            cluster.master().store(TOPIC, 0, b"%d" % i)
+        offsets = cluster.groups["broker-a"].offsets
+        offsets["g", TOPIC, 0] = 2
+        offsets["other", TOPIC, 0] = 1
+        async with Admin(cluster.name_server_addresses) as admin:
+            progress = await admin.consumer_groups.progress("g")
+            assert [(q.queue, q.broker_offset, q.consumer_offset) for q in progress.queues] == [
+                (Q0, 5, 2)
+            ]
+            assert progress.lag == 3
+            assert progress.members == ()
+            assert await admin.consumer_groups.names() == ["g", "other"]
+
+    run(story)
+
+
+def test_broker_facts() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        address = cluster.master().address
+        async with Admin(cluster.name_server_addresses) as admin:
+            info = await admin.cluster.info()
+            assert info.broker_addr_table["broker-a"].broker_addrs[0] == address
+            assert (await admin.brokers.runtime_info(address))["brokerVersionDesc"] == "FAKE"
+            assert (await admin.brokers.ha_status(address)).master
+            assert (await admin.brokers.epochs(address)).epoch_list[0].epoch == 1
+            group = SubscriptionGroupConfig(group_name="g", retry_max_times=3)
+            await admin.consumer_groups.update(group, broker="broker-a")
+            table = (await admin.consumer_groups.settings(address)).subscription_group_table
+            assert table["g"].retry_max_times == 3
+            states = await admin.cluster.name_server_states()
+            assert states == dict.fromkeys(cluster.name_server_addresses)
+            cluster.master().before[28].append(answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+            with pytest.raises(UnsupportedByBrokerError, match="code 28"):
+                await admin.brokers.runtime_info(address)
+
+    run(story)
+
+
+def test_every_name_server_has_the_whole_time_to_answer() -> None:
+    """The first never answers; the last is asked meanwhile, and not with what was left."""
+
+    async def story(cluster: FakeCluster) -> None:
+        first, *others = cluster.name_server_addresses
+        cluster.name_servers[0].before[106] += [silence] * 10
+        async with Admin(cluster.name_server_addresses, timeout_ms=300) as admin:
+            states = await admin.cluster.name_server_states()
+        assert others and states == {first: states[first], **dict.fromkeys(others)}
+        waited = re.search(r"no answer .* within (\d+) ms", states[first] or "")
+        assert waited and int(waited[1]) > 300 / 2, "a share of the time is at most its half"
+
+    run(story)
+
+
+def test_attributes_are_worded_as_brokers_read_them() -> None:
+    """`+key=value` sets; `-key` takes away and must not carry an equals sign."""
+
+    async def main() -> None:
+        async with FakeCluster() as cluster, asyncio.timeout(20):
+            config = TopicConfig(topic_name=TOPIC, attributes={"+a": "b", "-c": ""})
+            async with Admin(cluster.name_server_addresses) as admin:
+                await admin.topics.create_or_update(config, cluster=CLUSTER)
+            (request,) = (
+                r
+                for r in cluster.master().requests
+                if r.code == RequestCode.UPDATE_AND_CREATE_TOPIC
+            )
+            assert request.ext["attributes"] == "+a=b,-c"
+
+    uvloop.run(main())
+
+
+def test_messages_found_by_key_name_their_broker_group() -> None:
+    async def main() -> None:
+        async with FakeCluster() as cluster, asyncio.timeout(20):
+            cluster.add_topic(TOPIC)
+            addresses = cluster.name_server_addresses
+            async with Producer("g", name_servers=addresses) as producer, Admin(addresses) as admin:
+                sent = await producer.send(Message.of(TOPIC, "x", keys="k"))
+                (found,) = await admin.messages.by_key(TOPIC, "k")
+                unique = await admin.messages.by_unique_key(TOPIC, sent.msg_id)
+            assert unique is not None
+            assert found.broker_name == unique.broker_name == "broker-a"
+
+    uvloop.run(main())
+
+
+def test_a_client_may_be_made_without_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For controllers and brokers only; what needs a name server says that there is none."""
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876")
+    assert name_servers_from(()) == ()
+    assert name_servers_from(None) == ("10.0.0.1:9876",)
+
+    async def main() -> None:
+        async with FakeCluster() as cluster, asyncio.timeout(20), Admin(()) as admin:
+            assert await admin.brokers.runtime_info(cluster.master().address)
+            with pytest.raises(NoNameServerError, match="no name server given"):
+                await admin.cluster.info()
+
+    uvloop.run(main())
+
+
+def test_an_address_is_said_once() -> None:
+    error = NoNameServerError([("h:1", "h:1: Connection refused")])
+    assert "(h:1: Connection refused)" in str(error)

@@ -1,0 +1,205 @@
+"""Controller calls against scripted controllers."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+import uvloop
+from fake_cluster import CLUSTER, FakeCluster, refuse, until
+
+from batonmq import (
+    Admin,
+)
+from batonmq.client.admin.controller_admin import grpc_address, properties_from_text
+from batonmq.client.errors import NoControllerLeaderError
+from batonmq.protocol.bodies import (
+    BrokerReplicasInfo,
+    ElectMasterResponseBody,
+    ReplicaIdentity,
+    ReplicasInfo,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import ConnectError, ResponseError
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingServer
+
+TOPIC = "T"
+
+
+def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
+    async def main() -> None:
+        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
+            cluster.add_topic(TOPIC)
+            await story(cluster)
+
+    uvloop.run(main())
+
+
+class FakeController:
+    """Answers 1005 with the leader it is told; state calls only if it is the leader."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.leader: FakeController | None = None
+        self.requests: list[RemotingCommand] = []
+        self._server: RemotingServer | None = None
+
+    async def start(self) -> None:
+        processors = Processors()
+        processors.default(self._answer)
+        self._server = RemotingServer(processors)
+        self.address = f"127.0.0.1:{await self._server.listen('127.0.0.1', 0)}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        await self._server.close()
+
+    def _answer(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        self.requests.append(request)
+        leader = self.leader
+        if request.code == RequestCode.CONTROLLER_GET_METADATA_INFO:
+            ext = {"group": "g1", "isLeader": "true" if leader is self else "false", "peers": ""}
+            if leader is not None:
+                ext |= {"controllerLeaderId": "n1", "controllerLeaderAddress": leader.address}
+            return RemotingCommand.response_to(request, ext=ext)
+        if request.code in (
+            RequestCode.GET_CONTROLLER_CONFIG,
+            RequestCode.UPDATE_CONTROLLER_CONFIG,
+        ):
+            return RemotingCommand.response_to(request, body=b"a=1\n# c\nb = x=y\n")
+        if leader is not self:
+            return refuse(request, ResponseCode.CONTROLLER_NOT_LEADER, "not leader")
+        if request.code == RequestCode.CONTROLLER_GET_SYNC_STATE_DATA:
+            info = ReplicasInfo(
+                in_sync_replicas=[ReplicaIdentity(broker_id=1, broker_address="h:1", alive=True)],
+                master_broker_id=1,
+                master_epoch=4,
+            )
+            table = dict.fromkeys(json.loads(request.body), info)
+            body = BrokerReplicasInfo(replicas_info_table=table).encode()
+            return RemotingCommand.response_to(request, body=body)
+        if request.code == RequestCode.CONTROLLER_ELECT_MASTER:
+            designated = request.ext["brokerId"] != "-1"
+            ext = {
+                "masterBrokerId": request.ext["brokerId"] if designated else "1",
+                "masterAddress": "h:2",
+                "masterEpoch": "5",
+                "syncStateSetEpoch": "9",
+            }
+            code = 0 if designated else ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+            body = ElectMasterResponseBody(sync_state_set=[2, 1]).encode()
+            return RemotingCommand.response_to(request, code, ext=ext, body=body)
+        if request.code == RequestCode.CLEAN_BROKER_DATA:
+            code = ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+            return refuse(request, code, "broker 1 is alive")
+        return refuse(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "?")
+
+
+def with_controllers(
+    story: Callable[[list[FakeController], Admin], Awaitable[None]], timeout_ms: int = 5000
+) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as servers, asyncio.timeout(20):
+            controllers = [FakeController() for _ in range(3)]
+            for controller in controllers:
+                await controller.start()
+                servers.push_async_callback(controller.stop)
+            async with Admin(["127.0.0.1:1"], timeout_ms=timeout_ms) as admin:
+                await story(controllers, admin)
+
+    uvloop.run(main())
+
+
+def test_state_calls_find_the_leader() -> None:
+    async def story(controllers: list[FakeController], admin: Admin) -> None:
+        for controller in controllers:
+            controller.leader = controllers[1]
+        calls = admin.controller([controllers[0].address])
+        info = await calls.sync_state_data(["broker-a"])
+        assert info.replicas_info_table["broker-a"].master_epoch == 4
+        elected = await calls.elect_master(CLUSTER, "broker-a", 2)
+        assert (elected.master_broker_id, elected.master_epoch) == (2, 5)
+        assert elected.sync_state_set == (1, 2)
+        assert not elected.already_master
+        assert (await calls.elect_master(CLUSTER, "broker-a")).already_master
+        with pytest.raises(ResponseError, match="alive"):
+            await calls.clean_broker_data(CLUSTER, "broker-a", [1])
+        request = controllers[1].requests[-1]
+        assert request.ext["brokerControllerIdsToClean"] == "1"
+        assert {r.code for r in controllers[0].requests} == {1005}
+
+    with_controllers(story)
+
+
+def test_metadata_of_every_controller_the_dead_ones_too() -> None:
+    async def story(controllers: list[FakeController], admin: Admin) -> None:
+        for controller in controllers:
+            controller.leader = controllers[0]
+        await controllers[2].stop()
+        answers = await admin.controller([c.address for c in controllers]).all_metadata()
+        first, _, last = answers.values()
+        assert not isinstance(first, Exception) and first.is_leader
+        assert isinstance(last, ConnectError)
+
+    with_controllers(story)
+
+
+def test_without_a_leader_it_says_so_after_the_timeout() -> None:
+    async def story(controllers: list[FakeController], admin: Admin) -> None:
+        with pytest.raises(NoControllerLeaderError, match="majority"):
+            await admin.controller(controllers[0].address).sync_state_data(["broker-a"])
+
+    with_controllers(story, timeout_ms=60)
+
+
+def test_without_a_leader_every_controller_is_named_with_what_it_said() -> None:
+    async def story(controllers: list[FakeController], admin: Admin) -> None:
+        await controllers[0].stop()
+        addresses = [controller.address for controller in controllers]
+        with pytest.raises(NoControllerLeaderError) as raised:
+            await admin.controller(addresses).sync_state_data(["broker-a"])
+        assert [address for address, _ in raised.value.asked] == addresses
+        assert f"{addresses[1]}: replies, but has no leader" in str(raised.value)
+
+    with_controllers(story, timeout_ms=60)
+
+
+def test_a_leader_elected_meanwhile_is_waited_for() -> None:
+    async def story(controllers: list[FakeController], admin: Admin) -> None:
+        asking = asyncio.ensure_future(
+            admin.controller([c.address for c in controllers]).sync_state_data(["broker-a"])
+        )
+        await until(lambda: bool(controllers[2].requests))
+        for controller in controllers:
+            controller.leader = controllers[2]
+        assert (await asking).replicas_info_table.keys() == {"broker-a"}
+
+    with_controllers(story)
+
+
+def test_settings_are_read_and_changed_at_every_controller() -> None:
+    async def story(controllers: list[FakeController], admin: Admin) -> None:
+        calls = admin.controller(";".join(c.address for c in controllers))
+        assert await calls.config() == {"a": "1", "b": "x=y"}
+        done = await calls.update_config({"k": "v"})
+        assert done == tuple(c.address for c in controllers)
+        assert {c.requests[-1].body for c in controllers} == {b"k=v\n"}
+
+    with_controllers(story)
+
+
+def test_grpc_endpoint_without_a_server_is_a_connect_error() -> None:
+    async def story(controllers: list[FakeController], admin: Admin) -> None:
+        with pytest.raises(ConnectError):
+            await admin.controller("127.0.0.1:1").history()
+
+    with_controllers(story, timeout_ms=500)
+
+
+def test_grpc_endpoint_is_one_port_above() -> None:
+    assert grpc_address("10.0.0.1:9878") == "10.0.0.1:9879"
+    assert grpc_address("[::1]:9878") == "[::1]:9879"
+    assert properties_from_text("#x\n a = b \nc\n") == {"a": "b"}

@@ -1,0 +1,198 @@
+"""A consumer's decisions without a socket: allocation, flow control, redelivery, tags."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batonmq.client.consumer.concurrent_service import redelivery_delay_ms
+from batonmq.client.consumer.options import MessageModel
+from batonmq.client.consumer.process_queue import FlowLimits, ProcessQueue
+from batonmq.client.consumer.pulling import build_subscription, wanted_only
+from batonmq.client.consumer.rebalance import allocate_averagely, plan_rebalance
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import MessageExt, MessageQueue
+from batonmq.protocol.tags import java_string_hash
+
+relaxed = settings(deadline=None)
+QUEUES = [MessageQueue("T", "a", i) for i in range(8)]
+
+
+def message(offset: int, body: bytes = b"x" * 10, **properties: str) -> MessageExt:
+    return MessageExt(
+        topic="T",
+        queue_id=0,
+        queue_offset=offset,
+        physical_offset=offset * 100,
+        store_size=100,
+        msg_id=f"id{offset}",
+        body=body,
+        body_crc=0,
+        flag=0,
+        sys_flag=0,
+        born_timestamp=0,
+        born_host="h:1",
+        store_timestamp=0,
+        store_host="h:1",
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+        properties=properties,
+    )
+
+
+def java_averagely(queues: list[MessageQueue], ids: list[str], own: str) -> list[MessageQueue]:
+    """The arithmetic of Java's class, spelled out naively: sizes first, then the start."""
+    index, mod = ids.index(own), len(queues) % len(ids)
+    if len(queues) <= len(ids):
+        size = 1
+    elif mod > 0 and index < mod:
+        size = len(queues) // len(ids) + 1
+    else:
+        size = len(queues) // len(ids)
+    start = index * size if mod > 0 and index < mod else index * size + mod
+    count = min(size, len(queues) - start)
+    return [queues[(start + i) % len(queues)] for i in range(max(count, 0))]
+
+
+@relaxed
+@given(st.integers(0, 40), st.integers(1, 20))
+def test_averagely_is_total_disjoint_balanced_and_javas(queue_count: int, members: int) -> None:
+    queues = [MessageQueue("T", "a", i) for i in range(queue_count)]
+    ids = [f"c{i:02d}" for i in range(members)]
+    shares = [allocate_averagely(queues, ids, own) for own in ids]
+    assert [q for share in shares for q in share] == queues, "total, disjoint and in order"
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert [list(s) for s in shares] == [java_averagely(queues, ids, own) for own in ids]
+
+
+def test_a_stranger_gets_nothing() -> None:
+    assert allocate_averagely(QUEUES, ["a", "b"], "c") == ()
+
+
+@relaxed
+@given(
+    st.sets(st.sampled_from(QUEUES)),
+    st.sets(st.sampled_from(QUEUES)),
+    st.sets(st.sampled_from(["a", "b", "c"]), min_size=1),
+)
+def test_rebalance_moves_held_to_the_own_share(
+    held: set[MessageQueue], queues: set[MessageQueue], ids: set[str]
+) -> None:
+    plan = plan_rebalance(held, sorted(queues), sorted(ids), "a", MessageModel.CLUSTERING)
+    after = (held - set(plan.give_up)) | set(plan.take_up)
+    assert after == set(allocate_averagely(sorted(queues), sorted(ids), "a"))
+    assert set(plan.give_up) <= held
+    assert not set(plan.take_up) & held
+
+
+def test_without_a_member_list_what_is_held_stays() -> None:
+    plan = plan_rebalance(QUEUES[:3], QUEUES, None, "a", MessageModel.CLUSTERING)
+    assert not plan.changed
+
+
+def test_broadcasting_takes_every_queue() -> None:
+    plan = plan_rebalance([], QUEUES, None, "a", MessageModel.BROADCASTING)
+    assert list(plan.take_up) == QUEUES
+
+
+def test_commit_offset_stops_at_the_first_unconsumed_message() -> None:
+    queue = ProcessQueue(10)
+    queue.put([message(i) for i in range(10, 15)], 15)
+    first, second = queue.take(2), queue.take(3)
+    assert queue.done(second) == 10
+    assert queue.done(first[1:]) == 10
+    assert queue.done(first[:1]) == 15
+    assert len(queue) == queue.size_bytes == 0
+
+
+@relaxed
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.lists(st.booleans(), max_size=6)),
+            st.tuples(st.just("take"), st.integers(1, 4)),
+            st.tuples(st.just("done"), st.integers(0, 20)),
+            st.tuples(st.just("back"), st.just(0)),
+        ),
+        max_size=40,
+    )
+)
+def test_commit_offset_never_falls_and_never_skips(steps: list[tuple[str, object]]) -> None:
+    """Any order of pulls, consumption and retries; checked against plain sets."""
+    queue = ProcessQueue(0)
+    unconsumed: set[int] = set()
+    taken: list[MessageExt] = []
+    last_commit = 0
+    for kind, argument in steps:
+        if kind == "put":
+            assert isinstance(argument, list)
+            start = queue.next_offset
+            got = [message(start + i) for i, kept in enumerate(argument) if kept]
+            queue.put(got, start + len(argument))
+            unconsumed |= {m.queue_offset for m in got}
+        elif kind == "take":
+            assert isinstance(argument, int)
+            batch = queue.take(argument)
+            assert [m.queue_offset for m in batch] == sorted(m.queue_offset for m in batch)
+            taken += batch
+        elif kind == "done" and taken:
+            assert isinstance(argument, int)
+            one = taken.pop(argument % len(taken))
+            unconsumed.discard(one.queue_offset)
+            queue.done([one])
+        elif kind == "back":
+            queue.put_back(taken)
+            taken = []
+        queue.check_invariants()
+        assert queue.commit_offset == min(unconsumed, default=queue.next_offset)
+        assert queue.commit_offset >= last_commit
+        last_commit = queue.commit_offset
+        assert len(queue) == len(unconsumed)
+
+
+def test_flow_control_by_count_size_and_span() -> None:
+    queue = ProcessQueue(0)
+    queue.put([message(0), message(2001)], 2002)
+    assert queue.flow_reason(FlowLimits()) is not None
+    assert "span 2001" in str(queue.flow_reason(FlowLimits()))
+    assert queue.flow_reason(FlowLimits(), orderly=True) is None
+    assert "2 messages" in str(queue.flow_reason(FlowLimits(messages=1), orderly=True))
+    assert "20 bytes" in str(queue.flow_reason(FlowLimits(size_bytes=19), orderly=True))
+    queue.done(queue.take(1))
+    assert queue.flow_reason(FlowLimits()) is None
+
+
+def test_default_limits_are_javas() -> None:
+    assert FlowLimits() == FlowLimits(messages=1000, size_bytes=100 << 20, span=2000)
+
+
+def test_put_back_keeps_raised_try_counts_and_order() -> None:
+    queue = ProcessQueue(0)
+    queue.put([message(i) for i in range(3)], 3)
+    batch = queue.take(2)
+    queue.replace_taken(replace(batch[0], reconsume_times=1))
+    queue.put_back(batch)
+    assert [(m.queue_offset, m.reconsume_times) for m in queue.take(3)] == [(0, 1), (1, 0), (2, 0)]
+
+
+def test_redelivery_delays_double_from_one_second_to_a_minute() -> None:
+    assert [redelivery_delay_ms(n) for n in (1, 2, 3, 7, 1000)] == [1000, 2000, 4000, 60000, 60000]
+
+
+def test_subscription_carries_sorted_tags_and_java_hashes() -> None:
+    data = build_subscription("T", " TagB||TagA ", 7)
+    assert data.tags_set == ["TagA", "TagB"]
+    assert data.code_set == [java_string_hash("TagA"), java_string_hash("TagB")]
+    assert build_subscription("T", "", 7).sub_string == "*"
+    with pytest.raises(BatonError, match="names no tag"):
+        build_subscription("T", "||", 7)
+
+
+def test_hash_collisions_are_filtered_by_the_tag_itself() -> None:
+    """`Aa` and `BB` have one Java hash; the broker lets both through."""
+    assert java_string_hash("Aa") == java_string_hash("BB")
+    data = build_subscription("T", "Aa", 7)
+    kept = wanted_only([message(0, TAGS="Aa"), message(1, TAGS="BB"), message(2)], data)
+    assert [m.queue_offset for m in kept] == [0]

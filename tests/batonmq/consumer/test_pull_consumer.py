@@ -1,0 +1,165 @@
+"""Pull consumer against scripted servers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+from fake_cluster import FakeCluster, until
+
+from batonmq import (
+    ClientClosedError,
+    ClientError,
+    ClientOptions,
+    ConsumeFromWhere,
+    MessageQueue,
+    NoMasterError,
+    PullConsumer,
+    PullStatus,
+)
+from batonmq.protocol.codes import RequestCode
+
+TOPIC = "T"
+Q0 = MessageQueue(TOPIC, "broker-a", 0)
+FAST = ClientOptions(suspicion_ms=20)
+
+
+def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
+    async def main() -> None:
+        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
+            cluster.add_topic(TOPIC)
+            await story(cluster)
+
+    uvloop.run(main())
+
+
+def puller(cluster: FakeCluster, where: ConsumeFromWhere = ConsumeFromWhere.FIRST) -> PullConsumer:
+    return PullConsumer(
+        "pullers",
+        name_servers=cluster.name_server_addresses,
+        client_options=FAST,
+        from_where=where,
+    )
+
+
+def test_pull_by_queue_and_offset() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        for i in range(5):
+            cluster.master().store(TOPIC, 0, b"%d" % i, f"TAGS\x01{'ab'[i % 2]}\x02")
+        async with puller(cluster) as consumer:
+            assert len(await consumer.fetch_queues(TOPIC)) == 4
+            result = await consumer.pull(Q0, 1, 3)
+            assert result.status is PullStatus.FOUND
+            assert [m.body for m in result.messages] == [b"1", b"2", b"3"]
+            assert (result.next_begin_offset, result.min_offset, result.max_offset) == (4, 0, 5)
+            assert {m.broker_name for m in result.messages} == {"broker-a"}
+            tagged = await consumer.pull(Q0, 0, 32, expression="b")
+            assert [m.body for m in tagged.messages] == [b"1", b"3"]
+            assert (await consumer.pull(Q0, 5)).status is PullStatus.NO_NEW_MSG
+            assert (await consumer.pull(Q0, 0, expression="c")).status is PullStatus.NO_MATCHED_MSG
+            moved = await consumer.pull(Q0, 99)
+            assert (moved.status, moved.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, 5)
+
+    run(story)
+
+
+def test_a_blocking_pull_is_woken_by_a_message() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        async with puller(cluster) as consumer:
+            pulling = asyncio.ensure_future(consumer.pull(Q0, 0, timeout_ms=10_000, block=True))
+            await until(lambda: RequestCode.PULL_MESSAGE in cluster.master().codes())
+            cluster.master().store(TOPIC, 0, b"late")
+            assert [m.body for m in (await pulling).messages] == [b"late"]
+
+    run(story)
+
+
+def test_a_pull_bridges_a_failover() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        cluster.master().store(TOPIC, 0, b"kept")
+        async with puller(cluster) as consumer:
+            await consumer.fetch_queues(TOPIC)
+            await cluster.kill_master()
+            cluster.elect(cluster.brokers["broker-a"][1])
+            assert [m.body for m in (await consumer.pull(Q0, 0)).messages] == [b"kept"]
+
+    run(story)
+
+
+def test_a_group_without_master_says_so() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        async with puller(cluster) as consumer:
+            await consumer.fetch_queues(TOPIC)
+            await cluster.kill_master()
+            with pytest.raises(NoMasterError) as error:
+                await consumer.pull(Q0, 0, timeout_ms=50)
+            assert "broker-a" in str(error.value)
+            assert "mqctl getSyncStateSet" in str(error.value)
+
+    run(story)
+
+
+def test_poll_commit_and_resume() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        expected = [b"%d" % i for i in range(12)]
+        for i, body in enumerate(expected):
+            cluster.master().store(TOPIC, i % 4, body)
+        async with puller(cluster) as consumer:
+            await consumer.assign(await consumer.fetch_queues(TOPIC))
+            got: list[bytes] = []
+            while len(got) < 12:
+                got += [m.body for m in await consumer.poll(2000, max_messages=5)]
+            assert sorted(got, key=int) == expected
+            assert await consumer.poll(1) == []
+            await consumer.commit()
+            assert await consumer.committed(Q0) == 3
+            await consumer.seek(Q0, 2)
+            assert [m.body for m in await consumer.poll(2000)] == [b"8"]
+        cluster.master().store(TOPIC, 1, b"new")
+        async with puller(cluster) as consumer:
+            await consumer.assign(await consumer.fetch_queues(TOPIC))
+            assert [m.body for m in await consumer.poll(2000)] == [b"new"]
+            assert consumer.position(MessageQueue(TOPIC, "broker-a", 1)) == 4
+
+    run(story)
+
+
+def test_a_poll_that_waits_is_woken() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        async with puller(cluster, ConsumeFromWhere.LAST) as consumer:
+            cluster.master().store(TOPIC, 2, b"old")
+            await consumer.assign(await consumer.fetch_queues(TOPIC))
+            polling = asyncio.ensure_future(consumer.poll(10_000))
+            await until(lambda: cluster.master().codes().count(RequestCode.PULL_MESSAGE) >= 4)
+            cluster.master().store(TOPIC, 2, b"late")
+            assert [m.body for m in await polling] == [b"late"]
+
+    run(story)
+
+
+def test_offsets_by_time_and_ends() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        for i in range(3):
+            cluster.master().store(TOPIC, 0, b"%d" % i)
+        async with puller(cluster) as consumer:
+            assert await consumer.min_offset(Q0) == 0
+            assert await consumer.max_offset(Q0) == 3
+            assert await consumer.offset_by_time(Q0, 0) == 0
+            assert await consumer.offset_by_time(Q0, 1001) == 1
+            assert await consumer.committed(Q0) is None
+            await consumer.commit({Q0: 2})
+            assert await consumer.committed(Q0) == 2
+
+    run(story)
+
+
+def test_use_before_start_and_without_assignment_is_refused() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        consumer = puller(cluster)
+        with pytest.raises(ClientClosedError, match="call start"):
+            await consumer.max_offset(Q0)
+        async with consumer:
+            with pytest.raises(ClientError, match="assign"):
+                await consumer.poll(1)
+
+    run(story)

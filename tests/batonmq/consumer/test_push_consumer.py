@@ -1,0 +1,651 @@
+"""The push consumer against scripted servers."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import uvloop
+from fake_cluster import FakeCluster, Topic, answer, silence, until
+
+from batonmq import (
+    ClientOptions,
+    ConsumeContext,
+    ConsumeFromWhere,
+    ConsumeStatus,
+    MessageModel,
+    MessageQueue,
+    PushConsumer,
+    UnsupportedByBrokerError,
+)
+from batonmq.client.consumer.options import ConsumeOptions, PullOptions, PushConsumerOptions
+from batonmq.client.consumer.process_queue import FlowLimits
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import MessageExt
+
+TOPIC = "T"
+GROUP = "cg"
+FAST = ClientOptions(suspicion_ms=20)
+
+
+@dataclass
+class Collector:
+    """A listener that notes what it got, and can be told what to answer."""
+
+    bodies: list[bytes] = field(default_factory=list)
+    messages: list[MessageExt] = field(default_factory=list)
+    replies: list[ConsumeStatus] = field(default_factory=list)
+    got: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(
+        self, messages: Sequence[MessageExt], context: ConsumeContext
+    ) -> ConsumeStatus:
+        self.messages += messages
+        self.bodies += [m.body for m in messages]
+        self.got.set()
+        self.got = asyncio.Event()
+        return self.replies.pop(0) if self.replies else ConsumeStatus.SUCCESS
+
+    async def until(self, count: int) -> None:
+        while len(self.bodies) < count:
+            await self.got.wait()
+
+
+def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
+    async def main() -> None:
+        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
+            cluster.add_topic(TOPIC)
+            await story(cluster)
+
+    uvloop.run(main())
+
+
+def consumer_of(
+    cluster: FakeCluster,
+    listener: Collector,
+    options: PushConsumerOptions | None = None,
+    *,
+    orderly: bool = False,
+    expression: str = "*",
+    client_options: ClientOptions = FAST,
+) -> PushConsumer:
+    consumer = PushConsumer(
+        GROUP,
+        listener,
+        orderly=orderly,
+        name_servers=cluster.name_server_addresses,
+        options=options or PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
+        client_options=client_options,
+    )
+    consumer.subscribe(TOPIC, expression)
+    return consumer
+
+
+def fill(cluster: FakeCluster, count: int, start: int = 0, tag: str = "") -> list[bytes]:
+    properties = f"TAGS\x01{tag}\x02" if tag else ""
+    bodies = [b"m%03d" % i for i in range(start, start + count)]
+    for i, body in enumerate(bodies):
+        cluster.master().store(TOPIC, i % 4, body, properties)
+    return bodies
+
+
+def test_all_messages_arrive_and_offsets_are_stored_on_close() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        expected = fill(cluster, 20)
+        collector = Collector()
+        async with consumer_of(cluster, collector) as consumer:
+            await collector.until(20)
+            late = fill(cluster, 4, start=20)
+            await collector.until(24)
+            assert len(consumer.assigned_queues) == 4
+        assert sorted(collector.bodies) == expected + late
+        offsets = cluster.groups["broker-a"].offsets
+        assert {offsets[GROUP, TOPIC, i] for i in range(4)} == {6}
+        assert RequestCode.UNREGISTER_CLIENT in cluster.master().codes()
+
+    run(story)
+
+
+def test_a_second_run_goes_on_where_the_first_ended() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        fill(cluster, 8)
+        first, second = Collector(), Collector()
+        async with consumer_of(cluster, first):
+            await first.until(8)
+        late = fill(cluster, 4, start=8)
+        async with consumer_of(cluster, second):
+            await second.until(4)
+        assert sorted(second.bodies) == late
+
+    run(story)
+
+
+def test_only_subscribed_tags_arrive_and_the_rest_counts_as_done() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        fill(cluster, 4, tag="Other")
+        wanted = fill(cluster, 4, start=4, tag="Mine")
+        fill(cluster, 4, start=8, tag="Other")
+        collector = Collector()
+        consumer = consumer_of(cluster, collector, expression="Mine || Never")
+        async with consumer:
+            await collector.until(4)
+        assert sorted(collector.bodies) == wanted
+        offsets = cluster.groups["broker-a"].offsets
+        assert all(offsets[GROUP, TOPIC, i] >= 2 for i in range(4))
+
+    run(story)
+
+
+def test_a_plain_function_runs_in_a_thread_and_may_block() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        fill(cluster, 2)
+        threads: list[str] = []
+        both = threading.Barrier(2, timeout=5)
+
+        def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            both.wait()
+            threads.append(threading.current_thread().name)
+
+        consumer = PushConsumer(
+            GROUP,
+            listener,
+            name_servers=cluster.name_server_addresses,
+            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
+        )
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await until(lambda: len(threads) == 2)
+        assert all(name.startswith(f"consume-{GROUP}") for name in threads)
+
+    run(story)
+
+
+def test_two_members_share_the_queues_and_one_inherits_all() -> None:
+    """Notice 40 makes both rebalance at once, not after 20 s."""
+
+    async def story(cluster: FakeCluster) -> None:
+        one, two = Collector(), Collector()
+        first, second = consumer_of(cluster, one), consumer_of(cluster, two)
+        await first.start()
+        assert len(first.assigned_queues) == 4
+        await second.start()
+        await until(lambda: len(first.assigned_queues) == len(second.assigned_queues) == 2)
+        assert not set(first.assigned_queues) & set(second.assigned_queues)
+        expected = fill(cluster, 8)
+        await until(lambda: len(one.bodies) + len(two.bodies) == 8)
+        assert sorted(one.bodies + two.bodies) == expected
+        await first.close()
+        await until(lambda: len(second.assigned_queues) == 4)
+        await second.close()
+
+    run(story)
+
+
+def test_a_member_that_joins_goes_on_at_the_stored_offsets() -> None:
+    """Progress that reached the broker is not consumed again by the next owner."""
+
+    async def story(cluster: FakeCluster) -> None:
+        fill(cluster, 8)
+        one, two = Collector(), Collector()
+        options = PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, persist_ms=1)
+        first, second = consumer_of(cluster, one, options), consumer_of(cluster, two)
+        offsets = cluster.groups["broker-a"].offsets
+        await first.start()
+        await until(lambda: [offsets.get((GROUP, TOPIC, i)) for i in range(4)] == [2] * 4)
+        await second.start()
+        await until(lambda: len(first.assigned_queues) == 2)
+        late = fill(cluster, 4, start=8)
+        await until(lambda: len(one.bodies) + len(two.bodies) >= 12)
+        assert sorted(one.bodies[8:] + two.bodies) == late
+        await first.close()
+        await second.close()
+
+    run(story)
+
+
+def test_a_queue_given_away_hands_over_its_offset() -> None:
+    """Consumed, not yet persisted (every 5 s), then the queue goes to another member: the offset is
+    stored at once, not lost with the queue."""
+
+    async def story(cluster: FakeCluster) -> None:
+        collector = Collector()
+        offsets = cluster.groups["broker-a"].offsets
+        consumer = consumer_of(cluster, collector)
+        async with consumer:
+            fill(cluster, 4)
+            queue = MessageQueue(TOPIC, "broker-a", 3)
+            await until(lambda: consumer._offsets.known(queue) == 1)
+            cluster.groups["broker-a"].topics[TOPIC].read_queues = 3
+            await consumer.client.routes.refresh(TOPIC)
+            await consumer.rebalance()
+            assert queue not in consumer.assigned_queues
+            assert offsets[GROUP, TOPIC, 3] == 1
+
+    run(story)
+
+
+def test_a_killed_master_is_followed_to_the_new_one() -> None:
+    """1 master dies while a pull is held; 2 another is elected; 3 new messages arrive, the old ones
+    do not come again, and the new master learns the offsets and the members."""
+
+    async def story(cluster: FakeCluster) -> None:
+        fill(cluster, 4)
+        collector = Collector()
+        async with consumer_of(cluster, collector):
+            await collector.until(4)
+            await cluster.kill_master()
+            new = cluster.brokers["broker-a"][1]
+            cluster.elect(new)
+            late = fill(cluster, 4, start=4)
+            await collector.until(8)
+            assert sorted(collector.bodies[4:]) == late
+            await until(lambda: bool(new.members[GROUP]))
+        offsets = cluster.groups["broker-a"].offsets
+        assert {offsets[GROUP, TOPIC, i] for i in range(4)} == {2}
+
+    run(story)
+
+
+def test_a_deposed_master_is_left_for_the_new_one() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        collector = Collector()
+        async with consumer_of(cluster, collector):
+            cluster.depose()
+            cluster.elect(cluster.brokers["broker-a"][1])
+            expected = fill(cluster, 4)
+            await collector.until(4)
+            assert sorted(collector.bodies) == expected
+
+    run(story)
+
+
+def test_pulls_held_by_a_hung_master_are_given_up_for_the_new_one() -> None:
+    """The old master's sockets stay open and silent; a look at the route finds the new master."""
+
+    async def story(cluster: FakeCluster) -> None:
+        collector = Collector()
+        old = cluster.master()
+        old.before[RequestCode.PULL_MESSAGE] += [silence] * 5
+        options = PushConsumerOptions(
+            from_where=ConsumeFromWhere.FIRST, pull=PullOptions(held_check_ms=10)
+        )
+        async with consumer_of(cluster, collector, options):
+            await until(lambda: old.codes().count(RequestCode.PULL_MESSAGE) >= 4)
+            cluster.elect(cluster.brokers["broker-a"][1])
+            expected = fill(cluster, 4)
+            await collector.until(4)
+            assert sorted(collector.bodies) == expected
+
+    run(story)
+
+
+def test_a_failed_message_goes_back_to_its_broker() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        cluster.master().unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
+        msg_id, _ = cluster.master().store(TOPIC, 0, b"bad")
+        collector = Collector(replies=[ConsumeStatus.RECONSUME_LATER])
+        async with consumer_of(cluster, collector):
+            await until(lambda: bool(cluster.master().sent_back))
+        request = cluster.master().sent_back[0]
+        assert request.ext["originMsgId"] == msg_id
+        assert request.ext["originTopic"] == TOPIC
+        assert request.ext["maxReconsumeTimes"] == "16"
+        assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 1
+
+    run(story)
+
+
+def test_without_send_back_a_failed_message_stays_and_holds_the_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker answers 3 to request 36: the message comes again here; meanwhile the messages
+    behind it are consumed, but the committed offset stays below it."""
+    service = "batonmq.client.consumer.concurrent_service"
+    monkeypatch.setattr(f"{service}.redelivery_delay_ms", lambda tries: 1)
+
+    async def story(cluster: FakeCluster) -> None:
+        again = asyncio.Event()
+        seen: list[tuple[bytes, int]] = []
+
+        async def listener(
+            messages: Sequence[MessageExt], context: ConsumeContext
+        ) -> ConsumeStatus:
+            seen.append((messages[0].body, messages[0].reconsume_times))
+            if messages[0].body == b"bad" and messages[0].reconsume_times < 2:
+                return ConsumeStatus.RECONSUME_LATER
+            if messages[0].body == b"bad":
+                await again.wait()
+            return ConsumeStatus.SUCCESS
+
+        cluster.master().store(TOPIC, 0, b"bad")
+        cluster.master().store(TOPIC, 0, b"good")
+        consumer = PushConsumer(
+            GROUP,
+            listener,
+            name_servers=cluster.name_server_addresses,
+            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, persist_ms=1),
+        )
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await until(lambda: (b"bad", 2) in seen)
+            queue = MessageQueue(TOPIC, "broker-a", 0)
+            assert (b"good", 0) in seen
+            assert consumer._offsets.known(queue) in (None, 0)
+            again.set()
+            await until(lambda: consumer._offsets.known(queue) == 2)
+        sends_back = cluster.master().codes().count(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert sends_back == 1, "a broker that cannot is not asked each time"
+
+    run(story)
+
+
+def test_an_exception_of_the_listener_counts_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(cluster: FakeCluster) -> None:
+        cluster.master().unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
+        cluster.master().store(TOPIC, 0, b"bad")
+
+        async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            raise ValueError("no")
+
+        consumer = PushConsumer(
+            GROUP,
+            listener,
+            name_servers=cluster.name_server_addresses,
+            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
+        )
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await until(lambda: bool(cluster.master().sent_back))
+
+    with caplog.at_level(logging.ERROR):
+        run(story)
+    assert "listener_failed" in caplog.text
+
+
+def test_flow_control_stops_pulling_until_messages_are_consumed() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        fill(cluster, 400)
+        gate = asyncio.Event()
+        count = 0
+
+        async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            nonlocal count
+            await gate.wait()
+            count += len(messages)
+
+        limits = FlowLimits(messages=10)
+        consumer = PushConsumer(
+            GROUP,
+            listener,
+            name_servers=cluster.name_server_addresses,
+            options=PushConsumerOptions(
+                from_where=ConsumeFromWhere.FIRST,
+                pull=PullOptions(batch=8, limits=limits),
+            ),
+        )
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await until(lambda: all(len(r.process_queue) == 16 for r in consumer._readers.values()))
+            pulls = cluster.master().codes().count(RequestCode.PULL_MESSAGE)
+            assert pulls == 8, "two pulls of 8 per queue, then no more"
+            gate.set()
+            await until(lambda: count == 400)
+
+    run(story)
+
+
+def test_an_offset_outside_the_queue_is_moved_by_the_broker() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        group = cluster.groups["broker-a"]
+        for i in range(4):
+            group.first_offset[TOPIC, i] = 100
+            group.offsets[GROUP, TOPIC, i] = 7
+        expected = fill(cluster, 4)
+        collector = Collector()
+        async with consumer_of(cluster, collector):
+            await collector.until(4)
+        assert sorted(collector.bodies) == expected
+        assert {group.offsets[GROUP, TOPIC, i] for i in range(4)} == {101}
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [(ConsumeFromWhere.FIRST, 6), (ConsumeFromWhere.LAST, 2), (ConsumeFromWhere.TIMESTAMP, 4)],
+)
+def test_where_a_new_group_starts(where: ConsumeFromWhere, expected: int) -> None:
+    """Four messages are there, two of them at or after the timestamp; two come later."""
+
+    async def story(cluster: FakeCluster) -> None:
+        broker = cluster.master()
+        for i in range(4):
+            broker.store(TOPIC, 0, b"m%d" % i)
+        from batonmq.protocol.record import decode_record
+
+        third = decode_record(cluster.groups["broker-a"].queues[TOPIC, 0][2])
+        options = PushConsumerOptions(from_where=where, start_timestamp_ms=third.store_timestamp)
+        collector = Collector()
+        async with consumer_of(cluster, collector, options):
+            for i in (4, 5):
+                broker.store(TOPIC, 0, b"m%d" % i)
+            await collector.until(expected)
+        assert collector.bodies == [b"m%d" % i for i in range(6 - expected, 6)]
+
+    run(story)
+
+
+def test_orderly_consumption_without_queue_locks_says_so() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        consumer = consumer_of(cluster, Collector(), orderly=True)
+        with pytest.raises(UnsupportedByBrokerError) as error:
+            await consumer.start()
+        assert "code 41" in str(error.value)
+        assert "orderly=False" in str(error.value)
+
+    run(story)
+
+
+def test_orderly_consumption_keeps_the_order_through_a_failure() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        broker = cluster.master()
+        broker.unsupported -= {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ}
+        for i in range(6):
+            broker.store(TOPIC, 0, b"%d" % i)
+        collector = Collector(replies=[ConsumeStatus.SUCCESS, ConsumeStatus.RECONSUME_LATER])
+        options = PushConsumerOptions(
+            from_where=ConsumeFromWhere.FIRST,
+            consume=ConsumeOptions(orderly_suspend_ms=1),
+        )
+        async with consumer_of(cluster, collector, options, orderly=True):
+            await collector.until(7)
+            assert len(broker.locks) == 4 + 0
+        assert collector.bodies == [b"0", b"1", b"1", b"2", b"3", b"4", b"5"]
+        assert collector.messages[2].reconsume_times == 1
+        assert not broker.locks, "given back on close"
+        assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 6
+
+    run(story)
+
+
+def test_orderly_consumption_of_a_trickle_misses_no_wake_up() -> None:
+    """Each message comes just when the queue has run dry."""
+
+    async def story(cluster: FakeCluster) -> None:
+        broker = cluster.master()
+        broker.unsupported -= {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ}
+        collector = Collector()
+        async with consumer_of(cluster, collector, orderly=True):
+            for i in range(100):
+                broker.store(TOPIC, 0, b"%d" % i)
+                if i % 3:
+                    await collector.until(i)
+            await collector.until(100)
+        assert collector.bodies == [b"%d" % i for i in range(100)]
+
+    run(story)
+
+
+def test_a_message_from_the_retry_topic_shows_its_own_topic() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        cluster.groups["broker-a"].topics[f"%RETRY%{GROUP}"] = Topic(1, 1)
+        cluster.master().store(f"%RETRY%{GROUP}", 0, b"again", f"RETRY_TOPIC\x01{TOPIC}\x02")
+        collector = Collector()
+        async with consumer_of(cluster, collector):
+            await collector.until(1)
+        assert collector.messages[0].topic == TOPIC
+        offsets = cluster.groups["broker-a"].offsets
+        assert offsets[GROUP, f"%RETRY%{GROUP}", 0] == 1
+
+    run(story)
+
+
+def test_ack_index_splits_a_batch() -> None:
+    """SUCCESS with ack_index 0 of three: the other two go back to the broker."""
+
+    async def story(cluster: FakeCluster) -> None:
+        broker = cluster.master()
+        broker.unsupported.discard(RequestCode.CONSUMER_SEND_MSG_BACK)
+        for i in range(3):
+            broker.store(TOPIC, 0, b"%d" % i)
+
+        async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            assert len(messages) == 3
+            context.ack_index = 0
+            context.delay_level = 5
+
+        consumer = PushConsumer(
+            GROUP,
+            listener,
+            name_servers=cluster.name_server_addresses,
+            options=PushConsumerOptions(
+                from_where=ConsumeFromWhere.FIRST, consume=ConsumeOptions(batch=10)
+            ),
+        )
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await until(lambda: len(broker.sent_back) == 2)
+        assert {r.ext["delayLevel"] for r in broker.sent_back} == {"5"}
+        assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 3
+
+    run(story)
+
+
+def test_close_waits_for_the_call_in_progress_and_stores_its_offset() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        cluster.master().store(TOPIC, 0, b"slow")
+        began, finish = asyncio.Event(), asyncio.Event()
+
+        async def listener(messages: Sequence[MessageExt], context: ConsumeContext) -> None:
+            began.set()
+            await finish.wait()
+
+        consumer = PushConsumer(
+            GROUP,
+            listener,
+            name_servers=cluster.name_server_addresses,
+            options=PushConsumerOptions(from_where=ConsumeFromWhere.FIRST),
+        )
+        consumer.subscribe(TOPIC)
+        await consumer.start()
+        await began.wait()
+        closing = asyncio.ensure_future(consumer.close())
+        await until(lambda: RequestCode.PULL_MESSAGE in cluster.master().codes())
+        finish.set()
+        await closing
+        assert cluster.groups["broker-a"].offsets[GROUP, TOPIC, 0] == 1
+
+    run(story)
+
+
+def test_a_queue_locked_by_another_member_is_left_alone() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        broker = cluster.master()
+        broker.unsupported -= {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ}
+        broker.locks[GROUP, TOPIC, 2] = "somebody"
+        consumer = consumer_of(cluster, Collector(), orderly=True)
+        async with consumer:
+            assert [q.queue_id for q in consumer.assigned_queues] == [0, 1, 3]
+            del broker.locks[GROUP, TOPIC, 2]
+            await consumer.rebalance()
+            assert len(consumer.assigned_queues) == 4
+
+    run(story)
+
+
+def test_broadcasting_reads_every_queue_and_keeps_offsets_in_a_file(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster) -> None:
+        expected = fill(cluster, 8)
+        options = PushConsumerOptions(
+            model=MessageModel.BROADCASTING,
+            from_where=ConsumeFromWhere.FIRST,
+            offset_dir=tmp_path,
+        )
+        one, two, again = Collector(), Collector(), Collector()
+        async with consumer_of(cluster, one, options):
+            other = PushConsumerOptions(
+                model=MessageModel.BROADCASTING,
+                from_where=ConsumeFromWhere.FIRST,
+                offset_dir=tmp_path / "other",
+            )
+            async with consumer_of(cluster, two, other):
+                await one.until(8)
+                await two.until(8)
+        assert sorted(one.bodies) == sorted(two.bodies) == expected
+        late = fill(cluster, 4, start=8)
+        async with consumer_of(cluster, again, options):
+            await again.until(4)
+        assert sorted(again.bodies) == late
+        assert cluster.groups["broker-a"].offsets == {}
+        assert (tmp_path / "DEFAULT" / f"{GROUP}.json").exists()
+
+    run(story)
+
+
+def test_a_garbled_offset_file_is_named(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster) -> None:
+        path = tmp_path / "DEFAULT" / f"{GROUP}.json"
+        path.parent.mkdir()
+        path.write_text("{nonsense")
+        options = PushConsumerOptions(model=MessageModel.BROADCASTING, offset_dir=tmp_path)
+        with pytest.raises(BatonError, match=str(path)):
+            await consumer_of(cluster, Collector(), options).start()
+
+    run(story)
+
+
+def test_a_topic_that_does_not_exist_yet_is_waited_for() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        for group in cluster.groups.values():
+            del group.topics[TOPIC]
+        collector = Collector()
+        consumer = consumer_of(cluster, collector)
+        async with consumer:
+            assert consumer.assigned_queues == ()
+            cluster.add_topic(TOPIC)
+            expected = fill(cluster, 4)
+            await consumer.rebalance()
+            await collector.until(4)
+            assert sorted(collector.bodies) == expected
+
+    run(story)
+
+
+def test_an_unknown_member_makes_itself_known_and_asks_again() -> None:
+    """A new master does not know the group yet: the first list is empty or without us."""
+
+    async def story(cluster: FakeCluster) -> None:
+        broker = cluster.master()
+        broker.before[RequestCode.GET_CONSUMER_LIST_BY_GROUP].append(
+            answer(ResponseCode.SYSTEM_ERROR, "no consumer for this group")
+        )
+        consumer = consumer_of(cluster, Collector())
+        async with consumer:
+            assert len(consumer.assigned_queues) == 4
+            assert broker.codes().count(RequestCode.HEART_BEAT) >= 2
+
+    run(story)

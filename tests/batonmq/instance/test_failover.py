@@ -1,0 +1,38 @@
+"""Pauses between retries, and how silence is noticed."""
+
+from batonmq.client.instance.failover import Silence, SilenceWatch, pause_ms
+
+
+def test_pauses_start_small_grow_and_are_bounded() -> None:
+    pauses = [pause_ms(n) for n in range(1, 100)]
+    assert pauses[:9] == [5, 8, 11, 17, 25, 38, 57, 85, 100]
+    assert pauses == sorted(pauses)
+    assert max(pauses) == 100
+    assert sum(pauses[:6]) < 110, "an election is noticed soon after it ended"
+
+
+def test_silence_is_suspicious_after_its_patience_and_again_later() -> None:
+    watch = SilenceWatch()
+    assert watch.next_ms() is None
+    send = watch.begin(Silence("T", "a", "h:1"), 0, 300, 100)
+    held = watch.begin(Silence("T", "a", "h:1"), 0, 2000, 2000)
+    other = watch.begin(Silence("T", "b", "h:2"), 100, 300, 100)
+    assert watch.next_ms() == 300
+    assert watch.due(299) == []
+    assert [s.address for s in watch.due(300)] == ["h:1"]
+    assert [s.address for s in watch.due(400)] == ["h:1", "h:2"]
+    watch.end(send)
+    watch.end(other)
+    assert watch.next_ms() == 2000
+    assert len(watch.due(2000)) == 1
+    assert watch.next_ms() == 4000
+    watch.end(held)
+    assert watch.next_ms() is None
+
+
+def test_an_address_is_looked_into_once_for_all_its_requests() -> None:
+    watch = SilenceWatch()
+    for _ in range(5):
+        watch.begin(Silence("T", "a", "h:1"), 0, 300, 100)
+    assert len(watch.due(300)) == 1
+    assert watch.due(300) == []

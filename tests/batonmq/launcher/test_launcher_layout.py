@@ -1,0 +1,102 @@
+"""What `batonmq up` decides before it starts anything: configuration files, and a disk too full."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from batonmq.launcher.cluster import gave_up
+from batonmq.launcher.layout import LayoutError, config_of, plan
+from batonmq.launcher.preparation import StartError, check_folder, lock_folder, write_configs
+
+OVERRIDES = {
+    "namesrv": {"scanNotActiveBrokerInterval": 1_000},
+    "controller": {"brokerSessionTimeoutMs": 900},
+    "broker": {"regionId": "here"},
+    "store": {"minInSyncReplicas": 2},
+    "ha": {"haSendHeartbeatInterval": 50},
+    "replicas": {"masterLeaseMs": 500},
+}
+
+
+def test_overrides_of_every_section_reach_the_processes_that_read_it() -> None:
+    """A section that no configuration file took up would be a setting that does nothing."""
+    layout = plan(Path("/data"), overrides=OVERRIDES)
+    server = config_of(layout, layout.name_servers[0])
+    broker = config_of(layout, layout.brokers[0])
+    for section, values in OVERRIDES.items():
+        files = [config for config in (server, broker) if section in config]
+        assert len(files) == 1, section
+        assert files[0][section].items() >= values.items()
+    assert set(server) | set(broker) == set(OVERRIDES)
+
+
+def test_a_section_that_no_process_reads_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"section 'brokers' .* is unknown; allowed are namesrv"):
+        plan(Path("/data"), overrides={"brokers": {"regionId": "here"}})
+
+
+def test_a_full_disk_is_named_with_what_is_left_and_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(StartError) as raised:
+        check_folder(plan(tmp_path / "data"), needed_bytes=1 << 62)
+    text = str(raised.value)
+    assert str(tmp_path / "data") in text
+    assert "MiB left" in text and f"{(1 << 62) >> 20} MiB are needed" in text
+    assert "\n" not in text
+
+
+def test_the_controllers_of_a_local_cluster_share_a_password_that_is_made_once(
+    tmp_path: Path,
+) -> None:
+    layout = plan(tmp_path, controllers=3, replicas=1)
+    write_configs(layout)
+    path = layout.raft_password_file
+    made = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    for node in layout.controllers:
+        assert yaml.safe_load(node.config.read_text())["controller"]["raftPasswordFile"] == str(
+            path
+        )
+    write_configs(layout)
+    assert path.read_bytes() == made, "a resumed cluster keeps it"
+
+
+def test_raft_password_is_made_on_request_and_never_overwritten(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from batonmq.launcher.main import main
+
+    path = tmp_path / "secret"
+    made = CliRunner().invoke(main, ["raftPassword", str(path)])
+    assert made.exit_code == 0 and str(path) in made.output
+    content = path.read_bytes()
+    assert len(content) == 45
+    again = CliRunner().invoke(main, ["raftPassword", str(path)])
+    assert again.exit_code == 1 and "File exists" in again.output
+    assert path.read_bytes() == content
+    nowhere = CliRunner().invoke(main, ["raftPassword", str(tmp_path / "no" / "secret")])
+    assert nowhere.exit_code == 1 and "No such file" in nowhere.output
+    assert CliRunner().invoke(main, ["raftPassword"]).exit_code == 2
+
+
+def test_a_folder_is_run_by_one_supervisor_at_a_time(tmp_path: Path) -> None:
+    layout = plan(tmp_path)
+    first = lock_folder(layout)
+    with pytest.raises(StartError, match=rf"run from this folder already \(pid {os.getpid()}\)"):
+        lock_folder(layout)
+    first.release()
+    lock_folder(layout).release()
+
+
+def test_without_all_brokers_or_all_name_servers_a_cluster_never_becomes_whole() -> None:
+    layout = plan(Path("/nowhere"), replicas=2)
+    brokers, servers = {"broker-a-0", "broker-a-1"}, {"namesrv-0", "namesrv-1", "namesrv-2"}
+    assert gave_up(layout, set(), was_whole=False) == ""
+    assert gave_up(layout, {"broker-a-0", "namesrv-1"}, was_whole=False) == ""
+    assert "all brokers" in gave_up(layout, brokers, was_whole=False)
+    assert "all name servers" in gave_up(layout, servers, was_whole=False)
+    assert gave_up(layout, brokers, was_whole=True) == "", "it lives on: they may come back"
+    assert "all processes" in gave_up(layout, brokers | servers, was_whole=True)

@@ -1,0 +1,89 @@
+"""Which queue a send goes to, and which refusals are retried."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batonmq.client.consumer.pulling import PULL_AGAIN
+from batonmq.client.producer.sending import QueuePicker, RetryDecision, retry_decision
+from batonmq.protocol.message import MessageQueue
+
+relaxed = settings(deadline=None)
+QUEUES = [MessageQueue("T", "a", i) for i in range(8)]
+
+
+def test_round_robin_visits_every_queue() -> None:
+    picker = QueuePicker()
+    assert {picker.pick(QUEUES, 0) for _ in QUEUES} == set(QUEUES)
+
+
+def test_a_failed_broker_is_avoided_for_a_while_if_there_is_another() -> None:
+    picker = QueuePicker()
+    queues = [MessageQueue("T", name, i) for name in "ab" for i in range(2)]
+    picker.broker_failed("a", 0, avoid_ms=100)
+    assert {picker.pick(queues, 99).broker_name for _ in range(8)} == {"b"}
+    assert {picker.pick(queues, 100).broker_name for _ in range(8)} == {"a", "b"}
+
+
+def test_when_all_failed_the_round_goes_on() -> None:
+    picker = QueuePicker()
+    picker.broker_failed("a", 0)
+    assert {picker.pick(QUEUES, 1, last_broker="a") for _ in QUEUES} == set(QUEUES)
+
+
+def test_an_answer_ends_the_avoidance() -> None:
+    picker = QueuePicker()
+    queues = [MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)]
+    picker.broker_failed("a", 0)
+    picker.broker_answered("a")
+    assert {picker.pick(queues, 1).broker_name for _ in range(2)} == {"a", "b"}
+
+
+@relaxed
+@given(
+    st.sets(st.sampled_from("abc"), min_size=1),
+    st.sets(st.sampled_from("abc")),
+    st.sampled_from(["a", "b", "c", None]),
+)
+def test_avoided_brokers_are_picked_only_if_all_are(
+    brokers: set[str], failed: set[str], last: str | None
+) -> None:
+    picker = QueuePicker()
+    for name in failed:
+        picker.broker_failed(name, 0)
+    queues = [MessageQueue("T", name, 0) for name in sorted(brokers)]
+    picked = {picker.pick(queues, 1, last_broker=last).broker_name for _ in range(6)}
+    good = brokers - failed
+    if good:
+        assert picked <= good
+        if good - {last}:
+            assert picked <= good - {last}
+
+
+@pytest.mark.parametrize(
+    ("code", "decision"),
+    [
+        (0, RetryDecision.STORED),
+        (10, RetryDecision.STORED),
+        (11, RetryDecision.STORED),
+        (12, RetryDecision.STORED),
+        (1, RetryDecision.RETRY),
+        (2, RetryDecision.RETRY),
+        (14, RetryDecision.RETRY),
+        (215, RetryDecision.RETRY),
+        (1500, RetryDecision.RETRY),
+        (16, RetryDecision.ELSEWHERE),
+        (17, RetryDecision.ELSEWHERE),
+        (204, RetryDecision.ELSEWHERE),
+        (205, RetryDecision.ELSEWHERE),
+        (3, RetryDecision.FINAL),
+        (13, RetryDecision.FINAL),
+        (29, RetryDecision.FINAL),
+    ],
+)
+def test_retry_decisions(code: int, decision: RetryDecision) -> None:
+    assert retry_decision(code) is decision
+
+
+def test_role_change_codes() -> None:
+    assert [c for c in range(2000) if c in PULL_AGAIN] == [1, 2, 14, 1500]

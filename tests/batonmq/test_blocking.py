@@ -1,0 +1,85 @@
+"""The blocking client, and what `import batonmq` loads and offers."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+from fake_cluster import FakeCluster
+
+from batonmq import (
+    Message,
+    MessageQueue,
+    NoRouteError,
+)
+from batonmq.blocking import BlockingAdmin, BlockingProducer, BlockingPullConsumer
+
+TOPIC = "T"
+Q0 = MessageQueue(TOPIC, "broker-a", 0)
+
+
+def run(story: Callable[[FakeCluster], Awaitable[None]], *, groups: int = 1) -> None:
+    async def main() -> None:
+        async with FakeCluster(groups=groups) as cluster, asyncio.timeout(20):
+            cluster.add_topic(TOPIC)
+            await story(cluster)
+
+    uvloop.run(main())
+
+
+def test_blocking_facade_sends_pulls_and_asks() -> None:
+    """The servers run in a loop of another thread; this thread only blocks."""
+    ready, stop = threading.Event(), asyncio.Event()
+    shared: dict[str, object] = {}
+
+    async def serve() -> None:
+        async with FakeCluster() as cluster:
+            cluster.add_topic(TOPIC)
+            shared.update(addresses=cluster.name_server_addresses, loop=asyncio.get_running_loop())
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: uvloop.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(5)
+        addresses = shared["addresses"]
+        assert isinstance(addresses, list)
+        with (
+            BlockingProducer("pg", name_servers=addresses) as producer,
+            BlockingPullConsumer("cg", name_servers=addresses) as consumer,
+            BlockingAdmin(addresses) as admin,
+        ):
+            assert producer.send(Message(TOPIC, b"hi"), queue=Q0).acknowledged
+            consumer.assign(consumer.fetch_queues(TOPIC))
+            assert [m.body for m in consumer.poll(2000)] == [b"hi"]
+            assert TOPIC in admin.topics.names()
+            assert admin.run(admin.twin.topics.names()) == admin.topics.names()
+            with pytest.raises(NoRouteError):
+                admin.topics.route("Nowhere")
+    finally:
+        loop = shared["loop"]
+        assert isinstance(loop, asyncio.AbstractEventLoop)
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(5)
+
+
+def test_importing_the_package_loads_next_to_nothing() -> None:
+    code = (
+        "import batonmq, sys; print([m for m in ('asyncio','msgspec','grpc') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_exported_name_loads() -> None:
+    import batonmq
+
+    assert all(getattr(batonmq, name) is not None for name in batonmq.__all__)
+    with pytest.raises(AttributeError):
+        batonmq.nonsense  # noqa: B018

@@ -1,0 +1,334 @@
+"""A whole broker behind its endpoint, outside controller mode: the answer to each code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from lone_broker import Rig, lone_broker, run_with_broker, send_header, until
+
+from batonmq.protocol.batch import BatchItem, encode_batch
+from batonmq.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfigAndMappingSerializeWrapper,
+)
+from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.protocol.record import decode_records
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Processors
+from batonmq.remoting.endpoint import RemotingClient
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
+
+
+def test_send_and_pull_a_message(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        reply = await rig.send(body=b"hello", TAGS="TagA", KEYS="k1 k2")
+        assert reply.code == 0
+        assert reply.ext["queueOffset"] == "0" and reply.ext["transactionId"] == "KEY1"
+        address, offset = decode_offset_msg_id(reply.ext["msgId"])
+        assert (address, offset) == (rig.service.address, int(reply.ext["msgId"][16:], 16))
+        pulled = await rig.pull()
+        assert (pulled.code, pulled.ext["nextBeginOffset"]) == (0, "1")
+        (message,) = decode_records(pulled.body)
+        assert (message.body, message.tags, message.properties["CLUSTER"]) == (
+            b"hello",
+            "TagA",
+            "DefaultCluster",
+        )
+
+    run_with_broker(tmp_path, play)
+
+
+def test_v1_batch_and_oneway(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        long_names = {
+            "producerGroup": "pg",
+            "topic": "T",
+            "defaultTopic": "TBW102",
+            "defaultTopicQueueNums": "4",
+            "queueId": "0",
+            "sysFlag": "0",
+            "bornTimestamp": "1",
+            "flag": "0",
+            "properties": "UNIQ_KEY\x01V1\x02",
+        }
+        assert (await rig.ask(10, long_names, b"one")).code == 0
+        items = [BatchItem(b"two", b"UNIQ_KEY\x01B1\x02"), BatchItem(b"three", b"TAGS\x01x\x02")]
+        batch = await rig.ask(320, send_header("T", 0, {}) | {"m": "true"}, encode_batch(items))
+        assert (batch.code, batch.ext["queueOffset"]) == (0, "1")
+        assert len(batch.ext["msgId"].split(",")) == 2
+        await rig.client.oneway(
+            rig.service.address, RemotingCommand.request(310, send_header("T", 0, {}), b"four")
+        )
+        bodies: list[bytes] = []
+        while len(bodies) < 4:
+            pulled = await rig.pull(offset=len(bodies), suspend_ms=5000)
+            bodies += [message.body for message in decode_records(pulled.body)]
+        assert bodies == [b"one", b"two", b"three", b"four"]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_what_is_not_there_yet_is_refused_with_13(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        end = rig.service.store.max_phy_offset
+        for properties in ({"DELAY": "3"}, {"TIMER_DELAY_SEC": "5"}, {"TRAN_MSG": "true"}):
+            reply = await rig.send(**properties)
+            assert reply.code == 13 and "not stored" in (reply.remark or "")
+        assert (await rig.ask(36, {"offset": "0", "group": "g", "delayLevel": "0"})).code == 3
+        assert rig.service.store.max_phy_offset == end
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize(
+    ("ext", "body", "code", "named"),
+    [
+        ({"b": "bad topic!"}, b"x", 29, "bad topic!"),
+        ({"b": "SCHEDULE_TOPIC_XXXX"}, b"x", 16, "SCHEDULE_TOPIC_XXXX"),
+        ({"b": "T", "c": "NoTemplate"}, b"x", 17, "create it with mqctl updateTopic"),
+        ({"e": "7"}, b"x", 29, "queueId 7"),
+        ({"e": "seven"}, b"x", 1, "queueId"),
+        ({"b": "TBW102"}, b"x" * (5 << 20), 13, "maxMessageSize"),
+        ({"i": "k\x01" + "v" * 40_000}, b"x", 13, "properties"),
+    ],
+)
+def test_a_bad_send_is_refused_by_name(
+    tmp_path: Path, ext: dict[str, str], body: bytes, code: int, named: str
+) -> None:
+    async def play(rig: Rig) -> None:
+        reply = await rig.ask(310, send_header("T", 0, {}) | ext, body)
+        assert reply.code == code and named in (reply.remark or "")
+        assert (await rig.send("After")).code == 0, "the broker goes on"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_the_template_of_new_topics_follows_the_configuration(tmp_path: Path) -> None:
+    """defaultTopicQueueNums bounds the queues of a topic that its first message creates;
+    autoCreateTopicEnable false leaves no template."""
+
+    async def few(rig: Rig) -> None:
+        await rig.send()
+        created = rig.service.tables.topics.get("T")
+        assert created is not None and created.write_queue_nums == 2
+
+    async def none(rig: Rig) -> None:
+        assert (await rig.send()).code == 17
+        assert rig.service.tables.topics.get("TBW102") is None
+
+    run_with_broker(tmp_path / "few", few, broker={"default_topic_queue_nums": 2})
+    run_with_broker(tmp_path / "none", none, broker={"auto_create_topic_enable": False})
+
+
+def test_a_held_pull_is_woken_by_the_message_it_waits_for(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        waiting = asyncio.create_task(rig.pull(offset=1, suspend_ms=60_000, tags="TagB"))
+        await until(lambda: rig.service.pull.held > 0)
+        await rig.send(TAGS="TagA")
+        await rig.send(body=b"wanted", TAGS="TagB")
+        pulled = await waiting
+        assert [m.body for m in decode_records(pulled.body)] == [b"wanted"]
+        assert pulled.ext["nextBeginOffset"] == "3"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_an_empty_pull_is_answered_when_its_time_is_over(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        pulled = await rig.pull(offset=1, suspend_ms=60)
+        assert (pulled.code, pulled.ext["nextBeginOffset"]) == (19, "1")
+        assert (await rig.pull(offset=99)).code == 21
+        assert (await rig.pull("Nowhere")).code == 17
+        assert (await rig.pull(queue=9)).code == 1
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r28_offsets_for_clients_are_confirmed_ones(tmp_path: Path) -> None:
+    """Max offset, search by time and the pull's own maxOffset all come from the consume queue,
+    which ends at confirmOffset; the earliest and the group's offset likewise."""
+
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        where = {"topic": "T", "queueId": "0"}
+        assert (await rig.ask(30, where)).ext["offset"] == "3"
+        assert (await rig.ask(31, where)).ext["offset"] == "0"
+        assert (await rig.ask(29, where | {"timestamp": "0"})).ext["offset"] == "0"
+        assert (await rig.ask(29, where | {"timestamp": str(2**50)})).ext["offset"] == "3"
+        assert int((await rig.ask(32, where)).ext["timestamp"]) > 0
+        bad = await rig.ask(29, where | {"timestamp": "0", "boundaryType": "middle"})
+        assert bad.code == 29 and "lower and upper" in (bad.remark or "")
+
+    run_with_broker(tmp_path, play)
+
+
+def test_group_offsets(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        where = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+        assert (await rig.ask(14, where | {"setZeroIfNotFound": "false"})).code == 22
+        assert (await rig.ask(14, where)).ext["offset"] == "0"
+        assert (await rig.ask(15, where | {"commitOffset": "5"})).code == 0
+        assert (await rig.ask(14, where)).ext["offset"] == "5"
+        assert (await rig.ask(15, where)).code == 29
+        assert b'"T@g":{"0":5}' in (await rig.ask(43)).body
+
+    run_with_broker(tmp_path, play)
+
+
+def test_members_are_notified_of_each_other(tmp_path: Path) -> None:
+    """34 makes group and retry topic, 38 lists the members, 40 notifies the others, 35 leaves."""
+
+    async def play(rig: Rig) -> None:
+        noticed: list[str] = []
+        processors = Processors()
+        processors.register(40, lambda cmd, _: noticed.append(cmd.ext["consumerGroup"]))
+        other = RemotingClient(processors)
+
+        def beat(client_id: str) -> bytes:
+            data = ConsumerData(
+                group_name="g",
+                consume_type="CONSUME_PASSIVELY",
+                message_model="CLUSTERING",
+                consume_from_where="CONSUME_FROM_LAST_OFFSET",
+                subscription_data_set=[SubscriptionData(topic="T", sub_string="*")],
+            )
+            return HeartbeatData(client_id=client_id, consumer_data_set=[data]).encode()
+
+        address = rig.service.address
+        await other.invoke(address, RemotingCommand.request(34, {}, beat("c1")), 3000)
+        await rig.ask(34, body=beat("c2"))
+        listed = await rig.ask(38, {"consumerGroup": "g"})
+        assert json.loads(listed.body) == {"consumerIdList": ["c1", "c2"]}
+        await until(lambda: len(noticed) >= 2)
+        assert rig.service.tables.topics.get("%RETRY%g") is not None
+        await rig.ask(35, {"clientID": "c2", "consumerGroup": "g"})
+        await other.close()
+        while (await rig.ask(38, {"consumerGroup": "g"})).code == 0:
+            pass
+
+    run_with_broker(tmp_path, play)
+
+
+def test_topics_and_groups_are_changed(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        create = {
+            "topic": "New",
+            "defaultTopic": "TBW102",
+            "readQueueNums": "4",
+            "writeQueueNums": "4",
+            "perm": "6",
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0",
+            "order": "false",
+        }
+        assert (await rig.ask(17, create)).code == 0
+        assert (await rig.ask(17, create | {"perm": "9"})).code == 29
+        assert (await rig.ask(17, create | {"topic": "TBW102"})).code == 29
+        table = TopicConfigAndMappingSerializeWrapper.decode((await rig.ask(21, vip=True)).body)
+        assert table.topic_config_table["New"].write_queue_nums == 4
+        group = SubscriptionGroupConfig(group_name="g9", retry_max_times=3)
+        assert (await rig.ask(200, body=group.encode())).code == 0
+        assert b'"retryMaxTimes":3' in (await rig.ask(201)).body
+        await rig.send("New")
+        assert (await rig.ask(215, {"topic": "New"})).code == 0
+        assert (await rig.pull("New")).code == 17
+        assert (await rig.ask(45)).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_queries_by_key_and_id(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        sent = await rig.send(body=b"find me", KEYS="blue green")
+        window = {"topic": "T", "maxNum": "10", "beginTimestamp": "0", "endTimestamp": str(2**50)}
+        for key in ("blue", "green", "KEY1"):
+            found = await rig.ask(12, window | {"key": key})
+            assert [m.body for m in decode_records(found.body)] == [b"find me"]
+        assert (await rig.ask(12, window | {"key": "red"})).code == 22
+        offset = decode_offset_msg_id(sent.ext["msgId"])[1]
+        by_id = await rig.ask(33, {"offset": str(offset)})
+        assert decode_records(by_id.body)[0].body == b"find me"
+        assert (await rig.ask(33, {"offset": str(offset + 1)})).code == 1
+
+    run_with_broker(tmp_path, play)
+
+
+def test_status_and_codes_that_are_not_supported(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        table = json.loads((await rig.ask(28, vip=True)).body)["table"]
+        assert table["brokerVersionDesc"] and table["brokerRole"] == "MASTER"
+        assert table["earliestMessageTimeStamp"] == "-1"
+        await rig.send()
+        table = json.loads((await rig.ask(28)).body)["table"]
+        assert int(table["earliestMessageTimeStamp"]) > 1_700_000_000_000
+        assert json.loads((await rig.ask(907)).body)["master"] is True
+        assert (await rig.ask(1007)).code == 1
+        for unknown in (37, 202, 361, 200050, 4711):
+            assert (await rig.ask(unknown)).code == 3
+
+    run_with_broker(tmp_path, play)
+
+
+def test_everything_survives_a_restart(tmp_path: Path) -> None:
+    async def first(rig: Rig) -> None:
+        await rig.send(body=b"kept", KEYS="k")
+        await rig.ask(15, {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"})
+
+    async def second(rig: Rig) -> None:
+        (message,) = decode_records((await rig.pull()).body)
+        assert message.body == b"kept"
+        assert (await rig.send()).ext["queueOffset"] == "1"
+        where = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+        assert (await rig.ask(14, where)).ext["offset"] == "1"
+
+    run_with_broker(tmp_path, first)
+    run_with_broker(tmp_path, second)
+
+
+def test_sync_flush_answers_after_the_disk_has_it(tmp_path: Path) -> None:
+    """R15: under SYNC_FLUSH what is confirmed is flushed."""
+
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            assert (await rig.send()).code == 0
+            store = rig.service.store
+            assert store.confirm_offset <= store.log.flushed_offset
+
+    run_with_broker(tmp_path, play, flush_disk_type="SYNC_FLUSH")
+
+
+def test_a_broker_goes_on_from_a_java_store(tmp_path: Path) -> None:
+    """The golden directory of a Java broker: old messages are pulled, new ones appended."""
+    folder = tmp_path / "store"
+    shutil.copytree(GOLDEN / "store" / "b0", folder)
+
+    async def play() -> None:
+        async with lone_broker(folder, max_hash_slot_num=1000, max_index_num=4000) as rig:
+            before = [
+                message
+                for queue in range(4)
+                for message in decode_records((await rig.pull("GoldTopic", queue=queue)).body)
+            ]
+            assert {m.properties.get("KEYS") for m in before} >= {"key0", "key1"}
+            sent = await rig.send("GoldTopic", b"ours", queue=1)
+            assert sent.code == 0
+            offset = int(sent.ext["queueOffset"])
+            assert decode_offset_msg_id(sent.ext["msgId"])[1] >= 6760
+            (again,) = decode_records((await rig.pull("GoldTopic", queue=1, offset=offset)).body)
+            assert again.body == b"ours"
+
+    import uvloop
+
+    uvloop.run(play())

@@ -1,0 +1,106 @@
+"""The schema of an event: all that is derived from it, or sent as it, agrees with the struct."""
+
+import json
+import random
+
+import msgspec
+import pytest
+
+from batonmq.controller.endpoints.grpc_endpoint import event_to_pb
+from batonmq.history.event import (
+    NOTED_KINDS,
+    ON_BROKER_CLOCK,
+    REPORTED_KINDS,
+    REQUIRED,
+    TIMES,
+    EventDetail,
+    EventKind,
+    HistoryEvent,
+    lenient_event,
+)
+from batonmq.proto.controller.v1 import controller_pb2 as pb
+from tests.spark.generated_histories import GeneratedGroup
+from tests.spark.generated_histories import events as generated_events
+
+FIELDS = {field.name: field for field in msgspec.structs.fields(HistoryEvent)}
+
+
+def test_the_names_of_fields_are_those_of_the_struct():
+    assert set(REQUIRED) == {"log", "raft_index", "time_ms", "kind"}
+    assert set(TIMES) <= FIELDS.keys()
+    assert {FIELDS[name].type for name in TIMES} == {int}
+
+
+def test_a_message_to_clients_has_fields_of_the_struct_and_its_json():
+    proto = {field.name: field for field in pb.HistoryEvent.DESCRIPTOR.fields}
+    assert proto.keys() <= FIELDS.keys()
+    for name, field in proto.items():
+        types = {field.TYPE_INT64: int, field.TYPE_INT32: int, field.TYPE_STRING: str}
+        assert types[field.type] is FIELDS[name].type
+    event = HistoryEvent(
+        log="l", raft_index=7, time_ms=9, kind=EventKind.ELECTED, broker_name="b", broker_id=2,
+        master_epoch=3, sync_state_set_epoch=4, json="{}",
+    )  # fmt: skip
+    sent = event_to_pb(event)
+    assert lenient_event(sent.json) == event
+    for name in proto.keys() - {"json"}:
+        assert getattr(sent, name) == getattr(event, name)
+
+
+def test_generated_histories_have_fields_and_kinds_of_the_struct():
+    group = GeneratedGroup("generated", random.Random(3))
+    details = {field.encode_name for field in msgspec.structs.fields(EventDetail)}
+    for raw in generated_events(400, [group], 3, 1_000_000, 5):
+        assert raw.keys() <= FIELDS.keys()
+        event = msgspec.json.decode(json.dumps(raw), type=HistoryEvent)
+        assert event.kind in set(EventKind)
+        assert json.loads(event.json or "{}").keys() <= details
+
+
+def test_columns_of_arrow_are_the_fields_of_the_struct():
+    pa = pytest.importorskip("pyarrow")
+    from batonmq.spark.schemas import HISTORY_COLUMNS, TABLES
+
+    assert [column.field for column in HISTORY_COLUMNS] == [n for n in FIELDS if n != "gap"]
+    names = [column.name for column in HISTORY_COLUMNS]
+    assert TABLES["history"].names == ["file", "controller", "line_offset", *names]
+    arrow = {str: {pa.string()}, int: {pa.int64(), pa.int32()}, bool: {pa.bool_()}}
+    arrow[tuple[int, ...]] = {pa.list_(pa.int64())}
+    for column in HISTORY_COLUMNS:
+        field = FIELDS[column.field]
+        assert column.field_type in arrow[field.type]
+        assert column.is_time == (column.field in TIMES)
+        if column.is_time:
+            assert column.null_for == 0
+        elif field.type is int and not field.required:
+            assert field.default in (column.null_for, column.absent)
+
+
+def test_kinds_on_a_brokers_clock_are_reported_and_never_noted():
+    assert ON_BROKER_CLOCK == REPORTED_KINDS - NOTED_KINDS
+    assert HistoryEvent(log="", raft_index=1, time_ms=1, kind="opened", broker_id=2).clock == (
+        "broker 2"
+    )
+    noted = HistoryEvent(log="", raft_index=1, time_ms=1, kind="switch_failed", node="n1")
+    assert noted.clock == "controller n1"
+
+
+def test_a_line_of_any_version_is_read_with_defaults():
+    line = {"kind": "new", "raft_index": True, "time_ms": "9", "set_before": [1, "x"], "more": 1}
+    line |= {"broker_id": 3, "json": '{"heldMs": "x", "sessions": 2}'}
+    event = lenient_event(json.dumps(line))
+    assert event == HistoryEvent(
+        log="", raft_index=-1, time_ms=0, kind="new", broker_id=3, json=line["json"]
+    )
+    assert event.detail == EventDetail(sessions=2)
+    assert lenient_event(b"[1]") is lenient_event(b"{") is lenient_event(b"\xff") is None
+    assert lenient_event(b'{"x":' + b"[" * 100_000) is None
+
+
+def test_an_event_reads_its_own_line():
+    event = HistoryEvent(
+        log="l", raft_index=7, time_ms=9, kind="drained", set_before=(1, 2), gap=True,
+        json='{"heldMs": 5}',
+    )  # fmt: skip
+    assert lenient_event(event.to_json()) == event
+    assert event.detail.held_ms == 5

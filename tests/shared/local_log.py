@@ -1,0 +1,66 @@
+"""`LocalLog`: a replicated log of one node, which applies in place what is proposed."""
+
+import asyncio
+from collections.abc import Callable
+
+from batonmq.controller.raft.log import Applied, Commit, LogStatus, Machine, NotApplied, Outcome
+from batonmq.controller.rules.commands import AnyCommand
+from batonmq.controller.rules.state import ControllerState
+
+
+class LocalLog:
+    def __init__(self, node_id: str, machine: Machine) -> None:
+        self._node_id = node_id
+        self._machine = machine
+        self._index = 0
+        self._leading = False
+        self._role_callbacks: list[Callable[[bool], None]] = []
+        self._applied_callbacks: list[Callable[[Commit], None]] = []
+
+    @property
+    def state(self) -> ControllerState:
+        return self._machine.state
+
+    async def start(self) -> None:
+        self.set_leading(True)
+
+    def set_leading(self, leading: bool) -> None:
+        """Takes or gives up the lead, as a Raft election would."""
+        self._leading = leading
+        for callback in self._role_callbacks:
+            callback(leading)
+
+    async def propose(self, command: AnyCommand, timeout_ms: int) -> Outcome:
+        await asyncio.sleep(0)
+        if not self._leading:
+            return NotApplied("not the leader")
+        self._index += 1
+        commit = self._machine.commit(self._machine.encode(command), self._index)
+        for callback in self._applied_callbacks:
+            callback(commit)
+        return Applied(commit.result)
+
+    async def read_barrier(self, timeout_ms: int) -> bool:
+        await asyncio.sleep(0)
+        return self._leading
+
+    def leader_hint(self) -> str | None:
+        return self._node_id if self._leading else None
+
+    def in_touch(self) -> bool:
+        return self._leading
+
+    async def hand_over(self, timeout_ms: int) -> bool:
+        return not self._leading
+
+    def status(self) -> LogStatus:
+        return LogStatus(term=1, applied_index=self._index, committed_index=self._index)
+
+    def on_role(self, callback: Callable[[bool], None]) -> None:
+        self._role_callbacks.append(callback)
+
+    def on_applied(self, callback: Callable[[Commit], None]) -> None:
+        self._applied_callbacks.append(callback)
+
+    async def close(self) -> None:
+        self._leading = False

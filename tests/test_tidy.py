@@ -1,0 +1,253 @@
+"""The rules of the house that a machine can see: sizes, names, owners, markers.
+
+Which imports are allowed is import-linter's (`make lint`). A rule here has its reason in
+`docs/ARCHITECTURE.md`, "Rules of the house".
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MODULE_LINES_MAX = 600
+CLASS_METHODS_MAX = 25
+FUNCTION_LINES_MAX = 50
+CONSTRUCTOR_PARAMETERS_MAX = 7
+
+#: Pure cores go by these names. They must have the marker by which import-linter finds them.
+CORE_NAMES = re.compile(r"(^|_)(core|state|rules|fold)\.py$")
+
+#: What one module does for all others.
+OWNERS = {
+    r"\bCLOCK_BOOTTIME\b": "process/clock.py",
+    r"\.setsockopt\(": "process/sockets.py",
+    r"\bfcntl\.lockf\(": "process/lock_file.py",
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+
+    @cached_property
+    def text(self) -> str:
+        return (ROOT / self.name).read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def folder(self) -> str:
+        return self.name.split("/")[0]
+
+    @property
+    def docstring(self) -> str:
+        return ast.get_docstring(self.tree) or ""
+
+    def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node
+
+    def classes(self) -> Iterator[ast.ClassDef]:
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+
+    def imported(self) -> set[str]:
+        """Dotted names of all that it imports, wherever in the module."""
+        names: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
+                names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        return names
+
+    def comments(self) -> Iterator[tuple[int, str]]:
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+
+
+def _tracked() -> list[Module]:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    names = [name for name in listed.stdout.split() if "_pb2" not in name]
+    return [Module(name) for name in names if (ROOT / name).is_file()]
+
+
+def refuse(found: Iterable[object]) -> None:
+    """Fails with one line for each."""
+    lines = sorted(map(str, found))
+    assert not lines, f"{len(lines)} found:\n" + "\n".join(lines)
+
+
+MODULES = _tracked()
+TESTS = [module for module in MODULES if module.folder == "tests"]
+CODE = [module for module in MODULES if module.folder != "tests"]
+#: What is installed: everything but the laboratory around it.
+PRODUCT = [module for module in CODE if module.folder not in {"lab", "faults", "bench", "deploy"}]
+
+
+def test_every_room_is_looked_at() -> None:
+    rooms = {module.folder for module in PRODUCT}
+    assert {"controller", "broker", "replicas_manager", "epoch", "spark", "batonmq"} <= rooms
+    assert len(PRODUCT) > 200 and len(TESTS) > 150
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [m.name for m in MODULES if not m.docstring and not m.name.endswith("conftest.py")]
+    refuse(name for name in silent if (ROOT / name).stat().st_size)
+
+
+def test_no_module_needs_a_scroll_map() -> None:
+    sizes = {m.name: m.text.count("\n") for m in CODE}
+    refuse(f"{name}: {size}" for name, size in sizes.items() if size > MODULE_LINES_MAX)
+
+
+def test_no_class_does_everything() -> None:
+    """Dunder methods do not count, properties and private methods do."""
+    large = []
+    for module in CODE:
+        for node in module.classes():
+            methods = [
+                item.name
+                for item in node.body
+                if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
+                and not re.fullmatch(r"__\w+__", item.name)
+            ]
+            if len(set(methods)) > CLASS_METHODS_MAX:
+                large.append((len(set(methods)), module.name, node.name))
+    refuse(large)
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    long = [
+        (node.end_lineno - node.lineno + 1, module.name, node.name)
+        for module in CODE
+        for node in module.functions()
+        if node.end_lineno is not None and node.end_lineno - node.lineno >= FUNCTION_LINES_MAX
+    ]
+    refuse(long)
+
+
+def test_constructors_take_few_parameters() -> None:
+    many = []
+    for module in CODE:
+        for node in module.classes():
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+                    count = len(item.args.args) - 1 + len(item.args.kwonlyargs)
+                    if count > CONSTRUCTOR_PARAMETERS_MAX:
+                        many.append((count, module.name, node.name))
+    refuse(many)
+
+
+def test_no_banners_and_no_notes_to_self() -> None:
+    banner = re.compile(r"#\s*([-=#*~_])\1{3,}|#\s*\b(TODO|FIXME|XXX)\b")
+    found = [
+        f"{module.name}:{line}: {comment}"
+        for module in MODULES
+        for line, comment in module.comments()
+        if banner.match(comment)
+    ]
+    refuse(found)
+
+
+def test_formatting_is_skipped_for_tables_only() -> None:
+    """A literal, or a call that is given literals, in columns."""
+    found = []
+    for module in MODULES:
+        skipped = {line for line, text in module.comments() if re.search(r"fmt: ?(skip|off)", text)}
+        if not skipped:
+            continue
+        tables: set[int] = set()
+        for node in ast.walk(module.tree):
+            value = getattr(node, "value", None)
+            if isinstance(value, ast.Tuple | ast.List | ast.Dict | ast.Set | ast.Call):
+                tables.update(range(value.lineno - 1, (value.end_lineno or value.lineno) + 1))
+        found += [f"{module.name}:{line}" for line in sorted(skipped - tables)]
+    refuse(found)
+
+
+def test_loggers_have_one_name() -> None:
+    pattern = re.compile(r"^(?P<name>\w+)(: [\w.]+)? = logging\.getLogger\((?P<of>.*)\)$", re.M)
+    found = [
+        f"{module.name}: {match[0]}"
+        for module in CODE
+        for match in pattern.finditer(module.text)
+        if (match["name"], match["of"]) != ("log", "__name__")
+    ]
+    refuse(found)
+
+
+def test_a_package_that_re_exports_says_what() -> None:
+    missing = []
+    for module in CODE:
+        if not module.name.endswith("__init__.py"):
+            continue
+        imports = [n for n in module.tree.body if isinstance(n, ast.ImportFrom) and n.module]
+        exports = any(str(node.module).startswith("batonmq") for node in imports)
+        if exports and not re.search(r"^__all__\b", module.text, re.M):
+            missing.append(module.name)
+    refuse(missing)
+
+
+@pytest.mark.parametrize("pattern, owner", OWNERS.items())
+def test_one_module_owns(pattern: str, owner: str) -> None:
+    users = [module.name for module in PRODUCT if re.search(pattern, module.text)]
+    assert users == [owner]
+
+
+def test_cores_have_the_marker() -> None:
+    unmarked = [
+        module.name
+        for module in PRODUCT
+        if CORE_NAMES.search(module.name) and "Pure" not in module.docstring
+    ]
+    refuse(unmarked)
+
+
+def test_no_layout_is_written_twice() -> None:
+    """A struct of three fields and more is knowledge: it has one owner."""
+    homes: defaultdict[str, set[str]] = defaultdict(set)
+    for module in PRODUCT:
+        for match in re.finditer(r"Struct\(\s*\"([<>=!@]?[\w ]+)\"", module.text):
+            layout = match[1].replace(" ", "")
+            if len(layout) > 4:
+                homes[layout].add(module.name)
+    refuse(f"{layout}: {sorted(names)}" for layout, names in homes.items() if len(names) > 1)
+
+
+def test_no_module_lives_for_tests_only() -> None:
+    """Each module of the product is imported by another one, or is started by its name."""
+    dotted = {_dotted(module.name): module.name for module in PRODUCT}
+    used: Counter[str] = Counter()
+    for module in CODE:
+        for name in module.imported():
+            used[name] += 1
+        for name in re.findall(r"batonmq(?:\.\w+)+", module.text):
+            if name != _dotted(module.name):
+                used[name] += 1
+    entry = re.compile(r"(__init__|__main__|main|conftest)\.py$|^mqctl/commands/|^spark/jobs/")
+    orphans = [name for dot, name in dotted.items() if not used[dot] and not entry.search(name)]
+    refuse(orphans)
+
+
+def _dotted(name: str) -> str:
+    path = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return path if path.startswith("batonmq") else f"batonmq.{path}"
