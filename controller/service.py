@@ -34,6 +34,7 @@ from batonmq.controller.rules.commands import (
 )
 from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import EventKind
+from batonmq.process import disk
 from batonmq.process.clock import wall_ms
 from batonmq.process.durable_file import sync_directory
 from batonmq.process.lock_file import FolderLock
@@ -167,7 +168,7 @@ class ControllerService:
             lock.release()
 
     def _open_store(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.makedirs(folder)
         sync_directory(folder.parent)
         # First: two processes with one log could vote twice.
         lock = FolderLock(folder / LOCK_NAME)

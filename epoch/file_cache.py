@@ -20,6 +20,7 @@ from pathlib import Path
 
 from batonmq.epoch.entry import MAX_OFFSET, EpochEntry, order_fault, with_ends
 from batonmq.epoch.redo_file import REDO_SUFFIX, RedoFile, digest
+from batonmq.process import disk
 from batonmq.process.durable_file import (
     UnreadableFileError,
     backup_path,
@@ -230,7 +231,7 @@ def _with_content(data: bytes) -> tuple[tuple[EpochEntry, ...], bytes]:
 
 def _same_content(path: Path, content: bytes) -> bool:
     try:
-        return path.read_bytes() == content
+        return disk.read_bytes(path) == content
     except FileNotFoundError:
         return False
 

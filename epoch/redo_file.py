@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.process import disk
 from batonmq.process.durable_file import replace_file, write_all
 
 REDO_SUFFIX: Final = ".redo"
@@ -57,7 +58,7 @@ class RedoFile:
         """The entries that continue the list file with the digest `base`; empty if there are none.
         A slot that is not intact counts for nothing: `write` returns after both are."""
         try:
-            data = self.path.read_bytes()
+            data = disk.read_bytes(self.path)
         except FileNotFoundError:
             return ()
         self.is_ready = len(data) == SLOTS * SLOT_SIZE
@@ -89,12 +90,12 @@ class RedoFile:
             self._holds_entries = False
 
     def _put(self, slots: bytes, position: int) -> None:
-        fd = os.open(self.path, os.O_WRONLY)
+        fd = disk.open(self.path, os.O_WRONLY)
         try:
             write_all(fd, slots, position)
-            os.fdatasync(fd)
+            disk.fdatasync(fd)
         finally:
-            os.close(fd)
+            disk.close(fd)
         self._sequence += 1
 
 

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from batonmq.history.event import HISTORY_EVENTS_MAX, EventKey, HistoryEvent
+from batonmq.process import disk
 
 __all__ = [
     "FILES_DEFAULT",
@@ -62,7 +63,7 @@ def full_files(name: str, names: Iterable[str]) -> list[tuple[int, str]]:
 
 def files_of(path: Path) -> list[Path]:
     """The files of a history, oldest first; `path`, the one that grows, is the last."""
-    full = full_files(path.name, os.listdir(path.parent))
+    full = full_files(path.name, disk.listdir(path.parent))
     return [*(path.parent / name for _, name in full), path]
 
 
@@ -73,7 +74,7 @@ def lines_newest_first(file: FileIO) -> Iterator[tuple[int, bytes]]:
     while begin > 0:
         size = min(_BLOCK_SIZE, begin)
         begin -= size
-        block = os.pread(file.fileno(), size, begin) + rest
+        block = disk.pread(file.fileno(), size, begin) + rest
         head, newline, tail = block.partition(b"\n")
         if begin == 0:
             head, newline, tail = b"", b"", block
@@ -108,7 +109,7 @@ class HistoryFile:
         try:
             self._load()
         except BaseException:
-            os.close(self._descriptor)
+            disk.close(self._descriptor)
             raise
 
     def append(self, events: Iterable[HistoryEvent], *, cut: bool = False) -> int:
@@ -130,11 +131,11 @@ class HistoryFile:
         if size_bytes and size_bytes + len(raw) > self._size_max:
             size_bytes = self._begin_next_file(size_bytes)
         try:
-            written_bytes = os.write(self._descriptor, raw)
+            written_bytes = disk.write(self._descriptor, raw)
             while written_bytes < len(raw):
-                written_bytes += os.write(self._descriptor, raw[written_bytes:])
+                written_bytes += disk.write(self._descriptor, raw[written_bytes:])
         except OSError:
-            os.ftruncate(self._descriptor, size_bytes)
+            disk.ftruncate(self._descriptor, size_bytes)
             raise
         self._newest = newest
         self.recent.extend(fresh)
@@ -175,9 +176,9 @@ class HistoryFile:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             try:
-                os.fsync(descriptor)
+                disk.fsync(descriptor)
             finally:
-                os.close(descriptor)
+                disk.close(descriptor)
 
     def _begin_next_file(self, size_bytes: int) -> int:
         """The full file gets a number and an empty one its name. Returns the size to go on from.
@@ -186,19 +187,19 @@ class HistoryFile:
         """
         folder, name = self._path.parent, self._path.name
         try:
-            full_ones = full_files(name, os.listdir(folder))
+            full_ones = full_files(name, disk.listdir(folder))
             number = full_ones[-1][0] + 1 if full_ones else 1
             full = folder / numbered(name, number)
-            os.rename(self._path, full)
+            disk.rename(self._path, full)
             try:
                 descriptor = _open(self._path)
             except OSError:
-                os.rename(full, self._path)
+                disk.rename(full, self._path)
                 raise
         except OSError as error:
             log.warning("history_not_divided path=%s error=%s", self._path, error)
             return size_bytes
-        os.close(self._descriptor)
+        disk.close(self._descriptor)
         self._descriptor = descriptor
         self._drop_oldest([*full_ones, (number, full.name)])
         return 0
@@ -206,7 +207,7 @@ class HistoryFile:
     def _drop_oldest(self, full_ones: list[tuple[int, str]]) -> None:
         for _, name in full_ones[: max(0, len(full_ones) - (self._files - 1))]:
             try:
-                os.unlink(self._path.parent / name)
+                disk.unlink(self._path.parent / name)
             except OSError as error:
                 log.warning("history_not_dropped name=%s error=%s", name, error)
 
@@ -252,11 +253,11 @@ class HistoryFile:
             log.warning(
                 "history_tail_cut path=%s torn_bytes=%d", self._path, size_bytes - whole_bytes
             )
-            os.ftruncate(self._descriptor, whole_bytes)
+            disk.ftruncate(self._descriptor, whole_bytes)
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return disk.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from batonmq.process import disk
+
 T = TypeVar("T")
 
 BACKUP_SUFFIX = ".bak"
@@ -26,12 +28,12 @@ def backup_path(path: Path) -> Path:
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
     """`pwrite` that continues after a short write; a full disk raises OSError (ENOSPC)."""
-    written = os.pwrite(fd, data, position)
+    written = disk.pwrite(fd, data, position)
     if written == len(data):
         return
     view = memoryview(data)
     while written < len(view):
-        count = os.pwrite(fd, view[written:], position + written)
+        count = disk.pwrite(fd, view[written:], position + written)
         if count == 0:
             raise OSError(f"pwrite of {len(view) - written} bytes wrote nothing")
         written += count
@@ -44,7 +46,7 @@ def zero_range(fd: int, begin: int, end: int) -> bool:
     """
     changed = False
     while begin < end:
-        chunk = os.pread(fd, min(_ZERO_BYTES, end - begin), begin)
+        chunk = disk.pread(fd, min(_ZERO_BYTES, end - begin), begin)
         if not chunk:
             break
         if chunk.count(0) != len(chunk):
@@ -62,11 +64,11 @@ def zero_range(fd: int, begin: int, end: int) -> bool:
 
 def sync_directory(directory: Path) -> None:
     """Make names created, renamed or removed in `directory` durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    fd = disk.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        disk.fsync(fd)
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def sync_file(path: Path) -> None:
@@ -75,13 +77,13 @@ def sync_file(path: Path) -> None:
     A file that is gone needs no sync: the code that removed it syncs its folder.
     """
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = disk.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return
     try:
-        os.fdatasync(fd)
+        disk.fdatasync(fd)
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def replace_file(
@@ -93,17 +95,17 @@ def replace_file(
     at all times. `shared`: other processes may replace the same file at the same time. Raises
     OSError; then the old content stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.makedirs(path.parent)
     owner = f".{os.getpid()}" if shared else ""
     temp = path.with_name(f"{path.name}{owner}{_TEMP_SUFFIX}")
     try:
         _write_new(temp, data)
         if keep_previous and path.exists():
             _link_over(path, backup_path(path))
-        os.replace(temp, path)
+        disk.replace(temp, path)
     except OSError:
         if shared:  # no later process would overwrite it
-            temp.unlink(missing_ok=True)
+            disk.remove(temp)
         raise
     sync_directory(path.parent)
 
@@ -116,21 +118,21 @@ def replace_with_twin(path: Path, data: bytes) -> None:
     written before the first sync, and the folder is synced once: two commits of the file system's
     journal instead of four, in every role change.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.makedirs(path.parent)
     targets = (path, backup_path(path))
     temps = [target.with_name(target.name + _TEMP_SUFFIX) for target in targets]
     fds: list[int] = []
     try:
         for temp in temps:
-            fds.append(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+            fds.append(disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
             write_all(fds[-1], data, 0)
         for fd in fds:
-            os.fsync(fd)
+            disk.fsync(fd)
     finally:
         for fd in fds:
-            os.close(fd)
+            disk.close(fd)
     for temp, target in zip(temps, targets, strict=True):
-        os.replace(temp, target)
+        disk.replace(temp, target)
     sync_directory(path.parent)
 
 
@@ -138,12 +140,12 @@ def show_file(path: Path, text: str) -> None:
     """Puts `text` under `path` by a rename: no reader sees half of it. Nothing is synced."""
     temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
     temp.write_text(text)
-    os.replace(temp, path)
+    disk.replace(temp, path)
 
 
 def remove_file(path: Path) -> None:
     """Remove `path` durably; a missing file is fine."""
-    path.unlink(missing_ok=True)
+    disk.remove(path)
     if path.parent.exists():
         sync_directory(path.parent)
 
@@ -176,7 +178,7 @@ def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | Non
     found = False
     for candidate in (path, backup_path(path)):
         try:
-            data = candidate.read_bytes()
+            data = disk.read_bytes(candidate)
         except FileNotFoundError:
             reasons.append(f"{candidate.name}: missing")
             continue
@@ -196,20 +198,20 @@ def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | Non
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         write_all(fd, data, 0)
-        os.fsync(fd)
+        disk.fsync(fd)
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def _link_over(source: Path, target: Path) -> None:
     """Make `target` a second name of `source`'s content without a moment of absence."""
     temp = target.with_name(target.name + _TEMP_SUFFIX)
-    temp.unlink(missing_ok=True)
+    disk.remove(temp)
     try:
-        os.link(source, temp)
+        disk.link(source, temp)
     except OSError:  # file systems without hard links
-        _write_new(temp, source.read_bytes())
-    os.replace(temp, target)
+        _write_new(temp, disk.read_bytes(source))
+    disk.replace(temp, target)

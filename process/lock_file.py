@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from batonmq.process import disk
 from batonmq.protocol.errors import BatonError
 
 _FLOCK: Final = struct.Struct("hhlli4x")  # l_type, l_whence, l_start, l_len, l_pid (Linux x86-64)
@@ -43,21 +44,21 @@ class FolderLock:
         """Take the lock. Raises FolderLockedError, which names the process that has it."""
         if self._key in _held_here:
             raise FolderLockedError(self._path, os.getpid())
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = disk.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as error:
             pid = _owner(fd)
-            os.close(fd)
+            disk.close(fd)
             raise FolderLockedError(self._path, pid) from error
-        os.pwrite(fd, b"lock", 0)
+        disk.pwrite(fd, b"lock", 0)
         self._fd = fd
         _held_here.add(self._key)
 
     def release(self) -> None:
         if self._fd < 0:
             return
-        os.close(self._fd)
+        disk.close(self._fd)
         self._fd = -1
         _held_here.discard(self._key)
 

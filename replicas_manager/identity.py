@@ -15,6 +15,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from batonmq.process import disk
 from batonmq.process.durable_file import remove_file, replace_file, write_all
 from batonmq.protocol.errors import BatonError
 
@@ -77,7 +78,7 @@ class IdentityFile:
     def _read(self, path: Path, count: int) -> list[str] | None:
         """The fields of one file, None if it is missing (or, the temporary one, torn)."""
         try:
-            text = path.read_bytes().decode()
+            text = disk.read_bytes(path).decode()
         except FileNotFoundError:
             return None
         except UnicodeDecodeError as error:
@@ -122,7 +123,7 @@ class RoleFile:
     def load(self) -> int:
         """0 if the file is missing; it is then made. Raises RoleFileError, OSError."""
         try:
-            data = self.path.read_bytes()
+            data = disk.read_bytes(self.path)
         except FileNotFoundError:
             replace_file(self.path, 2 * _slot(0))
             return 0
@@ -134,12 +135,12 @@ class RoleFile:
 
     def store(self, master_epoch: int) -> None:
         """Durable on return; `load` comes first. Raises OSError."""
-        fd = os.open(self.path, os.O_WRONLY)
+        fd = disk.open(self.path, os.O_WRONLY)
         try:
             write_all(fd, _slot(master_epoch), self._next_slot * _SLOT_SIZE)
-            os.fdatasync(fd)
+            disk.fdatasync(fd)
         finally:
-            os.close(fd)
+            disk.close(fd)
         self._next_slot = 1 - self._next_slot
 
     def _read_slot(self, data: bytes, number: int) -> int:
@@ -182,7 +183,7 @@ class IncarnationLog:
         """Adds `incarnation`, durably, before it can acknowledge anything. Returns the earlier
         ones, oldest first; empty if it is not known which registered last. Raises OSError."""
         try:
-            earlier = tuple(self.path.read_text("ascii", errors="replace").split())
+            earlier = tuple(disk.read_bytes(self.path).decode("ascii", errors="replace").split())
         except FileNotFoundError:
             earlier = (_UNKNOWN,)
         kept = (*earlier, incarnation)

@@ -12,6 +12,7 @@ import os
 import zlib
 from pathlib import Path
 
+from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory, write_all
 from batonmq.protocol.layout import (
     CHECKPOINT,
@@ -61,7 +62,7 @@ class StoreCheckpoint:
         #: Offset in the log up to which recovery need not read, or None if it is not known.
         self.recovery_offset: int | None = None
         try:
-            data = path.read_bytes()
+            data = disk.read_bytes(path)
         except FileNotFoundError:
             data = b""
         self._written = data if len(data) == CHECKPOINT_SIZE else b""
@@ -116,20 +117,20 @@ class StoreCheckpoint:
         if self._fd < 0:
             self._open()
         write_all(self._fd, data, 0)
-        os.fdatasync(self._fd)
+        disk.fdatasync(self._fd)
         self._written = data
         return True
 
     def _open(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        disk.makedirs(self._path.parent)
+        self._fd = disk.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         if os.fstat(self._fd).st_size != CHECKPOINT_SIZE:
-            os.ftruncate(self._fd, CHECKPOINT_SIZE)
-            os.fsync(self._fd)
+            disk.ftruncate(self._fd, CHECKPOINT_SIZE)
+            disk.fsync(self._fd)
             sync_directory(self._path.parent)
 
     def close(self) -> None:
         """Close the file; not flushed (see `flush`)."""
         if self._fd >= 0:
-            os.close(self._fd)
+            disk.close(self._fd)
             self._fd = -1

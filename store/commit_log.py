@@ -12,12 +12,12 @@ Origin: Java's `MappedFileQueue` and `AllocateMappedFileService`.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import uuid
 from pathlib import Path
 from typing import Final
 
+from batonmq.process import disk
 from batonmq.process.durable_file import replace_file, sync_directory
 from batonmq.store.errors import StoreFormatError
 from batonmq.store.mapped_file import NAME_DIGITS, Segment
@@ -59,14 +59,14 @@ class CommitLog:
         An empty last file is deleted. Raises StoreFormatError for a file of another length or
         name. Behind a missing file nothing is opened for reading: `gap` names it.
         """
-        self._private.mkdir(parents=True, exist_ok=True)
+        disk.makedirs(self._private)
         for leftover in self._private.iterdir():
             if leftover.name.isdigit():
-                leftover.unlink()  # an allocation that a crash cut short
+                disk.unlink(leftover)  # an allocation that a crash cut short
         paths = sorted(path for path in self.folder.iterdir() if path.is_file())
         if paths and paths[-1].stat().st_size == 0:
             log.warning("empty_last_segment_deleted file=%s", paths[-1])
-            paths.pop().unlink()
+            disk.unlink(paths.pop())
         for path in paths:
             self._check_format(path)
         self.min_offset = int(paths[0].name) if paths else 0
@@ -94,7 +94,7 @@ class CommitLog:
         """The random id made with this log when it was empty; it dies with its folder."""
         path = self._private / _LOG_ID_FILE
         if path.exists():
-            return path.read_text("ascii").strip()
+            return disk.read_bytes(path).decode("ascii").strip()
         fresh = uuid.uuid4().hex
         replace_file(path, fresh.encode("ascii"))
         return fresh
@@ -290,6 +290,6 @@ class CommitLog:
 def _take_away(segment: Segment, aside: Path | None) -> None:
     segment.close()
     if aside is None:
-        os.unlink(segment.path)
+        disk.unlink(segment.path)
     else:
-        os.rename(segment.path, aside / segment.path.name)
+        disk.rename(segment.path, aside / segment.path.name)

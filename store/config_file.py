@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from batonmq.process import disk
 from batonmq.process.durable_file import UnreadableFileError, load_with_backup, replace_file
 from batonmq.protocol.bodies import DataVersion
 from batonmq.protocol.errors import CorruptLogError, RemoteProtocolError
@@ -47,7 +48,8 @@ class ConfigFile(Generic[B]):
         if loaded.from_backup:
             log.warning("config_file_from_backup file=%s reason=%s", self.path, loaded.reason)
             if self.path.exists():
-                self.path.unlink()  # as Java does: it must not become the `.bak` of the next write
+                # As Java does: it must not become the `.bak` of the next write.
+                disk.unlink(self.path)
         return loaded.value
 
     def _parse(self, data: bytes) -> B:

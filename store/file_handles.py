@@ -7,6 +7,8 @@ must not be kept: the next `fd` call may close it. One thread only.
 import os
 from collections import OrderedDict
 
+from batonmq.process import disk
+
 
 class FileHandles:
     """Least recently used descriptors, opened on demand."""
@@ -22,24 +24,24 @@ class FileHandles:
         if fd is not None:
             self._fds.move_to_end(path)
             return fd
-        fd = os.open(path, os.O_RDWR)
+        fd = disk.open(path, os.O_RDWR)
         self._fds[path] = fd
         if len(self._fds) > self._limit:
             _, oldest = self._fds.popitem(last=False)
-            os.close(oldest)
+            disk.close(oldest)
         return fd
 
     def forget(self, path: str) -> None:
         """Close the descriptor of a file that is about to be removed."""
         fd = self._fds.pop(path, None)
         if fd is not None:
-            os.close(fd)
+            disk.close(fd)
 
     def close(self) -> None:
         """Close all; the object can be used again afterwards."""
         while self._fds:
             _, fd = self._fds.popitem()
-            os.close(fd)
+            disk.close(fd)
 
     def __len__(self) -> int:
         return len(self._fds)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from batonmq.process import disk
 from batonmq.protocol.layout import INDEX_ENTRY
 from batonmq.protocol.tags import java_string_hash
 
@@ -107,7 +108,7 @@ class SlotTable:
             at -= (at - position) % 4
             hole = min(os.lseek(fd, at, os.SEEK_HOLE), end)
             hole += -(hole - position) % 4
-            raw = os.pread(fd, min(hole - at, 1 << 20), at)
+            raw = disk.pread(fd, min(hole - at, 1 << 20), at)
             values = np.frombuffer(raw[: len(raw) // 4 * 4], dtype=">i4")
             first = (at - position) // 4
             table._slots[first : first + len(values)] = values

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory, sync_file, write_all, zero_range
 from batonmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
 from batonmq.protocol.tags import java_string_hash
@@ -90,7 +91,7 @@ class IndexFile:
             self.end_phy_offset,
             self.used_slots,
             self.count,
-        ) = HEADER.unpack(os.pread(self._fd, HEADER.size, 0))
+        ) = HEADER.unpack(disk.pread(self._fd, HEADER.size, 0))
         if self.count == 0:
             self.count = 1
         if not 1 <= self.count <= index_num:
@@ -111,16 +112,16 @@ class IndexFile:
         inherits: "IndexFile | None" = None,
     ) -> "IndexFile":
         """Make an empty file; it shows the end of the one before it until it has an entry."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        disk.makedirs(path.parent)
         timestamp = inherits.end_timestamp if inherits else 0
         phy_offset = inherits.end_phy_offset if inherits else 0
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            os.ftruncate(fd, file_size(slot_num, index_num))
+            disk.ftruncate(fd, file_size(slot_num, index_num))
             header = HEADER.pack(timestamp, timestamp, phy_offset, phy_offset, 0, 1)
             write_all(fd, header, 0)
         finally:
-            os.close(fd)
+            disk.close(fd)
         sync_directory(path.parent)
         return cls(path, slot_num, index_num, handles)
 
@@ -217,7 +218,7 @@ class IndexFile:
     def _head(self, slot: int) -> int:
         if self._table is not None:
             return self._table.get(slot)
-        raw = os.pread(self._fd, SLOT_SIZE, HEADER.size + slot * SLOT_SIZE)
+        raw = disk.pread(self._fd, SLOT_SIZE, HEADER.size + slot * SLOT_SIZE)
         value: int = _SLOT.unpack(raw)[0]
         return value
 
@@ -243,7 +244,7 @@ class IndexFile:
     def entry(self, number: int) -> tuple[int, int, int, int]:
         """(key hash, commit-log offset, seconds since begin, previous entry)."""
         hash_, phy_offset, diff, previous = ENTRY.unpack(
-            os.pread(self._fd, ENTRY.size, self._entry_at(number))
+            disk.pread(self._fd, ENTRY.size, self._entry_at(number))
         )
         return hash_, phy_offset, diff, previous
 
@@ -335,7 +336,7 @@ class IndexFile:
         number, floor = 1, self.begin_phy_offset
         while number < self.count:
             step = min(_VERIFY_ENTRIES, self.count - number)
-            raw = os.pread(self._fd, step * ENTRY.size, self._entry_at(number))
+            raw = disk.pread(self._fd, step * ENTRY.size, self._entry_at(number))
             good = _good_in(raw, floor, self.end_phy_offset)
             number += good
             if good < step:
@@ -344,7 +345,7 @@ class IndexFile:
         return number
 
     def _rebuild_slots(self) -> None:
-        raw = os.pread(self._fd, (self.count - 1) * ENTRY.size, self._entry_at(1))
+        raw = disk.pread(self._fd, (self.count - 1) * ENTRY.size, self._entry_at(1))
         if self.count > _LARGE:
             from batonmq.store.index_batch import SlotTable, entry_hashes
 
@@ -371,7 +372,7 @@ class IndexFile:
         """Remove the file; the caller syncs the folder."""
         self._table = None
         self._handles.forget(str(self.path))
-        self.path.unlink(missing_ok=True)
+        disk.remove(self.path)
 
 
 def _good_in(raw: bytes, floor: int, ceiling: int) -> int:

@@ -11,12 +11,12 @@ paths that `write_back` returned may run elsewhere. Origin: Java `IndexService`.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from batonmq.process import disk
 from batonmq.process.clock import wall_ms
 from batonmq.process.durable_file import sync_directory, sync_file
 from batonmq.protocol.codes import LONG_MAX
@@ -275,7 +275,7 @@ class IndexService:
         assert not self._files and not self._noted
         if not self._root.is_dir():
             return
-        names = sorted(name for name in os.listdir(self._root) if name.isdigit())
+        names = sorted(name for name in disk.listdir(self._root) if name.isdigit())
         for name in names:
             file = self._open(self._root / name)
             if file is None:
@@ -291,7 +291,7 @@ class IndexService:
         dropped = names[len(self._files) :]
         for name in dropped:
             log.warning("index_file_dropped file=%s", name)
-            (self._root / name).unlink()
+            disk.unlink(self._root / name)
         if dropped:
             sync_directory(self._root)
         newest = self._files[-1] if self._files else None

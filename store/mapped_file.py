@@ -10,13 +10,13 @@ a killed process slow to lose its sockets; so the map is read-only. Origin: Java
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory, write_all
 
 NAME_DIGITS: Final = 20
@@ -40,8 +40,8 @@ class Segment:
         self.path = path
         self.size = size
         self.start_offset = int(path.name)
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
+        self._fd = disk.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._map = disk.map_read(self._fd, size)
         self._view = memoryview(self._map)
         self._sync_lock = threading.Lock()
         self._closed = False
@@ -55,17 +55,17 @@ class Segment:
         """
         path = folder / segment_name(start_offset)
         growing = work_folder / path.name
-        fd = os.open(growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = disk.open(growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            os.posix_fallocate(fd, 0, size)
-            os.fsync(fd)
+            disk.posix_fallocate(fd, 0, size)
+            disk.fsync(fd)
         except OSError:
-            os.unlink(growing)
+            disk.unlink(growing)
             raise
         finally:
-            os.close(fd)
-        os.link(growing, path)  # unlike a rename it never replaces a segment
-        os.unlink(growing)
+            disk.close(fd)
+        disk.link(growing, path)  # unlike a rename it never replaces a segment
+        disk.unlink(growing)
         sync_directory(folder)
         return cls(path, size)
 
@@ -87,7 +87,7 @@ class Segment:
         """fdatasync; does nothing on a closed segment. Gives up the GIL. Raises OSError."""
         with self._sync_lock:
             if not self._closed:
-                os.fdatasync(self._fd)
+                disk.fdatasync(self._fd)
 
     def data_blocks(self, position: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
         """(position, bytes) of the blocks at or behind `position` that are not all zero.
@@ -138,7 +138,7 @@ class Segment:
             if self._closed:
                 return
             self._closed = True
-            os.close(self._fd)
+            disk.close(self._fd)
         try:
             self._view.release()
             self._map.close()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from batonmq.epoch.file_cache import EpochFileCache
+from batonmq.process import disk
 from batonmq.process.durable_file import remove_file
 from batonmq.process.lock_file import FolderLock
 from batonmq.protocol.errors import CorruptLogError
@@ -120,7 +121,7 @@ class MessageStore:
         Raises FolderLockedError (names the process), StoreFormatError, CorruptLogError (an epoch
         file without a good copy) and OSError. Damage in the log does not raise: see `trust`.
         """
-        self.config.root.mkdir(parents=True, exist_ok=True)
+        disk.makedirs(self.config.root)
         self._lock.acquire()
         try:
             boot_id = self._boot_id()

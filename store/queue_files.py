@@ -6,9 +6,9 @@ may run elsewhere.
 """
 
 import os
-import shutil
 from pathlib import Path
 
+from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory, sync_file, write_all, zero_range
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.file_handles import FileHandles
@@ -52,14 +52,14 @@ class QueueFiles:
         another length or a missing one."""
         self.starts = []
         try:
-            names = sorted(n for n in os.listdir(self._directory) if n.isdigit())
+            names = sorted(n for n in disk.listdir(self._directory) if n.isdigit())
         except FileNotFoundError:
             return
         for name in names:
             path = f"{self._directory}/{name}"
             size = os.stat(path).st_size
             if size == 0 and name == names[-1]:
-                os.unlink(path)
+                disk.unlink(path)
                 return
             if size != self.file_size:
                 raise CorruptLogError(
@@ -72,7 +72,7 @@ class QueueFiles:
     def read(self, position: int, end: int) -> bytes:
         """The bytes [position, end) of one file. Raises CorruptLogError if it is shorter."""
         path, within = self.place_of(position)
-        data = os.pread(self._handles.fd(path), end - position, within)
+        data = disk.pread(self._handles.fd(path), end - position, within)
         if len(data) != end - position:
             raise CorruptLogError(path, within, f"{len(data)} bytes where {end - position} belong")
         return data
@@ -93,13 +93,13 @@ class QueueFiles:
             return
         assert not self.starts or self.end == start
         if not self.starts:
-            os.makedirs(self._directory, exist_ok=True)
+            disk.makedirs(self._directory)
             self._unsynced.update(map(str, Path(self._directory).parents[:2]))
-        fd = os.open(self._path(start), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        fd = disk.open(self._path(start), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            os.ftruncate(fd, self.file_size)
+            disk.ftruncate(fd, self.file_size)
         finally:
-            os.close(fd)
+            disk.close(fd)
         self._unsynced.add(self._directory)
         self.starts.append(start)
 
@@ -136,7 +136,7 @@ class QueueFiles:
     def _unlink(self, start: int) -> None:
         path = self._path(start)
         self._handles.forget(path)
-        os.unlink(path)
+        disk.unlink(path)
         self._unsynced.discard(path)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class QueueFiles:
     def destroy(self) -> None:
         """Remove all files and the folder."""
         self.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        disk.rmtree(self._directory)
         self.starts.clear()
         self._unsynced.clear()
 

@@ -9,11 +9,10 @@ descriptors. Origin: Java `QueueOffsetOperator`, `ConsumeQueueStore`.
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.record import RecordHead
@@ -62,10 +61,10 @@ class ConsumeQueueStore:
     def _queues_on_disk(self) -> Iterator[tuple[str, int]]:
         if not self._root.is_dir():
             return
-        for topic in sorted(os.listdir(self._root)):
+        for topic in sorted(disk.listdir(self._root)):
             folder = self._root / topic
             if folder.is_dir():
-                for name in sorted(os.listdir(folder)):
+                for name in sorted(disk.listdir(folder)):
                     if name.isdigit():
                         yield topic, int(name)
 
@@ -151,7 +150,7 @@ class ConsumeQueueStore:
             self._queues.pop(key).destroy()
         folder = self._root / topic
         if folder.is_dir():
-            shutil.rmtree(folder, ignore_errors=True)
+            disk.rmtree(folder)
             sync_directory(self._root)
         return len(keys)
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from batonmq.process import disk
 from batonmq.process.durable_file import remove_file, replace_file
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.commit_log import CommitLog
@@ -55,7 +56,7 @@ class RunMark:
     def read(cls, path: Path) -> RunMark | None:
         """None after a clean stop."""
         try:
-            lines = path.read_text("ascii", errors="replace").split("\n")
+            lines = disk.read_bytes(path).decode("ascii", errors="replace").split("\n")
         except FileNotFoundError:
             return None
         lines += ["", ""]
@@ -110,7 +111,7 @@ class SuspectMark:
         self._path = path
         self.report: Suspicion | None = None
         if path.exists():
-            self.report = Suspicion(**json.loads(path.read_bytes()))
+            self.report = Suspicion(**json.loads(disk.read_bytes(path)))
 
     @property
     def reason(self) -> str:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from batonmq.process import disk
 from batonmq.process.durable_file import remove_file, replace_file, sync_directory
 from batonmq.store.store_files import StoreFiles
 
@@ -80,7 +80,7 @@ class Truncation:
         """Finish the cut of an intent on disk, if there is one: the first step of a start."""
         if not self._intent_path.exists():
             return None
-        intent = TruncationIntent(**json.loads(self._intent_path.read_bytes()))
+        intent = TruncationIntent(**json.loads(disk.read_bytes(self._intent_path)))
         log.warning("truncation_resumed offset=%d end_offset=%d", intent.offset, intent.end_offset)
         self._carry_out(intent)
         return intent
@@ -138,10 +138,10 @@ class Truncation:
     # What is kept aside.
 
     def _new_aside_folder(self, offset: int, end_offset: int) -> Path:
-        self._aside_root.mkdir(exist_ok=True)
+        disk.makedirs(self._aside_root)
         number = 1 + max(map(_number_of, self._aside_folders()), default=0)
         folder = self._aside_root / f"{number:06d}-{offset}-{end_offset}"
-        folder.mkdir()
+        disk.mkdir(folder)
         sync_directory(self._aside_root)
         return folder
 
@@ -158,7 +158,7 @@ class Truncation:
             len(folders) > config.truncated_log_max_sets
             or sum(sizes) > config.truncated_log_max_bytes
         ):
-            shutil.rmtree(folders.pop(0))
+            disk.rmtree(folders.pop(0))
             sizes.pop(0)
 
 

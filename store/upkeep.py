@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory, sync_file
 from batonmq.store.appender import Appender
 from batonmq.store.background import Background
@@ -76,7 +77,7 @@ def decide_expiry(
     *,
     now_ms: int,
     hour: int,
-    disk: DiskUse,
+    use: DiskUse,
     manual: bool = False,
 ) -> ExpiryDecision:
     """What to delete now.
@@ -84,7 +85,7 @@ def decide_expiry(
     `modified_ms` holds the last write times of all segments but the last, oldest first; `hour` is
     the local hour; `manual` is an operator's order (code 329).
     """
-    percent = disk.ratio * 100
+    percent = use.ratio * 100
     disk_full = percent > config.disk_space_warning_level_ratio
     forced = config.clean_file_forcibly_enable and (
         disk_full or percent > config.disk_space_clean_forcibly_ratio
@@ -248,7 +249,7 @@ class Expirer:
             [int(os.stat(segment.path).st_mtime * 1000) for segment in candidates],
             now_ms=now_ms,
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
-            disk=self._disk_use_of((commit_log.folder, config.root)),
+            use=self._disk_use_of((commit_log.folder, config.root)),
             manual=manual,
         )
 
@@ -263,7 +264,7 @@ def unlink_segments(segments: list[Segment]) -> None:
     for segment in segments:
         segment.close()
         try:
-            os.unlink(segment.path)
+            disk.unlink(segment.path)
         except OSError as error:
             log.warning("segment_unlink_failed file=%s error=%s", segment.path, error)
             return

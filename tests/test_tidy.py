@@ -37,6 +37,16 @@ OWNERS = {
 }
 
 
+# A server's disk may fail at any call, so all its calls go through the one that tests replace.
+# Elsewhere: pipes, the reader's own tool, /proc.
+OFF_DISK = {"controller/raft/node.py", "history/reader.py", "store/suspicion.py"}
+SERVERS = ("broker", "controller", "epoch", "ha", "history", "namesrv", "replicas_manager", "store")
+DISK_CALLS = re.compile(
+    r"\bos\.(open|close|pread|pwrite|write|ftruncate|posix_fallocate|fsync|fdatasync|link|rename"
+    r"|replace|unlink|mkdir|makedirs|listdir)\(|\bshutil\.|\.(read|write)_(bytes|text)\(|\.unlink\("
+)
+
+
 @dataclass(frozen=True)
 class Module:
     name: str
@@ -211,6 +221,18 @@ def test_a_package_that_re_exports_says_what() -> None:
 def test_one_module_owns(pattern: str, owner: str) -> None:
     users = [module.name for module in PRODUCT if re.search(pattern, module.text)]
     assert users == [owner]
+
+
+def test_servers_reach_the_disk_through_one_module() -> None:
+    found = [
+        f"{module.name}: {match[0]}"
+        for module in PRODUCT
+        if module.name.startswith(tuple(f"{package}/" for package in SERVERS))
+        if module.name not in OFF_DISK
+        for match in DISK_CALLS.finditer(module.text)
+        if not re.search(r"\bdisk$", module.text[: match.start()])
+    ]
+    refuse(found)
 
 
 def test_cores_have_the_marker() -> None:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Final, NoReturn, overload
 
 from batonmq.controller.raft.snapshot import LogEntry
+from batonmq.process import disk
 from batonmq.process.durable_file import replace_file, sync_directory, write_all
 from batonmq.protocol.errors import BatonError
 
@@ -92,14 +93,14 @@ class DurableJournal:
         self._commit_index = 0
         self._joined = self._joined_durable = False
         self.sync_count = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.makedirs(folder)
         sync_directory(folder.parent)
         self._fd, self._end = self._open(is_new=head is None and not self._meta_path.exists())
         try:
             self._term, self._voted_for = self._load_meta(is_new=head is None and not self._entries)
             self._begin_with(head)
         except BaseException:
-            os.close(self._fd)
+            disk.close(self._fd)
             raise
 
     # pysyncobj's Journal interface, in its spelling.
@@ -162,7 +163,7 @@ class DurableJournal:
     def _destroy(self) -> None:
         if self._fd >= 0:
             self.sync()
-            os.close(self._fd)
+            disk.close(self._fd)
             self._fd = -1
 
     # Durability.
@@ -206,7 +207,7 @@ class DurableJournal:
         group = _GROUP.pack(len(payload), zlib.crc32(payload)) + payload
         try:
             write_all(self._fd, group, self._end)
-            os.fdatasync(self._fd)
+            disk.fdatasync(self._fd)
         except OSError as exc:
             self._on_fatal(f"cannot write {self._path}: {exc}")
         self._end += len(group)
@@ -233,8 +234,8 @@ class DurableJournal:
         content = _MAGIC + b"".join(_GROUP.pack(len(g), zlib.crc32(g)) + g for g in groups)
         try:
             replace_file(self._path, content)
-            os.close(self._fd)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            disk.close(self._fd)
+            self._fd = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as exc:
             self._on_fatal(f"cannot replace {self._path}: {exc}")
         self._end = len(content)
@@ -251,14 +252,14 @@ class DurableJournal:
             if not is_new:
                 raise JournalDamage(self._path, "is missing beside the other files of a log")
             replace_file(self._path, _MAGIC)
-        fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        fd = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            end = self._load(self._path.read_bytes())
+            end = self._load(disk.read_bytes(self._path))
             if end < os.fstat(fd).st_size:
-                os.ftruncate(fd, end)
-                os.fsync(fd)
+                disk.ftruncate(fd, end)
+                disk.fsync(fd)
         except BaseException:
-            os.close(fd)
+            disk.close(fd)
             raise
         return fd, end
 
@@ -306,7 +307,7 @@ class DurableJournal:
 
     def _load_meta(self, *, is_new: bool) -> tuple[int, str | None]:
         try:
-            content = self._meta_path.read_bytes()
+            content = disk.read_bytes(self._meta_path)
         except FileNotFoundError:
             if not is_new:
                 what = "is missing beside a log: this node does not know how it voted"

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from batonmq.controller.config import Peer
+from batonmq.process import disk
 from batonmq.process.durable_file import replace_file
 from batonmq.protocol.errors import BatonError
 
@@ -116,7 +117,7 @@ def check_members(folder: Path, membership: Membership) -> None:
         replace_file(path, msgspec.json.encode(configured))
         return
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=_KeptMembers)
+        kept = msgspec.json.decode(disk.read_bytes(path), type=_KeptMembers)
     except msgspec.MsgspecError as error:
         raise BatonError(f"{path}: no list of members: {error}") from error
     if kept != configured:

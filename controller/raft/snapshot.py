@@ -23,6 +23,7 @@ from typing import Any, Final, NoReturn
 
 from pysyncobj.config import SERIALIZER_STATE
 
+from batonmq.process import disk
 from batonmq.process.durable_file import replace_file
 
 __all__ = ["BadSnapshot", "FileSnapshots", "LogEntry", "decode_snapshot", "encode_snapshot"]
@@ -108,7 +109,7 @@ class FileSnapshots:
         self.head: tuple[LogEntry, LogEntry] | None = None
         """The last two entries of the snapshot found here, older first."""
         try:
-            self._data: bytes | None = path.read_bytes()
+            self._data: bytes | None = disk.read_bytes(path)
         except FileNotFoundError:
             self._data = None
         if self._data is not None:

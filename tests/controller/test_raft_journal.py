@@ -12,6 +12,7 @@ import pytest
 
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage
 from batonmq.controller.raft.snapshot import LogEntry
+from batonmq.process import disk
 
 
 def fatal(what: str) -> NoReturn:
@@ -265,7 +266,7 @@ def broken_disk(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None
     def refuse(*_: object) -> NoReturn:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr(disk, call, refuse)
 
 
 def test_g7_a_journal_that_lost_its_entries_beside_a_snapshot_is_damage(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from batonmq.epoch.entry import EpochEntry
 from batonmq.epoch.file_cache import EpochFileCache, decode_entries
 from batonmq.epoch.redo_file import SLOT_SIZE, SLOTS
-from batonmq.process import durable_file
+from batonmq.process import disk, durable_file
 
 FIRST = [(1, 100), (2, 300)]
 
@@ -60,7 +60,7 @@ def crash_before(step: int) -> Iterator[list[str]]:
                 done.append(name)
                 return real(*args, **more)
 
-            patched.setattr(durable_file.os, name, guarded)
+            patched.setattr(disk, name, guarded)
 
         for name in ("pwrite", "fsync", "fdatasync", "replace"):
             guard(name)
@@ -133,7 +133,7 @@ def test_r25_a_crash_at_any_step_leaves_the_list_before_or_after_it(
     """In each change the process ends before each of its steps; the next one finds what was, or
     what was to be, and the rest of the changes leads where it leads without a crash."""
     for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda fd: None)  # steps, but nobody cuts the power here
+        monkeypatch.setattr(disk, name, lambda fd: None)  # steps, but nobody cuts the power here
     crashes = 0
     for number in range(len(changes)):
         for step in itertools.count(1):
@@ -260,7 +260,7 @@ def test_a_full_disk_puts_settling_off(
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(durable_file.os, "pwrite", full)
+        patched.setattr(disk, "pwrite", full)
         cache.settle()
         assert "epoch_file_not_settled" in caplog.text
         with pytest.raises(OSError, match="no space"):

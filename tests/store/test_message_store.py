@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batonmq.process import disk
 from batonmq.process.lock_file import FolderLockedError
 from batonmq.protocol.record import NewMessage, decode_record, decode_records
 from batonmq.protocol.tags import tags_code
@@ -133,12 +134,12 @@ def test_a_full_disk_refuses_the_put_and_leaves_the_log_whole(rig, monkeypatch):
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(disk, "posix_fallocate", full)
     with pytest.raises(PutRefused, match="No space left"):
         rig.put(store, bytes(5000))
     assert store.end_turn() == end
     assert rig.put(store, b"small").physical_offset == end
-    monkeypatch.setattr(os, "posix_fallocate", real)
+    monkeypatch.setattr(disk, "posix_fallocate", real)
     assert rig.put(store, bytes(5000)).queue_offset == 2
     store.advance_confirm_offset(store.end_turn())
     assert [len(body) for body in rig.read_bodies(store)] == [5000, 5, 5000]

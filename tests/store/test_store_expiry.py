@@ -34,14 +34,14 @@ OLD, YOUNG = NOW_MS - 80 * HOUR_MS, NOW_MS - HOUR_MS
 def test_what_may_go(ages, hour, disk, manual, count, full):
     """deleteWhen and fileReservedTime by day, watermarks 75/85/90 at any hour, 10 a round."""
     decision = decide_expiry(
-        CONFIG, ages, now_ms=NOW_MS, hour=hour, disk=DiskUse(disk), manual=manual
+        CONFIG, ages, now_ms=NOW_MS, hour=hour, use=DiskUse(disk), manual=manual
     )
     assert (decision.count, decision.disk_full) == (count, full)
 
 
 def test_without_forced_cleaning_young_files_stay():
     config = StoreConfig(clean_file_forcibly_enable=False)
-    decision = decide_expiry(config, [YOUNG], now_ms=NOW_MS, hour=5, disk=DiskUse(0.95))
+    decision = decide_expiry(config, [YOUNG], now_ms=NOW_MS, hour=5, use=DiskUse(0.95))
     assert (decision.count, decision.disk_full) == (0, True)
 
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import errno
-import os
 import threading
 
 import pytest
 
+from batonmq.process import disk
 from batonmq.store.errors import StoreStateError
 from batonmq.store.mapped_file import Segment
 
@@ -258,7 +258,7 @@ def test_a_failed_fdatasync_is_fatal(rig, monkeypatch):
         def broken(fd):
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr(os, "fdatasync", broken)
+        monkeypatch.setattr(disk, "fdatasync", broken)
         store.background.request_flush()
         assert (await fatal).errno == errno.EIO
         assert store.log.flushed_offset == 0
@@ -277,7 +277,7 @@ def test_a_failed_write_is_fatal_and_ends_all_puts(rig, monkeypatch):
     def broken(fd, data, position):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "pwrite", broken)
+    monkeypatch.setattr(disk, "pwrite", broken)
     with pytest.raises(OSError):
         store.end_turn()
     monkeypatch.undo()
@@ -297,7 +297,7 @@ def test_a_failed_write_within_a_put_is_fatal_too(rig, monkeypatch):
     rig.put(store)
     store.log.preallocate_next()
     store.log.ensure_segment(store.config.mapped_file_size_commit_log)
-    monkeypatch.setattr(os, "pwrite", broken)
+    monkeypatch.setattr(disk, "pwrite", broken)
     with pytest.raises(OSError):
         while True:
             rig.put(store, b"x" * 1000)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from batonmq.client.consumer.offset_store import LocalOffsetStore
+from batonmq.process import disk
 from batonmq.protocol.message import MessageQueue
 
 QUEUE = MessageQueue("T", "b", 0)
@@ -33,7 +34,7 @@ def test_two_processes_that_persist_at_once_leave_a_whole_file(
     store.update(QUEUE, 5)
 
     def rename_late(source: Path, target: Path) -> None:
-        monkeypatch.setattr(os, "replace", rename)
+        monkeypatch.setattr(disk, "replace", rename)
         with monkeypatch.context() as other_process:
             other_process.setattr(os, "getpid", lambda: 1)
             other = LocalOffsetStore(tmp_path, "DEFAULT", "g")
@@ -43,7 +44,7 @@ def test_two_processes_that_persist_at_once_leave_a_whole_file(
         assert loaded_now(tmp_path) == 7
         rename(source, target)
 
-    monkeypatch.setattr(os, "replace", rename_late)
+    monkeypatch.setattr(disk, "replace", rename_late)
     asyncio.run(store.persist())
     assert loaded(tmp_path) == 5
 
@@ -65,7 +66,7 @@ def test_a_write_that_failed_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", full)
+        patched.setattr(disk, "replace", full)
         with pytest.raises(OSError, match="No space"):
             persist(tmp_path, 4)
     assert [path.name for path in (tmp_path / "DEFAULT").iterdir()] == ["g.json"]

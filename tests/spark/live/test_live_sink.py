@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import threading
 
 import pyarrow as pa
@@ -10,6 +9,7 @@ import pytest
 
 from batonmq.client.errors import NoRouteError
 from batonmq.client.producer.sending import SendResult, SendStatus
+from batonmq.process import disk
 from batonmq.protocol.message import MessageQueue
 from batonmq.spark.audit.acked_list import COLUMNS
 from batonmq.spark.live import sink
@@ -223,7 +223,7 @@ def test_a_commit_is_told_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(disk, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
         sink._committed(options, sent, 8)
     assert not (tmp_path / "_committed-job-8.json").exists()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.process import disk
 from batonmq.spark.history_stream import output as module
 from batonmq.spark.history_stream.output import StreamOutput, output_folder
 from batonmq.spark.history_stream.seen import Seen
@@ -199,7 +200,8 @@ class Killed(BaseException):
 
 STEPS = (
     (os, "replace"),
-    (os, "fsync"),
+    (disk, "replace"),
+    (disk, "fsync"),
     (module.shutil, "rmtree"),
     (module, "replace_file"),
     (module, "sync_directory"),
@@ -235,7 +237,7 @@ def test_killed_before_any_step_each_batch_is_in_the_table_once(tmp_path, monkey
             f"{Path(name).parent}/{(folder / name).read_text()}" for name in table(folder)
         )
 
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a kill is no power cut
+    monkeypatch.setattr(disk, "fsync", lambda descriptor: None)  # a kill is no power cut
     for at in range(1, 200):
         folder = tmp_path / str(at)
         left = [at]

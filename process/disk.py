@@ -1,0 +1,94 @@
+"""Every call to a disk that the servers make, by these names and no others.
+
+The names are those of `os`, and so are shapes and errors: each call may raise OSError at any
+moment. They are looked up at each call (`disk.pwrite(...)`, never `from … import pwrite`), so a
+simulated or failing disk takes their place with `replace_calls`. Looking at a folder (`exists`,
+`stat`, `iterdir`) is not among them: it changes nothing and what it finds is checked when read.
+"""
+
+import mmap
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+open = os.open
+close = os.close
+pread = os.pread
+pwrite = os.pwrite
+write = os.write
+ftruncate = os.ftruncate
+posix_fallocate = os.posix_fallocate
+fsync = os.fsync
+fdatasync = os.fdatasync
+link = os.link
+rename = os.rename
+replace = os.replace
+unlink = os.unlink
+mkdir = os.mkdir
+listdir = os.listdir
+
+
+def read_bytes(path: Path) -> bytes:
+    """A whole file."""
+    return path.read_bytes()
+
+
+def makedirs(folder: str | Path) -> None:
+    """The folder and those above it; fine if they are there."""
+    os.makedirs(folder, exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """A file; fine if there is none."""
+    path.unlink(missing_ok=True)
+
+
+def rmtree(folder: str | Path) -> None:
+    """A folder with all that is in it; fine if there is none. Raises OSError if something stays."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+
+
+def map_read(fd: int, size: int) -> mmap.mmap:
+    """The first `size` bytes of a file, read-only; later writes to the file show in it."""
+    return mmap.mmap(fd, size, prot=mmap.PROT_READ)
+
+
+CALLS = (
+    "open",
+    "close",
+    "pread",
+    "pwrite",
+    "write",
+    "ftruncate",
+    "posix_fallocate",
+    "fsync",
+    "fdatasync",
+    "link",
+    "rename",
+    "replace",
+    "unlink",
+    "mkdir",
+    "listdir",
+    "read_bytes",
+    "makedirs",
+    "remove",
+    "rmtree",
+    "map_read",
+)
+
+
+def replace_calls(calls: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Puts `calls` in the place of those of the same names; returns what was there, to go back.
+
+    Raises KeyError for a name that is not in CALLS.
+    """
+    if strange := calls.keys() - set(CALLS):
+        raise KeyError(f"{sorted(strange)}: not among {CALLS}")
+    before = {name: globals()[name] for name in calls}
+    globals().update(calls)
+    return before
