@@ -22,6 +22,7 @@ import msgspec
 import uvloop
 
 from batonmq.process.durable_file import show_file
+from batonmq.process.fault_points import FaultRuleError, install_fault_points
 from batonmq.process.settings import load_settings
 from batonmq.protocol.errors import BatonError, ConfigError
 
@@ -75,6 +76,11 @@ def run_server(name: str, sections: Mapping[str, type[msgspec.Struct]], serve: S
         return 2
     except OSError as exc:
         print(f"{name}: {arguments.config}: {exc.strerror}", file=sys.stderr)
+        return 2
+    try:
+        install_fault_points(os.environ)
+    except (FaultRuleError, OSError) as exc:
+        print(f"{name}: faults on purpose: {exc}", file=sys.stderr)
         return 2
     if arguments.pid_file is not None:
         try:
