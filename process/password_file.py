@@ -12,7 +12,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from batonmq.process.durable_file import sync_directory
+from batonmq.process import disk
+from batonmq.process.durable_file import sync_directory, write_all
 from batonmq.protocol.errors import BatonError
 
 __all__ = ["PASSWORD_CHARS_MIN", "PasswordFileError", "make_password", "read_password"]
@@ -61,12 +62,19 @@ def read_password(path: Path) -> bytes:
 
 
 def make_password(path: Path) -> None:
-    """Writes 32 random bytes as text, mode 0600. Raises FileExistsError, never overwrites."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    """Writes 32 random bytes as text, mode 0600: the whole file or none.
+
+    Raises FileExistsError, never overwrites.
+    """
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    disk.remove(temp)  # of a killed process with this id
+    fd = disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     try:
         os.fchmod(fd, _MODE)
-        os.write(fd, base64.urlsafe_b64encode(os.urandom(_RANDOM_BYTES)) + b"\n")
-        os.fsync(fd)
+        write_all(fd, base64.urlsafe_b64encode(os.urandom(_RANDOM_BYTES)) + b"\n", 0)
+        disk.fsync(fd)
+        disk.link(temp, path)
     finally:
-        os.close(fd)
+        disk.close(fd)
+        disk.remove(temp)
     sync_directory(path.absolute().parent)

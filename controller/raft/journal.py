@@ -10,7 +10,12 @@ operations, applied whole or not at all:
 So a truncate-and-add is atomic: it is one group, written by one `sync`. Loading stops at a torn
 last group (no message about it left this node) and ends the process at a bad group with a good one
 after it. Term and vote are in `meta`, replaced with fsync before the message that they allow is
-sent; a bad `meta` is fatal, a missing one is legal only beside an empty journal.
+sent; a bad `meta` is fatal.
+
+A new folder gets `meta` (term 0) before `journal`, so a first start that is killed at any step is
+followed by another. In term 0 nobody has voted or acknowledged anything: a missing `journal` is
+legal beside such a `meta`, and a missing `meta` beside a journal of term 0 that has not joined.
+Else one without the other is damage.
 
 A node that begins with an empty folder is *joining*: it may have voted and acknowledged entries in
 a folder that was lost. It has joined once it led, or held all that a leader had; the group that
@@ -93,14 +98,18 @@ class DurableJournal:
         self._commit_index = 0
         self._joined = self._joined_durable = False
         self.sync_count = 0
+        self._term = 0
+        self._voted_for: str | None = None
         disk.makedirs(folder)
         sync_directory(folder.parent)
-        self._fd, self._end = self._open(is_new=head is None and not self._meta_path.exists())
+        self._fd = -1
+        self._end = 0
         try:
-            self._term, self._voted_for = self._load_meta(is_new=head is None and not self._entries)
+            self._open_files(is_new=head is None)
             self._begin_with(head)
         except BaseException:
-            disk.close(self._fd)
+            if self._fd >= 0:
+                disk.close(self._fd)
             raise
 
     # pysyncobj's Journal interface, in its spelling.
@@ -144,10 +153,8 @@ class DurableJournal:
         if (term, votedForNodeId) == (self._term, self._voted_for):
             return
         self._term, self._voted_for = term, votedForNodeId
-        text = json.dumps({"term": term, "votedFor": votedForNodeId}, sort_keys=True)
-        content = b"%08x %s\n" % (zlib.crc32(text.encode()), text.encode())
         try:
-            replace_file(self._meta_path, content)
+            self._write_meta()
         except OSError as exc:
             self._on_fatal(f"cannot store term and vote in {self._meta_path}: {exc}")
 
@@ -247,21 +254,27 @@ class DurableJournal:
 
     # Loading.
 
-    def _open(self, *, is_new: bool) -> tuple[int, int]:
-        if not self._path.exists():
-            if not is_new:
+    def _open_files(self, *, is_new: bool) -> None:
+        """Reads both files; writes those of a new folder. `is_new`: there is no snapshot."""
+        if self._path.exists():
+            self._open_journal()
+        if not self._load_meta():
+            if not is_new or self._joined or any(term for _, _, term in self._entries):
+                what = "is missing beside a log: this node does not know how it voted"
+                raise JournalDamage(self._meta_path, what)
+            self._write_meta()
+        if self._fd < 0:
+            if not is_new or self._term:
                 raise JournalDamage(self._path, "is missing beside the other files of a log")
             replace_file(self._path, _MAGIC)
-        fd = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            end = self._load(disk.read_bytes(self._path))
-            if end < os.fstat(fd).st_size:
-                disk.ftruncate(fd, end)
-                disk.fsync(fd)
-        except BaseException:
-            disk.close(fd)
-            raise
-        return fd, end
+            self._open_journal()
+
+    def _open_journal(self) -> None:
+        self._fd = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._end = self._load(disk.read_bytes(self._path))
+        if self._end < os.fstat(self._fd).st_size:
+            disk.ftruncate(self._fd, self._end)
+            disk.fsync(self._fd)
 
     def _load(self, data: bytes) -> int:
         if not data.startswith(_MAGIC):
@@ -305,19 +318,23 @@ class DurableJournal:
         except struct.error as exc:
             raise JournalDamage(self._path, str(exc), offset) from exc
 
-    def _load_meta(self, *, is_new: bool) -> tuple[int, str | None]:
+    def _load_meta(self) -> bool:
+        """Whether there is one."""
         try:
             content = disk.read_bytes(self._meta_path)
         except FileNotFoundError:
-            if not is_new:
-                what = "is missing beside a log: this node does not know how it voted"
-                raise JournalDamage(self._meta_path, what) from None
-            return 0, None
+            return False
         checksum, _, text = content.rstrip(b"\n").partition(b" ")
         if checksum != b"%08x" % zlib.crc32(text):
             raise JournalDamage(self._meta_path, "checksum differs")
         meta = json.loads(text)
-        return int(meta["term"]), meta["votedFor"]
+        self._term, self._voted_for = int(meta["term"]), meta["votedFor"]
+        return True
+
+    def _write_meta(self) -> None:
+        values = {"term": self._term, "votedFor": self._voted_for}
+        text = json.dumps(values, sort_keys=True).encode()
+        replace_file(self._meta_path, b"%08x %s\n" % (zlib.crc32(text), text))
 
     def _begin_with(self, head: tuple[LogEntry, LogEntry] | None) -> None:
         first = self._entries[0][1] if self._entries else None

@@ -83,7 +83,8 @@ def test_a_second_process_on_the_folder_is_refused_and_told_whose_it_is(
         if "gate_opened" in line:
             break
     code, written = finish(start(write_config(tmp_path, base + 10)))
-    assert code == 1
+    assert first.poll() is None, f"the first ended: {first.communicate()[1]}"
+    assert code == 1, written
     (said,) = (line for line in written.splitlines() if line.startswith("controller:"))
     assert f"process {first.pid}" in said and str(tmp_path / "store") in said, written
     first.terminate()

@@ -1,0 +1,167 @@
+"""kill -9 at every step of a controller's start: the next start works, and forgets nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import pytest
+from kill_walk import walk_kills
+
+from batonmq.controller.raft.journal import DurableJournal, JournalDamage
+from batonmq.controller.raft.membership import Membership, check_members
+from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry
+from batonmq.process.password_file import make_password, read_password
+
+NO_OP = b"\x01"
+MEMBERS = Membership("c", ("n0@host:1",))
+Moment = Literal["before", "during"]
+MOMENTS: tuple[Moment, ...] = ("before", "during")
+
+
+def fatal(what: str) -> NoReturn:
+    raise AssertionError(what)
+
+
+def first_start(folder: Path) -> DurableJournal:
+    """What RaftLog.start does with a folder, and pysyncobj's first entry."""
+    journal = DurableJournal(folder, None, fatal)
+    check_members(folder, MEMBERS)
+    if not len(journal):
+        journal.add(NO_OP, 1, journal.getCurrentTerm())
+        journal.sync()
+    return journal
+
+
+def elected(folder: Path) -> DurableJournal:
+    """A first start up to the first command of a leader of term 1."""
+    journal = first_start(folder)
+    if journal.getCurrentTerm() == 0:
+        journal.setCurrentTerm(1, "n0")
+    journal.join()
+    if len(journal) == 1:
+        journal.add(b"first command", 2, 1)
+    journal.sync()
+    return journal
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_g7_a_first_start_killed_at_any_step_is_followed_by_another(
+    tmp_path: Path, moment: Moment
+) -> None:
+    def check(folder: Path) -> None:
+        journal = elected(folder)
+        assert journal[:] == [(NO_OP, 1, 0), (b"first command", 2, 1)]
+        assert (journal.getCurrentTerm(), journal.joining) == (1, False)
+        journal._destroy()
+        first_start(folder)._destroy()
+
+    kills = walk_kills(lambda n: tmp_path / str(n), elected, check, moment)
+    assert kills >= {"before": 20, "during": 4}[moment]
+
+
+@pytest.mark.parametrize("term", [0, 1])
+def test_g7_a_journal_without_its_vote_is_new_only_in_term_0(tmp_path: Path, term: int) -> None:
+    """Folders that an interrupted first start left: the journal with its first entry, no meta."""
+    journal = first_start(tmp_path)
+    if term:
+        journal.setCurrentTerm(term, "n0")
+        journal.add(b"acknowledged", 2, term)
+    journal._destroy()
+    (tmp_path / "meta").unlink()
+    if term:
+        with pytest.raises(JournalDamage, match="does not know how it voted"):
+            first_start(tmp_path)
+        return
+    again = first_start(tmp_path)
+    assert (again[:], again.joining) == ([(NO_OP, 1, 0)], True)
+    again._destroy()
+    assert (tmp_path / "meta").exists()
+
+
+def test_g7_a_joined_journal_without_its_vote_is_damage(tmp_path: Path) -> None:
+    journal = first_start(tmp_path)
+    journal.join()
+    journal._destroy()
+    (tmp_path / "meta").unlink()
+    with pytest.raises(JournalDamage, match="does not know how it voted"):
+        first_start(tmp_path)
+
+
+def test_g7_no_start_in_term_1_makes_a_journal_anew(tmp_path: Path) -> None:
+    journal = first_start(tmp_path)
+    journal.setCurrentTerm(1, "n0")
+    journal._destroy()
+    (tmp_path / "journal").unlink()
+    with pytest.raises(JournalDamage, match="is missing beside the other files"):
+        first_start(tmp_path)
+
+
+def snapshots(folder: Path) -> FileSnapshots:
+    return FileSnapshots(
+        folder / "snapshot",
+        capture=lambda: {"value": 7},
+        restore=lambda state, index: None,
+        holds=lambda index, term: False,
+        on_fatal=fatal,
+    )
+
+
+def opened(folder: Path) -> DurableJournal:
+    head = snapshots(folder).head
+    journal = DurableJournal(folder, head, fatal)
+    check_members(folder, MEMBERS)
+    return journal
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_g7_a_snapshot_killed_at_any_step_loses_no_entry(tmp_path: Path, moment: Moment) -> None:
+    """A snapshot up to entry 8 of 10, then the journal shortened, as compaction does it."""
+    entries: list[LogEntry] = [(NO_OP, 1, 0), *((b"command %d" % i, i, 1) for i in range(2, 11))]
+    whole = tmp_path / "whole"
+    journal = first_start(whole)
+    journal.setCurrentTerm(1, "n0")
+    journal.join()
+    for entry in entries[1:]:
+        journal.add(*entry)
+    journal._destroy()
+
+    def prepared(number: int) -> Path:
+        return shutil.copytree(whole, tmp_path / str(number))
+
+    def compact(folder: Path) -> None:
+        journal = opened(folder)
+        position = 7 - (journal[0][1] - 1)
+        snapshots(folder).serialize((None, journal[position], journal[position - 1], None), 7)
+        journal.deleteEntriesTo(position - 1)
+        journal._destroy()
+
+    def check(folder: Path) -> None:
+        for again in range(2):
+            journal = opened(folder)
+            assert journal[:] == entries[-len(journal) :] and len(journal) >= 4
+            assert (journal.getCurrentTerm(), journal.joining) == (1, False)
+            journal._destroy()
+            if not again:
+                compact(folder)
+
+    kills = walk_kills(prepared, compact, check, moment)
+    assert kills >= {"before": 10, "during": 2}[moment]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_password_is_whole_or_not_there(tmp_path: Path, moment: Moment) -> None:
+    """`batonmq up` makes one where there is none: a half one would stop every start after it."""
+
+    def made(folder: Path) -> None:
+        path = folder / "password"
+        folder.mkdir(exist_ok=True)
+        if not path.exists():
+            make_password(path)
+        read_password(path)
+        assert os.stat(path).st_mode & 0o777 == 0o600
+
+    kills = walk_kills(lambda n: tmp_path / str(n), made, made, moment)
+    assert kills >= {"before": 4, "during": 1}[moment]
