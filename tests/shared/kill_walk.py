@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +47,7 @@ def walk_kills(
     """The number of calls at which it was killed. Fails if the operation raises in the child."""
     for number in itertools.count():
         folder = prepare(number)
-        status = in_child(lambda: operation(folder), f"{KILLS[moment]} after {number}")
+        status = in_child(partial(operation, folder), f"{KILLS[moment]} after {number}")
         if status == 0:
             return number
         assert status == signal.SIGKILL, f"kill number {number}: status {status}"

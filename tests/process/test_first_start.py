@@ -1,0 +1,150 @@
+"""kill -9 at every disk call of a server's first start: the next start works.
+
+Each server is a fork with a fault point that kills it at its n-th call that changes the disk, for
+n = 0, 1, … until it came to its work and ended on SIGTERM unharmed; then it is started again in the
+folder that it left. The usual run takes every `STRIDE`-th n, the soak all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from lab.processes import free_base_port, is_running, spawn_talking, tail, wait_for
+from lab.up import rounds
+
+pytestmark = pytest.mark.process
+
+STRIDE: Final = rounds(7, 1)
+GATE_OPEN: Final = "gate_opened"
+MASTER: Final = "master_opened"
+
+
+class Zygote:
+    """Starts servers by forking. One at a time is `run` to its end."""
+
+    def __init__(self, folder: Path) -> None:
+        script = Path(__file__).with_name("start_zygote.py")
+        self.log = folder / "zygote.log"
+        self._process: subprocess.Popen[str] = spawn_talking(
+            [sys.executable, str(script)], self.log
+        )
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+    def start(self, server: str, config: Path, log: Path, rules: str = "") -> int:
+        """The pid."""
+        environ = {"BATONMQ_DISK_FAULTS": rules}
+        return self._ask(server=server, config=str(config), log=str(log), environ=environ)
+
+    def reap(self, pid: int) -> int:
+        """The status with which it ends, as `os.waitpid` gives it."""
+        return self._ask(reap=pid)
+
+    def run(self, server: str, config: Path, log: Path, ready: str, rules: str = "") -> int:
+        """Starts it, SIGTERM as soon as its log says `ready`; its status."""
+        pid = self.start(server, config, log, rules)
+        wait_for(
+            f"{server} to say {ready} or to end\n{tail(log)}",
+            lambda: not is_running(pid) or (log.exists() and ready in log.read_text()),
+            30,
+        )
+        if is_running(pid):
+            os.kill(pid, signal.SIGTERM)
+        return self.reap(pid)
+
+    def _ask(self, **asked: object) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        answer = self._process.stdout.readline()
+        assert answer, tail(self.log)
+        return int(answer)
+
+
+@pytest.fixture
+def zygote(tmp_path: Path) -> Iterator[Zygote]:
+    zygote = Zygote(tmp_path)
+    yield zygote
+    zygote.close()
+
+
+def controller_config(folder: Path, base: int) -> Path:
+    folder.mkdir()
+    path = folder / "namesrv.yaml"
+    path.write_text(
+        f"namesrv:\n  listenPort: {base}\n  bindAddress: 127.0.0.1\n"
+        "  enableControllerInNamesrv: true\n"
+        f"controller:\n  controllerDLegerPeers: n0-127.0.0.1:{base + 2}\n"
+        "  controllerDLegerSelfId: n0\n  bindAddress: 127.0.0.1\n"
+        f"  controllerStorePath: {folder / 'store'}\n"
+    )
+    return path
+
+
+def broker_config(folder: Path, base: int, name: str) -> Path:
+    folder.mkdir()
+    path = folder / "broker.yaml"
+    path.write_text(
+        f"broker:\n  brokerName: {name}\n  brokerIP1: 127.0.0.1\n  listenPort: {base + 1035}\n"
+        f"  namesrvAddr: 127.0.0.1:{base}\n"
+        f"store:\n  storePathRootDir: {folder / 'store'}\n  haListenPort: {base + 1036}\n"
+        "  mappedFileSizeCommitLog: 1048576\n"
+        f"replicas:\n  controllerAddr: 127.0.0.1:{base + 2}\n"
+    )
+    return path
+
+
+def walk(zygote: Zygote, server: str, configs: Iterator[Path], ready: str, kill: str) -> int:
+    """Kills one start after the other at `kill after n`; how many starts were killed."""
+    for kills, config in enumerate(configs):
+        number = kills * STRIDE
+        log = config.with_name("first.log")
+        status = zygote.run(server, config, log, ready, f"{kill} after {number}")
+        if status == 0:
+            return kills
+        assert status == signal.SIGKILL, f"{kill} after {number}: {status}\n{tail(log, 4000)}"
+        again = config.with_name("again.log")
+        status = zygote.run(server, config, again, ready)
+        left = f"{kill} after {number}, at {tail(log, 300)}\nthen {status}: {tail(again, 4000)}"
+        assert status == 0 and ready in again.read_text(), left
+    raise AssertionError("there are always more configurations")
+
+
+@pytest.mark.parametrize(("moment", "some"), [("before changes", 35), ("during pwrite", 5)])
+def test_a_controllers_first_start_killed_at_any_step(
+    tmp_path: Path, zygote: Zygote, moment: str, some: int
+) -> None:
+    """A name server with its controller, up to its own election and a clean end."""
+    base = free_base_port(1)
+    configs = (controller_config(tmp_path / str(n), base) for n in range(1_000))
+    kills = walk(zygote, "namesrv", configs, GATE_OPEN, f"kill {moment} *")
+    assert kills >= some // STRIDE
+
+
+@pytest.mark.parametrize(("moment", "some"), [("before changes", 100), ("during pwrite", 15)])
+def test_a_brokers_first_start_killed_at_any_step(
+    tmp_path: Path, zygote: Zygote, moment: str, some: int
+) -> None:
+    """A broker from its empty folder to its first mastership and a clean end; each time one of a
+    group of its own, of one controller that stays."""
+    base = free_base_port(1)
+    log = tmp_path / "controller.log"
+    controller = zygote.start("namesrv", controller_config(tmp_path / "controller", base), log)
+    wait_for("a controller", lambda: log.exists() and GATE_OPEN in log.read_text())
+    configs = (broker_config(tmp_path / str(n), base, f"group-{n}") for n in range(1_000))
+    kills = walk(zygote, "broker", configs, MASTER, f"kill {moment} *")
+    assert kills >= some // STRIDE
+    os.kill(controller, signal.SIGTERM)
+    assert zygote.reap(controller) == 0
