@@ -1,14 +1,36 @@
-"""What tests of several rooms share: `shared` is importable, and `--rewrite` writes scripts."""
+"""What tests of several rooms share: time limits, hypothesis' profiles, `shared`, `--rewrite`."""
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
+
+SOAK = os.environ.get("BATONMQ_SOAK") == "1"
+RUNNING_TEST = os.environ.get("BATONMQ_RUNNING_TEST")
+"""The file in which the runner (`tests.run`) finds the test that runs now."""
+SLOW_MARKS = ("process", "java", "spark", "docker")
+SLOW_TEST_S = 900
+"""The first test of such a ring pays for what all of it uses: clusters, a JVM, images."""
+SOAK_TEST_S = 4 * 3600
+
+# `make test` draws the same examples every time; a find of a random search would end a run that
+# changed nothing. `make soak` searches with new seeds, and prints with a find how to have it again.
+settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "search", settings.get_profile("same"), derandomize=False, print_blob=True, max_examples=2000
+)
+settings.load_profile("search" if SOAK else "same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,6 +39,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write outcomes into testdata/*.txt; read the diff",
     )
+
+
+def pytest_configure() -> None:
+    if RUNNING_TEST:
+        shown = os.dup(2)  # not captured yet
+        faulthandler.register(signal.SIGUSR1, file=shown, all_threads=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The limit of pyproject.toml is for tests without processes."""
+    for item in items:
+        if SOAK:
+            item.add_marker(pytest.mark.timeout(SOAK_TEST_S))
+        elif any(item.get_closest_marker(mark) for mark in SLOW_MARKS):
+            item.add_marker(pytest.mark.timeout(SLOW_TEST_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if RUNNING_TEST:
+        Path(RUNNING_TEST).write_text(item.nodeid)
+    return (yield)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from tests.chaos import engine
 class Ring:
     """Tests that need the same things. `prepare` raises Unprepared if they cannot run.
 
+    `marks` chooses tests of pytest; `command`, if there is one, is what Python runs instead.
+    `limit_s`: longer than that is a hang. `in_test`, `soaks`: part of `make test`, of `make soak`.
     `missing_for_some`: what only some of them need; those are skipped, the others run.
     `beside_others`: it does not mind the ring before it on the same machine, nor that one it.
     """
@@ -24,10 +27,19 @@ class Ring:
     name: str
     title: str
     marks: str
+    limit_s: float
     missing: Callable[[], list[str]] = list
     missing_for_some: Callable[[], list[str]] = list
     prepare: Callable[[], None] = lambda: None
     beside_others: bool = False
+    command: tuple[str, ...] = ()
+    in_test: bool = True
+    soaks: bool = False
+
+    @property
+    def argv(self) -> list[str]:
+        pytest = ("-m", "pytest", "-q", "-m", self.marks, "--durations=5", "tests")
+        return [sys.executable, *(self.command or pytest)]
 
 
 class Unprepared(Exception):
@@ -44,7 +56,7 @@ def _prepare_java() -> None:
 
 
 def _missing_for_spark() -> list[str]:
-    packages = ("numpy", "pyarrow", "pyspark")
+    packages = ("numpy", "plotly", "pyarrow", "pyspark")
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
     java = ["a JDK 17 (`java`)"] if shutil.which("java") is None else []
     return java + ([f"{', '.join(lacking)} (`make setup-spark`)"] if lacking else [])
@@ -69,22 +81,57 @@ RINGS = (
         "fast",
         "cores, codecs, stores, in one process",
         "not process and not java and not spark and not docker",
+        900,
     ),
     Ring(
         "spark",
         "stores and histories as Spark data frames",
         "spark",
+        1800,
         _missing_for_spark,
         _missing_for_reports,
         beside_others=True,
+        soaks=True,
     ),
-    Ring("process", "real clusters: kill -9, hangs, bad days", "process and not spark"),
-    Ring("java", "the stock Java client and mqadmin", "java", missing_tools, prepare=_prepare_java),
+    Ring(
+        "process",
+        "real clusters: kill -9, hangs, bad days",
+        "process and not spark",
+        1800,
+        soaks=True,
+    ),
+    Ring(
+        "java",
+        "the stock Java client and mqadmin",
+        "java",
+        1800,
+        missing_tools,
+        prepare=_prepare_java,
+    ),
     Ring(
         "docker",
         "the compose project: kills, pauses, cut networks",
         "docker",
+        1800,
         engine.missing_tools,
         prepare=_prepare_docker,
+    ),
+    Ring(
+        "search",
+        "property tests, thousands of examples with new seeds",
+        "hypothesis",
+        1800,
+        in_test=False,
+        soaks=True,
+    ),
+    Ring(
+        "fuzz",
+        "broken input for every reader",
+        "",
+        1800,
+        beside_others=True,
+        command=("-m", "tests.fuzz", "--runs", "200000"),
+        in_test=False,
+        soaks=True,
     ),
 )

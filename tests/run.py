@@ -5,8 +5,10 @@ clusters, kill -9), `java` (the stock Java client and mqadmin against a real clu
 compose project on a container engine). Every ring runs even if one before it failed. The Spark ring
 runs beside the fast one, which leaves a core idle, and its output is shown when that is done; the
 others have the machine for themselves. What a machine lacks for a ring is named and the ring
-is left out; with BATONMQ_CI=1 in the environment that is a failure. `--soak` runs the long versions
-of the Spark and the process ring instead (BATONMQ_SOAK=1): many kills.
+is left out; with BATONMQ_CI=1 in the environment that is a failure. A ring that takes longer than
+its limit fails: the test in which it hangs is named, with the stacks of its threads. `--soak` runs
+the long versions of the Spark and the process ring instead (BATONMQ_SOAK=1), many kills, and two
+rings of its own: `search` (property tests with new seeds) and `fuzz` (broken input by the million).
 Exit codes: 0 all good, 1 something failed, 2 wrong usage.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +29,11 @@ from tests.rings import RINGS, Ring, Unprepared
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_TESTS_COLLECTED = 5
+SOAK_LIMIT_S = 4 * 3600
+STACKS_S = 2.0
+"""How long a hung ring gets to write its stacks, and after that"""
+STOP_S = 30.0
+"""to end its clusters, before it is killed."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class Run:
         self._began = time.monotonic()
         self._shown = 0
         self._output = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115  see stop
+        self._limit_s = SOAK_LIMIT_S if soak else ring.limit_s
+        self._running_test = tempfile.NamedTemporaryFile("r", prefix="test-")  # noqa: SIM115  see stop
         self._process: subprocess.Popen[bytes] | None = None
         self._outcome: Outcome | None = None
         self._print(self._title)
@@ -68,21 +78,23 @@ class Run:
             self._print(f"    {exc}")
             self._outcome = Outcome(ring, "failed", self._seconds(), "could not be prepared")
             return
-        argv = [sys.executable, "-m", "pytest", "-q", "-m", ring.marks, "--durations=5", "tests"]
         env = os.environ | ({"BATONMQ_SOAK": "1"} if soak else {})
+        env["BATONMQ_RUNNING_TEST"] = self._running_test.name
         self._process = subprocess.Popen(
-            argv, cwd=ROOT, env=env, stdout=self._output, stderr=self._output
+            ring.argv, cwd=ROOT, env=env, stdout=self._output, stderr=self._output
         )
 
     def finish(self) -> Outcome:
         """Waits for the end, and shows meanwhile what was kept and what still comes."""
-        while self._output is not None and self._is_running():
+        while self._is_running():
+            if time.monotonic() - self._began > self._limit_s:
+                self._end_hung()
             self._show_more()
             time.sleep(0.2)
         self._show_more()
-        if self._process is None:
-            assert self._outcome is not None
+        if self._outcome is not None:
             return self._outcome
+        assert self._process is not None
         code = self._process.wait()
         if code == NO_TESTS_COLLECTED:
             return Outcome(self.ring, "failed", self._seconds(), "no test was found")
@@ -96,6 +108,22 @@ class Run:
             self._process.wait()
         if self._output is not None:
             self._output.close()
+        self._running_test.close()
+
+    def _end_hung(self) -> None:
+        """Names the test, has all threads tell where they are (`tests/conftest.py`), ends it."""
+        assert self._process is not None
+        test = self._running_test.read() or "no test yet"
+        why = f"longer than {self._limit_s:.0f} s, in {test}"
+        self._print(f"\n    {self.ring.name}: {why}; its threads:")
+        self._process.send_signal(signal.SIGUSR1)
+        for number, wait_s in ((signal.SIGINT, STACKS_S), (signal.SIGKILL, STOP_S)):
+            try:
+                self._process.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(number)
+        self._process.wait()
+        self._outcome = Outcome(self.ring, "failed", self._seconds(), why)
 
     def _is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -155,7 +183,7 @@ def main() -> int:
         "--ring", action="append", choices=[ring.name for ring in RINGS], help="only this one"
     )
     arguments = parser.parse_args()
-    usual = ["process", "spark"] if arguments.soak else [ring.name for ring in RINGS]
+    usual = [ring.name for ring in RINGS if (ring.soaks if arguments.soak else ring.in_test)]
     wanted = arguments.ring or usual
     rings = [ring for ring in RINGS if ring.name in wanted]
     strict = os.environ.get("BATONMQ_CI") == "1"

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-LACKING = [name for name in ("pyarrow", "pyspark") if importlib.util.find_spec(name) is None]
+PACKAGES = ("numpy", "plotly", "pyarrow", "pyspark")
+LACKING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 # Short queries: the JVM's optimizing compiler costs half of the processor time, for nothing.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-collect_ignore_glob = ["test_*.py"] if LACKING else []
+
+
+def pytest_ignore_collect() -> bool | None:
+    """For this folder and all below it, also their conftest.py."""
+    return True if LACKING else None
 
 
 def pytest_collection_modifyitems(items):

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batonmq.protocol.record import encode_blank, scan_record
@@ -155,26 +155,53 @@ def read_ranges(path, start, size, limit, cuts, window_bytes):
     return rows, damaged
 
 
+START, SIZE = 4096, 4096
+NUMBERS = ("queue_id", "queue_offset", "flag", "sys_flag", "reconsume_times")
+BARE = dict.fromkeys(NUMBERS, 0) | {
+    "topic": b"%RETRY%g",
+    "born_timestamp": 0,
+    "born_host": HOST_V4,
+    "store_timestamp": 0,
+    "store_host": HOST_V4,
+    "prepared_transaction_offset": 0,
+    "body": b"",
+    "properties": b"",
+    "append_prop_crc": False,
+}
+
+
+@st.composite
+def damaged_files(draw):
+    """(messages, with a blank?, confirmed bytes, [(at, bytes put there)], cuts, bytes a window)."""
+    messages = draw(st.lists(MESSAGES, min_size=1, max_size=8))
+    confirmed = draw(st.integers(200, SIZE))
+    pieces = st.builds(
+        lambda length, zeros: bytes(length) if zeros else b"\xda" * length,
+        st.sampled_from([1, 1, 8, 120]),
+        st.booleans(),
+    )
+    damage = draw(st.lists(st.tuples(st.integers(0, confirmed - 1), pieces), max_size=3))
+    cuts = draw(st.sets(st.integers(START + 1, START + confirmed - 1), max_size=3))
+    window_bytes = draw(st.sampled_from([100, 300, 1000, 10_000]))
+    return messages, draw(st.booleans()), confirmed, damage, sorted(cuts), window_bytes
+
+
 @settings(max_examples=80, deadline=None)
-@given(st.lists(MESSAGES, min_size=1, max_size=8), st.data())
-def test_any_split_and_window_yields_every_record_and_every_damage_once(
-    tmp_path_factory, messages, draw
-):
+@given(damaged_files())
+@example(([BARE] * 3, False, SIZE, [(255, b"\xda")], [], 10_000))  # a time no timestamp holds
+def test_any_split_and_window_yields_every_record_and_every_damage_once(tmp_path_factory, case):
     """Flipped bytes, zeroed stretches, blanks; the last bytes cut off."""
-    start, size = 4096, 4096
+    messages, with_blank, confirmed, damage, cuts, window_bytes = case
+    start, size = START, SIZE
     data = bytearray()
     for fields in messages:
         record = message(start + len(data), **fields)
         if len(data) + len(record) + 8 <= size:
             data += record
-    data += encode_blank(size - len(data)) if draw.draw(st.booleans()) else b""
+    data += encode_blank(size - len(data)) if with_blank else b""
     data = bytearray(bytes(data).ljust(size, b"\0"))
-    confirmed = draw.draw(st.integers(200, size))
-    for _ in range(draw.draw(st.integers(0, 3))):
-        at = draw.draw(st.integers(0, confirmed - 1))
-        length = draw.draw(st.sampled_from([1, 1, 8, 120]))
-        piece = bytes(length) if draw.draw(st.booleans()) else b"\xda" * length
-        data[at : at + length] = piece
+    for at, piece in damage:
+        data[at : at + len(piece)] = piece
     data = bytes(data[:size])
     path = tmp_path_factory.mktemp("log") / f"{start:020d}"
     path.write_bytes(data)
@@ -186,8 +213,6 @@ def test_any_split_and_window_yields_every_record_and_every_damage_once(
         is_blank = data[last : last + 8] == encode_blank(size - last)
         if is_blank or good_at(data, last, start, start + size) is not None:
             del damaged[-1]
-    cuts = sorted(draw.draw(st.sets(st.integers(start + 1, limit - 1), max_size=3)))
-    window_bytes = draw.draw(st.sampled_from([100, 300, 1000, 10_000]))
     rows, found = read_ranges(str(path), start, size, limit, cuts, window_bytes)
     assert [row["physical_offset"] for row in rows] == starts
     assert [row_of(row) for row in rows] == [plain_row(data, at - start) for at in starts]
