@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,6 +65,47 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if RUNNING_TEST:
         Path(RUNNING_TEST).write_text(item.nodeid)
     return (yield)
+
+
+class OutOfTime(KeyboardInterrupt):
+    """A test is over its limit. An event loop lets an interrupt out, and swallows what else is
+    raised in it, which is how pytest-timeout would end a test that waits in uvloop."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item) -> Iterator[Any]:
+    result = yield
+    fail = signal.getsignal(signal.SIGALRM)
+    assert callable(fail), "pytest-timeout works by SIGALRM"
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        try:
+            fail(number, frame)
+        except pytest.fail.Exception as failure:
+            raise OutOfTime(f"{item.nodeid}: {failure}") from None
+
+    signal.signal(signal.SIGALRM, interrupt)
+    return result
+
+
+@contextlib.contextmanager
+def _late_is_failed() -> Iterator[None]:
+    try:
+        yield
+    except OutOfTime as late:
+        pytest.fail(str(late))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[Any]:
+    with _late_is_failed():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Iterator[Any]:
+    with _late_is_failed():
+        return (yield)
 
 
 @pytest.fixture

@@ -62,7 +62,21 @@ def test_a_ring_that_hangs_names_its_test_and_shows_where_it_stands(
     assert 'test_stuck.py", line 3 in test_waits' in shown
 
 
-def test_a_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:
+def test_a_test_that_waits_for_ever_fails_in_any_loop(tmp_path: Path) -> None:
+    (tmp_path / "test_waits.py").write_text(
+        "import asyncio, pytest, uvloop\n"
+        "async def wait(): await asyncio.Event().wait()\n"
+        "@pytest.mark.parametrize('loop', [asyncio, uvloop])\n"
+        "def test_waits(loop): loop.run(wait())\n"
+    )
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--timeout=1"]
+    argv += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "2 failed" in ended.stdout, ended.stdout[-2000:]
+    assert "test_waits.py::test_waits[uvloop]: Timeout" in ended.stdout
+
+
+def test_every_test_and_every_ring_has_a_limit(pytestconfig: pytest.Config) -> None:
     assert pytestconfig.pluginmanager.hasplugin("timeout")
     assert float(pytestconfig.getini("timeout")) > 0
     assert all(ring.limit_s > 0 for ring in RINGS)
