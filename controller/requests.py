@@ -14,6 +14,14 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from batonmq.controller.config import ControllerConfig, Peer, RuntimeConfig
+from batonmq.controller.elections import (
+    STILL_ANSWERS,
+    LastSeen,
+    cut_reason,
+    passes_over,
+    when_first,
+    why_not_cut,
+)
 from batonmq.controller.gate import LeaderGate
 from batonmq.controller.raft.log import Applied, LogStatus, NotApplied, ReplicatedLog
 from batonmq.controller.rules.commands import (
@@ -79,7 +87,11 @@ class LivenessView(Protocol):
 
     def presumed_alive(self, broker_name: str, now_ms: int) -> frozenset[int]: ...
 
+    def joined_for_ms(self, broker_name: str, now_ms: int) -> int: ...
+
     def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
+
+    def last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]: ...
 
     def problems(self) -> tuple[str, ...]: ...
 
@@ -163,21 +175,18 @@ class ControllerRequests:
         """
         if not self._gate.open:
             raise self.not_leader()
-        if isinstance(command, ElectMaster) and (command.unclean or command.designate):
-            command = await self._allow_unclean(command)
-            if self._master_still_answers(command):
-                return CommandResult(
-                    ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
-                    "the master still answers: an unclean election waits until its lease is over",
-                    view=self.view(command.broker_name),
-                )
-        if not self._gate.open:
-            raise self.not_leader()
         if isinstance(command, ElectMaster):
-            command = self._with_origin(command)
+            command = await self._after_lease(self._with_origin(command))
+            if not self._gate.open:
+                raise self.not_leader()
         stamped = self._with_liveness(command).stamped(
             controller_epoch=self._gate.controller_epoch, now_ms=wall_ms()
         )
+        if isinstance(stamped, ElectMaster):
+            admitted = self._admitted(stamped)
+            if isinstance(admitted, str):
+                return self._not_elected(stamped, admitted)
+            stamped = admitted
         try:
             outcome = await self._log.propose(stamped, self.config.propose_timeout_ms)
         except ValueError as error:
@@ -228,7 +237,7 @@ class ControllerRequests:
             return NotLeaderError(None)
         return NotLeaderError(leader.remoting_address)
 
-    async def _allow_unclean(self, command: ElectMaster) -> ElectMaster:
+    async def _after_lease(self, command: ElectMaster) -> ElectMaster:
         """R7: waits until the last master's lease is over if the election is unclean.
 
         It is if requested so, or, for tools that cannot do that, with enableElectUncleanMaster set
@@ -245,11 +254,28 @@ class ControllerRequests:
             await asyncio.sleep(wait_ms / 1000)
         return command
 
-    def _master_still_answers(self, command: ElectMaster) -> bool:
-        group = self._log.state.group(command.broker_name)
-        if not command.unclean or group is None or group.master_epoch == 0:
-            return False
-        return self._liveness.unclean_wait_ms(command.broker_name, boot_ms()) > 0
+    def _admitted(self, command: ElectMaster) -> ElectMaster | str:
+        """The command as it may be proposed now, or why it may not (R7, R19, R44)."""
+        name, now_ms = command.broker_name, boot_ms()
+        group = self._log.state.group(name)
+        if group is None:
+            return command
+        if not command.unclean or group.master_epoch == 0:
+            return when_first(group, command, self._liveness.joined_for_ms(name, now_ms))
+        if self._liveness.unclean_wait_ms(name, now_ms) > 0:
+            return STILL_ANSWERS
+        passed = passes_over(group, command, self._liveness.last_seen(name, now_ms))
+        if not passed:
+            return command
+        if not command.cut_later_acks:
+            confirmed = max(self._liveness.confirm_newest(name), group.confirm_floor)
+            return why_not_cut(group, command, passed, confirmed)
+        return replace(command, reason=cut_reason(command, passed))
+
+    def _not_elected(self, command: ElectMaster, why: str) -> CommandResult:
+        log.warning("election_not_proposed broker_name=%s why=%r", command.broker_name, why)
+        code = ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+        return CommandResult(code, why, view=self.view(command.broker_name))
 
     def _with_origin(self, command: ElectMaster) -> ElectMaster:
         """Adds this node and a time, by default now, for the history."""
@@ -259,11 +285,12 @@ class ControllerRequests:
     def _with_liveness(self, command: AnyCommand) -> AnyCommand:
         match command:
             case ElectMaster():
-                floor = self._liveness.confirm_floor(command.broker_name)
                 live = self.live(command.broker_name)
                 if is_switch_id(command.request_id):
-                    floor = max(floor, command.drained_offset)
+                    # R43: it is the chosen one's log end, and no confirmOffset. It never becomes
+                    # the floor, which is recorded: a complete member may end below it.
                     live = with_drained(live, command.broker_id, command.drained_offset)
+                floor = self._liveness.confirm_floor(command.broker_name)
                 return replace(command, live=live, confirm_floor=floor)
             case RegisterBroker():
                 return replace(

@@ -131,6 +131,7 @@ class RemotingEndpoint:
                 broker_id=max(request.get_int("brokerId", -1), NO_BROKER),
                 designate=request.get_bool("designateElect"),
                 unclean=request.get_bool("uncleanElect"),
+                cut_later_acks=request.get_bool("cutLaterAcks"),
                 reason="asked by remoting",
             )
         )

@@ -25,6 +25,7 @@ Origin: RocketMQ's DefaultBrokerHeartbeatManager and ControllerManager#onBrokerI
 from dataclasses import dataclass, field
 from typing import Final
 
+from batonmq.controller.elections import LastSeen
 from batonmq.controller.liveness.broker_sessions import (
     BrokerSessions,
     LivenessConfig,
@@ -177,6 +178,10 @@ class LivenessCore:
             if (why := watch.stale or (watch.blocked if watch.needs_operator else ""))
         )
 
+    def joined_for_ms(self, broker_name: str, now_ms: int) -> int:
+        """How long ago this node saw the newest replica of the group appear."""
+        return now_ms - self._watch(broker_name).ids_changed_ms
+
     def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int:
         """How long an unclean election must still wait for the last master's lease to end (R7).
 
@@ -190,6 +195,41 @@ class LivenessCore:
             return lease_ms
         answered_ms = max(self._watch(broker_name).master_answered_ms, self._gate_opened_ms)
         return max(0, answered_ms + lease_ms - now_ms)
+
+    def last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]:
+        """What this node last saw of each member of the SyncStateSet, ascending (R44)."""
+        self._sessions.notice_time(now_ms)
+        group = self._state.group(broker_name)
+        if group is None:
+            return ()
+        records = (group.replica(member) for member in group.sync_state_set)
+        return tuple(self._last_seen(group, each, now_ms) for each in records if each is not None)
+
+    def _last_seen(self, group: BrokerGroup, record: ReplicaRecord, now_ms: int) -> LastSeen:
+        process = (record.broker_id, record.incarnation)
+        seen, silent_ms, goodbye = self._sessions.last_seen(group.broker_name, *process, now_ms)
+        is_master = record.broker_id == group.master_broker_id
+        lives = self._sessions.seen(group.broker_name, *process, now_ms) is not None
+        ended = ""
+        if is_master and record.incarnation != group.master_incarnation:
+            ended = "it was started again"  # R3: fenced until it is elected
+        elif goodbye:
+            ended = "it was stopped"
+        elif group.master_broker_id == NO_BROKER and (
+            seen is not None and seen.master_epoch >= group.master_epoch
+        ):
+            ended = f"it accepted masterEpoch {seen.master_epoch}"
+        elif lives and not is_master:
+            ended = "it lives, and hears of the election"
+        facts = seen if seen is not None and seen.max_offset >= 0 else record
+        return LastSeen(
+            record.broker_id,
+            record.address,
+            silent_ms,
+            facts.max_offset,
+            facts.confirm_offset,
+            ended,
+        )
 
     # Events.
 
@@ -252,7 +292,10 @@ class LivenessCore:
         seen = event.seen
         record = group.replica(seen.broker_id) if group else None
         if group is not None and record is not None and record.incarnation == incarnation:
-            if seen.broker_id in group.sync_state_set:
+            # R43: a member whose log is still that of before an unclean election reports what was
+            # confirmed then, and is cut.
+            is_old = group.unclean_epoch > 0 and seen.epoch < group.unclean_epoch
+            if seen.broker_id in group.sync_state_set and not is_old:
                 watch.floor.newest = max(watch.floor.newest, seen.confirm_offset)
             if seen.broker_id == group.master_broker_id and self._gate_opened_ms is not None:
                 watch.master_answered_ms = now_ms

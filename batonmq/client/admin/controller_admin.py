@@ -91,11 +91,14 @@ class ControllerAdmin:
         broker_id: int | None = None,
         *,
         unclean: bool = False,
+        cut_later_acks: bool = False,
     ) -> ElectedMaster:
         """Elects that broker, or lets the controller choose. Raises ResponseError if refused.
 
         `unclean` takes the broker named though it may lack acknowledged messages (G5): they are
-        lost then. It is refused while the old master still answers (R7). `already_master`: nothing
+        lost then. It is refused while the old master still answers (R7), and, unless
+        `cut_later_acks`, if nobody can tell that the old master ended: then the remark tells what
+        is known of it, and what it goes on to acknowledge is cut (R44). `already_master`: nothing
         changed.
         """
         ext = {
@@ -107,6 +110,8 @@ class ControllerAdmin:
         }
         if unclean:
             ext["uncleanElect"] = "true"
+        if cut_later_acks:
+            ext["cutLaterAcks"] = "true"
         reply = await self._ask_leader(
             RequestCode.CONTROLLER_ELECT_MASTER,
             ext,

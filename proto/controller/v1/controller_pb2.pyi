@@ -163,7 +163,7 @@ class AlterSyncStateSetReply(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., view: _Optional[_Union[RoleView, _Mapping]] = ...) -> None: ...
 
 class ElectMasterRequest(_message.Message):
-    __slots__ = ("cluster_name", "broker_name", "broker_id", "designate", "expected_master_epoch", "request_id", "reason", "unclean", "drained_offset")
+    __slots__ = ("cluster_name", "broker_name", "broker_id", "designate", "expected_master_epoch", "request_id", "reason", "unclean", "drained_offset", "cut_later_acks")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class ElectMasterRequest(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNCLEAN_FIELD_NUMBER: _ClassVar[int]
     DRAINED_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CUT_LATER_ACKS_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     broker_name: str
     broker_id: int
@@ -182,7 +183,8 @@ class ElectMasterRequest(_message.Message):
     reason: str
     unclean: bool
     drained_offset: int
-    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., designate: _Optional[bool] = ..., expected_master_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., reason: _Optional[str] = ..., unclean: _Optional[bool] = ..., drained_offset: _Optional[int] = ...) -> None: ...
+    cut_later_acks: bool
+    def __init__(self, cluster_name: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., designate: _Optional[bool] = ..., expected_master_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., reason: _Optional[str] = ..., unclean: _Optional[bool] = ..., drained_offset: _Optional[int] = ..., cut_later_acks: _Optional[bool] = ...) -> None: ...
 
 class ElectMasterReply(_message.Message):
     __slots__ = ("status", "view")

@@ -1,0 +1,145 @@
+"""What the leader makes sure of before it proposes an election: whom it would leave behind. Pure.
+
+The rules in `rules.elect_policy` choose by what a command carries. Here is what they cannot know,
+since it is measured on this node's own clock (R8): how long a group has waited for its first
+election (R19), and what was last seen of the members of a set that an unclean election passes over
+(R44).
+
+An unclean election waits until the old master's lease is over (R7). That proves something of a
+master that needs other replicas: some member of the recorded set hears of the election, and
+acknowledges nothing to the old master from then on (R2). It proves nothing where every member of
+the set is out of sight: they may go on together, and a master that is alone in its set needs nobody
+(R36). Then the operator is told what is known of them, and has to accept by name that what they go
+on to acknowledge is cut.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from batonmq.controller.rules.commands import NO_BROKER, ElectMaster
+from batonmq.controller.rules.elect_policy import choose_master
+from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.history.event import REASON_SIZE_MAX
+
+__all__ = [
+    "STILL_ANSWERS",
+    "LastSeen",
+    "cut_reason",
+    "passes_over",
+    "when_first",
+    "why_not_cut",
+]
+
+STILL_ANSWERS: Final = "the master still answers: an unclean election waits until its lease is over"
+
+
+@dataclass(frozen=True, slots=True)
+class LastSeen:
+    """What a node last saw of one member of the SyncStateSet.
+
+    `silent_ms` is the time since its newest heartbeat, -1 if this node never had one; then the
+    offsets are those of its registration, -1 where unknown. `ended` says how it is known that the
+    member acknowledges nothing to the old master any more, empty if that is not known: a closed
+    connection proves nothing (R6).
+    """
+
+    broker_id: int
+    address: str
+    silent_ms: int = -1
+    max_offset: int = -1
+    confirm_offset: int = -1
+    ended: str = ""
+
+    @property
+    def when(self) -> str:
+        """When and at which log end it was last heard, for people."""
+        heard = f"last heard {self.silent_ms} ms ago" if self.silent_ms >= 0 else "not heard here"
+        return f"{heard}, log end {self.max_offset}, confirmed {self.confirm_offset}"
+
+
+def passes_over(
+    group: BrokerGroup, command: ElectMaster, members: Sequence[LastSeen]
+) -> tuple[LastSeen, ...]:
+    """The members with which the old master may go on after this election; () if it cannot (R44).
+
+    `command` has its liveness. One member that ended or is fenced is enough, since every ack needs
+    all of them (R1). A winner out of the set is one: it ends its slave side first.
+    """
+    if group.master_epoch == 0 or command.broker_id in group.sync_state_set:
+        return ()
+    choice = choose_master(
+        group,
+        command.live,
+        asker=command.broker_id,
+        designate=command.designate,
+        unclean=command.unclean,
+        confirm_floor=command.confirm_floor,
+    )
+    if not choice.unclean or any(member.ended for member in members):
+        return ()
+    return tuple(members)
+
+
+def why_not_cut(
+    group: BrokerGroup, command: ElectMaster, passed: Sequence[LastSeen], confirmed: int
+) -> str:
+    """The refusal that tells the operator, with numbers, whom the election passes over.
+
+    `confirmed` is the highest confirmOffset that the controllers heard of.
+    """
+    known = "; ".join(f"broker {each.broker_id} at {each.address}: {each.when}" for each in passed)
+    end = _log_end(command)
+    cut = f"The log of broker {command.broker_id} ends at {end}: "
+    lost = max(confirmed, *(each.confirm_offset for each in passed)) - end
+    if lost > 0:
+        cut += f"{lost} confirmed bytes above that are cut, and "
+    return (
+        f"the SyncStateSet {list(group.sync_state_set)} is out of sight and not known to have "
+        f"ended, so its master may go on acknowledging ({known}). {cut}whatever it acknowledges "
+        "before it hears of the election is cut, too. Stop it first, or accept that: "
+        f"mqctl electMaster -bn {group.broker_name} -b {command.broker_id} --unclean "
+        "--cut-later-acks"
+    )
+
+
+def cut_reason(command: ElectMaster, passed: Sequence[LastSeen]) -> str:
+    """The reason of the election for the history: who may go on to acknowledge what is cut."""
+    known = ", ".join(f"broker {each.broker_id} ({each.when})" for each in passed)
+    reason = f"{command.reason}; later acks are cut of {known}"
+    return reason[:REASON_SIZE_MAX]
+
+
+def when_first(group: BrokerGroup, command: ElectMaster, joined_for_ms: int) -> ElectMaster | str:
+    """`command`, or why this first election must wait for further replicas (R19).
+
+    The rules compare two wall clocks to tell how long the group has waited. One of them may have
+    been ahead when the newest replica was registered, `joined_for_ms` ago by this node's own clock,
+    or may be ahead now. So the wait is decided here, and the command gets a time by which the rules
+    come to the same result, on nodes of every version.
+    """
+    if group.master_epoch > 0:
+        return command
+    waited_ms = group.joined_ms + joined_for_ms
+    waiting, at_once = (
+        choose_master(
+            group,
+            command.live,
+            asker=max(command.broker_id, NO_BROKER),
+            designate=command.designate,
+            unclean=command.unclean,
+            now_ms=now_ms,
+        )
+        for now_ms in (waited_ms, None)
+    )
+    if at_once.winner and not waiting.winner:
+        return waiting.refusal
+    return replace(command, now_ms=max(command.now_ms, waited_ms))
+
+
+def _log_end(command: ElectMaster) -> int:
+    return next(
+        (seen.max_offset for seen in command.live if seen.broker_id == command.broker_id), -1
+    )
