@@ -19,21 +19,33 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from batonmq.controller.rules.commands import NO_BROKER, ElectMaster
+from batonmq.controller.rules.commands import NO_BROKER, ElectMaster, LiveBroker
 from batonmq.controller.rules.elect_policy import choose_master
-from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.history.event import REASON_SIZE_MAX
 
 __all__ = [
     "STILL_ANSWERS",
+    "LastHeard",
     "LastSeen",
     "cut_reason",
+    "last_seen",
     "passes_over",
     "when_first",
     "why_not_cut",
 ]
 
 STILL_ANSWERS: Final = "the master still answers: an unclean election waits until its lease is over"
+
+
+@dataclass(frozen=True, slots=True)
+class LastHeard:
+    """The newest heartbeat of a process on this node, and how many ms ago it came: None and -1 if
+    none did. `goodbye`: the process announced its end."""
+
+    seen: LiveBroker | None = None
+    silent_ms: int = -1
+    goodbye: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,32 @@ class LastSeen:
         """When and at which log end it was last heard, for people."""
         heard = f"last heard {self.silent_ms} ms ago" if self.silent_ms >= 0 else "not heard here"
         return f"{heard}, log end {self.max_offset}, confirmed {self.confirm_offset}"
+
+
+def last_seen(
+    group: BrokerGroup, record: ReplicaRecord, heard: LastHeard, *, lives: bool
+) -> LastSeen:
+    """What is known of the member of `record`; `heard` is of the process that registered."""
+    is_master = record.broker_id == group.master_broker_id
+    accepted = heard.seen.master_epoch if heard.seen is not None else -1
+    ended = ""
+    if is_master and record.incarnation != group.master_incarnation:
+        ended = "it was started again"  # R3: fenced until it is elected
+    elif heard.goodbye:
+        ended = "it was stopped"
+    elif group.master_broker_id == NO_BROKER and accepted >= group.master_epoch:
+        ended = f"it accepted masterEpoch {accepted}"
+    elif lives and not is_master:
+        ended = "it lives, and hears of the election"
+    facts = record if heard.seen is None or heard.seen.max_offset < 0 else heard.seen
+    return LastSeen(
+        record.broker_id,
+        record.address,
+        heard.silent_ms,
+        facts.max_offset,
+        facts.confirm_offset,
+        ended,
+    )
 
 
 def passes_over(

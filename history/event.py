@@ -96,7 +96,8 @@ class EventDetail(msgspec.Struct, frozen=True, rename="camel"):
     | kind | fields |
     |---|---|
     | role_changed | role (MASTER, SLAVE) |
-    | opened | max_offset, confirm_offset |
+    | opened | max_offset, confirm_offset, offsets_clamped: offsets of groups that were set to the
+      end of their queue, after an unclean election |
     | first_ack | confirm_offset, waited_ms: how long the first acknowledged write had waited |
     | truncated | from_offset, to_offset: the log's end before and after |
     | lease_back | away_ms, writes_refused |
@@ -121,6 +122,7 @@ class EventDetail(msgspec.Struct, frozen=True, rename="camel"):
     drained_offset: int = -1
     held_ms: int = -1
     waited_ms: int = -1
+    offsets_clamped: int = 0
     max_offset: int = -1
     confirm_offset: int = -1
 

@@ -248,7 +248,13 @@ def _opened(group: Group, event: HistoryEvent, detail: EventDetail) -> None:
         if not story.opened_ms and event.time_ms > 0:
             story.opened_offset = detail.max_offset
             story.confirmed_offset = max(story.confirmed_offset, detail.confirm_offset)
+            story.offsets_clamped = detail.offsets_clamped
         text = f"broker {event.broker_id or story.winner} takes writes"
+        if detail.offsets_clamped:
+            text += (
+                f"; {detail.offsets_clamped} offsets of groups lay above the end of their queue "
+                "and were set to it"
+            )
         story.add("opened", event.time_ms, event.clock, text, event.broker_id)
 
 

@@ -92,6 +92,8 @@ class Story:
     """The event of the election."""
     opened_offset: int = -1
     """The log's end when the new master opened."""
+    offsets_clamped: int = 0
+    """Offsets of groups that the new master set to the end of their queue (R44)."""
     confirmed_offset: int = -1
     """What the new master reported as confirmed when it opened and acknowledged first."""
     at_work: bool = False

@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from batonmq.controller.elections import LastHeard
 from batonmq.controller.liveness.events import (
     RemotingHeartbeat,
     SessionClosed,
@@ -252,19 +253,18 @@ class BrokerSessions:
             return channel.seen
         return None
 
-    def last_seen(
+    def last_heard(
         self, broker_name: str, broker_id: int, incarnation: str, now_ms: int
-    ) -> tuple[LiveBroker | None, int, bool]:
-        """The newest heartbeat of that process, however old; how many ms ago it came, -1 if none
-        did; and whether the process announced its end."""
+    ) -> LastHeard:
+        """What was last heard of that process, however long ago."""
         broker = self._brokers.get((broker_name, broker_id), _Broker())
         session, channel = broker.session, broker.channel
         if session is not None and session.incarnation == incarnation:
             silent_ms = self._awake_ms(now_ms) - session.received_awake_ms
-            return session.seen, silent_ms, session.goodbye
+            return LastHeard(session.seen, silent_ms, session.goodbye)
         if channel is not None and not incarnation:
-            return channel.seen, self._awake_ms(now_ms) - channel.received_awake_ms, False
-        return None, -1, False
+            return LastHeard(channel.seen, self._awake_ms(now_ms) - channel.received_awake_ms)
+        return LastHeard()
 
     def judge(
         self, broker_name: str, broker_id: int, incarnation: str, registered_ms: int, now_ms: int

@@ -25,7 +25,7 @@ Origin: RocketMQ's DefaultBrokerHeartbeatManager and ControllerManager#onBrokerI
 from dataclasses import dataclass, field
 from typing import Final
 
-from batonmq.controller.elections import LastSeen
+from batonmq.controller.elections import LastSeen, last_seen
 from batonmq.controller.liveness.broker_sessions import (
     BrokerSessions,
     LivenessConfig,
@@ -202,34 +202,14 @@ class LivenessCore:
         group = self._state.group(broker_name)
         if group is None:
             return ()
-        records = (group.replica(member) for member in group.sync_state_set)
-        return tuple(self._last_seen(group, each, now_ms) for each in records if each is not None)
-
-    def _last_seen(self, group: BrokerGroup, record: ReplicaRecord, now_ms: int) -> LastSeen:
-        process = (record.broker_id, record.incarnation)
-        seen, silent_ms, goodbye = self._sessions.last_seen(group.broker_name, *process, now_ms)
-        is_master = record.broker_id == group.master_broker_id
-        lives = self._sessions.seen(group.broker_name, *process, now_ms) is not None
-        ended = ""
-        if is_master and record.incarnation != group.master_incarnation:
-            ended = "it was started again"  # R3: fenced until it is elected
-        elif goodbye:
-            ended = "it was stopped"
-        elif group.master_broker_id == NO_BROKER and (
-            seen is not None and seen.master_epoch >= group.master_epoch
-        ):
-            ended = f"it accepted masterEpoch {seen.master_epoch}"
-        elif lives and not is_master:
-            ended = "it lives, and hears of the election"
-        facts = seen if seen is not None and seen.max_offset >= 0 else record
-        return LastSeen(
-            record.broker_id,
-            record.address,
-            silent_ms,
-            facts.max_offset,
-            facts.confirm_offset,
-            ended,
-        )
+        name, sessions, found = broker_name, self._sessions, []
+        for record in group.replicas:
+            if record.broker_id in group.sync_state_set:
+                process = (record.broker_id, record.incarnation)
+                heard = sessions.last_heard(name, *process, now_ms)
+                lives = sessions.seen(name, *process, now_ms) is not None
+                found.append(last_seen(group, record, heard, lives=lives))
+        return tuple(found)
 
     # Events.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,6 +38,11 @@ STORY_EVENTS = 60
     is_flag=True,
     help="Take the replica of -b though it may lack acknowledged messages.",
 )
+@option(
+    "--cut-later-acks",
+    is_flag=True,
+    help="With --unclean: though the old master is out of sight and may go on acknowledging.",
+)
 @option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 async def elect_master(
     context: CommandContext,
@@ -45,44 +50,73 @@ async def elect_master(
     broker_name: str,
     cluster_name: str,
     unclean: bool,
+    cut_later_acks: bool,
     yes: bool,
 ) -> None:
     """Make a replica the master of its group.
 
-    While the old master is alive and the replica is in sync it is a planned switch: the old master
-    holds its sends for some milliseconds, until the new one has its last byte, and hands over; no
-    acknowledged message and no send is lost. If the replica does not have it within 0.5 s, the old
-    master continues, and the reason is shown. Without -b, or with a dead master, it is an election.
+    With a living master and an in-sync replica it is a planned switch: the old master holds its
+    sends for some milliseconds, until the new one has its last byte, and hands over; nothing
+    acknowledged and no send is lost. If the replica does not have it within 0.5 s, the old master
+    continues, and the reason is shown. Without -b, or with a dead master, it is an election. Waits
+    until the new master serves and the name servers route to it.
 
-    Waits until it serves and the name servers route to it. With --unclean the replica need not be
-    in sync: what it lacks is lost to the group (the other replicas keep what they cut aside). It
-    is elected only when the old master has been silent for longer than its lease; what may be lost
-    is shown first, and confirmed.
+    With --unclean the replica need not be in sync: what it lacks is lost to the group (others keep
+    aside what they cut). What that may be is shown first, and confirmed. It is elected when the old
+    master was silent for longer than its lease. If the whole SyncStateSet is out of the
+    controllers' sight, its master may be alive and acknowledge without them: nobody is elected
+    (exit code 1), and it is told when each member was last heard, its log end and what is
+    confirmed. Stop the old master, or give --cut-later-acks: what it acknowledges is cut, too.
 
-    JSON: masterBrokerId, masterAddress, masterEpoch, syncStateSetEpoch, syncStateSet as in
-    RocketMQ's reply, brokerName, and alreadyMaster where nothing had to change. Of a planned switch
-    also masterBefore, heldMs and gapMs (ms, null where the history lacks it): how long the
-    sends were held, and from then to the new master's first acknowledgement, or if no send waited
-    for that to its opening.
+    JSON: brokerName, alreadyMaster where nothing had to change, and as in RocketMQ's reply
+    masterBrokerId, masterAddress, masterEpoch, syncStateSetEpoch, syncStateSet. Of an unclean
+    election unclean, cutLaterAcks, logEnd and confirmed (bytes), offsetsClamped (offsets of groups
+    above the new end of their queue). Of a planned switch masterBefore, heldMs, and gapMs: from the
+    end of the hold to the first acknowledgement, or if no send waited to the opening. Null where
+    nobody could tell.
     """
     if unclean and broker_id is None:
         raise click.UsageError("--unclean needs the replica named: give -b N")
+    if cut_later_acks and not unclean:
+        raise click.UsageError("--cut-later-acks belongs to --unclean")
+    how = Unclean(unclean, cut_later_acks)
     async with context.controller() as (admin, controller):
         if unclean and broker_id is not None:
-            found = await candidates(admin, controller, broker_name)
-            check_known(found, broker_name, broker_id)
-            confirm_unclean(context, broker_name, broker_id, found, yes=yes)
-        with Progress(f"electing a master of {broker_name} ...") as progress:
-            elected = await controller.elect_master(
-                cluster_name, broker_name, broker_id, unclean=unclean
-            )
-            check_elected(elected, broker_id)
-            progress.say(f"waiting for {elected.master_address} to serve as master ...")
-            lacks = await _served(context, admin, elected)
-            story = None if elected.already_master else await _story(context, controller, elected)
-        replicas = await controller.sync_state_data([broker_name])
+            how.found.extend(await candidates(admin, controller, broker_name))
+            check_known(how.found, broker_name, broker_id)
+            confirm_unclean(context, broker_name, broker_id, how.found, yes=yes)
+        await _elect(context, admin, controller, (cluster_name, broker_name, broker_id), how)
+
+
+@dataclass(frozen=True, slots=True)
+class Unclean:
+    """How unclean the election may be; `found` is what the replicas reported before."""
+
+    wanted: bool
+    cut_later_acks: bool
+    found: list[Candidate] = field(default_factory=list)
+
+
+async def _elect(
+    context: CommandContext,
+    admin: Admin,
+    controller: ControllerAdmin,
+    who: tuple[str, str, int | None],
+    how: Unclean,
+) -> None:
+    """Elects `who` (cluster, group, id), waits until it serves, and shows the outcome."""
+    _, broker_name, broker_id = who
+    with Progress(f"electing a master of {broker_name} ...") as progress:
+        elected = await controller.elect_master(
+            *who, unclean=how.wanted, cut_later_acks=how.cut_later_acks
+        )
+        check_elected(elected, broker_id)
+        progress.say(f"waiting for {elected.master_address} to serve as master ...")
+        lacks = await _served(context, admin, elected)
+        story = None if elected.already_master else await _story(context, controller, elected)
+    replicas = await controller.sync_state_data([broker_name])
     if context.out.as_json:
-        context.out.document(_document(elected, story))
+        context.out.document(_document(elected, story) | _unclean_document(elected, story, how))
     else:
         if outcome := _outcome(elected, story):
             context.out.line(outcome)
@@ -115,6 +149,21 @@ def _document(elected: ElectedMaster, story: Story | None) -> dict[str, Any]:
         document["heldMs"] = story.held_ms if story.held_ms >= 0 else None
         document["gapMs"] = story.handover_ms
     return document
+
+
+def _unclean_document(elected: ElectedMaster, story: Story | None, how: Unclean) -> dict[str, Any]:
+    if not how.wanted:
+        return {}
+    ends = [each.log_end for each in how.found if each.broker_id == elected.master_broker_id]
+    confirmed = [each.confirm_offset for each in how.found if each.confirm_offset is not None]
+    opened = story is not None and story.opened_ms > 0
+    return {
+        "unclean": True,
+        "cutLaterAcks": how.cut_later_acks,
+        "logEnd": next(iter(ends), None),
+        "confirmed": max(confirmed, default=None),
+        "offsetsClamped": story.offsets_clamped if story is not None and opened else None,
+    }
 
 
 async def _served(context: CommandContext, admin: Admin, elected: ElectedMaster) -> str:
@@ -172,7 +221,13 @@ def _outcome(elected: ElectedMaster, story: Story | None) -> str:
     who = f"broker {story.winner} at {elected.master_address}"
     if story.held_ms < 0:
         was = f"broker {story.master_before}" if story.master_before else "nobody"
-        return f"{who} is master of masterEpoch {story.master_epoch}, before it was {was}"
+        line = f"{who} is master of masterEpoch {story.master_epoch}, before it was {was}"
+        if story.offsets_clamped:
+            line += (
+                f"; {story.offsets_clamped} offsets of groups lay above the end of their queue and"
+                " were set to it"
+            )
+        return line
     line = (
         f"broker {story.master_before} handed over to {who} in masterEpoch {story.master_epoch}:"
         f" sends were held for {story.held_ms} ms"

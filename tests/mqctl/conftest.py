@@ -95,10 +95,18 @@ class FakeController:
         return (address,)
 
     async def elect_master(
-        self, cluster: str, name: str, broker_id: int | None, *, unclean: bool = False
+        self,
+        cluster: str,
+        name: str,
+        broker_id: int | None,
+        *,
+        unclean: bool = False,
+        cut_later_acks: bool = False,
     ) -> ElectedMaster:
-        how = ("unclean",) if unclean else ()
+        how = ("unclean",) * unclean + ("cut later acks",) * cut_later_acks
         self._fake.calls.append(("elect_master", cluster, name, broker_id, *how))
+        if unclean and self._fake.out_of_sight and not cut_later_acks:
+            raise ResponseError(2012, self._fake.out_of_sight, self.addresses[0])
         if name != "broker-a":
             raise ResponseError(2010, "unknown set", self.addresses[0])
         return ElectedMaster(name, 1, MASTER, 3, 5, (1,), already_master=broker_id is None)
@@ -119,7 +127,8 @@ class FakeController:
             {"kind": "elected", "broker_name": "broker-a", "master_epoch": 3, "broker_id": 1,
              "address": MASTER, "master_before": 2, "detected_ms": 1000, "time_ms": 1002,
              "reason": "session_closed", "set_before": [1, 2], "sync_state_set": [1]},
-            {"kind": "opened", "broker_name": "broker-a", "master_epoch": 3, "time_ms": 1020},
+            {"kind": "opened", "broker_name": "broker-a", "master_epoch": 3, "time_ms": 1020,
+             "json": json.dumps(self._fake.opened)},
             {"kind": "first_ack", "broker_name": "broker-a", "master_epoch": 3, "time_ms": 1033},
             *self._fake.drained,
         ]  # fmt: skip
@@ -134,6 +143,8 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.dead: set[str] = set()
+        self.out_of_sight = ""
+        self.opened: dict[str, object] = {}
         self.drained: list[dict[str, object]] = []
         self.log_ends: dict[str, tuple[int, int]] = {}
         self.suspect = ""

@@ -304,6 +304,31 @@ def test_r7_an_unclean_election_is_confirmed_and_says_what_may_be_lost(
     assert mqctl("electMaster", "-bn", "nope", "-b", "1", "--unclean", "-y").code == 1
 
 
+def test_r44_a_master_out_of_sight_is_passed_over_by_a_flag_of_its_own(
+    mqctl: Run, fake: Any
+) -> None:
+    """`--yes` alone is no acceptance of what the controllers tell; scripts used it before."""
+    fake.log_ends = {MASTER: (300, 200)}
+    fake.dead = {SLAVE}
+    fake.out_of_sight = "broker 2: last heard 4200 ms ago, log end 900: give --cut-later-acks"
+    fake.opened = {"maxOffset": 300, "confirmOffset": 200, "offsetsClamped": 7}
+    ask = ("electMaster", "-bn", "broker-a", "-b", "1", "--unclean", "--yes")
+    for form in ((), ("--json",)):
+        ran = mqctl(*ask, *form)
+        assert (ran.code, ran.out) == (1, "")
+        assert fake.out_of_sight in ran.err
+    ran = mqctl(*ask, "--cut-later-acks", "--json")
+    assert fake.calls[-1] == ("elect_master", "", "broker-a", 1, "unclean", "cut later acks")
+    told = ("unclean", "cutLaterAcks", "logEnd", "confirmed", "offsetsClamped")
+    assert ran.code == 0 and [ran.json[name] for name in told] == [True, True, 300, 200, 7]
+    assert (
+        "7 offsets of groups lay above the end of their queue"
+        in mqctl(*ask, "--cut-later-acks").out
+    )
+    ran = mqctl("electMaster", "-bn", "broker-a", "-b", "1", "--cut-later-acks")
+    assert ran.code == 2 and "--cut-later-acks belongs to --unclean" in ran.err
+
+
 def test_an_unclean_election_of_an_unknown_broker_is_refused_by_name_before_anything(
     mqctl: Run, fake: Any
 ) -> None:

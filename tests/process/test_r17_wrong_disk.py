@@ -145,11 +145,12 @@ def test_r17_logs_that_lack_what_they_acknowledged_are_not_elected(
     check_logs_equal(cluster.data_folders)
 
 
-def test_r7_r23_an_unclean_election_drops_what_only_the_old_master_had(
+def test_r7_r23_r44_an_unclean_election_drops_what_only_the_old_master_had(
     cluster: ClusterProcess, tmp_path: Path
 ) -> None:
     """1. All slaves die; the master goes on alone, its set is {1}. 2. It dies, the slaves come
-    back: nobody is elected. 3. An operator elects one of them uncleanly. 4. The old master comes
+    back: nobody is elected. 3. An operator elects one of them uncleanly, and has to accept that
+    nobody can tell the dead master from one that is cut off and goes on. 4. The old master comes
     back: it gives up what it alone had acknowledged, keeps that aside, and joins."""
     write_some(cluster)
     master = cluster.master()
@@ -170,6 +171,9 @@ def test_r7_r23_an_unclean_election_drops_what_only_the_old_master_had(
     addresses = ("-a", cluster.controllers[0], "-n", cluster.name_servers)
     elect_by_hand = ("electMaster", "-bn", "broker-a", "-b", str(named), "--unclean", "--yes")
     ran = mqctl(*elect_by_hand, *addresses, home=tmp_path)
+    assert ran.code == 1 and "may go on acknowledging (broker" in ran.err, ran
+    assert "--cut-later-acks" in ran.err, ran
+    ran = mqctl(*elect_by_hand, "--cut-later-acks", *addresses, home=tmp_path)
     assert ran.code == 0, ran
     assert "in sync, but silent: broker" in ran.err
     cluster.restart(master)
@@ -180,3 +184,4 @@ def test_r7_r23_an_unclean_election_drops_what_only_the_old_master_had(
     assert any((Path(master["dataDir"]) / "truncated").rglob("*")), "cut bytes are kept aside"
     timeline = mqctl("timeline", "-a", cluster.controllers[0], home=tmp_path)
     assert "UNCLEAN" in timeline.out.upper(), timeline
+    assert "later acks are cut of broker" in " ".join(timeline.out.split()), timeline
