@@ -170,7 +170,8 @@ class BrokerService:
         await self.slave_sync.close()
         await self._server.close()
         await self._client.close()
-        self._persist_tables()
+        if not self.store.health.has_failed:
+            self._persist_tables()
         self.store.close()
 
     def _metadata_record(self, head: RecordHead, body: bytes) -> None:
@@ -202,6 +203,7 @@ class BrokerService:
 
     def fatal(self, exc: BaseException) -> None:
         log.critical("broker_fatal error=%s", exc)
+        self.store.health.give_up()
         self.path.gate.close(f"this broker cannot trust its disk: {exc}")
         self._stop_reason = f"it cannot trust its disk: {exc}"
         self._on_fatal(exc)

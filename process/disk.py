@@ -6,6 +6,7 @@ simulated or failing disk takes their place with `replace_calls`. Looking at a f
 `stat`, `iterdir`) is not among them: it changes nothing and what it finds is checked when read.
 """
 
+import errno
 import mmap
 import os
 import shutil
@@ -56,6 +57,11 @@ def rmtree(folder: str | Path) -> None:
 def map_read(fd: int, size: int) -> mmap.mmap:
     """The first `size` bytes of a file, read-only; later writes to the file show in it."""
     return mmap.mmap(fd, size, prot=mmap.PROT_READ)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a call failed for want of room (or quota) and nothing else: it may succeed later."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 CALLS = (

@@ -51,7 +51,11 @@ class FolderLock:
             pid = _owner(fd)
             disk.close(fd)
             raise FolderLockedError(self._path, pid) from error
-        disk.pwrite(fd, b"lock", 0)
+        try:
+            disk.pwrite(fd, b"lock", 0)
+        except OSError:
+            disk.close(fd)
+            raise
         self._fd = fd
         _held_here.add(self._key)
 

@@ -3,7 +3,8 @@
 `FlushService`: every interval, and at once for SYNC_FLUSH requests, one fdatasync covers all bytes
 of the log written so far (group commit). `DiskJobs`: derived data and checkpoint, whose many small
 syncs must not delay a group commit. Nothing here holds the GIL while the disk works. After a failed
-sync the page cache cannot be trusted: the thread ends, and `fail` stops the broker. Before `start`
+sync the page cache cannot be trusted: the thread ends, and `fail` stops the broker; the other
+threads cannot sync the log any more either (`StoreHealth.log_failure`, R40). Before `start`
 and after `stop_threads`, jobs run at once in the caller, and nothing is synced. Origin: Java
 `FlushRealTimeService`, `GroupCommitService`, `FlushConsumeQueueService`.
 """
@@ -43,6 +44,8 @@ class FlushService:
         self._on_fatal = on_fatal
         self._wake = threading.Event()
         self._stopping = False
+        self._last_flush = True
+        self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="store-flush", daemon=True)
 
     def start(self) -> None:
@@ -52,8 +55,9 @@ class FlushService:
         """Make what is written so far durable now; `on_flushed` is called then."""
         self._wake.set()
 
-    def stop(self) -> None:
-        """End the thread, after a last flush."""
+    def stop(self, *, flush: bool) -> None:
+        """End the thread, after a last flush or without one."""
+        self._last_flush = flush
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -64,9 +68,12 @@ class FlushService:
             while not self._stopping:
                 self._wake.wait(self._interval_s)
                 self._wake.clear()
+                if self._last_flush:
+                    self._flush_once()
+            if self._last_flush:
                 self._flush_once()
-            self._flush_once()
         except Exception as error:
+            self.failure = error
             _report(error, self._post, self._on_fatal)
 
     def _flush_once(self) -> None:
@@ -84,6 +91,8 @@ class DiskJobs:
         self._post = post
         self._on_fatal = on_fatal
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_dropping = False
+        self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="store-jobs", daemon=True)
 
     def start(self) -> None:
@@ -92,8 +101,9 @@ class DiskJobs:
     def submit(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
 
-    def stop(self) -> None:
-        """End the thread; what was submitted before is done first."""
+    def stop(self, *, finish: bool) -> None:
+        """End the thread; what was submitted before is done first, or dropped."""
+        self._is_dropping = not finish
         self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -101,8 +111,10 @@ class DiskJobs:
     def _run(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                job()
+                if not self._is_dropping:
+                    job()
         except Exception as error:
+            self.failure = error
             _report(error, self._post, self._on_fatal)
 
 
@@ -121,6 +133,8 @@ class Background:
         self._flush: FlushService | None = None
         self._jobs: DiskJobs | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        #: Why a thread ended before `stop_threads`; known once that has returned.
+        self.failure: Exception | None = None
 
     def start(
         self,
@@ -173,11 +187,13 @@ class Background:
             timer.cancel()
         self._timers.clear()
 
-    def stop_threads(self) -> None:
-        """Returns when they have ended."""
+    def stop_threads(self, *, finish: bool = True) -> None:
+        """Returns when they have ended: after a last flush and all jobs, or (`finish` False)
+        without another sync or job."""
         if self._flush is not None and self._jobs is not None:
-            self._flush.stop()
-            self._jobs.stop()
+            self._flush.stop(flush=finish)
+            self._jobs.stop(finish=finish)
+            self.failure = self._flush.failure or self._jobs.failure
         self._flush = self._jobs = self._loop = None
 
     def _post(self, callback: Callable[[], None]) -> None:

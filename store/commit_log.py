@@ -20,6 +20,7 @@ from typing import Final
 from batonmq.process import disk
 from batonmq.process.durable_file import replace_file, sync_directory
 from batonmq.store.errors import StoreFormatError
+from batonmq.store.health import StoreHealth
 from batonmq.store.mapped_file import NAME_DIGITS, Segment
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ class CommitLog:
     One thread writes; `datasync_to` and `preallocate_next` may run in others.
     """
 
-    def __init__(self, folder: Path, segment_size: int) -> None:
+    def __init__(self, folder: Path, segment_size: int, health: StoreHealth | None = None) -> None:
+        self.health = health or StoreHealth()
         self.folder = folder
         self.segment_size = segment_size
         self.min_offset = 0  # start of the first segment
@@ -72,7 +74,7 @@ class CommitLog:
         self.min_offset = int(paths[0].name) if paths else 0
         for path in paths:
             expected = self.min_offset + len(self.segments) * self.segment_size
-            segment = Segment(path, self.segment_size)
+            segment = Segment(path, self.segment_size, self.health)
             if self.gap is None and segment.start_offset != expected:
                 self.gap = (self.folder / f"{expected:0{NAME_DIGITS}d}", expected)
             (self._detached if self.gap else self.segments).append(segment)
@@ -169,9 +171,14 @@ class CommitLog:
         return end
 
     def _write(self, data: bytes | memoryview) -> None:
+        self.health.check_log()
         offset = self.max_offset
         segment = self.ensure_segment(offset)
-        segment.write(offset - segment.start_offset, data)
+        try:
+            segment.write(offset - segment.start_offset, data)
+        except OSError as error:
+            self.health.log_failed(error)
+            raise
         self.max_offset = offset + len(data)
 
     def ensure_segment(self, offset: int) -> Segment:
@@ -210,7 +217,9 @@ class CommitLog:
 
     def _allocate_next(self) -> None:
         start = self.end_of_segments
-        self.segments.append(Segment.create(self.folder, self._private, start, self.segment_size))
+        self.segments.append(
+            Segment.create(self.folder, self._private, start, self.segment_size, self.health)
+        )
         self._allocation_failed = False
 
     def begin_at(self, offset: int) -> None:
@@ -227,9 +236,11 @@ class CommitLog:
     def datasync_to(self, target: int) -> None:
         """fdatasync everything below `target` that is not yet durable. Raises OSError.
 
-        Runs in the flush thread while the writer goes on.
+        Any thread may call it while the writer goes on. After a failure, in whichever thread, it
+        raises and `flushed_offset` stands still (R40).
         """
         with self._flush_lock:
+            self.health.check_log()
             cuts = self._cuts
             flushed = self.flushed_offset
             target = min(target, self.max_offset)  # it may have been read before a cut
@@ -237,6 +248,7 @@ class CommitLog:
             if segment.end_offset > flushed and segment.start_offset < target:
                 segment.datasync()
         with self._flush_lock:
+            self.health.check_log()
             if self._cuts == cuts:  # else `target` may lie behind the new end
                 self.flushed_offset = max(self.flushed_offset, target)
 

@@ -339,9 +339,10 @@ class IndexService:
             self._remove(file)
         self._find_end()
 
-    def close(self) -> None:
-        """Drain, write the slots and close; not synced (see `flush`)."""
-        self.drain()
-        for file in self._files:
-            file.close()
+    def close(self, *, write_back: bool = True) -> None:
+        """Drain and write the slots, or drop both, and close; not synced (see `flush`)."""
+        if write_back:
+            self.drain()
+            for file in self._files:
+                file.write_slots(release=True)
         self._handles.close()

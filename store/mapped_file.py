@@ -18,6 +18,7 @@ from typing import Final
 
 from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory, write_all
+from batonmq.store.health import StoreHealth
 
 NAME_DIGITS: Final = 20
 _BLOCK_SIZE: Final = 1 << 20
@@ -33,10 +34,13 @@ def segment_name(start_offset: int) -> str:
 class Segment:
     """The bytes [start_offset, start_offset + size) of the log. Positions count from its start."""
 
-    __slots__ = ("_closed", "_fd", "_map", "_sync_lock", "_view", "path", "size", "start_offset")
+    __slots__ = (
+        "_closed", "_fd", "_health", "_map", "_sync_lock", "_view", "path", "size", "start_offset",
+    )  # fmt: skip
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, health: StoreHealth) -> None:
         """Open an existing file of exactly `size` bytes."""
+        self._health = health
         self.path = path
         self.size = size
         self.start_offset = int(path.name)
@@ -47,7 +51,9 @@ class Segment:
         self._closed = False
 
     @classmethod
-    def create(cls, folder: Path, work_folder: Path, start_offset: int, size: int) -> Segment:
+    def create(
+        cls, folder: Path, work_folder: Path, start_offset: int, size: int, health: StoreHealth
+    ) -> Segment:
         """Allocate a segment of zeros; durable in its folder on return.
 
         It grows under another name in `work_folder` (same file system), so a crash or a full
@@ -67,7 +73,7 @@ class Segment:
         disk.link(growing, path)  # unlike a rename it never replaces a segment
         disk.unlink(growing)
         sync_directory(folder)
-        return cls(path, size)
+        return cls(path, size, health)
 
     @property
     def end_offset(self) -> int:
@@ -84,10 +90,20 @@ class Segment:
         write_all(self._fd, data, position)
 
     def datasync(self) -> None:
-        """fdatasync; does nothing on a closed segment. Gives up the GIL. Raises OSError."""
+        """fdatasync; does nothing on a closed segment. Gives up the GIL. Raises OSError.
+
+        Once a sync of the log has failed, in any thread, none is tried (R40): the kernel reports a
+        write-back error once per descriptor, and the next call returns 0 over pages that are lost.
+        """
         with self._sync_lock:
-            if not self._closed:
+            self._health.check_log()
+            if self._closed:
+                return
+            try:
                 disk.fdatasync(self._fd)
+            except OSError as error:
+                self._health.log_failed(error)
+                raise
 
     def data_blocks(self, position: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
         """(position, bytes) of the blocks at or behind `position` that are not all zero.

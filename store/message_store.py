@@ -28,6 +28,7 @@ from batonmq.store.background import Background
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import ArrivalListener, DelayLevels, Dispatcher
+from batonmq.store.health import StoreHealth
 from batonmq.store.queries import StoreQueries
 from batonmq.store.queue_table import QueueTable, SystemRecordHandler
 from batonmq.store.recovery import recover_store
@@ -107,6 +108,7 @@ class MessageStore:
         self._disk_use_of = disk_use_of
         self._boot_id = boot_id
         self._lock = FolderLock(config.root / "lock")
+        self.health = StoreHealth()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_slice: asyncio.Handle | None = None
         self._on_fatal: Callable[[BaseException], None] = _raise
@@ -125,7 +127,7 @@ class MessageStore:
         self._lock.acquire()
         try:
             boot_id = self._boot_id()
-            self._files = load_files(self.config, self._clock_ms)
+            self._files = load_files(self.config, self._clock_ms, self.health)
             self._build_parts(self._files)
             self._recover(boot_id)
             self._mark_run(boot_id)
@@ -220,23 +222,35 @@ class MessageStore:
         self._schedule_slice()
 
     def close(self) -> None:
-        """Write and sync everything, remove the abort mark, unlock. Idempotent."""
+        """Write and sync everything, remove the abort mark, unlock. Idempotent.
+
+        A store that has failed is abandoned instead (R40). Raises OSError, and what a job raised;
+        then the abort mark stays, and the next start recovers what is there.
+        """
         if not self._is_open:
             return
         self._stop_timers()
         self.appender.refuse("the store is closed")
         try:
             self.appender.end_turn()
+            if self.health.has_failed:
+                return
             self.background.stop_threads()
+            if self.background.failure is not None:
+                raise self.background.failure
             self.flush()
             self.checkpoints.flush_derived()
             self._files.index.flush()
+            self._files.close()
             remove_file(abort_path(self.config.root))
+        except Exception as error:
+            self.trust.note_failure(error)
+            raise
         finally:
-            self._release()
+            self._abandon_files()
 
     def abandon(self) -> None:
-        """Close files and lock without syncing anything; the abort mark stays.
+        """Close files and lock without writing or syncing anything; the abort mark stays.
 
         For a broker whose disk failed: what is there is recovered at the next start.
         """
@@ -244,8 +258,16 @@ class MessageStore:
             return
         self._stop_timers()
         self.appender.refuse("the store is abandoned")
-        self.background.stop_threads()
-        self._release()
+        self._abandon_files()
+
+    def _abandon_files(self) -> None:
+        """Does nothing to what is closed already."""
+        if self.health.log_failure is not None:
+            self.trust.note_failure(self.health.log_failure)
+        self.trust.keep_noted()
+        self.background.stop_threads(finish=False)
+        self._files.close(write_back=False)
+        self._lock.release()
 
     def _stop_timers(self) -> None:
         self._is_open = False
@@ -254,13 +276,11 @@ class MessageStore:
         if self._next_slice is not None:
             self._next_slice.cancel()
 
-    def _release(self) -> None:
-        self._files.close()
-        self._lock.release()
-
     def _fail(self, error: BaseException) -> None:
-        """The process must end; the reason is kept for the next start (R17, R24)."""
+        """The process must end; the reason is kept for the next start (R17, R24, R40)."""
+        self.appender.refuse(f"this broker has failed: {error}")
         self.trust.note_failure(error)
+        self.health.give_up()
         self._on_fatal(error)
 
     # Positions.

@@ -159,10 +159,10 @@ class ConsumeQueueStore:
         for topic in self.topics():
             self.delete_topic(topic)
 
-    def close(self) -> None:
-        """Write back and close descriptors; nothing is synced."""
-        for queue in self._queues.values():
-            queue.close()
+    def close(self, *, write_back: bool = True) -> None:
+        """Write back the tails, or drop them, and close descriptors; nothing is synced."""
+        if write_back:
+            self.write_back()
         self._handles.close()
 
 

@@ -34,6 +34,7 @@ from batonmq.store.truncation import Truncation
 
 log = logging.getLogger(__name__)
 
+_AGAIN_BYTES: Final = 1 << 20
 _SECTOR_SIZE: Final = 512
 _ZERO_SECTOR: Final = bytes(_SECTOR_SIZE)
 _RECORD_SIZE: Final = RECORD_HEAD.only("size")
@@ -82,7 +83,7 @@ def recover_store(
     confirmed = Confirmed(stored_confirm, visible_end if controller_mode else 0)
     recovered = recover_log(commit_log, start, confirmed, was_clean=files.was_clean)
     end = recovered.end_offset
-    start = min(start, end)
+    _write_again(files, start := min(start, end))
     rebooted = files.last_run is not None and not files.last_run.survived(boot_id)
     _note_damage(files, recovered, rebooted=rebooted, controller_mode=controller_mode)
     if visible_end > end:
@@ -105,6 +106,25 @@ def recover_store(
         "store_recovered clean=%s from_offset=%d end_offset=%d confirm_offset=%d",
         files.was_clean, start, end, dispatcher.offset,
     )  # fmt: skip
+
+
+def _write_again(files: StoreFiles, start: int) -> None:
+    """R40: after a failed write-back the page cache shows as clean what is on no disk.
+
+    Queues above `start` are rebuilt anyway; the log there is written once more, and the index.
+    """
+    report = files.suspect_mark.report
+    if report is None or report.kind != "fsync" or files.was_clean:
+        return
+    commit_log = files.log
+    offset = max(commit_log.min_offset, min(start, report.offset))
+    while not report.discarded and offset < commit_log.max_offset:
+        segment, part = commit_log.segment_at(offset), bytes(commit_log.view(offset, _AGAIN_BYTES))
+        assert segment is not None
+        segment.write(offset - segment.start_offset, part)
+        offset += len(part)
+    commit_log.datasync_to(commit_log.max_offset)
+    files.index.truncate_to(start)
 
 
 def _note_damage(

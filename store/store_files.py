@@ -10,6 +10,7 @@ from batonmq.epoch.file_cache import EpochFileCache
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
+from batonmq.store.health import StoreHealth
 from batonmq.store.index_service import IndexService
 from batonmq.store.queue_table import ConsumeQueueStore
 from batonmq.store.suspicion import RunMark, SuspectMark
@@ -36,10 +37,11 @@ class StoreFiles:
     def was_clean(self) -> bool:
         return self.last_run is None
 
-    def close(self) -> None:
-        """Close all files; derived data goes to the page cache, nothing is synced."""
-        self.consume_queues.close()
-        self.index.close()
+    def close(self, *, write_back: bool = True) -> None:
+        """Close all files; derived data goes to the page cache, or is dropped; nothing is synced.
+        May be called again. Raises OSError if derived data cannot be written."""
+        self.consume_queues.close(write_back=write_back)
+        self.index.close(write_back=write_back)
         self.checkpoint.close()
         self.log.close()
 
@@ -49,7 +51,7 @@ def abort_path(root: Path) -> Path:
     return root / "abort"
 
 
-def load_files(config: StoreConfig, clock_ms: Callable[[], int]) -> StoreFiles:
+def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHealth) -> StoreFiles:
     """Open everything under the store's root; the log's end is not known yet.
 
     Raises StoreFormatError, CorruptLogError (an epoch file without a good copy), OSError. Origin:
@@ -58,7 +60,7 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int]) -> StoreFiles:
     root = config.root
     last_run = RunMark.read(abort_path(root))
     checkpoint = StoreCheckpoint(root / "checkpoint")
-    commit_log = CommitLog(config.commit_log_folder, config.mapped_file_size_commit_log)
+    commit_log = CommitLog(config.commit_log_folder, config.mapped_file_size_commit_log, health)
     commit_log.load()
     consume_queues = ConsumeQueueStore(
         root / "consumequeue", file_size=config.consume_queue_file_size

@@ -11,7 +11,6 @@ with its master again, or an operator repairs it.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from batonmq.process import disk
-from batonmq.process.durable_file import remove_file, replace_file
+from batonmq.process.durable_file import remove_file, replace_file, show_file
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.commit_log import CommitLog
 
@@ -109,9 +108,11 @@ class SuspectMark:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._is_stored = True
+        self._disk_failed = False
         self.report: Suspicion | None = None
         if path.exists():
-            self.report = Suspicion(**json.loads(disk.read_bytes(path)))
+            self.report = _decoded(path)
 
     @property
     def reason(self) -> str:
@@ -120,7 +121,9 @@ class SuspectMark:
     def set(self, report: Suspicion) -> None:
         """Durable on return; kept in memory also where the disk refuses. Raises OSError."""
         self.report = report
-        replace_file(self._path, json.dumps(asdict(report)).encode())
+        self._is_stored = False
+        replace_file(self._path, _encoded(report))
+        self._is_stored = True
 
     def note_damage(self, error: CorruptLogError, end_offset: int, kind: Kind = "damage") -> None:
         """Damage in a running store: remembered, so that what was there is fetched again (R24)."""
@@ -128,24 +131,59 @@ class SuspectMark:
 
     def note_disk_failure(self, error: OSError, commit_log: CommitLog, synced_offset: int) -> None:
         """A write or fdatasync failed. The kernel may show pages that it could not write as if
-        they were on the disk, so nothing above the last good sync is to be trusted any more."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return  # a full disk: what is there is there
+        they were on the disk, so nothing above the last good sync is to be trusted any more.
+        Nothing in this process ends that suspicion (R40)."""
+        self._disk_failed = True
         what = f"the disk failed, what was written after its last good sync may be lost: {error}"
-        file, end = commit_log.file_of(synced_offset), commit_log.max_offset
-        self._note(Suspicion(file, synced_offset, what, end, kind="fsync"))
+        before, offset, end = self.report, synced_offset, commit_log.max_offset
+        if before is not None and before.blocks_writes:
+            return  # nothing was written since, and the earlier reason keeps more from being used
+        if before is not None and before.kind != "reboot":
+            offset, end = min(offset, before.offset), max(end, before.end_offset)
+        until_level = before is not None and (before.until_level or before.kind == "reboot")
+        file = commit_log.file_of(offset)
+        self._note(Suspicion(file, offset, what, end, kind="fsync", until_level=until_level))
 
     def _note(self, suspicion: Suspicion) -> None:
         log.error("log_suspect reason=%s", suspicion)
         try:
             self.set(suspicion)
         except OSError as error:
+            log.error("suspicion_not_durable error=%r", error)
+            self.show()
+
+    def show(self) -> None:
+        """Put the suspicion where the next start finds it, synced or not, if it could not be made
+        durable. Without a reboot that is as good; after one, what was lost can be seen."""
+        if self._is_stored or self.report is None:
+            return
+        try:
+            show_file(self._path, _encoded(self.report).decode())
+        except OSError as error:
             log.error("suspicion_not_stored error=%r", error)
+        else:
+            self._is_stored = True
 
     def set_discarded(self) -> None:
         if self.report is not None:
             self.set(replace(self.report, discarded=True))
 
     def clear(self) -> None:
+        """The log is trusted again; not in a process whose disk failed."""
+        if self._disk_failed:
+            return
         self.report = None
         remove_file(self._path)
+
+
+def _decoded(path: Path) -> Suspicion:
+    """What the file says. One that cannot be read was written while the disk failed."""
+    try:
+        return Suspicion(**json.loads(disk.read_bytes(path)))
+    except (ValueError, TypeError):
+        what = f"{path} was written while the disk failed, and cannot be read"
+        return Suspicion(str(path), 0, what, 0, kind="reboot")
+
+
+def _encoded(report: Suspicion) -> bytes:
+    return json.dumps(asdict(report)).encode()

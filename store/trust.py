@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.dispatch import Dispatcher
 from batonmq.store.errors import StoreStateError
@@ -60,12 +61,28 @@ class LogTrust:
         self._mark.note_damage(error, self._log.max_offset)
 
     def note_failure(self, error: BaseException) -> None:
-        """The process will end for `error`: note what of the log the next one may trust."""
+        """The process will end for `error`: note what of the log the next one may trust.
+
+        A full disk takes nothing away, but a failed write-back does, whatever its number (R40).
+        """
         if isinstance(error, CorruptLogError):
             self.note_damage(error)
-        elif isinstance(error, OSError):
-            synced = self._checkpoint.recovery_offset or self._log.min_offset
-            self._mark.note_disk_failure(error, self._log, synced)
+            return
+        log_failure = self._log.health.log_failure
+        if log_failure is not None or (isinstance(error, OSError) and not disk.is_full(error)):
+            failure = log_failure or error
+            assert isinstance(failure, OSError)
+            self._mark.note_disk_failure(failure, self._log, self._synced_boundary())
+
+    def _synced_boundary(self) -> int:
+        """The highest known record boundary below which all was durable before the failure."""
+        flushed, dispatcher = self._log.flushed_offset, self._dispatcher
+        known = (self._checkpoint.recovery_offset or 0, dispatcher.offset, dispatcher.verified.end)
+        return max((at for at in known if at <= flushed), default=0) or self._log.min_offset
+
+    def keep_noted(self) -> None:
+        """The last chance to store a suspicion that the disk refused."""
+        self._mark.show()
 
     def fault_at(self, offset: int) -> str:
         """What is wrong with the record at `offset`, a place where a slave's log ends; "" if it is

@@ -183,6 +183,7 @@ class CheckpointWriter:
             self._is_running = False
 
     def _write(self, work: _Round) -> None:
+        self._files.log.health.check_log()  # no checkpoint any more after that (R40)
         checkpoint = self._checkpoint
         # A damaged log is dispatched less far than it was; only a truncation lowers this.
         checkpoint.confirm_phy_offset = max(checkpoint.confirm_phy_offset, work.dispatched_offset)

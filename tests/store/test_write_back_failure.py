@@ -1,0 +1,285 @@
+"""R40: a write-back that failed is for good, whichever thread meets it.
+
+The kernel reports a write-back error once per descriptor and takes the lost pages for clean: the
+next fdatasync returns 0. So the fake here fails once and then says that all is well.
+"""
+
+import asyncio
+import errno
+import functools
+import os
+import threading
+
+import pytest
+
+from batonmq.process import disk
+from batonmq.store import suspicion
+from batonmq.store.errors import PutRefused
+
+
+class OnceFailing:
+    """fdatasync that fails at the call number `fail_at` (from 0), and then returns 0 again.
+
+    `durable_end`: the end of the log that is on the disk for sure.
+    """
+
+    def __init__(self, fail_at=-1):
+        self.fail_at = fail_at
+        self.calls = 0
+        self.failed_path = None
+        self.store = None
+        self.durable_end = 0
+
+    def __call__(self, fd):
+        number, self.calls = self.calls, self.calls + 1
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if number == self.fail_at:
+            self.failed_path = path
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        os.fdatasync(fd)
+        if "/commitlog/" in path and self.failed_path is None and self.store is not None:
+            self.durable_end = self.store.max_phy_offset
+
+    @property
+    def log_failed(self):
+        return self.failed_path is not None and "/commitlog/" in self.failed_path
+
+
+def live(rig, sync):
+    """A life with every kind of sync; ends as the broker does: fatal, then close."""
+    store = rig.open_master()
+    sync.store = store
+    fatal = []
+    store._on_fatal = fatal.append
+    for body in (b"a", b"b", b"c"):
+        put = functools.partial(rig.put_confirmed, store, body, keys=b"k")
+        for step in (put, store.flush, store.checkpoints.flush_derived):
+            try:
+                step()
+            except OSError as error:
+                store._fail(error)
+            except PutRefused:
+                assert fatal
+    try:
+        store.close()
+    except OSError:
+        assert fatal or sync.calls > sync.fail_at
+    return store
+
+
+def count_syncs(rig, monkeypatch):
+    sync = OnceFailing()
+    monkeypatch.setattr(disk, "fdatasync", sync)
+    live(rig, sync)
+    assert sync.calls > 8
+    return sync.calls
+
+
+def test_r40_whatever_sync_fails_once_nothing_counts_as_durable_after_it(rig, monkeypatch):
+    """For each sync of a life: it fails once, all later ones say 0, the broker closes, starts."""
+    total = count_syncs(rig, monkeypatch)
+    seen_log = seen_other = 0
+    for number in range(total):
+        rig.root = rig.folder / f"life-{number}"
+        sync = OnceFailing(number)
+        monkeypatch.setattr(disk, "fdatasync", sync)
+        store = live(rig, sync)
+        assert sync.failed_path is not None
+        assert store.health.has_failed, "an error of a derived file is not forgotten either"
+        assert (rig.root / "abort").exists(), "not a clean stop"
+        if sync.log_failed:
+            seen_log += 1
+            assert store.flushed_offset_at_end <= sync.durable_end
+        else:
+            seen_other += 1
+        monkeypatch.setattr(disk, "fdatasync", os.fdatasync)
+        again = rig.open()
+        assert again.trust.reason, "suspect"
+        assert (again._files.checkpoint.recovery_offset or 0) <= sync.durable_end
+        assert again.trust.damage.offset <= sync.durable_end
+        assert again.trust.discard_damaged_tail() <= sync.durable_end
+        again.abandon()
+    assert seen_log >= 3 and seen_other >= 5
+
+
+@pytest.fixture(autouse=True)
+def remember_the_end(monkeypatch):
+    """What counted as flushed when the files were closed."""
+    from batonmq.store.message_store import MessageStore
+
+    real = MessageStore._abandon_files
+
+    def noted(self):
+        self.flushed_offset_at_end = self.log.flushed_offset
+        real(self)
+
+    monkeypatch.setattr(MessageStore, "_abandon_files", noted)
+
+
+def test_r40_the_second_thread_does_not_take_lost_pages_for_synced(rig, monkeypatch):
+    """1 the flush thread meets EIO. 2 before the loop hears of it, the round of the checkpoint
+    syncs the same file. 3 the loop hears of it."""
+    store = rig.open_master()
+    synced = rig.put_confirmed(store, b"a")
+    store.checkpoints.flush_derived()
+    end = rig.put_confirmed(store, b"b", b"c")
+    fatal = []
+    store._on_fatal = fatal.append
+    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
+    with pytest.raises(OSError, match="Input/output") as info:
+        store.log.datasync_to(store.log.max_offset)
+    with pytest.raises(OSError, match="Input/output"):
+        store.checkpoints.flush_derived()
+    with pytest.raises(OSError, match="Input/output"):
+        store.log.datasync_to(end)
+    assert (store.log.flushed_offset, store._files.checkpoint.recovery_offset) == (synced, synced)
+    store._fail(info.value)
+    assert store.trust.damage.offset == synced
+    store.trust.clear_suspect()
+    assert store.trust.reason, "nothing in this process ends it"
+    with pytest.raises(PutRefused, match="has failed"):
+        rig.put_confirmed(store, b"d")
+    rig.kill(store)
+    store = rig.open()
+    assert store.trust.discard_damaged_tail() == synced
+
+
+@pytest.mark.parametrize("is_loop_busy", [False, True])
+def test_r40_both_threads_wait_for_the_device_that_gives_up(rig, monkeypatch, is_loop_busy):
+    """1 the flush thread's sync hangs. 2 the round of the checkpoint waits for the same segment.
+    3 the device gives up: one of the two is told, both must not go on."""
+    hangs, may_fail, second_done = threading.Event(), threading.Event(), threading.Event()
+    threads = []
+
+    def sync(fd):
+        threads.append(threading.current_thread().name)
+        if len(threads) == 1:
+            hangs.set()
+            may_fail.wait(10)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        os.fdatasync(fd)
+
+    async def play():
+        loop = asyncio.get_running_loop()
+        store = rig.open_master(flush_interval_commit_log=600_000)
+        synced = rig.put_confirmed(store, b"a")
+        store.checkpoints.flush_derived()
+        fatal = loop.create_future()
+        store.start(loop, lambda error: fatal.done() or fatal.set_result(error))
+        monkeypatch.setattr(disk, "fdatasync", sync)
+        rig.put_confirmed(store, b"b", b"c")
+        store.background.request_flush()
+        await asyncio.to_thread(hangs.wait, 10)
+        store.checkpoints.flush_derived()
+        jobs = store.background._jobs
+        jobs.submit(second_done.set)  # never: the job before it raises
+        may_fail.set()
+        if is_loop_busy:
+            jobs._thread.join(10)
+        await asyncio.wait_for(fatal, 10)
+        jobs._thread.join(10)
+        assert threads == ["store-flush"], "no sync after the one that failed"
+        assert not second_done.is_set()
+        assert store.log.flushed_offset == synced == store._files.checkpoint.recovery_offset
+        assert store.trust.damage.offset == synced
+        store.close()
+        assert (rig.root / "abort").exists()
+
+    asyncio.run(play())
+    assert rig.open().trust.reason
+
+
+def test_r40_a_suspicion_that_could_not_be_stored_at_once_is_there_at_the_next_start(
+    rig, monkeypatch
+):
+    """1 fdatasync fails once. 2 the disk refuses the `suspect` file, too. 3 the broker closes."""
+    store = rig.open_master()
+    synced = rig.put_confirmed(store, b"a")
+    store.checkpoints.flush_derived()
+    rig.put_confirmed(store, b"b", b"c")
+    store._on_fatal = lambda error: None
+
+    def refuse(path, data):
+        raise OSError(errno.EIO, "the disk is away for a moment")
+
+    monkeypatch.setattr(suspicion, "replace_file", refuse)
+    monkeypatch.setattr(suspicion, "show_file", refuse)
+    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    assert store.trust.reason and not (rig.root / "suspect").exists()
+    monkeypatch.undo()
+    store.close()
+    assert (rig.root / "abort").exists()
+    store = rig.open()
+    assert store.trust.damage.offset == synced and store.trust.damage.kind == "fsync"
+
+
+def test_r40_what_the_next_start_finds_in_the_page_cache_is_written_again(rig, monkeypatch):
+    """The pages that could not be written count as clean: a sync alone would bring none of them
+    to the disk. 1 the sync fails. 2 the next start rewrites log and index above the checkpoint."""
+    store = rig.open_master()
+    synced = rig.put_confirmed(store, b"a", keys=b"k")
+    store.checkpoints.flush_derived()
+    end = rig.put_confirmed(store, b"b", b"c", keys=b"k")
+    store._on_fatal = lambda error: None
+    monkeypatch.setattr(disk, "fdatasync", OnceFailing(0))
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    monkeypatch.undo()
+    rig.kill(store)
+    written = []
+    real = disk.pwrite
+
+    def pwrite(fd, data, position):
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if "/commitlog/" in path:
+            written.append((position, position + len(data)))
+        return real(fd, data, position)
+
+    monkeypatch.setattr(disk, "pwrite", pwrite)
+    store = rig.open()
+    assert written == [(synced, end)] and store.log.flushed_offset == end
+    store.advance_confirm_offset(end)
+    assert len(store.queries.query_message("T", "k", 9, 0, 2**62).parts) == 3
+
+
+def test_r40_an_unreadable_suspicion_is_one_all_the_same(rig):
+    """It was written without a sync, and the power went."""
+    rig.open_master().close()
+    (rig.root / "suspect").write_bytes(b"")
+    assert "cannot be read" in rig.open().trust.reason
+
+
+def test_r40_a_job_that_fails_while_the_store_closes_leaves_no_clean_stop(rig, monkeypatch):
+    """The last jobs run within `close`, when the loop hears of nothing any more."""
+
+    async def play():
+        store = rig.open_master()
+        store.start(asyncio.get_running_loop(), lambda error: None)
+        rig.put_confirmed(store, b"a")
+
+        def broken():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        store.background.run_job(broken)
+        with pytest.raises(OSError, match="Input/output"):
+            store.close()
+
+    asyncio.run(play())
+    assert (rig.root / "abort").exists()
+    assert rig.open().trust.reason
+
+
+def test_an_abandoned_store_writes_nothing_more(rig, monkeypatch):
+    async def play():
+        store = rig.open_master(flush_interval_commit_log=600_000)
+        store.start(asyncio.get_running_loop(), lambda error: None)
+        rig.put_confirmed(store, b"a", keys=b"k")
+        calls = []
+        for name in ("pwrite", "fdatasync", "fsync", "replace", "unlink"):
+            monkeypatch.setattr(disk, name, lambda *args, name=name: calls.append(name))
+        store.abandon()
+        assert calls == []
+
+    asyncio.run(play())
