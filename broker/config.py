@@ -96,7 +96,8 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The `replicas:` section: controllers, sessions and the lease. Times in ms.
 
     `controllerAddr` names the controllers' remoting endpoints as RocketMQ does; the gRPC endpoints
-    are one port above, unless `controllerGrpcAddr` names them.
+    are one port above, unless `controllerGrpcAddr` names them. `relayToMaster`: a slave passes on
+    what only the master may do, and serves pulls below its confirmOffset.
     """
 
     controller_addr: str = msgspec.field(default="", name="controllerAddr")
@@ -110,6 +111,7 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     broker_election_priority: int = msgspec.field(
         default=ELECTION_PRIORITY_LAST, name="brokerElectionPriority"
     )
+    relay_to_master: bool = msgspec.field(default=True, name="relayToMaster")
     store_path_broker_identity: str = msgspec.field(default="", name="storePathBrokerIdentity")
 
     def __post_init__(self) -> None:
@@ -140,6 +142,11 @@ class BrokerSections:
     def ha_address(self) -> str:
         """What slaves dial."""
         return f"{self.broker.ha_ip}:{self.store.ha_listen_port}"
+
+    @property
+    def relays(self) -> bool:
+        """Whether a member passes requests on to its master: there is one in controller mode."""
+        return self.broker.enable_controller_mode and self.replicas.relay_to_master
 
     def replicas_manager(self) -> ReplicasManagerConfig:
         """What the ReplicasManager of this broker needs to know."""

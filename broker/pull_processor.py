@@ -16,12 +16,14 @@ from typing import Final
 
 from batonmq.broker.consumer_manager import ConsumerManager
 from batonmq.broker.pull_hold import Held, PullHold
+from batonmq.broker.relay import Relay
 from batonmq.broker.replies import pull_frame, pull_header, refusal, refusal_of
 from batonmq.broker.topics import TopicService
 from batonmq.broker.write_path import WritePath
 from batonmq.protocol.bodies import PERM_READ
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal, CorruptLogError
+from batonmq.protocol.role_view import Role
 from batonmq.protocol.sysflag import (
     PULL_CLASS_FILTER,
     PULL_COMMIT_OFFSET,
@@ -30,7 +32,7 @@ from batonmq.protocol.sysflag import (
 )
 from batonmq.protocol.tags import tags_code
 from batonmq.remoting.connection import Connection, Processors
-from batonmq.remoting.headers import PullFields, decode_pull
+from batonmq.remoting.headers import PullFields, PullFrame, decode_pull
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.reader import GetMessageResult, GetMessageStatus
 
@@ -57,7 +59,8 @@ _NOTHING_THERE: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pull:
-    """A checked pull. `wanted` are tag hashes, None for all."""
+    """A checked pull. `wanted` are tag hashes, None for all. `ours`: this project's client asks,
+    which follows the master by itself."""
 
     channel: Connection
     opaque: int
@@ -66,6 +69,7 @@ class Pull:
     max_num: int
     max_bytes: int
     wanted: frozenset[int] | None
+    ours: bool
 
 
 class PullProcessor:
@@ -80,6 +84,7 @@ class PullProcessor:
         *,
         long_polling: bool,
         damaged: Callable[[str], None],
+        relay: Relay,
     ) -> None:
         """`damaged` is called with the fault when a reader meets a bad record of the log."""
         self._store = path.store
@@ -90,6 +95,7 @@ class PullProcessor:
         self._clock_ms = path.clock_ms
         self._long_polling = long_polling
         self._damaged = damaged
+        self._relay = relay
         self._hold: PullHold[Pull] = PullHold()
         self._next_sweep_ms = 0
         self.messages_total = 0
@@ -105,18 +111,61 @@ class PullProcessor:
     def pull(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """11."""
         request = decode_pull(kind, header)
+        if not self._gate.is_master:
+            self._pull_elsewhere(request, channel, kind, header, body)
+            return
         try:
-            pull = self._checked(channel, request.opaque, request.ext)
+            pull = self._checked(channel, request)
         except BatonError as exc:
             channel.write(refusal_of(request.opaque, exc))
             return
         ext = request.ext
         if ext.sys_flag & PULL_COMMIT_OFFSET and ext.commit_offset >= 0:
             self._offsets.commit(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
-        suspend_ms = 0
-        if ext.sys_flag & PULL_SUSPEND:
-            suspend_ms = ext.suspend_timeout_millis if self._long_polling else SHORT_POLLING_MS
+        suspend_ms = self._suspend_ms(ext)
         self._answer_or_hold(pull, ext.queue_offset, self._clock_ms() + suspend_ms, suspend_ms > 0)
+
+    def _suspend_ms(self, ext: PullFields) -> int:
+        if not ext.sys_flag & PULL_SUSPEND:
+            return 0
+        return ext.suspend_timeout_millis if self._long_polling else SHORT_POLLING_MS
+
+    def _pull_elsewhere(
+        self, request: PullFrame, channel: Connection, kind: int, header: bytes, body: bytes
+    ) -> None:
+        """On a member that is not master. A slave gives what it shows (R28), and lets a pull at the
+        end of its queue wait; the rest only the master can judge. Its progress goes with 15."""
+        if self._gate.role is Role.SLAVE and self._relay.enabled and not request.is_ours:
+            try:
+                pull = self._checked(channel, request)
+                suspend_ms = self._suspend_ms(request.ext)
+                deadline_ms = self._clock_ms() + suspend_ms
+                at = request.ext.queue_offset
+                if self._answers_as_slave(pull, at, deadline_ms, suspend_ms > 0):
+                    return
+            except BatonError as exc:
+                log.debug("pull_passed_on topic=%s why=%s", request.ext.topic, exc)
+            taken = self._relay.take_raw(channel, self.pull, kind, header, body)
+        else:
+            taken = self._relay.take_raw(channel, self.pull, kind, header, body, for_any_role=True)
+        if not taken:
+            channel.write(
+                refusal(
+                    request.opaque,
+                    ResponseCode.SYSTEM_BUSY,
+                    "this broker is not the master and serves no pulls: ask the name server",
+                )
+            )
+
+    def _answers_as_slave(self, pull: Pull, at: int, deadline_ms: int, may_hold: bool) -> bool:
+        """Whether this replica's queue alone answers a pull at offset `at`."""
+        shown = self._store.queries
+        begins = shown.min_offset_in_queue(pull.topic, pull.queue_id)
+        ends = shown.max_offset_in_queue(pull.topic, pull.queue_id)
+        if not begins <= at <= ends or (at == ends and not may_hold):
+            return False
+        self._answer_or_hold(pull, at, deadline_ms, may_hold)
+        return True
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
         """Dispatch made messages of a queue visible: the pulls that wait for them are answered."""
@@ -140,8 +189,11 @@ class PullProcessor:
         self._hold.drop_owner(channel)
 
     def role_changed(self) -> None:
-        """A slave holds no pulls: those that wait are refused at once."""
+        """Those who follow the master by themselves are told at once; a slave serves the others."""
         for held in self._hold.take_all():
+            if self._relay.enabled and not held.pull.ours:
+                self._hold.hold(held)
+                continue
             held.pull.channel.write(
                 refusal(
                     held.pull.opaque,
@@ -150,12 +202,8 @@ class PullProcessor:
                 )
             )
 
-    def _checked(self, channel: Connection, opaque: int, ext: PullFields) -> Pull:
-        if not self._gate.is_master:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_BUSY,
-                "this broker is not the master and serves no pulls: ask the name server",
-            )
+    def _checked(self, channel: Connection, request: PullFrame) -> Pull:
+        ext = request.ext
         self._check_group(ext.consumer_group)
         config = self._topics.get(ext.topic)
         if config is None:
@@ -178,12 +226,13 @@ class PullProcessor:
             )
         return Pull(
             channel,
-            opaque,
+            request.opaque,
             ext.topic,
             ext.queue_id,
             max(1, ext.max_msg_nums),
             min(ext.max_msg_bytes or MAX_REPLY_BYTES, MAX_REPLY_BYTES),
             self._wanted(ext),
+            request.is_ours,
         )
 
     def _check_group(self, group: str) -> None:

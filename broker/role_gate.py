@@ -8,6 +8,7 @@ fence (that is confirmOffset, SAFETY R1); it spares clients a wait that cannot s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from batonmq.protocol.codes import ResponseCode
@@ -63,16 +64,20 @@ class RoleGate:
         self.was_cut_off = False
         """Whether writes were refused for want of both since this was last reset."""
         self._stopping: Refusal | None = None
+        self.changed: Callable[[], None] = lambda: None
+        """Called after each change of the role or of the master that it names."""
 
     def opening(self, master_epoch: int) -> None:
         """Mastership of `master_epoch` begins; no write is taken before `open`."""
         self.role, self.master_epoch, self.refusal = Role.FENCED, master_epoch, _OPENING
+        self.changed()
 
     def open(self) -> None:
         """The store is ready for this epoch's writes."""
         self.role = Role.MASTER
         self._lease = True
         self._judge()
+        self.changed()
 
     def leave(self, master_epoch: int, master_address: str) -> None:
         """Another is master of `master_epoch`; this broker is on its way to follow it."""
@@ -80,6 +85,7 @@ class RoleGate:
         self.refusal = self._stopping or Refusal(
             ResponseCode.SERVICE_NOT_AVAILABLE, _LEFT_REMARK, master_address, master_epoch
         )
+        self.changed()
 
     def follow(self, master_epoch: int, master_address: str = "") -> None:
         """The broker is a slave in `master_epoch`."""
@@ -87,21 +93,28 @@ class RoleGate:
         self.refusal = Refusal(
             ResponseCode.SYSTEM_BUSY, _SLAVE_REMARK, master_address, master_epoch
         )
+        self.changed()
 
     def fence(self) -> None:
         """This broker has no role."""
         self.role, self.refusal = Role.FENCED, _FENCED
+        self.changed()
 
     def close(self, remark: str) -> None:
         """The process ends or cannot trust its disk; nothing opens the gate again."""
         self._stopping = Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         self.refusal = self._stopping
+        self.changed()
 
     def standing(self, *, lease: bool, required_set_whole: bool) -> None:
         """R36: a master without a lease goes on as long as its whole required set follows."""
         if (lease, required_set_whole) != (self._lease, self._whole):
             self._lease, self._whole = lease, required_set_whole
             self._judge()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping is not None
 
     @property
     def is_master(self) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from batonmq.broker.config import BrokerSections
+from batonmq.broker.relay import Relay, relayed_by
 from batonmq.broker.replies import SendReplies, recode, refusal_of
 from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.send_properties import SendProperties
@@ -57,11 +58,13 @@ class SendProcessor:
         path: WritePath,
         topics: TopicService,
         in_sync_count: Callable[[], int],
+        relay: Relay,
     ) -> None:
         broker = config.broker
         self._path = path
         self._store = path.store
         self._hold = path.hold
+        self._relay = relay
         self._gate = path.gate
         self._acks = path.acks
         self._clock_ms = path.clock_ms
@@ -90,13 +93,21 @@ class SendProcessor:
         """310."""
         if self._hold.active and self._held(self.send_v2, channel, kind, header, body):
             return
-        self._send(channel, decode_send_v2(kind, header), body)
+        request = decode_send_v2(kind, header)
+        try:
+            self._put(channel, request, body)
+        except BatonError as exc:
+            self._not_put(exc, request, self.send_v2, channel, kind, header, body)
 
     def send_v1(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """10: the same under long names."""
         if self._hold.active and self._held(self.send_v1, channel, kind, header, body):
             return
-        self._send(channel, decode_send_v1(kind, header), body)
+        request = decode_send_v1(kind, header)
+        try:
+            self._put(channel, request, body)
+        except BatonError as exc:
+            self._not_put(exc, request, self.send_v1, channel, kind, header, body)
 
     def send_batch(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """320: messages with consecutive queue offsets, all stored or none."""
@@ -106,7 +117,7 @@ class SendProcessor:
         try:
             self._put_batch(channel, request, body)
         except BatonError as exc:
-            self._refuse(channel, request, exc)
+            self._not_put(exc, request, self.send_batch, channel, kind, header, body)
 
     def _held(
         self, handler: RawHandler, channel: Connection, kind: int, header: bytes, body: bytes
@@ -120,13 +131,26 @@ class SendProcessor:
             self._refuse(channel, decode_send(kind, header), no_room)
         return True
 
-    def _send(self, channel: Connection, request: SendFrame, body: bytes) -> None:
-        try:
-            if request.ext.batch:
-                self._put_batch(channel, request, body)
-            else:
-                self._put_one(channel, request, body)
-        except BatonError as exc:
+    def _put(self, channel: Connection, request: SendFrame, body: bytes) -> None:
+        if request.ext.batch:
+            self._put_batch(channel, request, body)
+        else:
+            self._put_one(channel, request, body)
+
+    def _not_put(
+        self,
+        exc: BatonError,
+        request: SendFrame,
+        handler: RawHandler,
+        channel: Connection,
+        kind: int,
+        header: bytes,
+        body: bytes,
+    ) -> None:
+        """A send that only the gate did not take is passed on to the master; others are refused."""
+        if not isinstance(exc, GateClosedError) or not self._relay.take_raw(
+            channel, handler, kind, header, body
+        ):
             self._refuse(channel, request, exc)
 
     def _put_one(self, channel: Connection, request: SendFrame, body: bytes) -> None:
@@ -134,8 +158,8 @@ class SendProcessor:
         topic, queue_id = self._target(ext)
         properties, tags, keys, unique_key = self._properties.prepare(ext.properties or "")
         born_host = channel.attachments.get("born_host")
-        if born_host is None:
-            born_host = self._remember_host(channel)
+        if born_host is None or ext.relayed is not None:
+            born_host = self._born_host(channel, ext)
         message = NewMessage(
             topic,
             queue_id,
@@ -168,7 +192,7 @@ class SendProcessor:
         topic, queue_id = self._target(ext)
         if topic.startswith(RETRY_PREFIX):
             raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "a batch may not hold retries")
-        born_host = channel.attachments.get("born_host") or self._remember_host(channel)
+        born_host = self._born_host(channel, ext)
         messages = []
         unique_keys = []
         for item in split_batch(body):
@@ -186,7 +210,7 @@ class SendProcessor:
                     keys,
                     unique_key,
                     ext.born_timestamp,
-                    born_host,  # type: ignore[arg-type]
+                    born_host,
                     item.flag,
                     ext.sys_flag,
                     ext.reconsume_times or 0,
@@ -268,10 +292,20 @@ class SendProcessor:
             allowed = config.retry_max_times
         return dlq_topic(group) if (ext.reconsume_times or 0) > allowed else ext.topic
 
-    def _remember_host(self, channel: Connection) -> bytes:
-        host = host_bytes(*split_address(channel.peer))
-        channel.attachments["born_host"] = host
-        return host
+    def _born_host(self, channel: Connection, ext: SendFields) -> bytes:
+        """The client's address as records carry it; a relayed send names its client."""
+        if ext.relayed is not None:
+            epoch, client = relayed_by(ext.relayed)
+            if epoch > self._gate.master_epoch:
+                raise BrokerRefusal(
+                    ResponseCode.SERVICE_NOT_AVAILABLE,
+                    f"the mastership of epoch {self._gate.master_epoch} has ended: {epoch} began",
+                )
+            return host_bytes(*split_address(client))
+        host = channel.attachments.get("born_host")
+        if host is None:
+            host = channel.attachments["born_host"] = host_bytes(*split_address(channel.peer))
+        return host  # type: ignore[return-value]
 
     def _refuse(self, channel: Connection, request: SendFrame, exc: BatonError) -> None:
         if request.flag & FLAG_ONEWAY:

@@ -20,6 +20,7 @@ from batonmq.broker.consumer_manager import ConsumerManager
 from batonmq.broker.name_server_registrar import NameServerRegistrar
 from batonmq.broker.pull_processor import PullProcessor
 from batonmq.broker.query_processor import OffsetProcessor, QueryProcessor
+from batonmq.broker.relay import Relay
 from batonmq.broker.replication import Replication
 from batonmq.broker.send_processor import SendProcessor
 from batonmq.broker.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
@@ -88,7 +89,10 @@ class BrokerService:
         self.replication = Replication(
             config, self.path, self.tables, self.slave_sync, self._client, self
         )
-        self.status = BrokerStatus(config, self.path, self.tables, self.replication, self._totals)
+        self.relay = Relay(self.path.gate, boot_ms, enabled=config.relays)
+        self.status = BrokerStatus(
+            config, self.path, self.tables, self.replication, self._totals, self.relay
+        )
         self.registrar = NameServerRegistrar(
             self._client,
             broker.name_servers,
@@ -102,7 +106,9 @@ class BrokerService:
         """Which processor answers which request codes is in `batonmq.broker`."""
         path, topics, offsets = self.path, self.topics, self.tables.offsets
         clients = ConsumerManager()
-        self.send = SendProcessor(self.config, path, topics, self.replication.in_sync_count)
+        self.send = SendProcessor(
+            self.config, path, topics, self.replication.in_sync_count, self.relay
+        )
         self.pull = PullProcessor(
             path,
             topics,
@@ -110,6 +116,7 @@ class BrokerService:
             offsets,
             long_polling=self.config.broker.long_polling_enable,
             damaged=self.replication.on_damage,
+            relay=self.relay,
         )
         self.clients = ClientProcessor(clients, topics, path)
         processors = Processors()
@@ -124,6 +131,7 @@ class BrokerService:
         ):
             processor.register(processors)
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_notice)
+        self.relay.stand_before(processors)
         return processors
 
     async def start(self) -> None:
@@ -166,6 +174,7 @@ class BrokerService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         await self.replication.close(self._stop_reason)
+        await self.relay.close()
         await self.registrar.close()
         await self.slave_sync.close()
         await self._server.close()
@@ -233,6 +242,7 @@ class BrokerService:
             self.replication.tick(now_ms)
             self.path.tick(now_ms)
             self.pull.tick(now_ms)
+            self.relay.tick(now_ms)
             if now_ms >= next_second:
                 next_second = now_ms + SECOND_MS
                 self.status.tick(now_ms)

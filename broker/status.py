@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.name_server_registrar import Registration
+from batonmq.broker.relay import Relay
 from batonmq.broker.replication import Replication
 from batonmq.broker.slave_sync import BrokerTables
 from batonmq.broker.write_path import WritePath
@@ -60,12 +61,14 @@ class BrokerStatus:
         tables: BrokerTables,
         replication: Replication,
         totals: Callable[[], tuple[int, int]],
+        relay: Relay,
     ) -> None:
         self._config = config
         self._path = path
         self._tables = tables
         self._replication = replication
         self._totals = totals
+        self._relay = relay
         self._throughput = Throughput()
         self._started_ms = wall_ms()
 
@@ -152,6 +155,9 @@ class BrokerStatus:
             "brokerActive": str(gate.refusal is None).lower(),
             "pendingAcks": str(len(path.acks)),
             "heldSends": str(len(path.hold)),
+            "relayWaiting": str(len(self._relay)),
+            "relayedTotal": str(self._relay.passed_on),
+            "relayRefusedTotal": str(self._relay.refused),
         }
         if replication.manager is not None and replication.ha is not None:
             view = replication.manager.view

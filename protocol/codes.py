@@ -25,6 +25,9 @@ LONG_MAX = 2**63 - 1
 # them, this project's go there at once.
 MASTER_ADDRESS_HINT = "batonMasterAddress"
 MASTER_EPOCH_HINT = "batonMasterEpoch"
+# extField of a request that a member of the group passes on to its master: `EPOCH@HOST:PORT`, the
+# masterEpoch that the member knows and the client.
+RELAY_FIELD = "batonRelay"
 
 
 class RequestCode(IntEnum):

@@ -379,6 +379,12 @@ def binary_opaque_and_flag(header: bytes) -> tuple[int, int]:
     return fields[3], fields[4]
 
 
+def binary_language(header: bytes) -> int:
+    """The number of the sender's LanguageCode in a binary header that `peek_code` accepted."""
+    language: int = _BINARY_HEAD.unpack_from(header, 0)[1]
+    return language
+
+
 def binary_fields(header: bytes) -> dict[str, str]:
     """The field map of a binary header alone. Raises RemoteProtocolError."""
     return _decode_binary(header, b"").ext
@@ -389,6 +395,7 @@ __all__ = [
     "FRAME_SIZE_MAX",
     "FrameReader",
     "binary_fields",
+    "binary_language",
     "binary_opaque_and_flag",
     "decode_binary_fields",
     "decode_frame",

@@ -432,6 +432,10 @@ class Connection(asyncio.BufferedProtocol):
     def _on_stall(self) -> None:
         self.abort(f"peer has not read for {WRITE_STALL_S:.0f} s")
 
+    def handle(self, request: RemotingCommand) -> None:
+        """Calls the handler of a request that another one kept, as if it had just been received."""
+        self._dispatcher.request(self, request)
+
     def handle_again(
         self, raw: RawHandler, serialize_type: int, header: bytes, body: bytes
     ) -> None:

@@ -13,9 +13,14 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.codes import RELAY_FIELD, LanguageCode, RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.remoting.codec import binary_fields, binary_opaque_and_flag, peek_code
+from batonmq.remoting.codec import (
+    binary_fields,
+    binary_language,
+    binary_opaque_and_flag,
+    peek_code,
+)
 from batonmq.remoting.command import FLAG_ONEWAY, TYPE_JSON
 
 I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -39,6 +44,7 @@ class SendFields(msgspec.Struct, gc=False):
     max_reconsume_times: I32 | None = msgspec.field(name="l", default=None)
     batch: bool | None = msgspec.field(name="m", default=None)
     broker_name: str | None = msgspec.field(name="n", default=None)
+    relayed: str | None = msgspec.field(name=RELAY_FIELD, default=None)
 
 
 class PullFields(msgspec.Struct, rename="camel", gc=False):
@@ -73,12 +79,18 @@ class SendFrame(msgspec.Struct, gc=False):
 
 
 class PullFrame(msgspec.Struct, gc=False):
-    """A pull request's header."""
+    """A pull request's header. `language`: the name or number of a LanguageCode."""
 
     code: int
     opaque: int
     ext: PullFields = msgspec.field(name="extFields")
     flag: int = 0
+    language: str | int | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """This project's client asks: it goes to a new master by itself."""
+        return self.language in (LanguageCode.PYTHON.name, LanguageCode.PYTHON)
 
     @property
     def is_oneway(self) -> bool:
@@ -102,6 +114,7 @@ class _SendFieldsV1(msgspec.Struct, rename="camel", gc=False):
     max_reconsume_times: I32 | None = None
     batch: bool | None = None
     broker_name: str | None = msgspec.field(name="bname", default=None)
+    relayed: str | None = msgspec.field(name=RELAY_FIELD, default=None)
 
 
 class _SendFrameV1(msgspec.Struct, gc=False):
@@ -166,7 +179,8 @@ def decode_pull(serialize_type: int, header: bytes) -> PullFrame:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _refusal(error, header, {}) from error
     code, opaque, flag, fields = _binary(serialize_type, header)
-    return PullFrame(code, opaque, _convert(fields, PullFields, {}), flag)
+    language = binary_language(header)
+    return PullFrame(code, opaque, _convert(fields, PullFields, {}), flag, language)
 
 
 def _as_v2(fields: _SendFieldsV1) -> SendFields:

@@ -1,0 +1,283 @@
+"""Requests for the master that reach another member of its group: they are passed on to it.
+
+A stock client asks the address in its route until its next poll, up to 30 s after a switch. So a
+member that is not master keeps such a request until it knows the master, sends it there over one
+shared connection, and gives the answer back under the client's opaque. It adds nothing to an
+acknowledgement: that is the master's (SAFETY R1).
+
+- One hop: a relayed request carries RELAY_FIELD (`EPOCH@HOST:PORT`: the masterEpoch that the relay
+  knows, and the client). Who is not master, or master of a lower epoch, refuses it.
+- Once: a request that may have reached a master is never sent again. If the master goes away in
+  between, the client gets 14 and decides. Only a refusal at the gate, which names a newer epoch,
+  proves that nothing was stored; then it waits for that master.
+- This project's own clients go to a new master themselves, so they are refused with its address.
+
+Bounded in number, bytes and time; what does not fit is refused as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from batonmq.broker.role_gate import RoleGate
+from batonmq.protocol.codes import (
+    MASTER_EPOCH_HINT,
+    RELAY_FIELD,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+)
+from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError
+from batonmq.protocol.role_view import Role
+from batonmq.remoting.codec import decode_frame, encode_frame
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Handler, Processors, RawHandler, Response
+from batonmq.remoting.endpoint import RemotingClient
+
+log = logging.getLogger(__name__)
+
+RELAYED_CODES: Final = (
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.UPDATE_AND_CREATE_TOPIC,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+)
+"""Handled by the master alone. Sends and pulls have raw handlers, which come here by themselves."""
+
+WAIT_MS: Final = 2500
+"""How long a request waits for a master: less than the 3 s after which a stock client gives up."""
+ANSWER_MS: Final = 3000
+PULL_ANSWER_MS: Final = 35_000
+REDIAL_S: Final = 0.05
+HELD_MAX: Final = 20_000
+HELD_BYTES_MAX: Final = 64 << 20
+SLICE: Final = 500
+"""How many waiting requests are looked at in one turn of the loop."""
+
+NO_MASTER = "this broker is not the master, and no master of its group answered in time"
+MASTER_GONE = "the master went away before it answered: send it again"
+STOPPING = "this broker is stopping"
+
+
+def relayed_by(field: str) -> tuple[int, str]:
+    """(masterEpoch, the client's "host:port") of a RELAY_FIELD. Raises BrokerRefusal 29."""
+    epoch, at, client = field.partition("@")
+    if not (at and epoch.isdecimal() and client.rpartition(":")[2].isdecimal()):
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"{RELAY_FIELD} is {field!r}, allowed is EPOCH@HOST:PORT",
+        )
+    return int(epoch), client
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """One request of a client. `again` hands it to this broker's own handler.
+
+    `for_any_role`: a slave answers it as well as the master, so it waits for a role only.
+    """
+
+    channel: Connection
+    request: RemotingCommand
+    again: Callable[[], None]
+    deadline_ms: int
+    answer_ms: int
+    for_any_role: bool
+    epoch: int = 0
+    """The least masterEpoch of a master that may still take it."""
+
+
+class Relay:
+    """Keeps requests until there is a master, and passes them on. A change at the gate wakes it."""
+
+    def __init__(self, gate: RoleGate, clock_ms: Callable[[], int], *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.passed_on = 0
+        self.refused = 0
+        self._gate = gate
+        gate.changed = self.role_changed
+        self._client = RemotingClient(name="broker-relay")
+        self._clock_ms = clock_ms
+        self._waiting: deque[Asked] = deque()
+        self._held = 0
+        self._held_bytes = 0
+        self._next_slice: asyncio.Handle | None = None
+        self._dials: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        """How many requests wait here, or for the master's answer."""
+        return self._held
+
+    def stand_before(self, processors: Processors) -> None:
+        """From now on the handlers of RELAYED_CODES are called on the master only."""
+        for code in RELAYED_CODES:
+            processors.handlers[code] = self._before(processors.handlers[code])
+
+    def _before(self, handler: Handler) -> Handler:
+        def handle(request: RemotingCommand, channel: Connection) -> Response:
+            if not self._gate.is_master and self._may_take(channel, request):
+                self._take(channel, request, partial(channel.handle, request), ANSWER_MS)
+                return None
+            return handler(request, channel)  # type: ignore[return-value]
+
+        return handle
+
+    def take_raw(
+        self,
+        channel: Connection,
+        handler: RawHandler,
+        kind: int,
+        header: bytes,
+        body: bytes,
+        *,
+        for_any_role: bool = False,
+    ) -> bool:
+        """Takes a request that a raw handler cannot answer; False: the handler refuses it."""
+        if self._gate.is_master or not self.enabled:
+            return False
+        request = decode_frame(header, body, kind)
+        if not self._may_take(channel, request):
+            return False
+        again = partial(channel.handle_again, handler, kind, header, body)
+        answer_ms = PULL_ANSWER_MS if request.code == RequestCode.PULL_MESSAGE else ANSWER_MS
+        self._take(channel, request, again, answer_ms, for_any_role=for_any_role)
+        return True
+
+    def _may_take(self, channel: Connection, request: RemotingCommand) -> bool:
+        return (
+            self.enabled
+            and not self._gate.is_stopping
+            and request.language != LanguageCode.PYTHON
+            and RELAY_FIELD not in request.ext
+            and self._held < HELD_MAX
+            and self._held_bytes + len(request.body) <= HELD_BYTES_MAX
+        )
+
+    def _take(
+        self,
+        channel: Connection,
+        request: RemotingCommand,
+        again: Callable[[], None],
+        answer_ms: int,
+        *,
+        for_any_role: bool = False,
+    ) -> None:
+        asked = Asked(channel, request, again, self._clock_ms() + WAIT_MS, answer_ms, for_any_role)
+        self._held += 1
+        self._held_bytes += len(request.body)
+        self._go_on(asked)
+
+    def role_changed(self) -> None:
+        """The role, or the known master, is another: what waits is looked at again."""
+        if self._waiting and self._next_slice is None:
+            loop = asyncio.get_running_loop()
+            self._next_slice = loop.call_soon(self._slice, len(self._waiting))
+
+    def _slice(self, left: int) -> None:
+        self._next_slice = None
+        for _ in range(min(left, SLICE, len(self._waiting))):
+            self._go_on(self._waiting.popleft())
+        if left > SLICE:
+            loop = asyncio.get_running_loop()
+            self._next_slice = loop.call_soon(self._slice, left - SLICE)
+
+    def tick(self, now_ms: int) -> None:
+        """Refuses what has waited too long. They wait in about the order of their deadlines."""
+        while self._waiting and self._waiting[0].deadline_ms <= now_ms:
+            self._refuse(self._waiting.popleft(), NO_MASTER)
+
+    async def close(self) -> None:
+        """Refuses all that waits."""
+        while self._waiting:
+            self._refuse(self._waiting.popleft(), STOPPING)
+        for dial in self._dials.values():
+            dial.cancel()
+        await asyncio.gather(*self._dials.values(), return_exceptions=True)
+        await self._client.close()
+
+    def _go_on(self, asked: Asked) -> None:
+        gate = self._gate
+        if asked.channel.closed:
+            self._release(asked)
+        elif gate.refusal is None or (asked.for_any_role and gate.role is Role.SLAVE):
+            self._release(asked)
+            asked.again()
+        elif gate.is_master or gate.is_stopping:
+            self._refuse(asked, gate.refusal.remark)
+        elif not gate.refusal.master_address or gate.refusal.master_epoch < asked.epoch:
+            self._waiting.append(asked)
+        else:
+            self._pass_on(asked, *gate.refusal.hint)
+
+    def _pass_on(self, asked: Asked, address: str, epoch: int) -> None:
+        connection = self._client.live_connection(address)
+        if connection is None:
+            self._waiting.append(asked)
+            self._dial(address)
+            return
+        field = {RELAY_FIELD: f"{epoch}@{asked.channel.peer}"}
+        request = msgspec.structs.replace(
+            asked.request, ext=asked.request.ext | field, has_ext=True
+        )
+        self.passed_on += 1
+        try:
+            if request.is_oneway:
+                connection.oneway(request)
+                self._release(asked)
+                return
+            answer = connection.request(request, asked.answer_ms)
+        except BatonError as error:
+            self._refuse(asked, str(error))
+            return
+        answer.add_done_callback(partial(self._answered, asked, epoch))
+
+    def _answered(self, asked: Asked, epoch: int, answer: asyncio.Future[RemotingCommand]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            self._refuse(asked, MASTER_GONE)
+            return
+        response = answer.result()
+        newer = response.ext.get(MASTER_EPOCH_HINT, "")
+        if newer.isdecimal() and int(newer) > epoch:
+            asked.epoch = int(newer)  # the gate refused it: nothing was stored
+            self._go_on(asked)
+            return
+        self._release(asked)
+        response.opaque = asked.request.opaque
+        asked.channel.write(encode_frame(response))
+
+    def _dial(self, address: str) -> None:
+        if address not in self._dials:
+            dial = asyncio.create_task(self._connect(address), name="relay-dial")
+            self._dials[address] = dial
+            dial.add_done_callback(lambda _: self._dialled(address))
+
+    async def _connect(self, address: str) -> None:
+        try:
+            await self._client.connection(address, timeout_ms=WAIT_MS)
+        except ConnectError as error:
+            log.debug("relay_not_connected address=%s why=%s", address, error)
+            await asyncio.sleep(REDIAL_S)
+
+    def _dialled(self, address: str) -> None:
+        del self._dials[address]
+        self.role_changed()
+
+    def _refuse(self, asked: Asked, remark: str) -> None:
+        self.refused += 1
+        self._release(asked)
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+        asked.channel.reply(asked.request, RemotingCommand.response_to(asked.request, code, remark))
+
+    def _release(self, asked: Asked) -> None:
+        self._held -= 1
+        self._held_bytes -= len(asked.request.body)

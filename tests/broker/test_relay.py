@@ -1,0 +1,342 @@
+"""A member that is not master, behind its endpoint: what it passes on, keeps, serves, refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+from lone_broker import Rig, lone_broker, send_header, until
+
+from batonmq.broker.relay import NO_MASTER, WAIT_MS
+from batonmq.protocol.codes import (
+    MASTER_ADDRESS_HINT,
+    RELAY_FIELD,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+)
+from batonmq.protocol.record import decode_records
+from batonmq.remoting.command import TYPE_BINARY, RemotingCommand
+
+EPOCH = 7
+
+
+def lead(rig: Rig, epoch: int) -> None:
+    path = rig.service.path
+    path.acks.begin_epoch(epoch)
+    path.gate.opening(epoch)
+    path.gate.open()
+
+
+class Group:
+    """A master, and another member that knows it (`follow`) or not. Both are lone brokers whose
+    roles are set by hand."""
+
+    def __init__(self, member: Rig, master: Rig) -> None:
+        self.member, self.master = member, master
+        lead(master, EPOCH)
+        self.relay = member.service.relay
+        self.relay.enabled = True
+        member.service.path.gate.fence()
+
+    def follow(self, epoch: int = EPOCH) -> None:
+        self.member.service.path.gate.follow(epoch, self.master.service.address)
+
+    def ask(
+        self,
+        code: int = RequestCode.SEND_MESSAGE_V2,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"x",
+        *,
+        language: LanguageCode = LanguageCode.JAVA,
+        kind: int = 0,
+    ) -> Awaitable[RemotingCommand]:
+        """Asks the member as a stock client does."""
+        request = RemotingCommand.request(
+            code, send_header("T", 0, {}) if ext is None else ext, body
+        )
+        request.language, request.serialize_type = language, kind
+        return self.member.client.invoke(self.member.service.address, request, 5000)
+
+    async def stored(self) -> list[bytes]:
+        pulled = await self.master.pull()
+        return [record.body for record in decode_records(pulled.body)]
+
+
+@contextlib.asynccontextmanager
+async def group(folder: Path) -> AsyncIterator[Group]:
+    async with lone_broker(folder / "a") as member, lone_broker(folder / "b") as master:
+        yield Group(member, master)
+
+
+def play(folder: Path, test: Callable[[Group], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with group(folder) as both, asyncio.timeout(20):
+            await test(both)
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize("kind", [0, TYPE_BINARY], ids=["json", "binary"])
+def test_a_send_goes_to_the_master_and_its_answer_comes_back(tmp_path: Path, kind: int) -> None:
+    async def script(group: Group) -> None:
+        group.follow()
+        replies = await asyncio.gather(
+            *(group.ask(body=b"m%d" % number, kind=kind) for number in range(20))
+        )
+        assert {reply.code for reply in replies} == {0}
+        assert sorted(int(reply.ext["queueOffset"]) for reply in replies) == list(range(20))
+        assert sorted(await group.stored()) == sorted(b"m%d" % number for number in range(20))
+        assert (len(group.relay), group.relay.passed_on, group.relay.refused) == (0, 20, 0)
+
+    play(tmp_path, script)
+
+
+def test_a_relayed_record_names_the_client_as_its_birthplace(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        group.follow()
+        await group.ask()
+        (connection,) = group.member.client.connections
+        pulled = await group.master.pull()
+        (record,) = decode_records(pulled.body)
+        assert record.born_host == connection.local
+
+    play(tmp_path, script)
+
+
+def test_it_waits_until_there_is_a_master(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        sends = [asyncio.ensure_future(group.ask(body=b"early")) for _ in range(3)]
+        await until(lambda: len(group.relay) == 3)
+        group.follow()
+        assert [(await send).code for send in sends] == [0, 0, 0]
+        assert await group.stored() == [b"early"] * 3
+
+    play(tmp_path, script)
+
+
+def test_it_becomes_master_itself_and_takes_what_waits(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        sends = [asyncio.ensure_future(group.ask(body=b"mine")) for _ in range(3)]
+        await until(lambda: len(group.relay) == 3)
+        lead(group.member, EPOCH + 1)
+        assert [(await send).code for send in sends] == [0, 0, 0]
+        assert len(await group.stored()) == 0, "nothing went to the old one"
+        assert len(group.relay) == group.relay.passed_on == 0
+
+    play(tmp_path, script)
+
+
+def test_no_master_in_time_is_14(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        send = asyncio.ensure_future(group.ask())
+        await until(lambda: len(group.relay) == 1)
+        now_ms = group.relay._clock_ms()
+        group.relay.tick(now_ms + WAIT_MS - 100)
+        assert len(group.relay) == 1
+        group.relay.tick(now_ms + WAIT_MS)
+        reply = await send
+        assert (reply.code, reply.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, NO_MASTER)
+        assert (len(group.relay), group.relay.refused) == (0, 1)
+
+    play(tmp_path, script)
+
+
+def test_one_hop_only(tmp_path: Path) -> None:
+    """Two members that take each other for the master: the second refuses."""
+
+    async def script(group: Group) -> None:
+        group.follow()
+        group.master.service.relay.enabled = True
+        group.master.service.path.gate.follow(EPOCH, group.member.service.address)
+        reply = await group.ask()
+        assert reply.code == ResponseCode.SYSTEM_BUSY
+        assert group.master.service.relay.passed_on == 0
+
+    play(tmp_path, script)
+
+
+def test_a_refusal_that_names_a_newer_master_sends_it_there_once(tmp_path: Path) -> None:
+    """The master was deposed and knows: nothing was stored, so the request goes to the new one."""
+
+    async def script(group: Group) -> None:
+        group.follow()
+        async with lone_broker(tmp_path / "c") as third:
+            lead(third, EPOCH + 1)
+            group.master.service.path.gate.leave(EPOCH + 1, third.service.address)
+            send = asyncio.ensure_future(group.ask(body=b"once"))
+            await until(lambda: group.relay.passed_on == 1 and len(group.relay._waiting) == 1)
+            group.member.service.path.gate.follow(EPOCH + 1, third.service.address)
+            assert (await send).code == 0
+            pulled = await third.pull()
+            assert [record.body for record in decode_records(pulled.body)] == [b"once"]
+            assert group.relay.passed_on == 2
+
+    play(tmp_path, script)
+
+
+def test_a_master_of_a_lower_epoch_takes_nothing(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        group.follow(EPOCH + 1)
+        reply = await group.ask()
+        assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert str(EPOCH + 1) in (reply.remark or "")
+        assert len(await group.stored()) == 0
+
+    play(tmp_path, script)
+
+
+def test_a_master_that_goes_away_while_it_answers_is_14_and_no_second_send(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        group.follow()
+        await group.ask(body=b"first")
+        acks = group.master.service.path.acks
+        acks.add = lambda *args: None  # type: ignore[method-assign]  # it never answers
+        send = asyncio.ensure_future(group.ask(body=b"second"))
+        await until(lambda: group.master.service.send.stored_total == 2)
+        for connection in list(group.master.service._server.connections):
+            connection.abort("killed")
+        reply = await send
+        assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "send it again" in (reply.remark or "")
+        assert group.relay.passed_on == 2 and len(group.relay) == 0
+
+    play(tmp_path, script)
+
+
+def test_our_own_client_is_sent_to_the_master(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        group.follow()
+        reply = await group.ask(language=LanguageCode.PYTHON)
+        assert reply.code == ResponseCode.SYSTEM_BUSY
+        assert reply.ext[MASTER_ADDRESS_HINT] == group.master.service.address
+        assert group.relay.passed_on == 0
+
+    play(tmp_path, script)
+
+
+def test_it_keeps_no_more_than_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script(group: Group) -> None:
+        waits = [asyncio.ensure_future(group.ask()) for _ in range(2)]
+        await until(lambda: len(group.relay) == 2)
+        assert (await group.ask()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        group.follow()
+        assert [(await wait).code for wait in waits] == [0, 0]
+
+    monkeypatch.setattr("batonmq.broker.relay.HELD_MAX", 2)
+    play(tmp_path, script)
+
+
+def test_a_client_that_left_is_forgotten(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        send = asyncio.ensure_future(group.ask())
+        await until(lambda: len(group.relay) == 1)
+        group.member.client.close_connection(group.member.service.address)
+        with pytest.raises(Exception, match="connection"):
+            await send
+        await until(lambda: not group.member.service._server.connections)
+        group.follow()
+        await until(lambda: len(group.relay) == 0)
+        assert group.relay.passed_on == 0
+
+    play(tmp_path, script)
+
+
+def test_offsets_go_to_the_master_and_come_from_it(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        group.follow()
+        await group.ask()
+        ext = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+        commit = await group.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**ext, "commitOffset": "1"})
+        assert commit.code == 0
+        assert group.master.service.tables.offsets.query("g", "T", 0) == 1
+        assert group.member.service.tables.offsets.query("g", "T", 0) == -1
+        asked = await group.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext)
+        assert asked.ext["offset"] == "1"
+
+    play(tmp_path, script)
+
+
+def pull_at(offset: int, suspend_ms: int = 0) -> dict[str, str]:
+    return {
+        "consumerGroup": "g",
+        "topic": "T",
+        "queueId": "0",
+        "queueOffset": str(offset),
+        "maxMsgNums": "32",
+        "sysFlag": str(4 | (2 if suspend_ms else 0)),
+        "commitOffset": "0",
+        "suspendTimeoutMillis": str(suspend_ms),
+        "subVersion": "0",
+        "subscription": "*",
+        "expressionType": "TAG",
+    }
+
+
+async def fill(rig: Rig, *bodies: bytes) -> None:
+    """Messages that a replica has: it was master when it got them."""
+    lead(rig, 1)
+    for body in bodies:
+        assert (await rig.send(body=body)).code == 0
+    assert (await rig.pull()).code == 0  # which makes the group
+
+
+def test_r28_a_slave_serves_what_it_shows_and_passes_on_the_rest(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        await fill(group.member, b"one", b"two")
+        await fill(group.master, b"one", b"two", b"three")
+        group.follow()
+        own = await group.ask(RequestCode.PULL_MESSAGE, pull_at(0))
+        assert [record.body for record in decode_records(own.body)] == [b"one", b"two"]
+        assert group.relay.passed_on == 0
+        beyond = await group.ask(RequestCode.PULL_MESSAGE, pull_at(2))
+        assert [record.body for record in decode_records(beyond.body)] == [b"three"]
+        far = await group.ask(RequestCode.PULL_MESSAGE, pull_at(9))
+        assert far.code == ResponseCode.PULL_OFFSET_MOVED
+        assert group.relay.passed_on == 2
+
+    play(tmp_path, script)
+
+
+def test_r28_a_pull_at_the_end_waits_at_the_slave_through_a_change_of_role(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        await fill(group.member, b"one")
+        wait = asyncio.ensure_future(group.ask(RequestCode.PULL_MESSAGE, pull_at(1, 15_000)))
+        await until(lambda: group.member.service.pull.held == 1)
+        group.follow()
+        group.member.service.role_left()
+        assert group.member.service.pull.held == 1
+        lead(group.member, EPOCH + 1)
+        await group.member.send(body=b"two")
+        pulled = await wait
+        assert [record.body for record in decode_records(pulled.body)] == [b"two"]
+        assert group.relay.passed_on == 0
+
+    play(tmp_path, script)
+
+
+def test_a_pull_waits_for_a_role(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        await fill(group.member, b"one")
+        group.member.service.path.gate.fence()
+        wait = asyncio.ensure_future(group.ask(RequestCode.PULL_MESSAGE, pull_at(0)))
+        await until(lambda: len(group.relay) == 1)
+        group.follow()
+        assert [record.body for record in decode_records((await wait).body)] == [b"one"]
+        assert group.relay.passed_on == 0, "a slave has it, too"
+
+    play(tmp_path, script)
+
+
+def test_a_relay_field_that_is_none_is_named(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        header = send_header("T", 0, {}) | {RELAY_FIELD: "nonsense"}
+        reply = await group.master.ask(310, header, b"x")
+        assert reply.code == ResponseCode.INVALID_PARAMETER
+        assert "EPOCH@HOST:PORT" in (reply.remark or "")
+
+    play(tmp_path, script)
