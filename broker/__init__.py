@@ -13,6 +13,8 @@ server finds it by them. A new code goes into the processor of its kind:
 | `slave_sync` | tables for slaves 21, 43, 45, 201 |
 | `service` | 1008 |
 
+On a member that is not master, `relay` takes what only the master may do and passes it on.
+
 Whatever stores a message of its own uses `write_path.WritePath`: gate, turn buffer, pending acks.
 `role_actions` is the only module that changes the role, `replication` joins HA and ReplicasManager,
 `service.BrokerService` builds the process out of its parts, `batonmq.broker.main` runs it alone.

@@ -35,7 +35,7 @@ from batonmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
-from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError
+from batonmq.protocol.errors import BatonError, BrokerRefusal, ConnectError, RequestTimeoutError
 from batonmq.protocol.role_view import Role
 from batonmq.remoting.codec import decode_frame, encode_frame
 from batonmq.remoting.command import RemotingCommand
@@ -58,6 +58,7 @@ WAIT_MS: Final = 2500
 """How long a request waits for a master: less than the 3 s after which a stock client gives up."""
 ANSWER_MS: Final = 3000
 PULL_ANSWER_MS: Final = 35_000
+LOST_WAIT_MS: Final = 1000
 REDIAL_S: Final = 0.05
 HELD_MAX: Final = 20_000
 HELD_BYTES_MAX: Final = 64 << 20
@@ -95,6 +96,9 @@ class Asked:
     for_any_role: bool
     epoch: int = 0
     """The least masterEpoch of a master that may still take it."""
+    is_lost: bool = False
+    """A master went away with it. It is refused once there is another, so that a retry at once, as
+    stock clients make it, finds that one."""
 
 
 class Relay:
@@ -194,7 +198,8 @@ class Relay:
     def tick(self, now_ms: int) -> None:
         """Refuses what has waited too long. They wait in about the order of their deadlines."""
         while self._waiting and self._waiting[0].deadline_ms <= now_ms:
-            self._refuse(self._waiting.popleft(), NO_MASTER)
+            asked = self._waiting.popleft()
+            self._refuse(asked, MASTER_GONE if asked.is_lost else NO_MASTER)
 
     async def close(self) -> None:
         """Refuses all that waits."""
@@ -209,6 +214,11 @@ class Relay:
         gate = self._gate
         if asked.channel.closed:
             self._release(asked)
+        elif asked.is_lost:
+            if gate.master_epoch < asked.epoch:
+                self._waiting.append(asked)
+            else:
+                self._refuse(asked, MASTER_GONE)
         elif gate.refusal is None or (asked.for_any_role and gate.role is Role.SLAVE):
             self._release(asked)
             asked.again()
@@ -236,14 +246,23 @@ class Relay:
                 self._release(asked)
                 return
             answer = connection.request(request, asked.answer_ms)
+        except ConnectError:  # it closed in this very turn, and nothing was sent
+            self._waiting.append(asked)
+            self._dial(address)
+            return
         except BatonError as error:
             self._refuse(asked, str(error))
             return
         answer.add_done_callback(partial(self._answered, asked, epoch))
 
     def _answered(self, asked: Asked, epoch: int, answer: asyncio.Future[RemotingCommand]) -> None:
-        if answer.cancelled() or answer.exception() is not None:
+        if answer.cancelled() or isinstance(answer.exception(), RequestTimeoutError):
             self._refuse(asked, MASTER_GONE)
+            return
+        if answer.exception() is not None:
+            asked.is_lost, asked.epoch = True, epoch + 1
+            asked.deadline_ms = self._clock_ms() + LOST_WAIT_MS
+            self._go_on(asked)
             return
         response = answer.result()
         newer = response.ext.get(MASTER_EPOCH_HINT, "")

@@ -29,6 +29,8 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     enable_topic_list: bool = True
     support_acting_master: bool = False
     delete_topic_with_broker_registration: bool = False
+    replica_routes: bool = False
+    """Routes show producers a way to the master through each other member, too."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.listen_port <= 65_535:
@@ -64,6 +66,7 @@ RUNTIME_KEYS = frozenset(
         "enableTopicList",
         "supportActingMaster",
         "deleteTopicWithBrokerRegistration",
+        "replicaRoutes",
     }
 )
 """Keys that take effect while running."""

@@ -24,7 +24,12 @@ from batonmq.protocol.bodies import (
     TopicList,
     TopicRouteData,
 )
-from batonmq.protocol.codes import MQ_VERSION_STANDARD_JSON, RequestCode, ResponseCode
+from batonmq.protocol.codes import (
+    MQ_VERSION_STANDARD_JSON,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+)
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.json_body import encode_json
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
@@ -180,7 +185,12 @@ class NamesrvEndpoint:
     def route(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
         topic = request.require("topic")
         config = self._config.current
-        route = self._routes.route(topic, support_acting_master=config.support_acting_master)
+        route = self._routes.route(
+            topic,
+            support_acting_master=config.support_acting_master,
+            # This project's own clients go to a new master by themselves.
+            replica_routes=config.replica_routes and request.language != LanguageCode.PYTHON,
+        )
         if route is None:
             remark = f"No topic route info in name server for the topic: {topic}{FAQ_LINE}"
             return _refused(request, ResponseCode.TOPIC_NOT_EXIST, remark)

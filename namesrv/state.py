@@ -72,6 +72,8 @@ class _Group:
     addrs: dict[int, str] = field(default_factory=dict)
     enable_acting_master: bool = False
     zone_name: str | None = None
+    most_addrs: int = 0
+    """The most members at one time: a member that is gone for a while is still counted."""
 
 
 @dataclass(slots=True)
@@ -163,6 +165,7 @@ class RouteInfoManager:
         group.addrs = _without(group.addrs, registration.broker_addr, registration.broker_id)
         first = first or registration.broker_id not in group.addrs
         group.addrs[registration.broker_id] = registration.broker_addr
+        group.most_addrs = max(group.most_addrs, len(group.addrs))
         if _speaks_for_topics(registration, group):
             self._take_topics(registration, group, topics, wrapper.data_version, first)
         self._remember(registration, wrapper.data_version, body.filter_server_list, now_ms)
@@ -294,7 +297,9 @@ class RouteInfoManager:
         """Whether `version` differs from that of the last registration."""
         return self.data_version(cluster_name, broker_addr) != version
 
-    def route(self, topic: str, *, support_acting_master: bool = False) -> TopicRouteData | None:
+    def route(
+        self, topic: str, *, support_acting_master: bool = False, replica_routes: bool = False
+    ) -> TopicRouteData | None:
         """The route of a topic, None if no group serves it. A copy: the caller may change it."""
         queues = self._topics.by_topic.get(topic)
         if not queues:
@@ -311,6 +316,8 @@ class RouteInfoManager:
         if support_acting_master and not topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
             for data, queue in zip(route.broker_datas, route.queue_datas, strict=True):
                 _relabel_acting_master(data, queue)
+        if replica_routes:
+            _add_replica_routes(route, self._groups)
         return route
 
     def all_topics(self) -> list[str]:
@@ -408,3 +415,34 @@ def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
     if not queue.perm & PERM_WRITE:
         acting = addrs.pop(min(addrs))
         data.broker_addrs = {MASTER_ID: acting, **addrs}
+
+
+def _add_replica_routes(route: TopicRouteData, groups: Mapping[str, _Group]) -> None:
+    """Adds write-only queues that lead to a group's master through its other members.
+
+    A group of n members gets n - 1 of them, each under a broker name of its own (`NAME%1`, …)
+    with the address of a living slave as its master. A stock producer retries a failed send at
+    another broker name, so it comes there when the master dies, and the slave passes it on.
+    The names stay when members come and go: a producer that chooses the queue by a key must not
+    see the list change. Queue 0 of such a name is the group's queue 0.
+    """
+    for data, queue in list(zip(route.broker_datas, route.queue_datas, strict=True)):
+        if not queue.perm & PERM_WRITE:
+            continue
+        addrs = data.broker_addrs
+        ways = [addr for id_, addr in addrs.items() if id_ != MASTER_ID] or list(addrs.values())
+        for number in range(1, groups[data.broker_name].most_addrs):
+            name = f"{data.broker_name}%{number}"
+            at = {MASTER_ID: ways[(number - 1) % len(ways)]}
+            route.broker_datas.append(
+                BrokerData(broker_addrs=at, broker_name=name, cluster=data.cluster)
+            )
+            route.queue_datas.append(
+                QueueData(
+                    broker_name=name,
+                    perm=PERM_WRITE,
+                    read_queue_nums=1,
+                    topic_sys_flag=queue.topic_sys_flag,
+                    write_queue_nums=1,
+                )
+            )

@@ -190,7 +190,9 @@ def test_a_master_of_a_lower_epoch_takes_nothing(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_a_master_that_goes_away_while_it_answers_is_14_and_no_second_send(tmp_path: Path) -> None:
+def test_a_send_whose_master_goes_away_is_14_once_there_is_another_and_never_sent_twice(
+    tmp_path: Path,
+) -> None:
     async def script(group: Group) -> None:
         group.follow()
         await group.ask(body=b"first")
@@ -200,6 +202,8 @@ def test_a_master_that_goes_away_while_it_answers_is_14_and_no_second_send(tmp_p
         await until(lambda: group.master.service.send.stored_total == 2)
         for connection in list(group.master.service._server.connections):
             connection.abort("killed")
+        await until(lambda: len(group.relay._waiting) == 1)
+        group.follow(EPOCH + 1)
         reply = await send
         assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert "send it again" in (reply.remark or "")

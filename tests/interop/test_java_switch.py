@@ -1,7 +1,8 @@
-"""Stock Java clients, every setting at its default, through a planned switch.
+"""Stock Java clients, every setting at its default, through a planned switch and a kill -9.
 
 They learn of a new master by their next poll, up to 30 s later. Until then the old master, a slave
-now, passes their sends on and serves their pulls (`broker/relay`).
+now, passes their sends on and serves their pulls (`broker/relay`). A killed one is started again;
+meanwhile `replicaRoutes` lead the producer's retries to the slaves.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 
 from lab.java import JavaProgram
 from lab.mqctl import mqctl
-from lab.up import ClusterProcess
+from lab.up import ClusterProcess, rounds
 
 pytestmark = pytest.mark.java
 
@@ -25,7 +26,8 @@ TOPIC = "JavaSwitch"
 
 @pytest.fixture
 def cluster(java_classpath: str, tmp_path: Path) -> Iterator[ClusterProcess]:
-    with ClusterProcess(tmp_path / "cluster") as running:
+    routes = {"namesrv": {"replicaRoutes": True}}
+    with ClusterProcess(tmp_path / "cluster", overrides=routes, respawn=True) as running:
         yield running
 
 
@@ -34,38 +36,64 @@ def longest_gap_ms(lines: list[dict[str, int]]) -> int:
     return max(after - before for before, after in pairwise(times))
 
 
-def test_no_send_fails_and_every_message_arrives_through_two_switches(
-    cluster: ClusterProcess, run_java: RunJava, tmp_path: Path
-) -> None:
+class Load:
+    """A producer of four threads and a push consumer, and what they saw."""
+
+    def __init__(self, producer: JavaProgram, consumer: JavaProgram) -> None:
+        self.producer, self.consumer = producer, consumer
+
+    def go_on(self, count: int = 300) -> None:
+        """Waits until both have seen `count` more messages than now."""
+        acks, seen = len(self.producer.of("acked")), len(self.consumer.of("key"))
+        self.producer.wait_for("acks", lambda: len(self.producer.of("acked")) >= acks + count)
+        self.consumer.wait_for("messages", lambda: len(self.consumer.of("key")) >= seen + count)
+
+    def finish(self) -> None:
+        """The consumer gets every acknowledged message, and no send failed."""
+        self.producer.finish()
+        acked = {line["acked"] for line in self.producer.of("acked")}
+        self.consumer.wait_for(
+            "every acknowledged message",
+            lambda: acked <= {line["key"] for line in self.consumer.of("key")},
+        )
+        self.consumer.finish()
+        print(
+            f"longest time without an ack {longest_gap_ms(self.producer.of('acked'))} ms,"
+            f" without a message {longest_gap_ms(self.consumer.of('key'))} ms"
+        )
+        assert self.producer.of("failed") == []
+
+
+@pytest.fixture
+def load(cluster: ClusterProcess, run_java: RunJava) -> Iterator[Load]:
     servers = cluster.name_servers
     with ExitStack() as stack:
+        # The routes that it starts with show all members.
+        cluster.wait_in_sync(3)
         producer = stack.enter_context(run_java("StockLoad", servers, TOPIC, "4", "produce"))
-        producer.wait_for("acks", lambda: len(producer.of("acked")) >= 300)
         consumer = stack.enter_context(run_java("StockLoad", servers, TOPIC, "0", "consume"))
-        consumer.wait_for("messages", lambda: len(consumer.of("key")) >= 300)
-        for _ in range(2):
-            master = cluster.master()
-            other = str(cluster.slaves()[0]["id"])
-            where = {"CONTROLLER_ADDR": ";".join(cluster.controllers)}
-            switched = mqctl(
-                "electMaster", "-bn", "broker-a", "-b", other, home=tmp_path, env=where
-            )
-            assert switched.code == 0, switched
-            acks, seen = len(producer.of("acked")), len(consumer.of("key"))
-            producer.wait_for("acks after it", lambda n=acks: len(producer.of("acked")) >= n + 300)
-            consumer.wait_for(
-                "messages after it", lambda n=seen: len(consumer.of("key")) >= n + 300
-            )
-            assert cluster.master()["address"] != master["address"]
-        producer.finish()
-        acked = {line["acked"] for line in producer.of("acked")}
-        consumer.wait_for(
-            "every acknowledged message",
-            lambda: acked <= {line["key"] for line in consumer.of("key")},
-        )
-        consumer.finish()
-    assert producer.of("failed") == []
-    print(
-        f"longest time without an ack {longest_gap_ms(producer.of('acked'))} ms,"
-        f" without a message {longest_gap_ms(consumer.of('key'))} ms"
-    )
+        running = Load(producer, consumer)
+        running.go_on()
+        yield running
+
+
+def test_no_send_fails_in_planned_switches(
+    cluster: ClusterProcess, load: Load, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        master = cluster.master()
+        other = str(cluster.slaves()[0]["id"])
+        where = {"CONTROLLER_ADDR": ";".join(cluster.controllers)}
+        switched = mqctl("electMaster", "-bn", "broker-a", "-b", other, home=tmp_path, env=where)
+        assert switched.code == 0, switched
+        load.go_on()
+        assert cluster.master()["address"] != master["address"]
+    load.finish()
+
+
+def test_no_send_fails_when_the_master_is_killed(cluster: ClusterProcess, load: Load) -> None:
+    for _ in range(rounds(2, soak=10)):
+        cluster.kill(cluster.master())
+        load.go_on(600)
+        cluster.wait_in_sync(3)
+    load.finish()

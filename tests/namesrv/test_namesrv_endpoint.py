@@ -23,7 +23,7 @@ from batonmq.protocol.bodies import (
     TopicConfigAndMappingSerializeWrapper,
     TopicRouteData,
 )
-from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.codes import LanguageCode, RequestCode
 from batonmq.protocol.errors import ConnectError
 from batonmq.protocol.fastjson import loads
 from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
@@ -400,3 +400,22 @@ def free_triple() -> int:
             except (OSError, OverflowError):
                 continue
             return port
+
+
+def test_replica_routes_are_shown_to_stock_clients_if_switched_on() -> None:
+    async def names(scene: Scene, language: LanguageCode) -> list[str]:
+        request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TopicA"})
+        request.language = language
+        route = TopicRouteData.decode((await scene.ask(request)).body)
+        return [queue.broker_name for queue in route.queue_datas]
+
+    async def script(scene: Scene) -> None:
+        await scene.ask(registration("10.0.0.1:10911", 0))
+        await scene.ask(registration("10.0.0.2:10911", 2))
+        assert await names(scene, LanguageCode.JAVA) == ["broker-a"]
+        switch = b"replicaRoutes=true"
+        assert (await scene.ext(RequestCode.UPDATE_NAMESRV_CONFIG, switch)).code == 0
+        assert await names(scene, LanguageCode.JAVA) == ["broker-a", "broker-a%1"]
+        assert await names(scene, LanguageCode.PYTHON) == ["broker-a"]
+
+    play(script)

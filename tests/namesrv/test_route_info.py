@@ -275,3 +275,37 @@ def test_data_versions(routes: Routes) -> None:
     assert not routes.core.is_changed("C", M1, version)
     assert routes.core.data_version("C", M1) == version
     assert routes.core.is_changed("C", M1, DataVersion(counter=1, state_version=2, timestamp=1))
+
+
+def ways(routes: Routes) -> dict[str, dict[int, str]]:
+    """What a route shows with its replica routes, without the group itself."""
+    route = routes.core.route("TopicA", replica_routes=True)
+    assert route is not None
+    added = route.queue_datas[1:]
+    assert all((queue.perm, queue.write_queue_nums) == (2, 1) for queue in added)
+    assert [queue.broker_name for queue in added] == [d.broker_name for d in route.broker_datas[1:]]
+    return {data.broker_name: data.broker_addrs for data in route.broker_datas[1:]}
+
+
+def test_replica_routes_lead_through_the_living_slaves_under_names_that_stay(
+    routes: Routes,
+) -> None:
+    routes.register(M1, 0)
+    assert ways(routes) == {}, "a lone master has no other member"
+    routes.register(M2, 2)
+    routes.register(S3, 3)
+    assert ways(routes) == {"broker-a%1": {0: M2}, "broker-a%2": {0: S3}}
+    routes.core.connection_lost(f"socket of {M1}")
+    assert routes.addrs() == {2: M2, 3: S3}
+    assert ways(routes) == {"broker-a%1": {0: M2}, "broker-a%2": {0: S3}}
+    routes.register(M2, 0, body(epoch=2))
+    assert ways(routes) == {"broker-a%1": {0: S3}, "broker-a%2": {0: S3}}
+    routes.core.connection_lost(f"socket of {S3}")
+    assert ways(routes) == {"broker-a%1": {0: M2}, "broker-a%2": {0: M2}}, "the list stays"
+
+
+def test_a_group_that_may_not_be_written_has_no_replica_routes(routes: Routes) -> None:
+    routes.register(M1, 0)
+    routes.register(M2, 2)
+    routes.core.wipe_write_perm("broker-a")
+    assert ways(routes) == {}
