@@ -78,7 +78,7 @@ class RoleActions:
             epoch=store.epochs.last_epoch,
             max_offset=store.trust.end,
             confirm_offset=store.confirm_offset,
-            min_offset=store.min_phy_offset,
+            min_offset=store.positions.whole_from,
             log_id=store.log.log_id,
             suspect=store.trust.reason,
         )

@@ -141,7 +141,10 @@ class WritePath:
         self.store.advance_confirm_offset(offset)
 
     def tick(self, now_ms: int) -> None:
-        """Releases what a pause that has ended kept; fails what waited too long."""
+        """Releases what a pause that has ended kept; fails what waited too long. States queue
+        positions where no write does it (R38), but not while a planned switch drains the log."""
+        if self.gate.refusal is None and not self.hold.active and self.store.positions.put_if_due():
+            self.schedule_flush()
         if self._replicator is not None:
             self.confirmed(self.store.confirm_offset)
         self.acks.expire(now_ms, self._why_late)

@@ -103,6 +103,11 @@ class Appender:
         return self.refusal is None
 
     @property
+    def end(self) -> int:
+        """End (exclusive) of the log with what this turn has put."""
+        return self._end
+
+    @property
     def has_buffered(self) -> bool:
         return bool(self._pieces)
 
@@ -137,6 +142,17 @@ class Appender:
             offset = self._make_room(len(record))
             record = encode_record(message, topic, queue_offset, offset, stored_at, host, crc)
         return self._keep(message, record, queue, queue_offset, has_unit)
+
+    def put_though_full(self, message: NewMessage) -> PutResult:
+        """The same for a record that expiry, and so the end of a full disk, waits for: it goes into
+        the room that is allocated already."""
+        if self.refusal != _DISK_FULL:
+            return self.put_message(message)
+        self.refusal = None
+        try:
+            return self.put_message(message)
+        finally:
+            self.refusal = self.refusal or _DISK_FULL
 
     def put_batch(self, messages: Sequence[NewMessage]) -> list[PutResult]:
         """Put messages of one queue with consecutive queue offsets, side by side in one segment.

@@ -130,16 +130,18 @@ class ConsumeQueue:
             )
             return False
         if index > expected:
-            self._fill_to(index, phy_offset)
+            self.begin_at(index, phy_offset)
         self.append_unit(phy_offset, size, tags_code)
         return True
 
-    def _fill_to(self, index: int, phy_offset: int) -> None:
-        position = index * UNIT_SIZE
-        if not self._files.starts and not self._tail and self._tail_position == 0:
-            start = position - position % self._files.file_size
-            self._tail_position = start
-            self._tail += FILLER * ((position - start) // UNIT_SIZE)
+    def begin_at(self, index: int, phy_offset: int) -> None:
+        """The next unit is `index`, above the queue's end: what would be below it is gone.
+
+        Without files and units this is in memory only: the first unit brings its file, with filler
+        below it. Raises CorruptLogError for a gap larger than a file.
+        """
+        if not self._files.starts and not self._tail:
+            self._tail_position = index * UNIT_SIZE
             self._minimum = index
             return
         missing = index - self.max_offset
@@ -169,6 +171,10 @@ class ConsumeQueue:
         return self._files.take_unsynced()
 
     def _write_tail(self) -> None:
+        first_of_file = self._tail_position - self._tail_position % self._files.file_size
+        if self._tail_position > first_of_file and not self._files.starts:
+            self._tail[:0] = FILLER * ((self._tail_position - first_of_file) // UNIT_SIZE)
+            self._tail_position = first_of_file
         # After an OSError (disk full) the tail is still whole: the next call tries again.
         with memoryview(self._tail) as tail:
             self._files.write(self._tail_position, tail)
@@ -402,9 +408,9 @@ class ConsumeQueue:
         self.write_back()
         self._files.close()
 
-    def destroy(self) -> None:
-        """Remove all files and start as an empty queue."""
-        self._files.destroy()
+    def forget_files(self) -> None:
+        """Start as an empty queue; whose files they are now is the caller's business."""
+        self._files.forget()
         self._tail.clear()
         self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0
 

@@ -2,8 +2,8 @@
 
 `open` builds the parts, and callers use them directly: `appender` (puts), `queries` (reads),
 `slave_log` (a master's bytes, cuts), `trust` (R17, R24), `log`, `epochs`, `background`,
-`checkpoints`, `expirer`. Here is what needs several of them. One thread, the loop's, calls
-everything; other threads only sync, allocate and unlink files.
+`checkpoints`, `expirer`, `positions` (R38). Here is what needs several of them. One thread, the
+loop's, calls everything; other threads only sync, allocate and unlink files.
 
 Invariants: `min_phy_offset <= confirm_offset <= max_phy_offset`; confirm_offset is a record
 boundary, never falls but by a truncation, and everything below it, and nothing above, can be read
@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from batonmq.epoch.file_cache import EpochFileCache
@@ -29,8 +30,9 @@ from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import ArrivalListener, DelayLevels, Dispatcher
 from batonmq.store.health import StoreHealth
+from batonmq.store.position_rounds import PositionRounds
 from batonmq.store.queries import StoreQueries
-from batonmq.store.queue_table import QueueTable, SystemRecordHandler
+from batonmq.store.queue_table import QueueTable, SystemRecordHandler, remove_folders
 from batonmq.store.recovery import recover_store
 from batonmq.store.slave_log import SlaveLog
 from batonmq.store.store_files import StoreFiles, abort_path, load_files
@@ -70,6 +72,7 @@ class MessageStore:
     background: Background
     checkpoints: CheckpointWriter
     expirer: Expirer
+    positions: PositionRounds
 
     def __init__(
         self,
@@ -103,6 +106,8 @@ class MessageStore:
         self.arrival_listeners: list[ArrivalListener] = []
         #: Called in the loop with the flushed offset after each fdatasync that covered bytes.
         self.flushed_listeners: list[Callable[[int], None]] = []
+        #: Topics whose deletion is in the log and not carried out yet; whoever deletes keeps it.
+        self.deleting_topics: set[str] = set()
         self._store_host = store_host
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
@@ -142,7 +147,7 @@ class MessageStore:
         self.log, self.epochs = files.log, files.epochs
         self._verified = VerifiedLog(files.log)
         self._queues = QueueTable(
-            files.consume_queues, self.on_system_record, self.on_unknown_topic
+            files.consume_queues, files.positions, self.on_system_record, self.on_unknown_topic
         )
         self._dispatcher = Dispatcher(
             files.log,
@@ -161,6 +166,9 @@ class MessageStore:
             clock_ms=self._clock_ms,
             on_disk_failure=self._fail,
         )
+        self.positions = PositionRounds(
+            config, files.log, self._queues, self.appender, self.deleting_topics
+        )
         self.background = Background(files.log, self._fail)
         self.queries = StoreQueries(files, self._dispatcher, self.appender)
         self.truncation = Truncation(files)
@@ -169,7 +177,7 @@ class MessageStore:
         )
         self.expirer = Expirer(
             files, self._dispatcher, self.appender, self.background, self._clock_ms,
-            self._disk_use_of,
+            self._disk_use_of, lambda: self.positions.may_expire_below,
         )  # fmt: skip
         self.slave_log = SlaveLog(
             files, self._dispatcher, self.appender, self.truncation, self.checkpoints,
@@ -190,6 +198,7 @@ class MessageStore:
             self.appender.refuse(f"the log is damaged: {self.trust.reason}")
         elif not self.controller_mode:
             self.appender.open_for_writes()
+            self.positions.begin_mastership()
 
     def _mark_run(self, boot_id: str) -> None:
         """From here on a stop is unclean. What a run before acknowledged unflushed is flushed
@@ -334,18 +343,20 @@ class MessageStore:
         if damage is None or damage.kind != "rot":
             trust.clear_suspect()
         self.appender.open_for_writes()
+        self.positions.begin_mastership()
         return end
 
     def _queue_undispatched(self) -> int:
-        self.shows_unconfirmed = True
+        self.shows_unconfirmed = self._queues.shows_unconfirmed = True
         try:
             return self._dispatcher.queue_undispatched()
         finally:
-            self.shows_unconfirmed = False
+            self.shows_unconfirmed = self._queues.shows_unconfirmed = False
 
     def stop_writes(self, why: str = _NOT_MASTER) -> int:
         """Take no more puts (role change); what was put is written. The end of the log."""
         was_writable = self.appender.is_writable
+        self.positions.end_mastership()
         self.appender.refuse(why)
         end = self.end_turn()
         if was_writable:
@@ -355,9 +366,13 @@ class MessageStore:
     def end_turn(self) -> int:
         """Write all records put since the last call in one `pwrite`; the written end.
 
-        Calls `on_fatal` and raises OSError if the disk fails.
+        A turn that put something also states queue positions, if that is due (R38). Calls
+        `on_fatal` and raises OSError if the disk fails.
         """
-        return self.appender.end_turn()
+        appender = self.appender
+        if appender.end >= self.positions.due_at and appender.has_buffered:
+            self.positions.put_piece()
+        return appender.end_turn()
 
     def advance_confirm_offset(self, offset: int) -> int:
         """Everything that ends at or below `offset` is confirmed: make it visible.
@@ -405,6 +420,7 @@ class MessageStore:
         was_cut = self.trust.repair(seen)
         if not self.controller_mode:
             self.appender.open_for_writes()
+            self.positions.begin_mastership()
         end = self.log.max_offset
         if was_cut:
             return f"cut at {end}, what was behind is kept in {self.config.root / 'truncated'}"
@@ -426,10 +442,15 @@ class MessageStore:
         return self.log.flushed_offset
 
     def delete_topic(self, topic: str) -> int:
-        """Forget the queues of a topic; its messages stay in the log until they expire."""
+        """Forget the queues of a topic; its messages stay in the log until they expire.
+
+        Raises OSError if their folder cannot be taken away. The process must end then: the next
+        one finds the record of the deletion again, as no checkpoint covers it.
+        """
         self.end_turn()
         count = self._queues.delete_topic(topic)
         self._dispatcher.forget_topic(topic)
+        self.background.run_job(partial(remove_folders, self._files.consume_queues.take_deleted()))
         return count
 
     def runtime_info(self) -> dict[str, str]:
@@ -448,5 +469,6 @@ class MessageStore:
             "putMessageTimesTotal": str(appender.messages_total),
             "putMessageSizeTotal": str(appender.bytes_total),
             "remainHowManyDataToFlush": f"{commit_log.max_offset - commit_log.flushed_offset} B",
+            "queuePositionsKnown": str(self._files.positions.are_known).lower(),
             "suspect": self.trust.reason,
         }

@@ -49,12 +49,14 @@ class QueueFiles:
 
     def load(self) -> None:
         """Find the files. An empty last one is removed. Raises CorruptLogError for a file of
-        another length or a missing one."""
+        another length, a missing one, and a folder without any."""
         self.starts = []
         try:
             names = sorted(n for n in disk.listdir(self._directory) if n.isdigit())
         except FileNotFoundError:
             return
+        if not names:
+            raise CorruptLogError(self._directory, 0, "the files of this queue are missing")
         for name in names:
             path = f"{self._directory}/{name}"
             size = os.stat(path).st_size
@@ -144,10 +146,9 @@ class QueueFiles:
         for start in self.starts:
             self._handles.forget(self._path(start))
 
-    def destroy(self) -> None:
-        """Remove all files and the folder."""
+    def forget(self) -> None:
+        """Go on as if there were no files."""
         self.close()
-        disk.rmtree(self._directory)
         self.starts.clear()
         self._unsynced.clear()
 

@@ -16,14 +16,24 @@ from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.record import RecordHead
-from batonmq.protocol.topic_name import SCHEDULE_TOPIC
+from batonmq.protocol.topic_name import METADATA_TOPIC, SCHEDULE_TOPIC
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.file_handles import FileHandles
+from batonmq.store.queue_positions import POSITIONS_QUEUE, QueuePositions, decode_positions
 
 SystemRecordHandler = Callable[[RecordHead, bytes], None]
 
-
 log = logging.getLogger(__name__)
+
+
+def remove_folders(folders: list[Path]) -> None:
+    """Remove what was taken away; for any thread. What cannot be removed stays until the next
+    start tries again."""
+    for folder in folders:
+        try:
+            disk.rmtree(folder)
+        except OSError as error:
+            log.warning("deleted_queues_stay folder=%s error=%s", folder, error)
 
 
 class ConsumeQueueStore:
@@ -32,6 +42,8 @@ class ConsumeQueueStore:
     def __init__(self, root: Path, *, file_size: int = 6_000_000, open_files_max: int = 512):
         """`root` is the `consumequeue` folder, `file_size` is mappedFileSizeConsumeQueue."""
         self._root = root
+        self._deleted = root.with_name(f"{root.name}.deleted")
+        self._aside: list[Path] = []
         self._file_size = file_size
         self._handles = FileHandles(open_files_max)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -44,6 +56,8 @@ class ConsumeQueueStore:
         anew by dispatching the log from its beginning.
         """
         damaged: list[CorruptLogError] = []
+        if self._deleted.is_dir():
+            remove_folders([self._deleted])
         for topic, queue_id in self._queues_on_disk():
             queue = self._new_queue(topic, queue_id)
             try:
@@ -53,7 +67,7 @@ class ConsumeQueueStore:
                     "consume_queue_damaged topic=%s queue_id=%d what=%s", topic, queue_id, error
                 )
                 damaged.append(error)
-                queue.destroy()
+                self._destroy(queue)
                 continue
             self._queues[topic, queue_id] = queue
         return damaged
@@ -116,7 +130,7 @@ class ConsumeQueueStore:
                 log.error("consume_queue_damaged topic=%s queue_id=%d what=%s", *key, error)
                 rotten.append(key)
         for key in rotten:
-            self._queues.pop(key).destroy()
+            self._destroy(self._queues.pop(key))
         return bool(rotten)
 
     def truncate_dirty(self, phy_offset: int) -> int:
@@ -144,15 +158,53 @@ class ConsumeQueueStore:
         return paths
 
     def delete_topic(self, topic: str) -> int:
-        """Remove all queues of a topic from table and disk; how many there were."""
+        """Remove all queues of a topic from table and disk; how many there were.
+
+        Raises OSError if the folder cannot be taken away; then the deletion is to be repeated
+        before anything else is put there.
+        """
         keys = [key for key in self._queues if key[0] == topic]
         for key in keys:
-            self._queues.pop(key).destroy()
-        folder = self._root / topic
-        if folder.is_dir():
-            disk.rmtree(folder)
-            sync_directory(self._root)
+            self._queues.pop(key).forget_files()
+        self._take_away(self._root / topic)
         return len(keys)
+
+    def _take_away(self, folder: Path) -> None:
+        """One rename takes a folder away, durably: whatever happens later to its files, none of
+        them is found again under its name. `take_deleted` has what is to be removed."""
+        if not folder.is_dir():
+            return
+        try:
+            aside = self._new_folder_aside()
+            disk.rename(folder, aside / folder.name)
+            self._aside.append(aside)
+        except OSError as error:  # perhaps a full disk, and to unlink takes no room
+            log.warning("queue_folder_not_renamed folder=%s error=%s", folder, error)
+            disk.rmtree(folder)
+        sync_directory(folder.parent)
+
+    def _new_folder_aside(self) -> Path:
+        disk.makedirs(self._deleted)
+        number = 1 + max((int(n) for n in disk.listdir(self._deleted) if n.isdigit()), default=0)
+        folder = self._deleted / str(number)
+        disk.mkdir(folder)
+        return folder
+
+    def take_deleted(self) -> list[Path]:
+        """Folders that were taken away since the last call, for `remove_folders`."""
+        folders, self._aside = self._aside, []
+        return folders
+
+    def destroy_empty(self) -> list[tuple[str, int]]:
+        """Remove the queues that hold no message, with their place; which they were."""
+        gone = [key for key, queue in self._queues.items() if not queue.last_physical_end]
+        for key in gone:
+            self._destroy(self._queues.pop(key))
+        return gone
+
+    def _destroy(self, queue: ConsumeQueue) -> None:
+        queue.forget_files()
+        self._take_away(self._root / queue.topic / str(queue.queue_id))
 
     def destroy_all(self) -> None:
         """Remove every queue (an empty log has none)."""
@@ -196,25 +248,38 @@ class Queue:
 
 
 class QueueTable:
-    """All queues, those with messages above the confirmed end only included."""
+    """All queues, those with messages above the confirmed end only included.
+
+    `positions` is where they go on counting beside their messages (R38).
+    """
 
     def __init__(
         self,
         consume_queues: ConsumeQueueStore,
+        positions: QueuePositions,
         on_system_record: dict[str, SystemRecordHandler],
         on_unknown_topic: Callable[[str, int], None] | None,
     ) -> None:
         """The hooks are those of `MessageStore`."""
         self.consume_queues = consume_queues
+        self.positions = positions
         self.queues: dict[tuple[str, int], Queue] = {}
+        #: While a new master takes over records that are not confirmed.
+        self.shows_unconfirmed = False
         self._by_bytes: dict[tuple[bytes, int], Queue] = {}
         self._on_system_record = on_system_record
         self._on_unknown_topic = on_unknown_topic
 
     def adopt_loaded(self) -> None:
-        """Take over what the consume queue store found on disk."""
+        """Take over what the consume queue store found on disk, and positions without files."""
         for consume_queue in self.consume_queues.queues():
             self.find_or_create(consume_queue.topic, consume_queue.queue_id)
+        for topic, positions in self.positions.placed.items():
+            for queue_id, position in positions.items():
+                queue = self.find_or_create(topic, queue_id)
+                if position > queue.consume_queue.max_offset:
+                    queue.consume_queue.begin_at(position, 0)
+                    queue.next_offset = position
 
     def of_bytes(self, topic: bytes, queue_id: int) -> Queue:
         """The queue that a record of the log belongs to; announced at its first record.
@@ -239,25 +304,66 @@ class QueueTable:
         if queue is None:
             consume_queue = self.consume_queues.find_or_create(topic, queue_id)
             queue = self.queues[topic, queue_id] = Queue(topic, queue_id, consume_queue)
-            queue.handler = self._on_system_record.get(topic)
+            if (topic, queue_id) == (METADATA_TOPIC, POSITIONS_QUEUE):
+                queue.handler = self._take_positions
+            else:
+                queue.handler = self._on_system_record.get(topic)
         return queue
+
+    def _take_positions(self, head: RecordHead, body: bytes) -> None:
+        """A master's statement of positions, in its place in the log. Raises CorruptLogError."""
+        record = decode_positions(body)
+        if record is None:
+            return
+        end = head.physical_offset + head.size
+        for topic, positions in record.positions.items():
+            name = topic.encode("utf-8")
+            for queue_id, position in positions.items():
+                self._take_position(self.of_bytes(name, queue_id), position, end)
+        if record.whole and not self.shows_unconfirmed:
+            self.positions.note_round(record.since, end)
+
+    def _take_position(self, queue: Queue, position: int, record_end: int) -> None:
+        if position > queue.next_offset:
+            queue.next_offset = position
+            queue.is_gapless = False
+        if self.shows_unconfirmed:
+            return
+        if position > queue.consume_queue.max_offset:
+            queue.consume_queue.begin_at(position, record_end)
+            self.positions.note_placed(queue.topic, queue.queue_id, position, record_end)
 
     def reset_next_offsets(self) -> None:
         """Set every queue's next offset behind its last unit; the caller counts on from there."""
         for queue in self.queues.values():
             queue.next_offset = queue.consume_queue.max_offset
 
+    def log_ends_at(self, offset: int, log_begin: int) -> None:
+        """The log was cut at `offset`, or ends there after a start: so do the queues. Positions
+        that were stated behind it count no more. Raises OSError."""
+        if self.positions.log_ends_at(offset, log_begin):
+            for key in self.consume_queues.destroy_empty():
+                self._forget(key)
+        self.reset_next_offsets()
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        queue = self.queues.pop(key, None)
+        if queue is not None:
+            self._by_bytes.pop((queue.topic_bytes, queue.queue_id), None)
+
     def delete_topic(self, topic: str) -> int:
-        """Remove all queues of a topic, durably; how many there were."""
+        """Remove all queues of a topic, durably; how many there were. Raises OSError: then the
+        deletion is to be repeated."""
         gone = [key for key in self.queues if key[0] == topic]
         for key in gone:
-            queue = self.queues.pop(key)
-            self._by_bytes.pop((queue.topic_bytes, queue.queue_id), None)
+            self._forget(key)
+        self.positions.forget_topic(topic)
         self.consume_queues.delete_topic(topic)
         return len(gone)
 
-    def destroy_all(self) -> None:
-        """Forget every queue (an empty log has none)."""
+    def begin_at(self, offset: int) -> None:
+        """Forget every queue: the log begins anew, empty, at `offset`. Raises OSError."""
+        self.positions.begin_at(offset)
         self.queues.clear()
         self._by_bytes.clear()
         self.consume_queues.destroy_all()

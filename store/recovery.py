@@ -28,6 +28,7 @@ from batonmq.store.log_scan import (
     whole_records_end,
 )
 from batonmq.store.mapped_file import Segment
+from batonmq.store.queue_table import QueueTable
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.suspicion import Suspicion
 from batonmq.store.truncation import Truncation
@@ -76,6 +77,7 @@ def recover_store(
     start = _start_offset(files)
     # Only confirmed records have units, so these may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
+    is_rebuilt = files.has_damaged_queues or not len(consume_queues)
     # What was built above `start` may be half on disk; it is built again from the log.
     rotten = not files.was_clean and consume_queues.drop_rotten(start, expects_none=False)
     if not files.was_clean:
@@ -96,8 +98,7 @@ def recover_store(
     files.index.truncate_to(end)
     if controller_mode:
         files.epochs.drop_above(end)
-    dispatcher.queues.adopt_loaded()
-    consume_queues.correct_min_offsets(commit_log.min_offset)
+    _adopt_queues(files, dispatcher.queues, end, are_rebuilt=is_rebuilt or rotten)
     dispatcher.verified.restart(start, end)
     dispatcher.restart_at(commit_log.min_offset if rotten else start)
     confirm = max(stored_confirm, visible_end) if controller_mode else end
@@ -125,6 +126,18 @@ def _write_again(files: StoreFiles, start: int) -> None:
         offset += len(part)
     commit_log.datasync_to(commit_log.max_offset)
     files.index.truncate_to(start)
+
+
+def _adopt_queues(
+    files: StoreFiles, queues: QueueTable, log_end: int, *, are_rebuilt: bool
+) -> None:
+    """Take over the queues as they were found, and positions that no file holds (R38)."""
+    log_begin = files.log.min_offset
+    if are_rebuilt:
+        files.positions.want_from(log_begin)
+    queues.log_ends_at(log_end, log_begin)
+    queues.adopt_loaded()
+    files.consume_queues.correct_min_offsets(log_begin)
 
 
 def _note_damage(

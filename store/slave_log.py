@@ -123,7 +123,7 @@ class SlaveLog:
         self._truncation.cut(offset, end, keep_aside=keep_aside)
         self._dispatcher.restart_at(min(offset, self._dispatcher.offset))
         self._verified.cut(offset)
-        self._queues.reset_next_offsets()
+        self._queues.log_ends_at(offset, self._log.min_offset)
 
     def reset_for_empty_start(self, offset: int) -> None:
         """Start empty at `offset`, a segment start of the master; the old log is kept aside (R27).
@@ -135,8 +135,8 @@ class SlaveLog:
         self._stop_writes()
         if self._log.max_offset > self._log.min_offset:
             self.cut(self._log.min_offset, keep_aside=True)
+        self._queues.begin_at(offset)
         self._log.begin_at(offset)
-        self._queues.destroy_all()
         self._dispatcher.restart_at(offset)
         self._verified.restart(offset, offset)
 

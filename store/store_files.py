@@ -12,6 +12,7 @@ from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.health import StoreHealth
 from batonmq.store.index_service import IndexService
+from batonmq.store.queue_positions import QueuePositions
 from batonmq.store.queue_table import ConsumeQueueStore
 from batonmq.store.suspicion import RunMark, SuspectMark
 
@@ -32,6 +33,7 @@ class StoreFiles:
     index: IndexService
     epochs: EpochFileCache
     suspect_mark: SuspectMark
+    positions: QueuePositions
 
     @property
     def was_clean(self) -> bool:
@@ -87,6 +89,7 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
         index,
         EpochFileCache(root / "epochFileCheckpoint"),
         SuspectMark(root / "suspect"),
+        QueuePositions(root / "queuePositions"),
     )
 
 

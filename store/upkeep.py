@@ -140,6 +140,8 @@ class CheckpointWriter:
         if self._before_checkpoint is not None:
             for job in self._before_checkpoint():
                 run_job(job)
+        for job in self._files.positions.writes_due():
+            run_job(job)
         if not epochs.is_settled:
             run_job(epochs.settle)
         work = self.begin()
@@ -213,9 +215,12 @@ class Expirer:
         background: Background,
         clock_ms: Callable[[], int],
         disk_use_of: DiskUseOf,
+        may_expire_below: Callable[[], int],
     ) -> None:
+        """No segment that ends above `may_expire_below` goes, whatever the disk (R38)."""
         self._files = files
         self._dispatcher = dispatcher
+        self._may_expire_below = may_expire_below
         self._appender = appender
         self._background = background
         self._clock_ms = clock_ms
@@ -243,7 +248,8 @@ class Expirer:
 
     def _decide(self, now_ms: int, *, manual: bool) -> ExpiryDecision:
         commit_log, config = self._files.log, self._files.config
-        whole_below = self._dispatcher.offset  # what is not yet dispatched stays, whatever its age
+        # What is not yet dispatched stays, whatever its age.
+        whole_below = min(self._dispatcher.offset, self._may_expire_below())
         candidates = [s for s in commit_log.segments[:-1] if s.end_offset <= whole_below]
         return decide_expiry(
             config,

@@ -77,7 +77,7 @@ class MemoryStore:
         self.disk = disk
         self.epochs = Epochs(disk)
         # All parts of a MessageStore in one.
-        self.log = self.slave_log = self.trust = self.background = self
+        self.log = self.slave_log = self.trust = self.background = self.positions = self
         self.log_id = disk.log_id
         self._rng = rng
         self._flush_later = flush_later
@@ -91,9 +91,12 @@ class MemoryStore:
         self.epochs.drop_above(len(disk.data))
         self.confirm_offset = whole(min(disk.checkpoint, len(disk.data)))
 
+    def put_if_due(self) -> bool:
+        return False
+
     # -- facts
 
-    min_phy_offset = 0
+    min_phy_offset = whole_from = 0
     reason = ""
 
     @property

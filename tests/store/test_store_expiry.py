@@ -83,8 +83,10 @@ def test_expired_segments_take_their_units_with_them(rig):
 
 def test_the_last_segment_and_what_is_not_confirmed_stay(rig):
     store = rig.open_master(delete_when="")
-    puts = [rig.put(store, bytes(1000)) for _ in range(30)]
-    store.end_turn()
+    puts = []
+    for _ in range(30):
+        puts.append(rig.put(store, bytes(1000)))
+        store.end_turn()
     store.advance_confirm_offset(puts[9].end_offset)
     age(rig, 5)
     assert store.expirer.clean_expired(manual=True) == 1

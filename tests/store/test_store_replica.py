@@ -221,7 +221,7 @@ def test_a_slave_far_behind_dispatches_in_slices_of_the_loop(rig, monkeypatch):
         slave.close()
 
     asyncio.run(catch_up())
-    assert slave.confirm_offset == puts[-1].end_offset
+    assert slave.confirm_offset == master.max_phy_offset >= puts[-1].end_offset
 
 
 # The flush thread.

@@ -1,0 +1,190 @@
+"""Where queues go on counting, kept in the log itself (R38).
+
+A queue's next offset follows from its newest message. Where that message is gone, because it
+expired or because the log of a replica begins behind it, the log must say it: the master states
+positions in records of the metadata topic, queue 1. A Java replica keeps them as ordinary messages.
+
+A *round* states every queue that has had a message, in pieces: `since` is the start of a segment,
+and the last piece, `whole`, says that each queue has a message or a statement between there and
+here. Queues with a newer message are left out. A round begins with each segment, so a log may
+begin at any of them; a master lets a segment expire only when a whole round lies behind it. Who
+begins a log in the middle, or rebuilds its queues, knows their positions once it has dispatched a
+round that began there or later, and is not joinable before.
+
+Body: JSON `{"v":1,"positions":{topic:{queueId:nextOffset}},"since":logOffset,"whole":bool}`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from batonmq.process import disk
+from batonmq.process.durable_file import replace_file
+from batonmq.protocol.errors import CorruptLogError
+
+log = logging.getLogger(__name__)
+
+#: The queue of the metadata topic that holds these records; queue 0 has changes of topics.
+POSITIONS_QUEUE: Final = 1
+_VERSION: Final = 1
+
+
+class PositionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One piece of a round. `positions`: topic -> queue id -> offset of its next message."""
+
+    v: int
+    positions: dict[str, dict[int, int]]
+    since: int
+    whole: bool = False
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def position_record(
+    positions: dict[str, dict[int, int]], since: int, *, whole: bool
+) -> PositionRecord:
+    """A piece in the format of today."""
+    return PositionRecord(v=_VERSION, positions=positions, since=since, whole=whole)
+
+
+_decoder = msgspec.json.Decoder(PositionRecord)
+
+
+def decode_positions(body: bytes) -> PositionRecord | None:
+    """A record's body; None, and logged, for a version or shape that this broker does not read."""
+    try:
+        record = _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        log.error("position_record_skipped reason=%s", error)
+        return None
+    if record.v != _VERSION:
+        log.error("position_record_skipped version=%d known=%d", record.v, _VERSION)
+        return None
+    return record
+
+
+class _Stored(msgspec.Struct, kw_only=True, rename="camel"):
+    """The file. Offsets are of the log; -1: none."""
+
+    wanted: int = -1
+    stated: int = -1
+    stated_end: int = -1
+    placing_end: int = -1
+    placed: dict[str, dict[int, int]] = {}
+
+
+class QueuePositions:
+    """What this replica knows of positions beside its queue files, in the file `queuePositions`.
+
+    Queues that were given a position and had no message since have no file; they are here. The
+    file is written before each checkpoint, for behind it the records are not shown again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises CorruptLogError for a file that is no such JSON."""
+        self._path = path
+        self._is_stored = True
+        self._state = _Stored()
+        if path.exists():
+            try:
+                self._state = msgspec.json.decode(disk.read_bytes(path), type=_Stored)
+            except msgspec.DecodeError as error:
+                raise CorruptLogError(str(path), 0, f"is no file of positions: {error}") from error
+
+    # What is known.
+
+    @property
+    def are_known(self) -> bool:
+        """Whether every queue's next offset is known here."""
+        return self._state.wanted < 0
+
+    @property
+    def stated_from(self) -> int:
+        """Where the newest whole round began, as far as dispatched; 0 if none was seen. A log that
+        begins there or earlier holds every position."""
+        return max(self._state.stated, 0)
+
+    @property
+    def placed(self) -> dict[str, dict[int, int]]:
+        """Topic -> queue id -> position; read only."""
+        return self._state.placed
+
+    def writes_due(self) -> list[Callable[[], None]]:
+        """The write of what changed since the last call, for any thread; it raises OSError."""
+        if self._is_stored:
+            return []
+        self._is_stored = True
+        return [partial(replace_file, self._path, msgspec.json.encode(self._state))]
+
+    def _store_now(self) -> None:
+        self._is_stored = False
+        for write in self.writes_due():
+            write()
+
+    # What changes it.
+
+    def note_placed(self, topic: str, queue_id: int, position: int, record_end: int) -> None:
+        """A record that ends at `record_end` gave an empty queue its position."""
+        state = self._state
+        state.placed.setdefault(topic, {})[queue_id] = position
+        state.placing_end = max(state.placing_end, record_end)
+        self._is_stored = False
+
+    def note_round(self, since: int, record_end: int) -> None:
+        """A whole round, begun at `since`, was dispatched up to `record_end`."""
+        state = self._state
+        if since < state.stated:
+            return
+        state.stated, state.stated_end = since, record_end
+        if 0 <= state.wanted <= since:
+            log.info("queue_positions_known since=%d", since)
+            state.wanted = -1
+        self._is_stored = False
+
+    def forget_topic(self, topic: str) -> None:
+        if self._state.placed.pop(topic, None) is not None:
+            self._is_stored = False
+
+    def begin_at(self, offset: int) -> None:
+        """The log begins anew, empty, at `offset`. Durable on return; raises OSError."""
+        self._state = _Stored(wanted=offset if offset else -1)
+        self._store_now()
+
+    def want_from(self, offset: int) -> None:
+        """Queues are rebuilt from a log that begins at `offset`: it must hold all positions.
+        Durable on return; raises OSError."""
+        state = self._state
+        state.stated = state.stated_end = -1
+        state.wanted = offset if offset else -1
+        self._store_now()
+
+    def log_ends_at(self, offset: int, log_begin: int) -> bool:
+        """The log was cut, or ends after a start, at `offset`. Whether positions came from behind
+        it: queues that hold no message must be forgotten then, for they may stand too high.
+        Durable on return; raises OSError."""
+        state = self._state
+        misplaced = offset < state.placing_end
+        if not misplaced and offset >= state.stated_end:
+            return False
+        if offset < state.stated_end:
+            state.stated = state.stated_end = -1
+        if misplaced:
+            state.placed.clear()
+            state.placing_end = -1
+            state.wanted = log_begin if log_begin else -1
+        self._store_now()
+        return misplaced
+
+    def declare_known(self) -> None:
+        """This replica leads: the group numbers on from what is here."""
+        if not self.are_known:
+            log.warning("queue_positions_unknown log_begin=%d", self._state.wanted)
+            self._state.wanted = -1
+            self._is_stored = False

@@ -1,0 +1,384 @@
+"""The next offset of a queue never falls, though its messages have expired (R38)."""
+
+import os
+import random
+
+import msgspec
+import pytest
+
+from batonmq.process import disk
+from batonmq.protocol.record import NewMessage
+from batonmq.protocol.topic_name import METADATA_TOPIC
+from batonmq.store.errors import PutUnavailable
+from batonmq.store.log_scan import LogScanner
+from batonmq.store.queue_positions import POSITIONS_QUEUE, decode_positions
+from batonmq.store.reader import GetMessageStatus
+
+SEGMENT = 8192
+
+
+def age(root, count):
+    for path in sorted((root / "commitlog").glob("0*"))[:count]:
+        os.utime(path, (0, 0))
+
+
+def log_from(store, offset):
+    data = b""
+    while view := bytes(store.log.view(offset, 1 << 20)):
+        data += view
+        offset += len(view)
+    return data
+
+
+def rounds_of(store):
+    """Every position record of the log, in order, with its place."""
+    scanner = LogScanner(store.log, store.min_phy_offset, store.max_phy_offset, check_crc=True)
+    found = []
+    while (head := scanner.next()) is not None:
+        if (head.topic, head.queue_id) == (METADATA_TOPIC.encode(), POSITIONS_QUEUE):
+            found.append((head.physical_offset, decode_positions(scanner.body(head))))
+    return found
+
+
+def fill(rig, store, segments, *, topic="U"):
+    """Put messages, each in a turn of its own, until the log has entered so many new segments."""
+    target = store.max_phy_offset // SEGMENT + segments
+    while store.max_phy_offset // SEGMENT < target:
+        rig.put_confirmed(store, bytes(1000), topic=topic)
+    rig.put_confirmed(store, b"last", topic=topic)
+
+
+def replica_of(rig, master, name, offset=None):
+    """A new replica whose log begins at `offset`, level with its master."""
+    start = master.min_phy_offset if offset is None else offset
+    rig.root = rig.folder / name
+    replica = rig.open()
+    if start:
+        replica.slave_log.reset_for_empty_start(start)
+    replica.slave_log.append_replicated(start, log_from(master, start))
+    replica.advance_confirm_offset(master.confirm_offset)
+    return replica
+
+
+def with_expired(rig, count=5, **config):
+    """A master with `count` messages of T/0 that have all expired, two segments with them."""
+    master = rig.open_master(**config)
+    rig.put_confirmed(master, *[b"old"] * count, topic="T")
+    fill(rig, master, 3)
+    age(rig.root, 2)
+    assert master.expirer.clean_expired(manual=True) == 2
+    return master
+
+
+def test_r38_a_replica_that_joined_later_numbers_on(rig):
+    master = with_expired(rig)
+    later = replica_of(rig, master, "later")
+    assert later.positions.whole_from == later.min_phy_offset == 2 * SEGMENT
+    end = later.prepare_master()
+    put = rig.put(later, b"new", topic="T")
+    later.end_turn()
+    later.advance_confirm_offset(later.max_phy_offset)
+    assert put.queue_offset == 5
+    found = later.queries.get_message("T", 0, 5, 32)
+    assert found.status is GetMessageStatus.FOUND and found.message_count == 1
+
+    master.stop_writes()
+    master.slave_log.append_replicated(end, log_from(later, end))
+    master.advance_confirm_offset(later.max_phy_offset)
+    master.prepare_master()
+    assert rig.read_bodies(master, "T") == rig.read_bodies(later, "T") == [b"new"]
+    assert master.queries.max_offset_in_queue("T", 0) == 6
+
+
+def test_r38_an_offline_group_loses_nothing_at_a_replica_that_joined_later(rig):
+    master = with_expired(rig, 60)
+    later = replica_of(rig, master, "later")
+    assert later.queries.get_message("T", 0, 60, 32).status is GetMessageStatus.OFFSET_OVERFLOW_ONE
+    later.prepare_master()
+    rig.put_confirmed(later, *[b"new"] * 60, topic="T")
+    found = later.queries.get_message("T", 0, 60, 32)
+    assert (found.status, found.min_offset) == (GetMessageStatus.FOUND, 60)
+    assert len(rig.read_bodies(later, "T")) == 60
+
+
+@pytest.mark.parametrize("way", ["close", "kill", "flush and kill", "message and close"])
+def test_r38_positions_without_a_message_outlive_the_process(rig, way):
+    """The queue has no file yet; behind the checkpoint the log does not show its position again."""
+    master = with_expired(rig, 45)  # more than a queue file of 20 units
+    later = replica_of(rig, master, "later")
+    if "message" in way:
+        later.prepare_master()
+        rig.put_confirmed(later, b"first", topic="T")
+    if "close" in way:
+        later.close()
+    else:
+        if "flush" in way:
+            later.checkpoints.flush_derived()
+        rig.kill(later)
+    later = rig.open_master()
+    assert rig.put(later, b"next", topic="T").queue_offset == 45 + ("message" in way)
+    later.end_turn()
+    later.advance_confirm_offset(later.max_phy_offset)
+    assert rig.read_bodies(later, "T") == [b"first"] * ("message" in way) + [b"next"]
+    later.checkpoints.flush_derived()
+    later.close()
+    assert rig.read_bodies(rig.open_master(), "T")[-1:] == [b"next"]
+
+
+@pytest.mark.parametrize("damage", ["length", "file gone", "queue gone"])
+def test_r38_a_rebuilt_queue_numbers_on(rig, damage):
+    master = with_expired(rig)
+    master.close()
+    (path,) = (rig.root / "consumequeue" / "T" / "0").iterdir()
+    if damage == "length":
+        os.truncate(path, 100)
+    elif damage == "file gone":
+        path.unlink()
+    else:
+        disk.rmtree(rig.root / "consumequeue")
+    master = rig.open_master()
+    assert master.positions.whole_from == master.min_phy_offset
+    assert rig.put(master, b"new", topic="T").queue_offset == 5
+
+
+def test_r38_a_log_may_begin_at_any_segment(rig):
+    """Idle queues, busy queues and new ones, whatever segment a replica begins with."""
+    random_of = random.Random(7)
+    master = rig.open_master(mapped_file_size_consume_queue=40_000)
+    for turn in range(400):
+        topic = f"T{random_of.randrange(1 + turn // 60)}"
+        rig.put_confirmed(master, bytes(200), topic=topic, queue_id=random_of.randrange(3))
+    segments = master.max_phy_offset // SEGMENT
+    assert segments > 8
+    queues = [(queue.topic, queue.queue_id) for queue in master._queues.queues.values()]
+    for segment in range(1, segments + 1):
+        later = replica_of(rig, master, f"from-{segment}", segment * SEGMENT)
+        assert later.positions.whole_from == segment * SEGMENT
+        for queue in queues:
+            assert later.queries.next_offset_in_queue(
+                *queue
+            ) == master.queries.next_offset_in_queue(*queue), (segment, queue)
+
+
+def test_r38_without_a_whole_round_a_replica_is_not_joinable(rig):
+    master = rig.open_master()
+    rig.put_confirmed(master, b"old", topic="T")
+    master.positions.due_at = 1 << 63  # as a Java master, which states nothing
+    fill(rig, master, 2)
+    later = replica_of(rig, master, "later", SEGMENT)
+    assert later.positions.whole_from == later.max_phy_offset + 1
+    assert later.runtime_info()["queuePositionsKnown"] == "false"
+    later.checkpoints.flush_derived()
+    rig.kill(later)
+    later = rig.open()
+    assert later.positions.whole_from > later.max_phy_offset
+
+    master.positions.due_at = 0
+    start = master.max_phy_offset
+    assert master.positions.put_if_due()
+    master.advance_confirm_offset(master.end_turn())
+    later.slave_log.append_replicated(start, log_from(master, start))
+    assert later.positions.whole_from > later.max_phy_offset, "known when the round is confirmed"
+    later.advance_confirm_offset(master.max_phy_offset)
+    assert later.positions.whole_from == SEGMENT
+    assert later.queries.next_offset_in_queue("T", 0) == 1
+
+
+def test_r38_a_segment_expires_only_behind_a_confirmed_round(rig):
+    master = rig.open_master()
+    master.positions.due_at = 1 << 63
+    fill(rig, master, 3)
+    age(rig.root, 3)
+    assert master.expirer.clean_expired(manual=True) == 0
+    master.positions.due_at = 0
+    assert master.positions.put_if_due()
+    end = master.end_turn()
+    assert master.expirer.clean_expired(manual=True) == 0
+    master.advance_confirm_offset(end)
+    assert master.expirer.clean_expired(manual=True) == 3
+
+
+def test_r38_a_full_disk_takes_the_round_that_expiry_waits_for(rig):
+    master = rig.open_master()
+    master.positions.due_at = 1 << 63
+    fill(rig, master, 2)
+    rig.disk_ratio = 0.95
+    assert master.expirer.clean_expired() == 0
+    with pytest.raises(PutUnavailable):
+        rig.put(master)
+    master.positions.due_at = 0
+    assert master.positions.put_if_due()
+    with pytest.raises(PutUnavailable):
+        rig.put(master)
+    master.advance_confirm_offset(master.end_turn())
+    assert master.expirer.clean_expired() == 2
+    rig.disk_ratio = 0.1
+    master.expirer.clean_expired()
+    rig.put(master)
+
+
+def test_r38_a_slave_of_a_java_master_lets_segments_expire_without_rounds(rig):
+    master = rig.open_master()
+    master.positions.due_at = 1 << 63
+    fill(rig, master, 4)
+    slave = replica_of(rig, master, "slave")
+    age(rig.root, 4)
+    assert slave.expirer.clean_expired(manual=True) == 4
+
+
+def test_r38_a_new_master_states_positions_if_its_segment_lacks_a_round(rig):
+    """The round of the master before may have been cut off with it."""
+    master = rig.open_master()
+    rig.put_confirmed(master, b"old", topic="T")
+    master.positions.due_at = 1 << 63
+    fill(rig, master, 2)
+    slave = replica_of(rig, master, "slave")
+    slave.prepare_master()
+    assert slave.positions.put_if_due() and not slave.positions.put_if_due()
+    end = slave.end_turn()
+    slave.advance_confirm_offset(end)
+    slave.stop_writes()
+    slave.prepare_master()
+    assert not slave.positions.put_if_due()
+    ((_, record),) = rounds_of(slave)
+    assert record.whole and record.since == 2 * SEGMENT and record.positions["T"] == {0: 1}
+
+
+def test_r38_a_round_of_many_queues_comes_in_pieces(rig):
+    """10,000 queues: no piece is larger than a message may be, none is built in more than its own
+    turn, and a queue with a newer message is left out."""
+    rig.config = msgspec.structs.replace(
+        rig.config, mapped_file_size_commit_log=1 << 22, mapped_file_size_consume_queue=20
+    )
+    master = rig.open_master(max_message_size=20_000)
+    topics = [f"a-topic-with-a-name-of-usual-length-{n}" for n in range(1250)]
+    for topic in topics:
+        for queue_id in range(8):
+            rig.put(master, topic=topic, queue_id=queue_id)
+    while master.appender.end < 1 << 22:
+        rig.put(master, bytes(19_000), topic="U")
+    rig.put(master, topic=topics[0], queue_id=3)
+    turns = 0
+    while master.appender.end >= master.positions.due_at:
+        rig.put(master, topic="U")
+        master.advance_confirm_offset(master.end_turn())
+        turns += 1
+    records = rounds_of(master)
+    assert len(records) == turns > 10 and [r.whole for _, r in records[-2:]] == [False, True]
+    sizes = [len(record.encode()) for _, record in records]
+    assert max(sizes) <= 20_000
+    assert sum(sizes) < 600_000
+    stated = {
+        (topic, queue_id): position
+        for _, record in records
+        for topic, positions in record.positions.items()
+        for queue_id, position in positions.items()
+    }
+    assert stated.pop((topics[0], 3), 2) == 2
+    assert len(stated) >= 9_999 and set(stated.values()) == {1}
+    later = replica_of(rig, master, "later", 1 << 22)
+    assert later.positions.whole_from == 1 << 22
+    assert later.queries.next_offset_in_queue(topics[-1], 7) == 1
+    assert later.queries.next_offset_in_queue(topics[0], 3) == 2
+
+
+def test_r38_rounds_do_not_feed_on_themselves(rig):
+    """Where a round is as large as a segment, the log grows by a multiple of it before the next."""
+    master = rig.open_master()
+    for queue_id in range(300):
+        rig.put_confirmed(master, topic="T", queue_id=queue_id)
+    fill(rig, master, 40)
+    records = rounds_of(master)
+    size = sum(len(record.encode()) for _, record in records)
+    assert size < master.max_phy_offset / 4
+    assert sum(record.whole for _, record in records) > 3
+
+
+def test_r38_what_a_deletion_in_the_log_takes_is_not_stated(rig):
+    """Stated behind the deletion, the position would outlive it at the other replicas."""
+    master = rig.open_master()
+    rig.put_confirmed(master, b"old", topic="Gone")
+    rig.put_confirmed(master, b"old", topic="T")
+    master.deleting_topics.add("Gone")
+    fill(rig, master, 1)
+    ((_, record),) = rounds_of(master)
+    assert "Gone" not in record.positions and record.positions["T"] == {0: 1}
+
+
+def test_r38_positions_from_behind_a_cut_count_no_more(rig):
+    """1. A replica that joined later knows T/0 by a round. 2. An unclean election cuts that round
+    and messages of T before it. 3. It knows no position until the new master has stated them."""
+    master = rig.open_master()
+    rig.put_confirmed(master, b"1", topic="T")
+    master.positions.due_at = 1 << 63
+    fill(rig, master, 2)
+    cut = master.max_phy_offset
+    rig.put_confirmed(master, b"kept nowhere", topic="W")
+    master.positions.due_at = 0
+    fill(rig, master, 1)
+    later = replica_of(rig, master, "later", SEGMENT)
+    assert later.queries.next_offset_in_queue("T", 0) == 1
+    later.slave_log.truncate_to(cut, unclean_epoch=True)
+    assert later.positions.whole_from > later.max_phy_offset
+    assert later.queries.next_offset_in_queue("T", 0) == 0
+    assert later.queries.next_offset_in_queue("W", 0) == 0
+    rig.kill(later)
+    later = rig.open()
+    assert later.positions.whole_from > later.max_phy_offset
+    later.close()
+
+
+def test_r38_an_unreadable_statement_is_skipped(rig, caplog):
+    """A later version's, or a Java client's joke: nothing is placed, nothing ends."""
+    store = rig.open_master()
+    for body in (b"[]", b'{"v":2,"positions":{"T":{"0":9}},"since":0,"whole":true}', b"\xff"):
+        store.appender.put_message(
+            NewMessage(METADATA_TOPIC, POSITIONS_QUEUE, body, b"", 0, None, None, 0, bytes(8))
+        )
+    store.advance_confirm_offset(store.end_turn())
+    assert caplog.text.count("position_record_skipped") == 3
+    assert store.queries.next_offset_in_queue("T", 0) == 0
+
+
+def test_r38_every_disk_call_of_a_new_beginning_may_fail(rig, monkeypatch):
+    """Whichever call fails, and whatever is there at the next start: never a wrong number."""
+    master = with_expired(rig)
+    data = log_from(master, 2 * SEGMENT)
+    for failing in range(60):
+        rig.root = rig.folder / f"failing-{failing}"
+        replica = rig.open()
+        count = 0
+
+        def wrapped(call, failing=failing):
+            def fail(*arguments):
+                nonlocal count
+                count += 1
+                if count > failing:
+                    raise OSError(5, "injected")
+                return call(*arguments)
+
+            return fail
+
+        before = disk.replace_calls({name: wrapped(getattr(disk, name)) for name in disk.CALLS})
+        try:
+            replica.slave_log.reset_for_empty_start(2 * SEGMENT)
+        except OSError:
+            failed = True
+        else:
+            failed = False
+        finally:
+            disk.replace_calls(before)
+        rig.kill(replica)
+        replica = rig.open()
+        if replica.min_phy_offset != 2 * SEGMENT:
+            replica.slave_log.reset_for_empty_start(2 * SEGMENT)
+        assert replica.positions.whole_from > replica.max_phy_offset
+        replica.slave_log.append_replicated(2 * SEGMENT, data)
+        replica.advance_confirm_offset(replica.max_phy_offset)
+        assert replica.positions.whole_from == 2 * SEGMENT
+        assert replica.queries.next_offset_in_queue("T", 0) == 5
+        replica.close()
+        if not failed:
+            break
+    else:
+        pytest.fail("it never ended without an error")
