@@ -118,19 +118,16 @@ class ControllerService:
     async def start(self) -> None:
         """Opens the store, the endpoints and the Raft port.
 
-        Raises OSError naming the port that is taken or the path that cannot be written, ValueError
-        for kept settings that cannot be used, FolderLockedError naming the process that holds the
-        folder, JournalDamage for a log that is not what was written. Nothing stays open then.
+        Raises CannotListenError for a port, OSError naming the path that cannot be written,
+        ValueError for kept settings that cannot be used, FolderLockedError naming the process that
+        holds the folder, JournalDamage for a log that is not what was written. Nothing stays open
+        then.
         """
         config = self.config
         try:
             self._open_store(Path(config.store_path))
             peer = config.self_peer
-            await _listen(
-                "remoting",
-                peer.port,
-                self._remoting_endpoint.listen(config.bind_address, peer.port),
-            )
+            await self._remoting_endpoint.listen(config.bind_address, peer.port)
             await self._grpc_endpoint.listen(f"{config.bind_address}:{peer.grpc_port}")
             self._watch.start()
             await self._log.start()
@@ -254,14 +251,6 @@ def _liveness_config(config: ControllerConfig) -> LivenessConfig:
         master_lease_ms=config.master_lease_ms,
         outcome_timeout_ms=config.propose_timeout_ms,
     )
-
-
-async def _listen(name: str, port: int, listening: Awaitable[int]) -> None:
-    try:
-        await listening
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(f"cannot bind {name} port {port}: {reason}") from error
 
 
 async def _within(seconds: float, step: Callable[[], Awaitable[None]]) -> None:

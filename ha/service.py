@@ -22,6 +22,7 @@ from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_shell import ProvePeer, SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
 from batonmq.process.clock import boot_ms
+from batonmq.process.sockets import listening_as
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.errors import FencedError
 from batonmq.protocol.role_view import RoleView
@@ -71,9 +72,9 @@ class AutoSwitchHAService:
     async def start(self, bind_host: str) -> int:
         """Listens on haListenPort (0: any) and returns the port. Slaves wait for a role."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._new_link, bind_host, self._store_config.ha_listen_port
-        )
+        port = self._store_config.ha_listen_port
+        with listening_as("HA", port):
+            self._server = await loop.create_server(self._new_link, bind_host, port)
         self.port = int(self._server.sockets[0].getsockname()[1])
         log.info("ha_listening host=%s port=%d", bind_host, self.port)
         return self.port

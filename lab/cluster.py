@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,12 +16,12 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from batonmq.launcher.cluster_file import cluster_document, write_document
-from batonmq.launcher.layout import Layout, plan
-from batonmq.launcher.preparation import write_configs
+from batonmq.launcher.layout import DEFAULT_BASE_PORT, Layout, plan
+from batonmq.launcher.preparation import taken_ports, write_configs
 from lab import frames, processes
-from lab.cluster_view import REPLY_S, ClusterView, GroupState, Process
+from lab.cluster_view import ClusterView, GroupState, Process
 from lab.network import Network
-from lab.processes import ROOT, NotInTime, spawn, tail
+from lab.processes import ROOT, NotInTime, free_base_port, spawn, tail
 
 CONTROLLERS: Final = 3
 REPLICAS: Final = 3
@@ -58,6 +57,8 @@ class Cluster:
             folder / "data",
             controllers=CONTROLLERS,
             replicas=REPLICAS,
+            # On the loopback others may have the usual ports.
+            base_port=DEFAULT_BASE_PORT if network.can_cut else free_base_port(REPLICAS),
             overrides=merged(SMALL_STORE, overrides),
         )
         address = network.address
@@ -71,7 +72,11 @@ class Cluster:
         self.view = ClusterView(self.controllers, self.brokers)
 
     def start(self) -> None:
-        """Writes the configurations, starts everything, waits until it is whole."""
+        """Writes the configurations, starts everything, waits until it is whole.
+
+        Raises RuntimeError that names every port that somebody else has, before anything starts.
+        """
+        self._check_ports()
         write_configs(self.layout)
         # Tools find the folder's cluster by this file, as they find that of `batonmq up`.
         nobody = dict.fromkeys(process.name for process in self.processes)
@@ -79,6 +84,14 @@ class Cluster:
         write_document(self.layout.planned_cluster_file, document)
         self.launch_dead()
         self.wait_whole()
+
+    def _check_ports(self) -> None:
+        taken = []
+        for process in self.processes:
+            with self.network.inside(process.name):
+                taken += taken_ports(process.node)
+        if taken:
+            raise RuntimeError(f"ports of this cluster are not free: {'; '.join(taken)}")
 
     def launch(self, process: Process) -> None:
         """Starts a node that does not run. Its output goes to `process.log` in its data folder."""
@@ -155,8 +168,9 @@ class Cluster:
         return self.wait_for("a leading controller", leader)[0]
 
     def whole(self) -> GroupState | None:
-        """The group, if every process runs, a controller leads, and the set is full and level."""
-        if any(not process.runs or process.stopped for process in self.processes):
+        """The group, if every process runs and listens, a controller leads, and the set is full and
+        level."""
+        if any(process.stopped or not process.listens for process in self.processes):
             return None
         group = self.view.group()
         if group is None or group.master is None or len(group.in_sync) != REPLICAS:
@@ -181,12 +195,7 @@ class Cluster:
         """When (CLOCK_MONOTONIC) a started broker was seen to accept connections."""
 
         def listens() -> float | None:
-            address = frames.split_address(self.addresses[index])
-            try:
-                socket.create_connection(address, REPLY_S).close()
-            except OSError:
-                return None
-            return time.monotonic()
+            return time.monotonic() if self.brokers[index].listens else None
 
         return self.wait_for(f"{self.brokers[index].name} to listen", listens, limit_s)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from batonmq.launcher.layout import BrokerNode, NameServerNode
+from batonmq.process.listeners import listens
 from lab import frames
 from lab.checks import Epoch
 from lab.connection import HaStatus, ask, parse_ha_status, sync_state
@@ -38,6 +39,7 @@ class Process:
         self.node = node
         self.child: subprocess.Popen[bytes] | None = None
         self.stopped = False
+        self._listening_pid = 0
 
     @property
     def name(self) -> str:
@@ -46,6 +48,16 @@ class Process:
     @property
     def runs(self) -> bool:
         return self.child is not None and self.child.poll() is None
+
+    @property
+    def listens(self) -> bool:
+        """Whether it was seen to listen on its ports itself: what answers there is no other."""
+        if not self.runs or self.child is None:
+            return False
+        pid = self.child.pid
+        if pid != self._listening_pid and all(listens(pid, port) for port in self.node.ports):
+            self._listening_pid = pid
+        return pid == self._listening_pid
 
     def signal(self, number: signal.Signals) -> None:
         """Does nothing to a dead process."""
@@ -97,7 +109,7 @@ class ClusterView:
         running = [
             self.controller_address(index)
             for index, process in enumerate(self.controllers)
-            if process.runs and not process.stopped
+            if process.listens and not process.stopped
         ]
         found = sync_state(running, GROUP, timeout_s=REPLY_S)
         if found is None:
@@ -145,7 +157,7 @@ class ClusterView:
         return self._ask(self.controllers[index], self.controller_address(index), code)
 
     def _ask(self, process: Process, address: str, code: int) -> frames.Reply | None:
-        if not process.runs or process.stopped:
+        if process.stopped or not process.listens:
             return None
         try:
             return ask(address, code, timeout_s=REPLY_S)

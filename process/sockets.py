@@ -1,4 +1,4 @@
-"""Options of TCP sockets, and whether a port is free.
+"""Options of TCP sockets, whether a port is free, and the error that names who has it.
 
 After a link is cut TCP retransmits at growing intervals for a quarter of an hour, and notices late
 that the link works again. With a limit for unacknowledged bytes the connection fails instead, and a
@@ -6,7 +6,12 @@ new one can be made at once.
 """
 
 import asyncio
+import contextlib
+import errno
 import socket
+from collections.abc import Iterator
+
+from batonmq.process.listeners import holder_of
 
 _IP = (socket.AF_INET, socket.AF_INET6)
 
@@ -47,3 +52,25 @@ def is_port_free(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+class CannotListenError(OSError):
+    """A port on which this process cannot listen: what it is for, which, and who has it."""
+
+    def __init__(self, what: str, port: int, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            holder = holder_of(port)
+            reason = f"it is taken by {holder}" if holder else "it is taken"
+        super().__init__(f"{what} port {port}: {reason}")
+
+
+@contextlib.contextmanager
+def listening_as(what: str, port: int) -> Iterator[None]:
+    """An OSError inside becomes a CannotListenError."""
+    try:
+        yield
+    except CannotListenError:
+        raise
+    except OSError as error:
+        raise CannotListenError(what, port, error) from error

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from batonmq.process.clock import boot_ms
+from batonmq.process.sockets import listening_as
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.protocol.message_id import split_address
 from batonmq.remoting.command import RemotingCommand
@@ -144,10 +145,11 @@ class RemotingServer(Endpoint):
     async def listen(self, host: str, port: int) -> int:
         """Listens on one more address and returns the port bound (`port` 0: any free one).
 
-        Raises OSError, for example where the port is taken.
+        Raises CannotListenError, for example where the port is taken.
         """
         loop = self._bind()
-        listener = await loop.create_server(self._new_connection, host, port, backlog=1024)
+        with listening_as(self.name, port):
+            listener = await loop.create_server(self._new_connection, host, port, backlog=1024)
         self._listeners.append(listener)
         bound = int(listener.sockets[0].getsockname()[1])
         log.info("listening endpoint=%s address=%s:%d", self.name, host, bound)

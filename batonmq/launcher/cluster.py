@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from batonmq.client.admin.admin import Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin
@@ -18,16 +18,19 @@ from batonmq.launcher.children import ChildChanged, Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import announce, withdraw
 from batonmq.launcher.events import Event, Reporter
-from batonmq.launcher.layout import BrokerNode, Layout
+from batonmq.launcher.layout import BrokerNode, Layout, NameServerNode, Node
 from batonmq.launcher.preparation import (
+    PortsTakenError,
     StartError,
     check_folder,
     check_ports,
     lock_folder,
+    taken_ports,
     write_configs,
 )
 from batonmq.launcher.watch import ClusterView, poll
 from batonmq.process.clock import wall_ms
+from batonmq.process.listeners import listens
 from batonmq.process.lock_file import FolderLock
 
 POLL_STARTING_S = 0.05
@@ -53,8 +56,11 @@ class Cluster:
         self._poll_now = asyncio.Event()
         self._lock: FolderLock | None = None
         self._gave_up: set[str] = set()
-        self.hopeless: asyncio.Future[str] | None = None
-        """Done with the reason of `gave_up`."""
+        self._served: set[str] = set()
+        """See `serves`."""
+        self._asked: list[str] = []
+        self.hopeless: asyncio.Future[StartError] | None = None
+        """Done with the reason why this start cannot succeed any more."""
         self.on_view: Callable[[ClusterView], None] = lambda view: None
 
     async def start(self) -> None:
@@ -71,8 +77,7 @@ class Cluster:
             write_document(self.layout.planned_cluster_file, planned)
         except OSError as exc:
             raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
-        self._admin = Admin(self.layout.name_server_addresses)
-        await self._admin.start()
+        self._admin = Admin(self.layout.name_server_addresses)  # asks nobody before its start
         self.hopeless = asyncio.get_running_loop().create_future()
         await self.children.start_all()
         self._watcher = asyncio.create_task(self._watch(), name="watch-cluster")
@@ -86,6 +91,8 @@ class Cluster:
                     f"the cluster is not whole after {seconds:.0f} s:"
                     f" {self.view.missing(self.layout)}"
                 )
+            if self.hopeless is not None and self.hopeless.done():
+                raise self.hopeless.result()
             for child in self.children.by_name.values():
                 if child.pid is None and child.process is not None:
                     raise StartError(
@@ -115,7 +122,8 @@ class Cluster:
     @property
     def controller(self) -> ControllerAdmin:
         """Calls to the controllers of this cluster, led to the leader."""
-        return self.admin.controller([n.controller_address for n in self.layout.controllers])
+        serving = filter(self.serves, self.layout.controllers)
+        return self.admin.controller([node.controller_address for node in serving])
 
     @property
     def admin(self) -> Admin:
@@ -132,7 +140,12 @@ class Cluster:
     async def _watch(self) -> None:
         while True:
             self._poll_now.clear()
-            before, self.view = self.view, await poll(self.admin, self.layout, self.view)
+            served = [node for node in self.layout.name_servers if self.serves(node)]
+            before = self.view
+            if served:
+                await self._ask_only(served)
+                controllers = [node.controller_address for node in served if node.controller_id]
+                self.view = await poll(self.admin, self.layout.groups, controllers, before)
             self._report_changes(before, self.view)
             self.on_view(self.view)
             if not self.whole and self.view.is_whole(self.layout):
@@ -165,11 +178,45 @@ class Cluster:
             self._gave_up.add(name)
         else:
             self._gave_up.discard(name)
-        why = gave_up(self.layout, self._gave_up, was_whole=self.whole)
-        if why and self.hopeless is not None and not self.hopeless.done():
-            self.hopeless.set_result(why)
+        self._served.discard(name)
+        taken = taken_ports(change.node) if name in self._gave_up and not self.whole else []
+        if taken:  # somebody was faster: what answers there is no part of this cluster
+            self._end_start(PortsTakenError(taken))
+        elif why := gave_up(self.layout, self._gave_up, was_whole=self.whole):
+            child = self.children.by_name[name]
+            self._end_start(
+                StartError(f"{why}; the end of {child.log_path}:\n{tail_of_log(child)}")
+            )
         self._write()
         self._poll_now.set()
+
+    def _end_start(self, why: StartError) -> None:
+        if self.hopeless is not None and not self.hopeless.done():
+            self.hopeless.set_result(why)
+
+    def serves(self, node: Node) -> bool:
+        """Whether its process was seen to listen on its ports: only then is it asked anything.
+
+        The port of one that has not come so far, or has ended, may be another cluster's.
+        """
+        if node.name in self._served:
+            return True
+        pid = self.children.by_name[node.name].pid
+        if pid is None or not all(listens(pid, port) for port in node.ports):
+            return False
+        self._served.add(node.name)
+        return True
+
+    async def _ask_only(self, name_servers: Sequence[NameServerNode]) -> None:
+        """Points `admin` at these."""
+        addresses = [node.address for node in name_servers]
+        if addresses == self._asked:
+            return
+        before, self._admin = self._admin, Admin(addresses)
+        self._asked = addresses
+        await self._admin.start()
+        if before is not None:
+            await before.close()
 
     def _report_changes(self, before: ClusterView, after: ClusterView) -> None:
         for name, group in after.groups.items():

@@ -64,7 +64,7 @@ class LiveView(MemoryReporter):
     async def _ask(self) -> None:
         assert self._cluster is not None
         for node in self._layout.brokers:
-            if self._cluster.children.by_name[node.name].pid is None:
+            if not self._cluster.serves(node):
                 self._progress.pop(node.address, None)
                 continue
             try:

@@ -1,7 +1,8 @@
 """The command `batonmq`: `up`, `demo`, and the three servers one at a time.
 
 Imports are kept inside the commands: `--help` loads click and nothing of the cluster.
-Exit codes: 0 done, 1 it could not be done, 2 wrong usage or the extra `server` is not installed.
+Exit codes: 0 done, 1 it could not be done, 2 wrong usage, ports that others hold, or the extra
+`server` is not installed.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def up(
         sys.exit(run_up(layout, respawn=respawn, as_json=as_json))
     except StartError as exc:
         click.echo(f"batonmq up: {exc}", err=True)
-        sys.exit(1)
+        sys.exit(exc.exit_code)
 
 
 @main.command()
@@ -133,7 +134,7 @@ def demo(
             code = run_demo(options)
         except StartError as exc:
             click.echo(f"batonmq demo: {exc}", err=True)
-            code = 1
+            code = exc.exit_code
     sys.exit(code)
 
 

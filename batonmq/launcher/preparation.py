@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import yaml
 
-from batonmq.launcher.layout import HOST, Layout, LayoutError, Settings, config_of
+from batonmq.launcher.layout import Layout, LayoutError, Node, Settings, config_of
+from batonmq.process.listeners import holder_of
 from batonmq.process.lock_file import FolderLock, FolderLockedError
 from batonmq.process.password_file import make_password
 from batonmq.process.sockets import check_port_free
@@ -19,7 +21,22 @@ MIN_FREE_BYTES: Final = 1 << 30
 
 
 class StartError(Exception):
-    """Why the cluster cannot start, in one line."""
+    """Why the cluster cannot start."""
+
+    exit_code = 1
+
+
+class PortsTakenError(StartError):
+    """Ports of the cluster that others hold: all of them, and who has them."""
+
+    exit_code = 2
+
+    def __init__(self, taken: Sequence[str]) -> None:
+        count = "a port is" if len(taken) == 1 else f"{len(taken)} ports are"
+        lines = "\n".join(f"  {one}" for one in taken)
+        super().__init__(
+            f"{count} not free:\n{lines}\nend what listens there, or choose another --base-port"
+        )
 
 
 def lock_folder(layout: Layout) -> FolderLock:
@@ -42,19 +59,22 @@ def lock_folder(layout: Layout) -> FolderLock:
 
 
 def check_ports(layout: Layout) -> None:
-    """Raises StartError that names the first port that is taken."""
-    for node in layout.nodes:
-        for port in node.ports:
-            try:
-                check_port_free(HOST, port)
-            except OSError as exc:
-                if exc.errno not in (errno.EADDRINUSE, errno.EACCES):
-                    raise
-                raise StartError(
-                    f"port {port} of {node.name} is"
-                    f" {'taken' if exc.errno == errno.EADDRINUSE else 'not allowed'}:"
-                    " end what listens there or choose another --base-port"
-                ) from exc
+    """Raises PortsTakenError with every port that is not free."""
+    taken = [text for node in layout.nodes for text in taken_ports(node)]
+    if taken:
+        raise PortsTakenError(taken)
+
+
+def taken_ports(node: Node) -> list[str]:
+    """The ports of a node on which it could not listen now, each with who has it."""
+    found = []
+    for port in node.ports:
+        try:
+            check_port_free(node.host, port)
+        except OSError as exc:
+            who = holder_of(port) if exc.errno == errno.EADDRINUSE else ""
+            found.append(f"{port} of {node.name}: {who or exc.strerror}")
+    return found
 
 
 def check_folder(layout: Layout, needed_bytes: int = MIN_FREE_BYTES) -> None:

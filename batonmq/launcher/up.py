@@ -9,7 +9,6 @@ import uvloop
 from batonmq.launcher.cluster import Cluster, stop_event
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
 from batonmq.launcher.layout import Layout
-from batonmq.launcher.preparation import StartError
 
 
 def run_up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
@@ -36,7 +35,7 @@ async def _up(layout: Layout, *, respawn: bool, as_json: bool) -> int:
         cluster.hopeless.add_done_callback(lambda _: stop.set())
         await stop.wait()
         if cluster.hopeless.done():
-            raise StartError(cluster.hopeless.result())
+            raise cluster.hopeless.result()
     finally:
         if view is not None:
             await view.close()

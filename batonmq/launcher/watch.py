@@ -6,7 +6,7 @@ Each poll is one request to the leading controller (1006) and one to a name serv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from batonmq.client.admin.admin import Admin
@@ -71,13 +71,15 @@ class ClusterView:
         return ""
 
 
-async def poll(admin: Admin, layout: Layout, before: ClusterView) -> ClusterView:
-    """Polls once. What gets no reply (an election runs) stays as it was `before`."""
+async def poll(
+    admin: Admin, names: Sequence[str], controllers: Sequence[str], before: ClusterView
+) -> ClusterView:
+    """Asks once for the groups of these names. What gets no reply (an election runs) stays as it
+    was `before`."""
     groups = dict(before.groups)
     routes = dict(before.routes)
     try:
-        leader = admin.controller([node.controller_address for node in layout.controllers])
-        data = await leader.sync_state_data(layout.groups)
+        data = await admin.controller(controllers).sync_state_data(names)
         for name, info in data.replicas_info_table.items():
             groups[name] = _group(name, info)
     except BatonError:

@@ -40,6 +40,7 @@ from batonmq.controller.rules.commands import (
 )
 from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import HistoryEvent
+from batonmq.process.sockets import check_port_free, listening_as
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1 import controller_pb2_grpc as pb_grpc
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
@@ -91,7 +92,10 @@ class GrpcEndpoint(pb_grpc.ControllerServiceServicer):
         self._server: Any = None
 
     async def listen(self, address: str) -> int:
-        """Serves on `host:port` (port 0: any). Returns the port. Raises OSError if it is taken."""
+        """Serves on `host:port` (port 0: any). Returns the port. Raises CannotListenError."""
+        host, _, wanted = address.rpartition(":")
+        with listening_as("gRPC", int(wanted)):
+            check_port_free(host.strip("[]"), int(wanted))
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         pb_grpc.add_ControllerServiceServicer_to_server(  # type: ignore[no-untyped-call]
             self, server

@@ -13,6 +13,7 @@ once a leader is elected and reports how far they are committed.
 """
 
 import asyncio
+import errno
 import functools
 import logging
 import os
@@ -44,9 +45,9 @@ from batonmq.controller.rules.commands import AnyCommand
 from batonmq.controller.rules.state import ControllerState
 from batonmq.process.clock import boot_s
 from batonmq.process.password_file import read_password
-from batonmq.process.sockets import check_port_free
+from batonmq.process.sockets import CannotListenError, check_port_free, listening_as
 
-__all__ = ["PortTakenError", "RaftLog", "RaftSettings", "make_conf"]
+__all__ = ["RaftLog", "RaftSettings", "make_conf"]
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +75,6 @@ SNAPSHOT_NAME: Final = "snapshot"
 COMPACT_AFTER_ENTRIES: Final = 2_000
 LOG_ALARM_BYTES: Final = 32 << 20
 """Half of the one batch in which a follower must be able to receive a whole log."""
-
-
-class PortTakenError(OSError):
-    """A port of this node cannot be bound; the message names it and why."""
 
 
 def make_conf(timings: RaftTimings, bind_address: str, **own: Any) -> SyncObjConf:
@@ -212,7 +209,7 @@ class RaftLog:
     async def start(self) -> None:
         """Opens the log, binds the Raft port and joins the others.
 
-        Raises PortTakenError, JournalDamage or OSError for a folder that cannot be used,
+        Raises CannotListenError, JournalDamage or OSError for a folder that cannot be used,
         MembersChangedError for one of another quorum, PasswordFileError, ValueError under -O.
         """
         if not __debug__:
@@ -221,7 +218,9 @@ class RaftLog:
         settings = self._settings
         host, port = settings.bind_host or settings.self_peer.host, settings.self_peer.raft_port
         password = read_password(settings.password_file) if settings.password_file else None
-        _check_port_free(host, port)
+        # At once: pysyncobj would retry the bind in its thread.
+        with listening_as("Raft", port):
+            check_port_free(host, port)
         journal, snapshots = self._open_folder()
         try:
             check_members(settings.folder, self._membership)
@@ -239,7 +238,8 @@ class RaftLog:
         try:
             await asyncio.to_thread(self._node.waitBinded)
         except SyncObjException as error:
-            raise PortTakenError(f"cannot bind Raft port {host}:{port}") from error
+            taken = OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            raise CannotListenError("Raft", port, taken) from error
 
     def _conf(self, bind_address: str, **objects: Any) -> SyncObjConf:
         settings, timings = self._settings, self._settings.timings
@@ -472,11 +472,3 @@ class RaftLog:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
             pass  # the loop is closed
-
-
-def _check_port_free(host: str, port: int) -> None:
-    """Raises PortTakenError at once: pysyncobj would retry the bind in its thread."""
-    try:
-        check_port_free(host, port)
-    except OSError as error:
-        raise PortTakenError(f"cannot bind Raft port {host}:{port}: {error.strerror}") from error

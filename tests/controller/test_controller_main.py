@@ -68,7 +68,7 @@ def test_a_taken_port_is_one_line_and_exit_1(
         code, written = finish(start(write_config(tmp_path, base)))
     assert code == 1
     said = [line for line in written.splitlines() if line.startswith("controller:")]
-    assert len(said) == 1 and f"remoting port {base}" in said[0], written
+    assert len(said) == 1 and f"controller port {base}: it is taken by process" in said[0], written
     assert "Traceback" not in written
 
 

@@ -20,7 +20,8 @@ from raft_cluster import BECOME, QUICK, Cluster, apply_id, free_peers, with_clus
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Applied, Machine, NotApplied, Unknown
-from batonmq.controller.raft.node import PortTakenError, RaftLog, RaftSettings, make_conf
+from batonmq.controller.raft.node import RaftLog, RaftSettings, make_conf
+from batonmq.process.sockets import CannotListenError
 
 
 def test_the_pinned_version_still_has_the_names_the_hooks_stand_on() -> None:
@@ -192,7 +193,7 @@ def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
             taken.bind(("127.0.0.1", peer.raft_port))
             taken.listen()
             node = RaftLog(RaftSettings(peer, (peer,), QUICK, tmp_path), Machine())
-            with pytest.raises(PortTakenError, match=f"Raft port 127.0.0.1:{peer.raft_port}"):
+            with pytest.raises(CannotListenError, match=f"Raft port {peer.raft_port}: it is taken"):
                 await node.start()
             await node.close()
 

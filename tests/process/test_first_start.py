@@ -7,6 +7,7 @@ folder that it left. The usual run takes every `STRIDE`-th n, the soak all of th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import Final
 import pytest
 
 from lab.processes import free_base_port, is_running, spawn_talking, tail, wait_for
-from lab.up import rounds
+from lab.up import ClusterProcess, rounds
 
 pytestmark = pytest.mark.process
 
@@ -148,3 +149,41 @@ def test_a_brokers_first_start_killed_at_any_step(
     assert kills >= some // STRIDE
     os.kill(controller, signal.SIGTERM)
     assert zygote.reap(controller) == 0
+
+
+def test_a_cluster_that_a_wrong_key_stopped_starts_once_it_is_right(tmp_path: Path) -> None:
+    """1 every broker refuses its configuration; `batonmq up` gives up in its first second, with
+    controllers that have begun their logs. 2 The key is mended. 3 The same folder starts."""
+    with_typo = ClusterProcess(tmp_path, overrides={"broker": {"flushDiskTypo": "x"}})
+    with_typo.spawn()
+    assert with_typo.process is not None
+    assert with_typo.process.wait(30) == 1
+    assert "flushDiskTypo" in with_typo.log_path.read_text()
+    journals = list(tmp_path.glob("data/*/controller/raft/journal"))
+    with ClusterProcess(tmp_path) as right:
+        assert right.master()["role"] == "MASTER"
+    assert journals, "the controllers had begun"
+
+
+@pytest.mark.parametrize("after_s", [0.3, 0.6, 0.9])
+def test_a_cluster_whose_first_start_is_killed_starts_again(tmp_path: Path, after_s: float) -> None:
+    """`kill -9` of `batonmq up`, which takes its processes with it, in its first second."""
+    first = ClusterProcess(tmp_path)
+    first.spawn()
+    assert first.process is not None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        first.process.wait(after_s)  # its first steps, wherever they are by then
+    first.process.kill()
+    first.process.wait(30)
+    configs = [str(path) for path in tmp_path.glob("data/conf/*.yaml")]
+    wait_for("the end of its processes", lambda: not any(map(_runs_with, configs)))
+    with ClusterProcess(tmp_path) as again:
+        assert again.master()["role"] == "MASTER"
+
+
+def _runs_with(config: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if config.encode() in path.read_bytes():
+                return True
+    return False

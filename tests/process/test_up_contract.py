@@ -213,18 +213,56 @@ def run_up(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
 
 
-def test_a_taken_port_is_one_line_and_exit_1(tmp_path: Path) -> None:
-    """Somebody listens on the second broker's port: which port, whose it would be, exit 1."""
-    base = free_base_port(3)
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", base + 1135))
-        taken.listen()
-        done = run_up("--data", str(tmp_path / "data"), "--base-port", str(base))
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert f"port {base + 1135}" in line and "taken" in line
-    assert not (tmp_path / "data" / "cluster.json").exists()
+def test_every_taken_port_is_named_with_its_holder_and_exit_2(tmp_path: Path) -> None:
+    """Somebody listens on two ports, on one of them for all addresses; nothing was started."""
+    base, data = free_base_port(3), tmp_path / "data"
+    with (
+        socket.create_server(("", base + 102)),
+        socket.create_server(("127.0.0.1", base + 1135)),
+    ):
+        done = run_up("--data", str(data), "--base-port", str(base))
+    assert (done.returncode, done.stdout) == (2, "")
+    said = [line.strip() for line in done.stderr.splitlines()]
+    assert said[0] == "batonmq up: 2 ports are not free:"
+    assert said[1].startswith(f"{base + 102} of namesrv-1: process {os.getpid()} (")
+    assert said[2].startswith(f"{base + 1135} of broker-a-1: process {os.getpid()} (")
+    assert "--base-port" in said[3] and len(said) == 4
+    assert not list(data.glob("*/process.log"))
+
+
+def test_a_second_cluster_on_the_ports_of_a_running_one_is_refused(
+    whole: ClusterProcess, tmp_path: Path
+) -> None:
+    servers, brokers = whole.document["nameServers"], whole.document["brokers"][:3]
+    pids = [whole.pid_of(one) for one in (*servers, *brokers)]
+    ports = ["--base-port", str(whole.base_port)]
+    for command in (["up", "--data", str(tmp_path / "data")], ["demo"]):
+        argv = [*ClusterProcess.COMMAND[:-1], *command, *ports]
+        done = subprocess.run(
+            argv, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        )
+        assert done.returncode == 2, done.stderr
+        assert f"{4 * 3 + 3 * 3} ports are not free" in done.stderr
+        assert all(f": process {pid} (" in done.stderr for pid in pids)
+    assert all(map(is_running, pids))
+
+
+def test_who_takes_a_port_after_the_check_is_named_and_never_asked(tmp_path: Path) -> None:
+    """1 `batonmq up` finds all ports free and starts its processes. 2 Somebody takes one before
+    they listen. 3 It ends with 2, names who has it, and never sent a byte there."""
+    base, data = free_base_port(3), tmp_path / "data"
+    argv = [*ClusterProcess.COMMAND, "--data", str(data), "--base-port", str(base)]
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as up:
+        wait_for("the end of the check", (data / "conf" / "cluster.json").exists)
+        with socket.create_server(("127.0.0.1", base + 102)) as taken:
+            _, said = up.communicate(timeout=60)
+            taken.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                taken.accept()
+    assert up.returncode == 2, said
+    assert f"{base + 102} of namesrv-1: process {os.getpid()} (" in said
 
 
 def below_a_file(folder: Path) -> Path:
