@@ -339,7 +339,7 @@ def test_a_taken_port_is_an_os_error() -> None:
         second = NamesrvService(
             NamesrvConfig(listen_port=scene.service.port, bind_address="127.0.0.1")
         )
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OSError, match="is taken by process"):
             await second.start()
 
     play(script)
