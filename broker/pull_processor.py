@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from batonmq.broker.consumer_manager import ConsumerManager
+from batonmq.broker.offset_clamp import commit_refusal, where_to_go_on
 from batonmq.broker.pull_hold import Held, PullHold
 from batonmq.broker.relay import Relay
 from batonmq.broker.replies import pull_frame, pull_header, refusal, refusal_of
@@ -64,6 +65,7 @@ class Pull:
 
     channel: Connection
     opaque: int
+    group: str
     topic: str
     queue_id: int
     max_num: int
@@ -121,7 +123,7 @@ class PullProcessor:
             return
         ext = request.ext
         if ext.sys_flag & PULL_COMMIT_OFFSET and ext.commit_offset >= 0:
-            self._offsets.commit(ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
+            self._commit(ext)
         suspend_ms = self._suspend_ms(ext)
         self._answer_or_hold(pull, ext.queue_offset, self._clock_ms() + suspend_ms, suspend_ms > 0)
 
@@ -227,6 +229,7 @@ class PullProcessor:
         return Pull(
             channel,
             request.opaque,
+            ext.consumer_group,
             ext.topic,
             ext.queue_id,
             max(1, ext.max_msg_nums),
@@ -234,6 +237,12 @@ class PullProcessor:
             self._wanted(ext),
             request.is_ours,
         )
+
+    def _commit(self, ext: PullFields) -> None:
+        """The pull's progress, unless it would not last: the client commits it again."""
+        queue = (ext.topic, ext.queue_id)
+        if commit_refusal(self._gate, self._store, *queue, ext.commit_offset) is None:
+            self._offsets.commit(ext.consumer_group, *queue, ext.commit_offset)
 
     def _check_group(self, group: str) -> None:
         config = self._topics.group(group, writable=self._gate.refusal is None)
@@ -288,11 +297,17 @@ class PullProcessor:
                 Held(pull.topic, pull.queue_id, waits_from, deadline_ms, pull.channel, pull)
             )
             return
+        next_offset = result.next_begin_offset
+        if code == ResponseCode.PULL_NOT_FOUND:
+            next_offset = offset
+        elif code == ResponseCode.PULL_OFFSET_MOVED and offset > next_offset:
+            committed = self._offsets.query(pull.group, pull.topic, pull.queue_id)
+            next_offset = where_to_go_on(self._gate, next_offset, committed)
         header = pull_header(
             pull.opaque,
             code,
             result.status.name,
-            offset if code == ResponseCode.PULL_NOT_FOUND else result.next_begin_offset,
+            next_offset,
             result.min_offset,
             result.max_offset,
         )

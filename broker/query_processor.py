@@ -7,6 +7,7 @@ QueryMessageProcessor in Java.
 
 from __future__ import annotations
 
+from batonmq.broker.offset_clamp import commit_refusal
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import RoleGate
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -52,11 +53,11 @@ class OffsetProcessor:
     def update_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """15. Only the master keeps progress; a slave's copy comes from it (R31)."""
         self._require_master()
-        self._offsets.commit(
-            text(request, "consumerGroup"),
-            *_queue(request),
-            number(request, "commitOffset"),
-        )
+        group, queue = text(request, "consumerGroup"), _queue(request)
+        offset = number(request, "commitOffset")
+        if refusal := commit_refusal(self._gate, self._store, *queue, offset):
+            raise refusal
+        self._offsets.commit(group, *queue, offset)
         return RemotingCommand.response_to(request)
 
     def search_by_time(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

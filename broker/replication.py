@@ -7,6 +7,7 @@ is its own master.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from batonmq.broker.config import BrokerSections
@@ -50,6 +51,8 @@ class Replication:
         self._hooks = hooks
         self.ha: AutoSwitchHAService | None = None
         self.manager: ReplicasManager | None = None
+        self.actions: RoleActions | None = None
+        self._clamping: set[asyncio.Task[None]] = set()
         if not config.broker.enable_controller_mode:
             return
         self.ha = AutoSwitchHAService(
@@ -61,7 +64,7 @@ class Replication:
             prove_master=self._prove_master,
             clock_ms=path.clock_ms,
         )
-        actions = RoleActions(path, self.ha, tables, slave_sync, hooks, self._report)
+        self.actions = actions = RoleActions(path, self.ha, tables, slave_sync, hooks, self._report)
         self.manager = self._new_manager(actions, self.ha)
         path.replicate(self.ha, self.manager.lease_valid, actions.first_acked)
 
@@ -94,6 +97,8 @@ class Replication:
         self._path.acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
         if self.manager is not None:
             await self.manager.close(reason)
+        for clamping in self._clamping:
+            clamping.cancel()
         if self.ha is not None:
             await self.ha.close()
 
@@ -104,6 +109,11 @@ class Replication:
                 lease=self.manager.lease_valid(now_ms),
                 required_set_whole=self.ha.required_set_whole,
             )
+
+    @property
+    def offsets_clamped(self) -> int:
+        """How many offsets of groups lay above the end of their queue, since the start (R44)."""
+        return self.actions.offsets_clamped if self.actions is not None else 0
 
     def in_sync_count(self) -> int:
         """The size of the recorded SyncStateSet."""
@@ -132,6 +142,15 @@ class Replication:
     def on_truncated(self, from_offset: int, to_offset: int) -> None:
         log.warning("log_truncated from_offset=%d to_offset=%d", from_offset, to_offset)
         self._report("truncated", fromOffset=from_offset, toOffset=to_offset)
+        if self.actions is not None:
+            clamping = asyncio.get_running_loop().create_task(self.actions.log_truncated())
+            self._clamping.add(clamping)
+            clamping.add_done_callback(self._clamped)
+
+    def _clamped(self, clamping: asyncio.Task[None]) -> None:
+        self._clamping.discard(clamping)
+        if not clamping.cancelled() and (failed := clamping.exception()) is not None:
+            log.error("offsets_not_clamped", exc_info=failed)
 
     def on_diverged(self, reason: str) -> None:
         log.error("log_diverged reason=%s", reason)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable
 from typing import Protocol
 
+from batonmq.broker.offset_clamp import OffsetClamp
 from batonmq.broker.slave_sync import BrokerTables, Followed, SlaveSynchronize
 from batonmq.broker.write_path import WritePath
 from batonmq.ha.service import AutoSwitchHAService
@@ -71,6 +72,7 @@ class RoleActions:
         self._hooks = hooks
         self._report = report
         self._lease_lost_ms: int | None = None
+        self._clamp = OffsetClamp(tables.offsets, path.store)
 
     def log_facts(self) -> LogFacts:
         store = self._store
@@ -87,21 +89,27 @@ class RoleActions:
         self._leave_role(view.master_epoch)
         self._slave_sync.follow(None)
         log_end = await self._ha.change_to_master(view)
+        clamped = await self._clamp.for_view(view)
         await role_durable  # R2: nothing is acknowledged in an epoch that a crash could forget
         self._acks.begin_epoch(view.master_epoch)
         self._tables.topics.set_state_version(view.master_epoch)
         self._tables.offsets.set_state_version(view.master_epoch)
         self._lease_lost_ms = None
+        self._gate.after_unclean = view.unclean_epoch == view.master_epoch
         self._gate.open()
         self._hold.release()
         self._hooks.routes_changed()
         log.info("master_opened master_epoch=%d log_end=%d", view.master_epoch, log_end)
-        self._report("opened", maxOffset=log_end, confirmOffset=self._store.confirm_offset)
+        told = {"offsetsClamped": clamped} if clamped else {}
+        confirmed = self._store.confirm_offset
+        self._report("opened", maxOffset=log_end, confirmOffset=confirmed, **told)
 
     async def become_slave(self, view: RoleView) -> None:
         self._leave_role(view.master_epoch, view.master_address)
         self._store.stop_writes()
         self._hooks.role_left()
+        self._slave_sync.follow(None)
+        await self._clamp.for_view(view)
         self._slave_sync.follow(Followed(view.master_address, view.master_epoch))
         await self._ha.change_to_slave(view)
         self._gate.follow(view.master_epoch, view.master_address)
@@ -117,6 +125,17 @@ class RoleActions:
         self._slave_sync.follow(None)
         self._hold.release()
         await self._ha.stand_down(view)
+
+    async def log_truncated(self) -> None:
+        """Groups may have consumed what this replica has cut: its own offsets of them go back, and
+        the master's replace them (R44)."""
+        await self._clamp.run()
+        self._slave_sync.fetch_offsets_again()
+
+    @property
+    def offsets_clamped(self) -> int:
+        """How many offsets of groups were set to the end of their queue since the start."""
+        return self._clamp.total
 
     def lease_changed(self, valid: bool) -> None:
         """Reports to the history, too, how a mastership continued after its lease had run out."""

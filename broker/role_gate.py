@@ -66,6 +66,8 @@ class RoleGate:
         self._stopping: Refusal | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called after each change of the role or of the master that it names."""
+        self.after_unclean = False
+        """This mastership began with an unclean election: clients may know of more than it has."""
 
     def opening(self, master_epoch: int) -> None:
         """Mastership of `master_epoch` begins; no write is taken before `open`."""

@@ -117,6 +117,11 @@ class SlaveSynchronize:
         self._table_version = self._offset_version = ""
         self._wake.set()
 
+    def fetch_offsets_again(self) -> None:
+        """The own offsets may not be the master's any more, though it has not changed its own."""
+        self._offset_version = ""
+        self._wake.set()
+
     async def _run(self) -> None:
         quiet = False
         while True:

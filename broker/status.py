@@ -167,5 +167,6 @@ class BrokerStatus:
                 "requiredSet": ",".join(map(str, sorted(replication.ha.required_set))),
                 "syncStateSetEpoch": str(view.sync_state_set_epoch if view else 0),
                 "lastEpoch": str(path.store.epochs.last_epoch),
+                "consumerOffsetsClamped": str(replication.offsets_clamped),
             }
         return info

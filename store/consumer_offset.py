@@ -10,7 +10,8 @@ Origin: Java `ConsumerOffsetManager`, and `SlaveSynchronize`, which compares no 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,17 @@ SEPARATOR = "@"
 NO_OFFSET = -1
 # Java moves the data version once per so many commits, not at each.
 _COMMITS_PER_VERSION = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Offsets of a group in a topic that were above the end of their queue: of how many queues,
+    and by how many messages in all."""
+
+    group: str
+    topic: str
+    queues: int
+    messages: int
 
 
 class _OffsetFile(ConsumerOffsetSerializeWrapper):
@@ -120,6 +132,29 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         self._commits += 1
         if self._commits % _COMMITS_PER_VERSION == 0:
             self._new_version()
+
+    def clamped(self, end_of: Callable[[str, int], int]) -> Iterator[Lowered | None]:
+        """Sets every offset above `end_of(topic, queue id)` to that end, one `topic@group` a step.
+
+        A step gives what it has lowered, None for nothing. The table may change between two steps;
+        what is new by then is left out.
+        """
+        for key in list(self._table):
+            topic, _, group = key.partition(SEPARATOR)
+            offsets = self._table.get(key, {})
+            ends = {
+                queue_id: end
+                for queue_id, offset in offsets.items()
+                if offset > (end := end_of(topic, queue_id))
+            }
+            if not ends:
+                yield None
+                continue
+            messages = sum(offsets[queue_id] - end for queue_id, end in ends.items())
+            offsets.update(ends)
+            self._commits += 1
+            self._new_version()
+            yield Lowered(group, topic, len(ends), messages)
 
     # From the master.
 

@@ -68,17 +68,19 @@ class Rig:
         suspend_ms: int = 0,
         tags: str = "*",
         count: int = 32,
+        group: str = "g",
+        commit: int = -1,
     ) -> RemotingCommand:
         return await self.ask(
             11,
             {
-                "consumerGroup": "g",
+                "consumerGroup": group,
                 "topic": topic,
                 "queueId": str(queue),
                 "queueOffset": str(offset),
                 "maxMsgNums": str(count),
-                "sysFlag": str(4 | (2 if suspend_ms else 0)),
-                "commitOffset": "0",
+                "sysFlag": str(4 | (2 if suspend_ms else 0) | (1 if commit >= 0 else 0)),
+                "commitOffset": str(max(commit, 0)),
                 "suspendTimeoutMillis": str(suspend_ms),
                 "subVersion": "0",
                 "subscription": tags,

@@ -60,12 +60,22 @@ class Violation(AssertionError):
 
 
 class _Table:
+    """Topics and offsets of nothing."""
+
+    master_epoch = 0
+
     def set_state_version(self, version: int) -> None:
-        pass
+        self.master_epoch = version
+
+    def clamped(self, end_of: Any) -> tuple[None, ...]:
+        return ()
 
 
 class _NoSlaveSync:
     def follow(self, followed: object) -> None:
+        pass
+
+    def fetch_offsets_again(self) -> None:
         pass
 
 

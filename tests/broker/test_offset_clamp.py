@@ -1,0 +1,215 @@
+"""Progress of groups where acknowledged messages were cut, and where a commit would not last."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+import uvloop
+from lone_broker import Rig, free_port, run_with_broker, until
+
+from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
+from batonmq.broker.offset_clamp import STEPS_PER_TURN, OffsetClamp
+from batonmq.broker.role_actions import RoleActions
+from batonmq.broker.service import BrokerService
+from batonmq.ha.config import HAConfig
+from batonmq.protocol.codes import ResponseCode as Code
+from batonmq.protocol.role_view import RoleView
+from batonmq.store.config import StoreConfig
+
+AFTER_UNCLEAN = RoleView("C", "broker-a", 2, master_epoch=5, unclean_epoch=5)
+
+
+def commit(offset: int, group: str = "g") -> dict[str, str]:
+    queue = {"consumerGroup": group, "topic": "T", "queueId": "0"}
+    return queue | {"commitOffset": str(offset)}
+
+
+async def five_messages(rig: Rig) -> None:
+    """Queue 0 of T ends at 5. g had consumed 1,000 of it, h 3, and k 10 of a topic unknown here."""
+    for _ in range(5):
+        assert (await rig.send()).code == 0
+    offsets = rig.service.tables.offsets
+    offsets.commit("g", "T", 0, 1_000)
+    offsets.commit("g", "T", 1, 7)
+    offsets.commit("h", "T", 0, 3)
+    offsets.commit("k", "Gone", 2, 10)
+    offsets.set_state_version(4)
+
+
+def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(rig: Rig) -> None:
+        await five_messages(rig)
+        offsets = rig.service.tables.offsets
+        clamp = OffsetClamp(offsets, rig.service.store)
+        before, changes = offsets.table["T@g"], offsets.change_count
+        assert before == {0: 1_000, 1: 7}
+        assert await clamp.for_view(RoleView("C", "broker-a", 2, master_epoch=9)) == 0
+        caplog.clear()
+        assert await clamp.for_view(AFTER_UNCLEAN) == clamp.total == 3
+        assert offsets.table == {"T@g": {0: 5, 1: 0}, "T@h": {0: 3}, "Gone@k": {2: 0}}
+        assert offsets.change_count > changes, "slaves fetch it again"
+        assert offsets.writes_due(), "it is stored"
+        logged = [record.getMessage() for record in caplog.records]
+        assert "consumer_offsets_clamped group=g topic=T queues=2 messages=1002" in logged
+        # What the table is told in that epoch is of its queues: nothing is looked at again.
+        offsets.set_state_version(5)
+        offsets.commit("h", "T", 0, 77)
+        assert await clamp.for_view(AFTER_UNCLEAN) == 0
+        assert offsets.query("h", "T", 0) == 77
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r44_a_large_table_does_not_hold_up_the_loop(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        offsets = rig.service.tables.offsets
+        for number in range(3 * STEPS_PER_TURN):
+            offsets.commit(f"g{number}", "T", 0, 9)
+        clamp = OffsetClamp(offsets, rig.service.store)
+        task = asyncio.get_running_loop().create_task(clamp.run())
+        await asyncio.sleep(0)
+        assert sum(table[0] == 0 for table in offsets.table.values()) == STEPS_PER_TURN
+        assert await task == 3 * STEPS_PER_TURN
+
+    run_with_broker(tmp_path, play)
+
+
+def actions_of(rig: Rig, report: Any, change_to_master: Any) -> RoleActions:
+    service = rig.service
+    ha = Mock(required_set_whole=True, change_to_master=change_to_master)
+    ha.change_to_slave = AsyncMock()
+    return RoleActions(service.path, ha, service.tables, Mock(), Mock(), report)
+
+
+def test_r44_a_master_elected_uncleanly_lowers_them_before_it_opens_and_tells_it(
+    tmp_path: Path,
+) -> None:
+    async def play(rig: Rig) -> None:
+        await five_messages(rig)
+        service = rig.service
+        offsets, gate = service.tables.offsets, service.path.gate
+        reports: list[tuple[str, dict[str, Any]]] = []
+
+        async def change_to_master(view: RoleView) -> int:
+            if view == AFTER_UNCLEAN:  # only after this it is known where the queues end
+                assert offsets.query("g", "T", 0) == 1_000
+            return service.store.max_phy_offset
+
+        async def durable() -> None:
+            assert (offsets.query("g", "T", 0), gate.is_master) == (5, False)
+            assert offsets.master_epoch == 4, "a crash here leaves the rest to the next start"
+
+        actions = actions_of(rig, lambda kind, **f: reports.append((kind, f)), change_to_master)
+        await actions.become_master(AFTER_UNCLEAN, durable())
+        assert gate.is_master and gate.after_unclean and offsets.master_epoch == 5
+        assert (reports[-1][0], reports[-1][1]["offsetsClamped"]) == ("opened", 3)
+        assert actions.offsets_clamped == 3
+        # Later masterships are clean ones.
+        later = RoleView("C", "broker-a", 2, master_epoch=6, unclean_epoch=5)
+        await actions.become_master(later, asyncio.sleep(0))
+        assert gate.is_master and not gate.after_unclean
+        assert "offsetsClamped" not in reports[-1][1]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r44_a_slave_lowers_its_own_before_it_follows_such_a_master(tmp_path: Path) -> None:
+    """What the new master does not know of stays in its table: it may be elected some day."""
+
+    async def play(rig: Rig) -> None:
+        await five_messages(rig)
+        actions = actions_of(rig, Mock(), AsyncMock())
+        await actions.become_slave(AFTER_UNCLEAN)
+        assert rig.service.tables.offsets.query("g", "T", 0) == 5
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r44_a_replica_that_cuts_its_log_lowers_what_it_had_of_it(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        await five_messages(rig)
+        actions = actions_of(rig, Mock(), AsyncMock())
+        await actions.log_truncated()
+        assert rig.service.tables.offsets.query("g", "T", 0) == 5
+        assert actions._slave_sync.fetch_offsets_again.called  # type: ignore[attr-defined]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r44_a_cut_of_the_log_reaches_the_offsets(tmp_path: Path) -> None:
+    async def play() -> None:
+        sections = BrokerSections(
+            BrokerConfig(listen_port=free_port()),
+            StoreConfig(store_path_root_dir=str(tmp_path)),
+            HAConfig(),
+            ReplicasConfig(controller_grpc_addr="127.0.0.1:1"),
+        )
+        service = BrokerService(sections, Mock())
+        service.store.open()
+        offsets = service.tables.offsets
+        offsets.commit("g", "T", 0, 1_000)
+        service.replication.on_truncated(900, 500)
+        await until(lambda: offsets.query("g", "T", 0) == 0)
+        assert service.status.table()["consumerOffsetsClamped"] == "1"
+        await service.close()
+
+    uvloop.run(play())
+
+
+def test_r44_a_position_above_the_end_is_neither_committed_nor_skipped_from(
+    tmp_path: Path,
+) -> None:
+    """A consumer that lived through the election is at 1,000. 1. Its group is set back to 5. 2. Two
+    new messages come. 3. It must not commit 1,000, and goes on at 5, not behind the new ones."""
+
+    async def play(rig: Rig) -> None:
+        await five_messages(rig)
+        offsets, gate = rig.service.tables.offsets, rig.service.path.gate
+        await OffsetClamp(offsets, rig.service.store).for_view(AFTER_UNCLEAN)
+        for _ in range(2):
+            assert (await rig.send()).code == 0
+        # In an epoch like any other it is taken as RocketMQ takes it.
+        moved = await rig.pull(offset=1_000)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, "7")
+        gate.after_unclean = True
+        moved = await rig.pull(offset=1_000)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (Code.PULL_OFFSET_MOVED, "5")
+        refused = await rig.ask(15, commit(1_000))
+        assert refused.code == Code.INVALID_PARAMETER
+        assert "offset 1000 of T queue 0 is above its end, 7" in (refused.remark or "")
+        await rig.pull(offset=5, commit=1_000)
+        assert offsets.query("g", "T", 0) == 5
+        assert (await rig.ask(15, commit(7))).code == 0
+        assert offsets.query("g", "T", 0) == 7
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r31_r36_a_master_that_is_cut_off_commits_nothing_but_serves_what_is_confirmed(
+    tmp_path: Path,
+) -> None:
+    """No slave fetches such a commit, and the offsets of its successor replace it."""
+
+    async def play(rig: Rig) -> None:
+        await five_messages(rig)
+        offsets, gate = rig.service.tables.offsets, rig.service.path.gate
+        gate.standing(lease=False, required_set_whole=False)
+        refused = await rig.ask(15, commit(4, "h"))
+        assert refused.code == Code.SERVICE_NOT_AVAILABLE
+        assert "holds no lease" in (refused.remark or "")
+        found = await rig.pull(offset=0, commit=4, group="h")
+        assert found.code == 0 and found.body
+        assert offsets.query("h", "T", 0) == 3
+        # Without a lease, but with its whole set, it goes on (R36).
+        gate.standing(lease=False, required_set_whole=True)
+        assert (await rig.ask(15, commit(4, "h"))).code == 0
+        await rig.pull(offset=0, commit=5, group="h")
+        assert offsets.query("h", "T", 0) == 5
+
+    run_with_broker(tmp_path, play)
