@@ -8,8 +8,8 @@ acknowledgement: that is the master's (SAFETY R1).
 - One hop: a relayed request carries RELAY_FIELD (`EPOCH@HOST:PORT`: the masterEpoch that the relay
   knows, and the client). Who is not master, or master of a lower epoch, refuses it.
 - Once: a request that may have reached a master is never sent again. If the master goes away in
-  between, the client gets 14 and decides. Only a refusal at the gate, which names a newer epoch,
-  proves that nothing was stored; then it waits for that master.
+  between, the client gets 14 and decides. Only a refusal at the gate proves that nothing was
+  stored, and says so (NOT_STORED); then the request waits, and is sent again.
 - This project's own clients go to a new master themselves, so they are refused with its address.
 
 Bounded in number, bytes and time; what does not fit is refused as before.
@@ -28,8 +28,8 @@ from typing import Final
 import msgspec
 
 from batonmq.broker.role_gate import RoleGate
+from batonmq.process.backoff import Backoff
 from batonmq.protocol.codes import (
-    MASTER_EPOCH_HINT,
     RELAY_FIELD,
     LanguageCode,
     RequestCode,
@@ -58,8 +58,11 @@ WAIT_MS: Final = 2500
 """How long a request waits for a master: less than the 3 s after which a stock client gives up."""
 ANSWER_MS: Final = 3000
 PULL_ANSWER_MS: Final = 35_000
+NOT_STORED: Final = {RELAY_FIELD: "refused"}
+"""extFields of the reply to a relayed send that the gate did not take."""
 LOST_WAIT_MS: Final = 1000
-REDIAL_S: Final = 0.05
+PAUSE_FIRST_MS: Final = 25
+PAUSE_MAX_MS: Final = 200
 HELD_MAX: Final = 20_000
 HELD_BYTES_MAX: Final = 64 << 20
 SLICE: Final = 500
@@ -116,6 +119,8 @@ class Relay:
         self._held = 0
         self._held_bytes = 0
         self._next_slice: asyncio.Handle | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._pauses = Backoff(PAUSE_FIRST_MS, PAUSE_MAX_MS)
         self._dials: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -183,6 +188,13 @@ class Relay:
 
     def role_changed(self) -> None:
         """The role, or the known master, is another: what waits is looked at again."""
+        self._pauses.reset()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         if self._waiting and self._next_slice is None:
             loop = asyncio.get_running_loop()
             self._next_slice = loop.call_soon(self._slice, len(self._waiting))
@@ -205,6 +217,7 @@ class Relay:
         """Refuses all that waits."""
         while self._waiting:
             self._refuse(self._waiting.popleft(), STOPPING)
+        self._look_again()
         for dial in self._dials.values():
             dial.cancel()
         await asyncio.gather(*self._dials.values(), return_exceptions=True)
@@ -227,13 +240,14 @@ class Relay:
         elif not gate.refusal.master_address or gate.refusal.master_epoch < asked.epoch:
             self._waiting.append(asked)
         else:
-            self._pass_on(asked, *gate.refusal.hint)
+            self._pass_on(asked, gate.refusal.master_address, gate.refusal.master_epoch)
 
     def _pass_on(self, asked: Asked, address: str, epoch: int) -> None:
         connection = self._client.live_connection(address)
-        if connection is None:
+        if connection is None or self._pause is not None:
             self._waiting.append(asked)
-            self._dial(address)
+            if connection is None:
+                self._dial(address)
             return
         field = {RELAY_FIELD: f"{epoch}@{asked.channel.peer}"}
         request = msgspec.structs.replace(
@@ -265,11 +279,11 @@ class Relay:
             self._go_on(asked)
             return
         response = answer.result()
-        newer = response.ext.get(MASTER_EPOCH_HINT, "")
-        if newer.isdecimal() and int(newer) > epoch:
-            asked.epoch = int(newer)  # the gate refused it: nothing was stored
-            self._go_on(asked)
+        if RELAY_FIELD in response.ext:
+            self._waiting.append(asked)
+            self._wait_a_moment()
             return
+        self._pauses.reset()
         self._release(asked)
         response.opaque = asked.request.opaque
         asked.channel.write(encode_frame(response))
@@ -278,18 +292,22 @@ class Relay:
         if address not in self._dials:
             dial = asyncio.create_task(self._connect(address), name="relay-dial")
             self._dials[address] = dial
-            dial.add_done_callback(lambda _: self._dialled(address))
+            dial.add_done_callback(lambda _: self._dials.pop(address))
 
     async def _connect(self, address: str) -> None:
         try:
             await self._client.connection(address, timeout_ms=WAIT_MS)
         except ConnectError as error:
             log.debug("relay_not_connected address=%s why=%s", address, error)
-            await asyncio.sleep(REDIAL_S)
+            self._wait_a_moment()
+        else:
+            self._look_again()
 
-    def _dialled(self, address: str) -> None:
-        del self._dials[address]
-        self.role_changed()
+    def _wait_a_moment(self) -> None:
+        """What waits is tried again after a pause, or once the role changes."""
+        if self._pause is None:
+            loop = asyncio.get_running_loop()
+            self._pause = loop.call_later(self._pauses.next_ms() / 1000, self._look_again)
 
     def _refuse(self, asked: Asked, remark: str) -> None:
         self.refused += 1

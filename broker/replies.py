@@ -8,11 +8,12 @@ goes into a template needs JSON escaping: numbers, hex ids, and unique keys, whi
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec.json import encode as json_encode
 
-from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT, MQ_VERSION
+from batonmq.protocol.codes import MQ_VERSION
 from batonmq.protocol.errors import BatonError, BrokerRefusal
 
 _LENGTHS: Final = struct.Struct(">II")
@@ -21,6 +22,7 @@ _TAIL: Final = (
     % (MQ_VERSION)
 )
 _OK_PREFIX: Final = b'{"code":0,'
+_NO_FIELDS: Final[Mapping[str, str]] = {}
 
 _PULL: Final = (
     b'{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
@@ -69,34 +71,23 @@ def recode(reply: bytes, code: int, remark: str) -> bytes:
     )
 
 
-def refusal(
-    opaque: int, code: int, remark: str, master_address: str = "", master_epoch: int = 0
-) -> bytes:
+def refusal(opaque: int, code: int, remark: str, fields: Mapping[str, str] = _NO_FIELDS) -> bytes:
     """A reply without a stored message. extFields are there, since clients dereference them.
 
-    `master_address`: where to send instead, for clients that read it; Java's do not.
+    `fields`: what clients and members of this project read in them; Java's do not.
     """
-    hint = b""
-    if master_address:
-        hint = b'"%s":%s,"%s":"%d"' % (
-            MASTER_ADDRESS_HINT.encode(),
-            json_encode(master_address),
-            MASTER_EPOCH_HINT.encode(),
-            master_epoch,
-        )
     return frame(
-        b'{"code":%d,"extFields":{%s},"flag":1,"remark":%s,' % (code, hint, json_encode(remark))
+        b'{"code":%d,"extFields":%s,"flag":1,"remark":%s,'
+        % (code, json_encode(fields), json_encode(remark))
         + _TAIL % opaque
     )
 
 
-def refusal_of(
-    opaque: int, error: BatonError, master_address: str = "", master_epoch: int = 0
-) -> bytes:
-    """The refusal that `error` stands for, with the same hint."""
+def refusal_of(opaque: int, error: BatonError, fields: Mapping[str, str] = _NO_FIELDS) -> bytes:
+    """The refusal that `error` stands for, with the same fields."""
     if isinstance(error, BrokerRefusal):
-        return refusal(opaque, error.code, error.remark, master_address, master_epoch)
-    return refusal(opaque, error.response_code, str(error), master_address, master_epoch)
+        return refusal(opaque, error.code, error.remark, fields)
+    return refusal(opaque, error.response_code, str(error), fields)
 
 
 def pull_header(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.role_view import Role
 
@@ -25,8 +25,11 @@ class Refusal:
     master_epoch: int = 0
 
     @property
-    def hint(self) -> tuple[str, int]:
-        return self.master_address, self.master_epoch
+    def hint(self) -> dict[str, str]:
+        """The same as extFields; empty where no master is known."""
+        if not self.master_address:
+            return {}
+        return {MASTER_ADDRESS_HINT: self.master_address, MASTER_EPOCH_HINT: str(self.master_epoch)}
 
 
 class GateClosedError(BrokerRefusal):

@@ -15,13 +15,13 @@ Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks co
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from batonmq.broker.config import BrokerSections
-from batonmq.broker.relay import Relay, relayed_by
+from batonmq.broker.relay import NOT_STORED, Relay, relayed_by
 from batonmq.broker.replies import SendReplies, recode, refusal_of
-from batonmq.broker.role_gate import GateClosedError
+from batonmq.broker.role_gate import GateClosedError, Refusal
 from batonmq.broker.send_properties import SendProperties
 from batonmq.broker.topics import TopicService
 from batonmq.broker.write_path import WritePath
@@ -297,10 +297,8 @@ class SendProcessor:
         if ext.relayed is not None:
             epoch, client = relayed_by(ext.relayed)
             if epoch > self._gate.master_epoch:
-                raise BrokerRefusal(
-                    ResponseCode.SERVICE_NOT_AVAILABLE,
-                    f"the mastership of epoch {self._gate.master_epoch} has ended: {epoch} began",
-                )
+                ended = f"the mastership of epoch {self._gate.master_epoch} has ended"
+                raise GateClosedError(Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, ended))
             return host_bytes(*split_address(client))
         host = channel.attachments.get("born_host")
         if host is None:
@@ -310,5 +308,7 @@ class SendProcessor:
     def _refuse(self, channel: Connection, request: SendFrame, exc: BatonError) -> None:
         if request.flag & FLAG_ONEWAY:
             return
-        hint = exc.refusal.hint if isinstance(exc, GateClosedError) else ("", 0)
-        channel.write(refusal_of(request.opaque, exc, *hint))
+        fields: Mapping[str, str] = {}
+        if isinstance(exc, GateClosedError):
+            fields = exc.refusal.hint if request.ext.relayed is None else NOT_STORED
+        channel.write(refusal_of(request.opaque, exc, fields))

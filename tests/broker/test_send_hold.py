@@ -11,6 +11,7 @@ from lone_broker import Rig, run_with_broker, until
 
 import batonmq.broker.send_hold as send_hold
 from batonmq.broker.role_gate import RoleGate
+from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT
 from batonmq.protocol.role_view import Role
 
 
@@ -194,10 +195,10 @@ def test_r33_who_leaves_its_role_names_the_new_master_unless_it_stops() -> None:
     assert (gate.role, gate.refusal.code, gate.refusal.hint) == (
         Role.FENCED,
         14,
-        ("10.0.0.2:10911", 8),
+        {MASTER_ADDRESS_HINT: "10.0.0.2:10911", MASTER_EPOCH_HINT: "8"},
     )
     gate.follow(8, "10.0.0.2:10911")
-    assert (gate.role, gate.refusal.code, gate.refusal.hint[1]) == (Role.SLAVE, 2, 8)
+    assert (gate.role, gate.refusal.code, gate.refusal.master_epoch) == (Role.SLAVE, 2, 8)
     gate.close("this broker is stopping")
     gate.leave(9, "10.0.0.3:10911")
     assert gate.refusal.remark == "this broker is stopping"

@@ -7,6 +7,7 @@ meanwhile `replicaRoutes` lead the producer's retries to the slaves.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -94,6 +95,14 @@ def test_no_send_fails_in_planned_switches(
 def test_no_send_fails_when_the_master_is_killed(cluster: ClusterProcess, load: Load) -> None:
     for _ in range(rounds(2, soak=10)):
         cluster.kill(cluster.master())
+        load.go_on(600)
+        cluster.wait_in_sync(3)
+    load.finish()
+
+
+def test_no_send_fails_in_a_rolling_restart(cluster: ClusterProcess, load: Load) -> None:
+    for broker in list(cluster.brokers):
+        cluster.kill(broker, signal.SIGTERM)
         load.go_on(600)
         cluster.wait_in_sync(3)
     load.finish()
