@@ -10,21 +10,22 @@ from __future__ import annotations
 from batonmq.broker.offset_clamp import commit_refusal
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.slave_sync import BrokerTables
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.consume_queue import Boundary
-from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.message_store import MessageStore
 
 
 class OffsetProcessor:
     """Answers from the store's queues and the group's offsets. Masters only, but for reading."""
 
-    def __init__(self, store: MessageStore, offsets: ConsumerOffsetManager, gate: RoleGate) -> None:
+    def __init__(self, store: MessageStore, tables: BrokerTables, gate: RoleGate) -> None:
         self._store = store
-        self._offsets = offsets
+        self._topics = tables.topics
+        self._offsets = tables.offsets
         self._gate = gate
 
     def register(self, processors: Processors) -> None:
@@ -51,13 +52,16 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def update_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """15. Only the master keeps progress; a slave's copy comes from it (R31)."""
+        """15. Only the master keeps progress; a slave's copy comes from it (R31). None in a topic
+        that is not there: a consumer may go on for a while after its deletion (R39)."""
         self._require_master()
-        group, queue = text(request, "consumerGroup"), _queue(request)
+        group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
         offset = number(request, "commitOffset")
-        if refusal := commit_refusal(self._gate, self._store, *queue, offset):
+        if topic not in self._topics:
+            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
+        if refusal := commit_refusal(self._gate, self._store, topic, queue_id, offset):
             raise refusal
-        self._offsets.commit(group, *queue, offset)
+        self._offsets.commit(group, topic, queue_id, offset)
         return RemotingCommand.response_to(request)
 
     def search_by_time(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

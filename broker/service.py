@@ -74,8 +74,8 @@ class BrokerService:
         )
         self.tables = _tables(config)
         self.topics = TopicService(
-            self.tables.topics,
-            self.tables.groups,
+            self.tables,
+            self.store.deleting_topics,
             auto_create_topic=broker.auto_create_topic_enable,
             auto_create_group=broker.auto_create_subscription_group,
             append=lambda body: self.path.put_system_record(METADATA_TOPIC, body),
@@ -125,9 +125,9 @@ class BrokerService:
             self.pull,
             self.clients,
             AdminProcessor(path, topics, self.status),
-            OffsetProcessor(self.store, offsets, path.gate),
+            OffsetProcessor(self.store, self.tables, path.gate),
             QueryProcessor(self.store),
-            SlaveSourceProcessor(self.tables, path.gate),
+            SlaveSourceProcessor(self.tables, path.gate, lambda: self.store.confirm_offset),
         ):
             processor.register(processors)
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_notice)
@@ -143,6 +143,8 @@ class BrokerService:
         # Before the store: its recovery shows records again that may be newer than these files.
         self.tables.load()
         self.store.open()
+        # Which of these records were deletions is not known any more: the last may be one.
+        self.tables.offsets.deleted_end = self.store.confirm_offset
         try:
             self.store.start(asyncio.get_running_loop(), self.fatal)
             self.store.arrival_listeners.append(self.pull.arrived)
@@ -187,9 +189,9 @@ class BrokerService:
         if self.store.shows_unconfirmed:
             self.topics.take_over_record(body)
         elif self.path.gate.is_master:
-            self.topics.own_record_confirmed(body)
+            self.topics.own_record_confirmed(body, head.physical_offset + head.size)
         else:
-            self.topics.apply_record(body)
+            self.topics.apply_record(body, head.physical_offset + head.size)
 
     def _tables_changed(self) -> None:
         self.send.topics_changed()

@@ -37,6 +37,8 @@ NO_MASTER_EPOCH = -1
 """In the answer of a broker that is no master: no slave takes its tables over."""
 EXT_TABLE_VERSION = "batonTableVersion"
 EXT_OFFSET_VERSION = "batonOffsetVersion"
+EXT_CARRIED_OUT = "batonCarriedOut"
+"""The log offset up to which the master had carried out deletions when it answered (R39)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,13 @@ class BrokerTables:
             table.load()
 
     def shown_by_the_log(self) -> list[Callable[[], None]]:
-        """The writes that are due of topics and groups: below a checkpoint the log does not show
-        them again (R31)."""
-        return [*self.topics.writes_due(), *self.groups.writes_due()]
+        """The writes that are due of topics and groups, and of offsets if a deletion took some:
+        below a checkpoint the log does not show them again (R31, R39)."""
+        return [
+            *self.topics.writes_due(),
+            *self.groups.writes_due(),
+            *self.offsets.deletions_due(),
+        ]
 
     def writes_due(self) -> list[Callable[[], None]]:
         return [*self.shown_by_the_log(), *self.offsets.writes_due()]
@@ -156,8 +162,12 @@ class SlaveSynchronize:
         if followed is not self._followed or epoch < followed.master_epoch:
             # A later incarnation is no master: its tables may lack what the log showed us.
             return
-        if reply.body:
-            self._tables.offsets.apply_from_master(epoch, reply.body)
+        end = reply.ext.get(EXT_CARRIED_OUT)
+        carried_out = int(end) if end is not None else None
+        if reply.body and not self._tables.offsets.apply_from_master(
+            epoch, reply.body, carried_out
+        ):
+            return  # it still has offsets of a topic that is deleted here: again next time
         self._offset_version = reply.ext.get(EXT_OFFSET_VERSION, "")
         version = reply.ext.get(EXT_TABLE_VERSION, "")
         is_level = version and version == self._table_version
@@ -199,12 +209,12 @@ class SlaveSourceProcessor:
     NO_MASTER_EPOCH while it is no master."""
 
     def __init__(
-        self,
-        tables: BrokerTables,
-        gate: RoleGate,
+        self, tables: BrokerTables, gate: RoleGate, confirm_offset: Callable[[], int]
     ) -> None:
+        """`confirm_offset`: up to where the log is carried out."""
         self._tables = tables
         self._gate = gate
+        self._confirm_offset = confirm_offset
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics)
@@ -241,6 +251,7 @@ class SlaveSourceProcessor:
             EXT_MASTER_EPOCH: str(master_epoch),
             EXT_OFFSET_VERSION: version,
             EXT_TABLE_VERSION: self._tables.version,
+            EXT_CARRIED_OUT: str(self._confirm_offset()),
         }
         known = request.ext.get(EXT_OFFSET_VERSION) == version
         body = b"" if known else self._tables.offsets.encode_json()

@@ -8,8 +8,11 @@ replica stores such a record and does nothing with it.
 A master applies a change at once, appends the record, and answers when the record is confirmed; a
 slave applies it when the record is dispatched. A deletion destroys data, so a master, too, carries
 it out only when its record is confirmed, and takes no write for the topic until then: a record that
-is never confirmed must not cost the queues. Origin: TopicConfigManager and AdminBrokerProcessor in
-Java, whose slaves poll the tables every ten seconds instead.
+is never confirmed must not cost the queues. With the queues go the offsets of groups in the topic,
+or they would skip the messages of a topic made again (R39).
+
+Origin: TopicConfigManager and AdminBrokerProcessor in Java, whose slaves poll the tables every ten
+seconds instead.
 """
 
 from __future__ import annotations
@@ -20,12 +23,11 @@ from typing import Final
 
 import msgspec
 
+from batonmq.broker.slave_sync import BrokerTables
 from batonmq.protocol.bodies import PERM_WRITE, SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
-from batonmq.protocol.topic_name import METADATA_TOPIC, is_retry_or_dlq
-from batonmq.store.subscription_group import SubscriptionGroupManager
-from batonmq.store.topic_config import TopicConfigManager
+from batonmq.protocol.topic_name import METADATA_TOPIC, is_retry_or_dlq, pop_retry_topics
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +68,14 @@ class TopicService:
 
     `append` puts a metadata record into the log and returns its end offset; `changed` is called
     after every change of the topic table (routes are registered again), `dropped` for a topic
-    whose queues go.
+    whose queues go; it raises OSError. `deleting` holds the topics whose deletion is in this
+    master's log and not confirmed yet: here it is kept.
     """
 
     def __init__(
         self,
-        topics: TopicConfigManager,
-        groups: SubscriptionGroupManager,
+        tables: BrokerTables,
+        deleting: set[str],
         *,
         auto_create_topic: bool,
         auto_create_group: bool,
@@ -80,15 +83,15 @@ class TopicService:
         changed: Callable[[], None],
         dropped: Callable[[str], object],
     ) -> None:
-        self.topics = topics
-        self.groups = groups
+        self.topics = tables.topics
+        self.groups = tables.groups
+        self._offsets = tables.offsets
         self._auto_create_topic = auto_create_topic
         self._auto_create_group = auto_create_group
         self._append = append
         self._changed = changed
         self._dropped = dropped
-        self._deleting: set[str] = set()
-        """Topics whose deletion is in this master's log and not confirmed yet."""
+        self._deleting = deleting
 
     def get(self, topic: str) -> TopicConfig | None:
         return self.topics.get(topic)
@@ -141,9 +144,14 @@ class TopicService:
         return end
 
     def delete_topic(self, topic: str) -> int:
-        """Removes a topic and its queues once the returned offset is confirmed."""
-        end = self._append(MetadataChange(deleted_topics=[topic]).encode())
-        self._deleting.add(topic)
+        """Removes a topic, its queues, and the offsets of groups in it, once the returned offset is
+        confirmed. The topics in which POP keeps failed messages of it go too, as in Java; those of
+        groups (`%RETRY%group`, `%DLQ%group`) stay, for they are not of one topic."""
+        topics = [topic]
+        for group in self._offsets.groups_of(topic):
+            topics += [name for name in pop_retry_topics(group, topic) if name in self.topics]
+        end = self._append(MetadataChange(deleted_topics=topics).encode())
+        self._deleting.update(topics)
         self._changed()  # a sender that remembers the topic as writable looks it up again
         return end
 
@@ -175,12 +183,13 @@ class TopicService:
                 self.put_group(config)
         return config
 
-    def apply_record(self, body: bytes) -> None:
-        """Applies a confirmed metadata record on a replica. Idempotent."""
+    def apply_record(self, body: bytes, end_offset: int) -> None:
+        """Applies a confirmed metadata record, which ends at `end_offset`, on a replica.
+        Idempotent. Raises OSError if a topic's files cannot be taken away."""
         change = _readable(body)
         if change is not None:
             self._put(change)
-            self._delete(change)
+            self._delete(change, end_offset)
 
     def take_over_record(self, body: bytes) -> None:
         """A new master finds this record in its log, not confirmed yet: its creations count from
@@ -191,12 +200,13 @@ class TopicService:
             self._deleting.update(change.deleted_topics)
             self._changed()
 
-    def own_record_confirmed(self, body: bytes) -> None:
-        """A record of this master's log is on every member of the set."""
+    def own_record_confirmed(self, body: bytes, end_offset: int) -> None:
+        """A record of this master's log, which ends at `end_offset`, is on every member of the set.
+        Raises OSError as `apply_record` does."""
         change = _readable(body)
         if change is None:
             return
-        self._delete(change)
+        self._delete(change, end_offset)
         for config in change.topics.values():
             if (
                 self.topics.get(config.topic_name) is None
@@ -217,11 +227,12 @@ class TopicService:
         if change.topics:
             self._changed()
 
-    def _delete(self, change: MetadataChange) -> None:
+    def _delete(self, change: MetadataChange, end_offset: int) -> None:
         for topic in change.deleted_topics:
+            self._dropped(topic)
             self._deleting.discard(topic)
             self.topics.delete(topic)
-            self._dropped(topic)
+            self._offsets.delete_topic(topic, end_offset)
             log.info("topic_deleted topic=%s", topic)
         if change.deleted_topics:
             self._changed()

@@ -85,6 +85,11 @@ def reply_topic(cluster_name: str) -> str:
     return f"{cluster_name}_{REPLY_TOPIC_POSTFIX}"
 
 
+def pop_retry_topics(group: str, topic: str) -> tuple[str, str]:
+    """Where POP keeps failed messages of a topic for a group, in Java's two spellings."""
+    return f"{RETRY_PREFIX}{group}+{topic}", f"{RETRY_PREFIX}{group}_{topic}"
+
+
 def is_system_topic(topic: str) -> bool:
     """Whether the broker owns this topic (Java `TopicValidator.isSystemTopic`)."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
@@ -174,6 +179,7 @@ __all__ = [
     "group_problem",
     "is_retry_or_dlq",
     "is_system_topic",
+    "pop_retry_topics",
     "reply_topic",
     "retry_topic",
     "topic_problem",

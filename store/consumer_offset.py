@@ -6,6 +6,10 @@ is `topic@group`, as in Java; its value maps queue ids to offsets.
 Invariant (R31): what a master sends replaces the own offsets only if its masterEpoch is not below
 the last one accepted, which is kept in the file as the data version's state version: a deposed
 master's late offsets must not overwrite those of its successor.
+
+Offsets of a topic go with its deletion, which is a record of the log (R39). So what a master sends
+counts only if it had carried out every deletion that was carried out here: `deleted_end` is where
+the last of these ends in the log.
 Origin: Java `ConsumerOffsetManager`, and `SlaveSynchronize`, which compares no epochs.
 """
 
@@ -53,6 +57,12 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         super().__init__(path, ConsumerOffsetSerializeWrapper, clock_ms)
         self._table: dict[str, dict[int, int]] = {}
         self._commits = 0
+        #: End in the log of the last deletion carried out here.
+        self.deleted_end = 0
+        # What the master sent last, and up to where it had carried out the log then.
+        self._received: Mapping[str, Mapping[int, int]] = {}
+        self._received_end = 0
+        self._deletion_due = False
 
     def load(self) -> None:
         """Take over what is on disk. Raises CorruptLogError if nothing there can be used."""
@@ -73,6 +83,10 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
     def offsets_of(self, group: str, topic: str) -> dict[int, int]:
         """Queue id -> offset of a group in a topic (a copy)."""
         return dict(self._table.get(f"{topic}@{group}", ()))
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that have committed in a topic, sorted."""
+        return sorted(group for name, group in self._pairs() if name == topic)
 
     def _pairs(self) -> list[tuple[str, str]]:
         # Broadcast marks (`topic@group@...`) are nobody's subscription, as in Java.
@@ -156,17 +170,50 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
             self._new_version()
             yield Lowered(group, topic, len(ends), messages)
 
+    def delete_topic(self, topic: str, record_end: int) -> None:
+        """A record that ends at `record_end` deletes a topic: forget its offsets (R39).
+
+        Kept are those that the master sent after it had carried out the same record, for a topic
+        made again.
+        """
+        self.deleted_end = max(self.deleted_end, record_end)
+        prefix = topic + SEPARATOR
+        for key in [key for key in self._table if key.startswith(prefix)]:
+            if self._received_end >= record_end and key in self._received:
+                self._table[key] = dict(self._received[key])
+            else:
+                del self._table[key]
+        self._commits += 1
+        self._deletion_due = True
+        self._new_version()
+
+    def deletions_due(self) -> list[Callable[[], None]]:
+        """`writes_due` if offsets were deleted since the last: below a checkpoint the log does not
+        show the deletion again."""
+        return self.writes_due() if self._deletion_due else []
+
+    def writes_due(self) -> list[Callable[[], None]]:
+        self._deletion_due = False
+        return super().writes_due()
+
     # From the master.
 
-    def apply_from_master(self, master_epoch: int, data: bytes) -> bool:
-        """Take over the offsets that the master of `master_epoch` sent as a 43 body.
+    def apply_from_master(
+        self, master_epoch: int, data: bytes, carried_out: int | None = None
+    ) -> bool:
+        """Take over the offsets that the master of `master_epoch` sent as a 43 body, when it had
+        carried out the log up to `carried_out` (None: a Java master, which deletes by no record).
 
-        False, and nothing done, if offsets of a later master were applied before. Offsets of queues
-        that are not in the body stay. Raises RemoteProtocolError for another body.
+        False, and nothing done, if offsets of a later master were applied before, or if a topic was
+        deleted here that the master still had: ask again. Offsets of queues that are not in the
+        body stay. Raises RemoteProtocolError for another body.
         """
         if master_epoch < self.master_epoch:
             return False
+        if carried_out is not None and carried_out < self.deleted_end:
+            return False
         incoming = ConsumerOffsetSerializeWrapper.decode(data).offset_table
+        self._received, self._received_end = incoming, carried_out or 0
         changed = master_epoch > self.master_epoch
         for key, offsets in incoming.items():
             own = self._table.get(key)

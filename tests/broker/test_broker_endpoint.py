@@ -23,6 +23,7 @@ from batonmq.protocol.record import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.store.topic_config import topic_config
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
 
@@ -177,6 +178,7 @@ def test_r28_offsets_for_clients_are_confirmed_ones(tmp_path: Path) -> None:
 def test_group_offsets(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         where = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+        rig.service.topics.put_topic(topic_config("T", 1))
         assert (await rig.ask(14, where | {"setZeroIfNotFound": "false"})).code == 22
         assert (await rig.ask(14, where)).ext["offset"] == "0"
         assert (await rig.ask(15, where | {"commitOffset": "5"})).code == 0

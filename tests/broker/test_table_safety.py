@@ -41,9 +41,10 @@ class Tables:
         self.tables = BrokerTables(self.topics, self.groups, self.offsets)
         self.log: list[bytes] = []
         self.dropped: list[str] = []
+        self.carried_out = 0
         self.service = TopicService(
-            self.topics,
-            self.groups,
+            self.tables,
+            set(),
             auto_create_topic=True,
             auto_create_group=True,
             append=self._append,
@@ -63,7 +64,7 @@ class Wire:
         self.gate = RoleGate()
         self.gate.opening(master_epoch)
         self.gate.open()
-        self.source = SlaveSourceProcessor(master.tables, self.gate)
+        self.source = SlaveSourceProcessor(master.tables, self.gate, lambda: master.carried_out)
         self.before_reply: dict[int, Any] = {}
 
     async def invoke(
@@ -106,7 +107,7 @@ def test_r31_a_fetched_table_does_not_undo_what_the_log_showed_meanwhile(tmp_pat
 
     def created() -> None:
         master.service.put_topic(topic("New"))
-        slave.service.apply_record(master.log[-1])
+        slave.service.apply_record(master.log[-1], 100)
 
     wire.before_reply[RequestCode.GET_ALL_TOPIC_CONFIG] = created
     asyncio.run(sync._synchronize(followed))
@@ -120,7 +121,7 @@ def test_r31_tables_of_a_former_master_are_not_taken(tmp_path: Path) -> None:
     """1. The master dies, and starts again at the same address while no controller is there: its
     tables are those of its last checkpoint. 2. Its slave knows no newer view and asks it."""
     master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
-    slave.service.apply_record(MetadataChange(topics={"T": topic("T")}).encode())
+    slave.service.apply_record(MetadataChange(topics={"T": topic("T")}).encode(), 100)
     slave.offsets.commit("g", "T", 0, 7)
     master.offsets.commit("g", "T", 0, 5)
     wire = Wire(master, 3)
@@ -151,9 +152,9 @@ def test_r31_a_master_deletes_a_topic_when_that_is_confirmed(tmp_path: Path) -> 
     ):
         with pytest.raises(BrokerRefusal, match="being deleted"):
             write()
-    tables.service.own_record_confirmed(tables.log[0])
+    tables.service.own_record_confirmed(tables.log[0], 100)
     assert tables.dropped == []
-    tables.service.own_record_confirmed(tables.log[1])
+    tables.service.own_record_confirmed(tables.log[1], 200)
     assert tables.topics.get("T") is None
     assert tables.dropped == ["T"]
     tables.service.put_topic(topic("T"))
@@ -178,13 +179,13 @@ def test_r31_a_new_master_deletes_what_it_took_over_when_it_is_confirmed(tmp_pat
         MetadataChange(deleted_topics=["T"]).encode(),
         MetadataChange(topics={"T": topic("T")}).encode(),
     ]
-    tables.service.apply_record(records[0])
+    tables.service.apply_record(records[0], 100)
     for record in records[1:]:
         tables.service.take_over_record(record)
     assert tables.topics.get("T") == topic("T")
     assert tables.dropped == []
     for record in records[1:]:
-        tables.service.own_record_confirmed(record)
+        tables.service.own_record_confirmed(record, 200)
     assert tables.topics.get("T") == topic("T")
     assert tables.dropped == ["T"]
 
@@ -221,3 +222,79 @@ def test_r31_asking_again_waits_for_the_record_too(tmp_path: Path, method: str) 
                 assert (await asked).code == 0
 
     asyncio.run(ask())
+
+
+def test_r39_offsets_under_way_do_not_outlive_the_deletion_of_their_topic(tmp_path: Path) -> None:
+    """1. A slave asks for offsets. 2. The answer is under way when a topic is deleted, confirmed,
+    and the log shows it to the slave. 3. The answer, which has offsets of it, arrives."""
+    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+    master.topics.put(topic("T"))
+    master.offsets.commit("g", "T", 0, 5)
+    master.offsets.commit("g", "Other", 0, 7)
+    wire = Wire(master, 3)
+    sync, followed = following(slave, wire, 3)
+
+    def deleted() -> None:
+        master.service.delete_topic("T")
+        for tables in (master, slave):
+            tables.service.apply_record(master.log[-1], 100)
+        master.carried_out = 100
+
+    wire.before_reply[RequestCode.GET_ALL_CONSUMER_OFFSET] = deleted
+    asyncio.run(sync._synchronize(followed))
+    assert slave.offsets.query("g", "T", 0) == -1
+    asyncio.run(sync._synchronize(followed))
+    assert slave.offsets.query("g", "Other", 0) == 7
+    assert slave.offsets.query("g", "T", 0) == -1
+    assert slave.dropped == master.dropped == ["T"]
+
+
+def test_r39_a_new_master_that_has_not_deleted_yet_brings_no_offset_back(tmp_path: Path) -> None:
+    """Its confirmOffset lags behind what the old master had confirmed at this slave."""
+    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+    for tables in (master, slave):
+        tables.offsets.commit("g", "T", 0, 5)
+    deletion = MetadataChange(deleted_topics=["T"]).encode()
+    slave.service.apply_record(deletion, 100)
+    sync, followed = following(slave, Wire(master, 3), 3)
+    asyncio.run(sync._synchronize(followed))
+    assert slave.offsets.query("g", "T", 0) == -1
+    master.service.own_record_confirmed(deletion, 100)
+    master.offsets.commit("g", "T", 0, 2)  # of a topic made again
+    master.carried_out = 150
+    asyncio.run(sync._synchronize(followed))
+    assert slave.offsets.query("g", "T", 0) == 2
+
+
+def test_r39_a_replica_that_was_away_keeps_the_offsets_of_a_topic_made_again(
+    tmp_path: Path,
+) -> None:
+    """It gets the master's offsets at once, and finds the deletion in the log only later."""
+    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+    slave.offsets.commit("g", "T", 0, 5)
+    slave.offsets.commit("g", "T", 1, 9)
+    slave.offsets.commit("h", "T", 0, 5)
+    master.offsets.commit("g", "T", 0, 2)
+    master.carried_out = 150
+    sync, followed = following(slave, Wire(master, 3), 3)
+    asyncio.run(sync._synchronize(followed))
+    slave.service.apply_record(MetadataChange(deleted_topics=["T"]).encode(), 100)
+    assert slave.offsets.offsets_of("g", "T") == {0: 2}
+    assert slave.offsets.query("h", "T", 0) == -1
+
+
+def test_r39_deleted_offsets_are_on_the_disk_before_a_checkpoint(tmp_path: Path) -> None:
+    """Below it the log does not show the deletion again."""
+    tables = Tables(tmp_path / "a")
+    tables.offsets.commit("g", "T", 0, 5)
+    for write in tables.tables.writes_due():
+        write()
+    tables.offsets.commit("g", "Other", 0, 1)
+    before = len(tables.tables.shown_by_the_log())
+    assert before == 0, "commits alone wait for their own interval"
+    tables.service.apply_record(MetadataChange(deleted_topics=["T"]).encode(), 100)
+    for write in tables.tables.shown_by_the_log():
+        write()
+    again = ConsumerOffsetManager(tmp_path / "a" / "consumerOffset.json")
+    again.load()
+    assert again.query("g", "T", 0) == -1 and again.query("g", "Other", 0) == 1

@@ -129,3 +129,23 @@ def test_a_javas_body_is_read_and_nonsense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RemoteProtocolError):
         slave.apply_from_master(9, b"nonsense")
     assert slave.master_epoch == 1
+
+
+def test_r39_a_deletion_takes_the_offsets_of_one_topic(tmp_path: Path) -> None:
+    manager = offsets_at(tmp_path)
+    for topic, group in (("T", "g"), ("T", "h"), ("T2", "g"), ("%RETRY%g", "g")):
+        manager.commit(group, topic, 0, 5)
+    assert manager.groups_of("T") == ["g", "h"]
+    changes = manager.change_count
+    manager.delete_topic("T", 100)
+    assert sorted(manager.table) == ["%RETRY%g@g", "T2@g"]
+    assert manager.change_count > changes, "slaves fetch again"
+    assert manager.deletions_due() and not manager.deletions_due()
+
+
+def test_r39_what_a_java_master_sends_counts_without_a_place_in_the_log(tmp_path: Path) -> None:
+    slave = offsets_at(tmp_path)
+    slave.delete_topic("T", 100)
+    assert slave.apply_from_master(1, b'{"offsetTable":{"T@g":{"0":12}}}')
+    slave.delete_topic("T", 200)
+    assert slave.query("g", "T", 0) == -1

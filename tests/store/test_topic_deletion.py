@@ -1,0 +1,136 @@
+"""Old messages of a deleted topic never come back, whatever the disk does meanwhile (R39)."""
+
+import errno
+
+import pytest
+
+from batonmq.process import disk
+
+DELETIONS = "rmq_sys_deletions"
+
+
+def open_master(rig):
+    """A store whose system records name topics to be deleted, as the broker's do."""
+
+    def set_hooks(store):
+        store.on_system_record[DELETIONS] = lambda head, body: (
+            store.shows_unconfirmed or store.delete_topic(body.decode())
+        )
+
+    rig.before_open = set_hooks
+    return rig.open_master()
+
+
+def with_messages(rig):
+    store = open_master(rig)
+    for queue_id in range(2):
+        rig.put_confirmed(store, *[b"old"] * 30, topic="T", queue_id=queue_id)
+    rig.put_confirmed(store, b"other", topic="Other")
+    store.checkpoints.flush_derived()
+    rig.put(store, b"T", topic=DELETIONS)
+    store.end_turn()
+    return store
+
+
+def check_made_again(rig, store):
+    put = rig.put(store, b"new", topic="T")
+    assert put.queue_offset == 0
+    store.end_turn()
+    store.advance_confirm_offset(store.max_phy_offset)
+    assert rig.read_bodies(store, "T") == [b"new"]
+    assert store.queries.max_offset_in_queue("T", 1) == 0
+    assert rig.read_bodies(store, "Other") == [b"other"]
+
+
+def failing_disk(first, last, error):
+    """Calls number `first` to `last` fail, from 0 on; the count is in the list."""
+    count = [0]
+
+    def wrapped(call):
+        def attempt(*arguments):
+            number = count[0]
+            count[0] += 1
+            if first <= number <= last:
+                raise OSError(error, "injected")
+            return call(*arguments)
+
+        return attempt
+
+    return {name: wrapped(getattr(disk, name)) for name in disk.CALLS}, count
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "for good"])
+def test_r39_every_disk_call_of_a_deletion_may_fail(rig, error, lasts):
+    """The deletion is carried out, or the process ends and the next one carries it out."""
+    for failing in range(100):
+        rig.root = rig.folder / f"failing-{failing}-a"
+        store = with_messages(rig)
+        calls, count = failing_disk(failing, 1 << 30 if lasts else failing, error)
+        before = disk.replace_calls(calls)
+        try:
+            store.advance_confirm_offset(store.max_phy_offset)
+        except OSError:
+            is_done = False
+        else:
+            is_done = True
+        finally:
+            disk.replace_calls(before)
+        if is_done:
+            store.prepare_master()
+            check_made_again(rig, store)
+            store.checkpoints.flush_derived()
+        rig.kill(store)
+        store = open_master(rig)
+        store.advance_confirm_offset(store.max_phy_offset)
+        if is_done:
+            assert rig.read_bodies(store, "T") == [b"new"]
+        else:
+            check_made_again(rig, store)
+        assert not list((rig.root / "consumequeue.deleted").glob("*/T"))
+        store.abandon()
+        if is_done and count[0] <= failing:
+            break
+    else:
+        pytest.fail("it never ended without an error")
+    assert failing > 4
+
+
+def test_r39_a_killed_deletion_is_finished(rig):
+    """At every step: whatever is there at the next start, old messages are not."""
+    for step in range(100):
+        rig.root = rig.folder / f"killed-{step}-a"
+        store = with_messages(rig)
+        calls, count = failing_disk(step, 1 << 30, errno.EIO)
+        before = disk.replace_calls(calls)
+        try:
+            store.advance_confirm_offset(store.max_phy_offset)
+        except OSError:
+            pass
+        finally:
+            disk.replace_calls(before)
+        rig.kill(store)
+        store = open_master(rig)
+        store.advance_confirm_offset(store.max_phy_offset)
+        check_made_again(rig, store)
+        store.close()
+        if count[0] <= step:
+            break
+
+
+def test_r39_what_cannot_be_unlinked_stays_aside_until_the_next_start(rig, monkeypatch, caplog):
+    store = with_messages(rig)
+
+    def refuse(folder):
+        raise PermissionError(errno.EPERM, "injected", str(folder))
+
+    monkeypatch.setattr(disk, "rmtree", refuse)
+    store.advance_confirm_offset(store.max_phy_offset)
+    assert "deleted_queues_stay" in caplog.text
+    check_made_again(rig, store)
+    store.close()
+    assert list((rig.root / "consumequeue.deleted").glob("*/T"))
+    monkeypatch.undo()
+    store = open_master(rig)
+    assert rig.read_bodies(store, "T") == [b"new"]
+    assert not list((rig.root / "consumequeue.deleted").glob("*/T"))
