@@ -60,7 +60,7 @@ class ClusterProcess:
             "--data", str(self.data_dir),
             "--base-port", str(self.base_port),
             "--config", str(config),
-            *(["--respawn"] if respawn else []),
+            "--respawn" if respawn else "--no-respawn",
         ]  # fmt: skip
         self.checkout = ROOT
         self.process: subprocess.Popen[bytes] | None = None

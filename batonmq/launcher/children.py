@@ -13,15 +13,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from batonmq.launcher.layout import Node
+from batonmq.process.backoff import Backoff
+from batonmq.process.clock import boot_ms
 
 PR_SET_PDEATHSIG: Final = 1
 TERM_GRACE_S: Final = 10.0
 ADOPT_POLL_S: Final = 0.2
+LIVED_MS: Final = 3_000
+RESPAWN_FIRST_MS: Final = 200
+RESPAWN_MAX_MS: Final = 5_000
 
 
 @dataclass(slots=True)
@@ -32,7 +37,8 @@ class Child:
     log_path: Path
     process: asyncio.subprocess.Process | None = None
     pid: int | None = None
-    restarts: int = 0
+    started_ms: int = 0
+    pauses: Backoff = field(default_factory=lambda: Backoff(RESPAWN_FIRST_MS, RESPAWN_MAX_MS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,19 @@ def describe_exit(code: int) -> str:
 
 
 class Children:
-    """All processes of one cluster. `changed` is called from the loop for every start and end."""
+    """All processes of one cluster. `changed` is called from the loop for every start and end;
+    `respawn` says whether a process that has ended is started again."""
 
-    def __init__(self, nodes: tuple[Node, ...], changed: Callable[[ChildChanged], None]) -> None:
+    def __init__(
+        self,
+        nodes: tuple[Node, ...],
+        changed: Callable[[ChildChanged], None],
+        respawn: Callable[[str], bool],
+    ) -> None:
         self.by_name = {node.name: Child(node, node.data_dir / "process.log") for node in nodes}
         self._changed = changed
         self._watchers: dict[str, asyncio.Task[None]] = {}
-        self.respawn = False
+        self.respawn = respawn
         self.stopping = False
 
     async def start_all(self) -> None:
@@ -90,6 +102,7 @@ class Children:
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )
         child.pid = child.process.pid
+        child.started_ms = boot_ms()
         self._changed(ChildChanged(child.node, child.pid, "started"))
         self._watchers[name] = asyncio.create_task(self._watch(child), name=f"watch-{name}")
 
@@ -100,12 +113,14 @@ class Children:
         self._changed(ChildChanged(child.node, None, describe_exit(code)))
         if self.stopping:
             return
-        if self.respawn:
-            child.restarts += 1
-            # This watcher ends here; `start` makes the next one.
-            await asyncio.sleep(min(0.2 * child.restarts, 5.0))
+        if self.respawn(child.node.name):
+            # One that lived a while comes back at once: its clients wait.
+            if boot_ms() - child.started_ms >= LIVED_MS:
+                child.pauses.reset()
+            else:
+                await asyncio.sleep(child.pauses.next_ms() / 1000)
             if not self.stopping:
-                await self.start(child.node.name)
+                await self.start(child.node.name)  # this watcher ends, `start` makes the next one
             return
         await self._watch_adopted(child)
 

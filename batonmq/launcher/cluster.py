@@ -47,8 +47,8 @@ class Cluster:
         self.announced = False
         """Whether `~/.batonmq/current` names this cluster while it runs."""
         self._reporter = reporter
-        self.children = Children(layout.nodes, self._child_changed)
-        self.children.respawn = respawn
+        self.children = Children(layout.nodes, self._child_changed, self._comes_back)
+        self._respawn = respawn
         self._started_at_ms = 0
         self._written: dict[str, object] | None = None
         self._admin: Admin | None = None
@@ -174,7 +174,8 @@ class Cluster:
                 text += "\n" + tail_of_log(self.children.by_name[name])
         self._reporter.report(Event(kind, text, fields, bad=died))
         failed = change.how.startswith("exit ") and change.how != "exit 0"
-        if died and failed and not self.children.respawn:
+        # Before the cluster was whole it will fail again, for example for a wrong setting.
+        if died and failed and not (self._respawn and self.whole):
             self._gave_up.add(name)
         else:
             self._gave_up.discard(name)
@@ -189,6 +190,10 @@ class Cluster:
             )
         self._write()
         self._poll_now.set()
+
+    def _comes_back(self, name: str) -> bool:
+        """Whether a process that has ended is started again."""
+        return self._respawn and name not in self._gave_up
 
     def _end_start(self, why: StartError) -> None:
         if self.hopeless is not None and not self.hopeless.done():

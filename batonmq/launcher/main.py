@@ -61,7 +61,12 @@ def main() -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="YAML laid over every process's configuration (sections namesrv, controller, broker, …).",
 )
-@click.option("--respawn", is_flag=True, help="Start a process again when it dies.")
+@click.option(
+    "--respawn/--no-respawn",
+    default=True,
+    show_default=True,
+    help="Start a process again when it dies.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON event a line.")
 def up(
     controllers: int,
