@@ -62,6 +62,7 @@ class WritePath:
         self._pause: AckPause | None = None
         self._first_acked: Callable[[int], None] = lambda waited_ms: None
         self._scheduled = False
+        self._told_end = 0
 
     def replicate(
         self,
@@ -110,7 +111,7 @@ class WritePath:
     def end_turn(self) -> None:
         """Writes what this turn put into the log file, and replicates or confirms it."""
         self._scheduled = False
-        end_offset = self.store.end_turn()
+        end_offset = self._told_end = self.store.end_turn()
         if self._replicator is not None:
             self._replicator.notify_append(end_offset)
         elif not self._sync_flush:
@@ -145,6 +146,8 @@ class WritePath:
         positions where no write does it (R38), but not while a planned switch drains the log."""
         if self.gate.refusal is None and not self.hold.active and self.store.positions.put_if_due():
             self.schedule_flush()
+        if self.gate.is_master and self.store.max_phy_offset != self._told_end:
+            self.end_turn()  # a full disk kept records of an earlier turn (R45)
         if self._replicator is not None:
             self.confirmed(self.store.confirm_offset)
         self.acks.expire(now_ms, self._why_late)

@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,15 @@ def rmtree(folder: str | Path) -> None:
 def map_read(fd: int, size: int) -> mmap.mmap:
     """The first `size` bytes of a file, read-only; later writes to the file show in it."""
     return mmap.mmap(fd, size, prot=mmap.PROT_READ)
+
+
+def free_bytes(folder: Path) -> int:
+    """How much a process may still write to the file system of `folder`, or a bound above it."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return sys.maxsize
+    return space.f_bavail * space.f_frsize
 
 
 def is_full(error: BaseException | None) -> bool:

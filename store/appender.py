@@ -8,11 +8,11 @@ parsed. A put either gets its place in the log or changes nothing. Origin: Java
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from batonmq.process import disk
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.record import END_FILE_MIN_BLANK, NewMessage, encode_blank, encode_record
 from batonmq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_ROLLBACK, has_queue_unit
@@ -22,9 +22,6 @@ from batonmq.store.dispatch import NO_UNIT, Pending
 from batonmq.store.errors import PutIllegal, PutPropertiesTooLong, PutRefused, PutUnavailable
 from batonmq.store.queue_table import Queue, QueueTable
 
-log = logging.getLogger(__name__)
-
-_DISK_FULL: Final = "the disk is full"
 _CRC_TAIL_MAX: Final = 21  # 20 bytes and perhaps a separator in front of them
 
 
@@ -70,7 +67,7 @@ class Appender:
         self._turn_ms = 0  # store timestamp of this turn, 0 before its first put
         self.refusal: str | None = "not prepared as master"
         self._on_disk_failure = on_disk_failure
-        self.disk_full = False
+        self._pause = ""  # why puts are refused for want of room; empty while there is room
         self.messages_total = 0
         self.bytes_total = 0
 
@@ -81,22 +78,37 @@ class Appender:
         assert not self._pieces
         self._end = self._log.max_offset
         self._segment_end = 0
-        self.refusal = _DISK_FULL if self.disk_full else None
+        self.refusal = self._pause or None
 
     def refuse(self, why: str) -> None:
         """Take no more puts. What was put before still goes out with `end_turn`."""
         self.refusal = why
 
-    def set_disk_full(self, is_full: bool) -> None:
-        """Refuse puts while the disk is full. A replica that refuses them for another reason keeps
-        doing so."""
-        log.log(logging.WARNING if is_full else logging.INFO, "disk_full=%s", is_full)
-        self.disk_full = is_full
-        if is_full and self.refusal is None:
-            self.refuse(_DISK_FULL)
-        elif not is_full and self.refusal == _DISK_FULL:
-            self.end_turn()
-            self.open_for_writes()
+    def pause(self, why: str) -> None:
+        """Refuse puts for want of room (R45); empty: take them again. A replica that refuses them
+        for another reason keeps doing so."""
+        if why == self._pause:
+            return
+        is_paused = bool(self._pause) and self.refusal == self._pause
+        self._pause = why
+        if self.refusal is None or is_paused:
+            self.refusal = why or None
+
+    def drop_unwritten(self) -> None:
+        """Forget what a full disk has kept from the log: this broker leaves its role, and nobody
+        was told of those records. Raises OSError; then it can be done again."""
+        if not self._pieces:
+            return
+        log, pending = self._log, self._pending
+        end = log.max_offset
+        log.zero_from(end, self._end)  # the first of them may have been written
+        self._pieces.clear()
+        while pending and pending[-1].end_offset > end:
+            record = pending.pop()
+            if record.queue_offset != NO_UNIT:
+                record.queue.next_offset = record.queue_offset
+        self._end = end
+        self._turn_ms = 0
 
     @property
     def is_writable(self) -> bool:
@@ -146,13 +158,13 @@ class Appender:
     def put_though_full(self, message: NewMessage) -> PutResult:
         """The same for a record that expiry, and so the end of a full disk, waits for: it goes into
         the room that is allocated already."""
-        if self.refusal != _DISK_FULL:
+        if not self._pause or self.refusal != self._pause:
             return self.put_message(message)
         self.refusal = None
         try:
             return self.put_message(message)
         finally:
-            self.refusal = self.refusal or _DISK_FULL
+            self.refusal = self.refusal or self._pause or None
 
     def put_batch(self, messages: Sequence[NewMessage]) -> list[PutResult]:
         """Put messages of one queue with consecutive queue offsets, side by side in one segment.
@@ -225,32 +237,37 @@ class Appender:
     def end_turn(self) -> int:
         """Write everything put since the last call; the end of what is written.
 
-        Raises OSError if the disk fails under an allocated segment: the caller stops the broker.
+        Where there is no room the records stay here and are written by a later call (R45). Raises
+        OSError if the disk fails: the caller stops the broker.
         """
-        pieces = self._pieces
         log = self._log
-        if not pieces:
-            return log.max_offset
-        self._write_pieces()
-        self._turn_ms = 0
-        log.preallocate_when_due()
+        if self._pieces and self._write_pieces():
+            self._turn_ms = 0
+            log.preallocate_when_due()
         return log.max_offset
 
-    def _write_pieces(self) -> None:
+    def _write_pieces(self) -> bool:
+        """False if there was no room: all of them are still here."""
         pieces = self._pieces
-        self.messages_total += len(pieces)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        try:
+            self._log.append(data)
+        except OSError as error:
+            self._not_written(error)
+            return False
+        self.messages_total += len(pieces)
         self.bytes_total += len(data)
         pieces.clear()
-        self._write(lambda: self._log.append(data))
+        return True
 
-    def _write(self, write: Callable[[], object]) -> None:
-        try:
-            write()
-        except OSError as error:
-            self.refusal = "the disk failed"
-            self._on_disk_failure(error)
-            raise
+    def _not_written(self, error: OSError) -> None:
+        """Raises the error again unless it will pass."""
+        if self._log.health.passes(error):
+            return
+        self._pieces.clear()
+        self.refusal = "the disk failed"
+        self._on_disk_failure(error)
+        raise error
 
     # Leaving a segment.
 
@@ -272,9 +289,13 @@ class Appender:
             if at + size + END_FILE_MIN_BLANK <= self._segment_end:
                 return at
         self._ensure(self._segment_end)
-        if self._pieces:
-            self._write_pieces()
-        self._write(lambda: log.append_blank(encode_blank(self._segment_end - at)))
+        if self._pieces and not self._write_pieces():
+            raise _no_room(log.health.full)
+        try:
+            log.append_blank(encode_blank(self._segment_end - at))
+        except OSError as error:
+            self._not_written(error)
+            raise _no_room(error) from error
         self._end = self._segment_end
         self._segment_end += log.segment_size
         return self._end
@@ -284,6 +305,8 @@ class Appender:
             self._log.ensure_segment(offset)
         except OSError as error:
             self._forget_turn_if_empty()
+            if disk.is_full(error):
+                raise _no_room(error) from error
             raise PutRefused(f"no new log segment at {offset}: {error}") from error
 
     def _forget_turn_if_empty(self) -> None:
@@ -297,6 +320,10 @@ class Appender:
         return PutPropertiesTooLong(
             f"properties of {len(message.properties)} bytes; the limit is {self._properties_max}"
         )
+
+
+def _no_room(why: object) -> PutUnavailable:
+    return PutUnavailable(f"the disk is full: {why}")
 
 
 _new_result = tuple.__new__

@@ -15,14 +15,17 @@ import asyncio
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from batonmq.store.commit_log import CommitLog
+from batonmq.store.health import StoreHealth
 
 log = logging.getLogger(__name__)
 
 
 Post = Callable[[Callable[[], None]], None]
+_RETRY_S = 1.0
 
 
 class FlushService:
@@ -85,9 +88,14 @@ class FlushService:
 
 
 class DiskJobs:
-    """Runs jobs one after another in a thread of its own; one that raises is fatal."""
+    """Runs jobs one after another in a thread of its own; one that raises is fatal. One that finds
+    no room is repeated every second, and those behind it wait (R45)."""
 
-    def __init__(self, *, post: Post, on_fatal: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, health: StoreHealth, *, post: Post, on_fatal: Callable[[BaseException], None]
+    ) -> None:
+        self._health = health
+        self._stopping = threading.Event()
         self._post = post
         self._on_fatal = on_fatal
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -102,8 +110,10 @@ class DiskJobs:
         self._jobs.put(job)
 
     def stop(self, *, finish: bool) -> None:
-        """End the thread; what was submitted before is done first, or dropped."""
+        """End the thread; what was submitted before is done first, or dropped. What finds no room
+        then counts as a failure."""
         self._is_dropping = not finish
+        self._stopping.set()
         self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -111,11 +121,22 @@ class DiskJobs:
     def _run(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                if not self._is_dropping:
-                    job()
+                while not self._is_dropping and not self._is_done(job):
+                    self._stopping.wait(_RETRY_S)
         except Exception as error:
             self.failure = error
             _report(error, self._post, self._on_fatal)
+
+    def _is_done(self, job: Callable[[], None]) -> bool:
+        """False if there was no room for what it writes."""
+        try:
+            job()
+        except OSError as error:
+            if self._stopping.is_set() or not self._health.passes(error):
+                raise
+            self._health.no_room(error)
+            return False
+        return True
 
 
 def _report(error: Exception, post: Post, on_fatal: Callable[[BaseException], None]) -> None:
@@ -128,7 +149,9 @@ class Background:
 
     def __init__(self, commit_log: CommitLog, fail: Callable[[BaseException], None]) -> None:
         self._log = commit_log
+        self._health = commit_log.health
         self._fail = fail
+        self._held: deque[Callable[[], None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flush: FlushService | None = None
         self._jobs: DiskJobs | None = None
@@ -152,7 +175,7 @@ class Background:
             on_fatal=self._fail,
         )
         self._flush.start()
-        self._jobs = DiskJobs(post=self._post, on_fatal=self._fail)
+        self._jobs = DiskJobs(self._health, post=self._post, on_fatal=self._fail)
         self._jobs.start()
 
     def repeat(self, name: str, period_s: float, work: Callable[[], object]) -> None:
@@ -163,19 +186,43 @@ class Background:
             try:
                 work()
             except OSError as error:
-                self._fail(error)
-                return
+                if not self._health.passes(error):
+                    self._fail(error)
+                    return
+                self._health.no_room(error)
             self.repeat(name, period_s, work)
 
         self._timers[name] = self._loop.call_later(period_s, run)
 
     def run_job(self, job: Callable[[], None]) -> None:
         """Something that waits for the disk: in the thread for that, in the order of the calls, and
-        done before `stop_threads` returns. If it raises there, `fail` is called."""
+        done before `stop_threads` returns. If it raises there, `fail` is called. What finds no
+        room is done again later, and before those that follow."""
         if self._jobs is not None:
             self._jobs.submit(job)
+            return
+        self._held.append(job)
+        self.retry_jobs()
+
+    def retry_jobs(self) -> None:
+        """Do again what found no room; the thread, where there is one, does so by itself."""
+        while self._held:
+            job = self._held.popleft()
+            try:
+                job()
+            except OSError as error:
+                if not self._health.passes(error):
+                    raise
+                self._held.appendleft(job)
+                self._health.no_room(error)
+                return
+
+    def in_loop(self, callback: Callable[[], None]) -> None:
+        """Call it in the loop; at once before `start` and after `stop_threads`."""
+        if self._loop is None:
+            callback()
         else:
-            job()
+            self._post(callback)
 
     def request_flush(self) -> None:
         """Group commit: make what is written durable now; `on_flushed` gets the new offset."""

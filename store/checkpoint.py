@@ -123,11 +123,16 @@ class StoreCheckpoint:
 
     def _open(self) -> None:
         disk.makedirs(self._path.parent)
-        self._fd = disk.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        if os.fstat(self._fd).st_size != CHECKPOINT_SIZE:
-            disk.ftruncate(self._fd, CHECKPOINT_SIZE)
-            disk.fsync(self._fd)
-            sync_directory(self._path.parent)
+        fd = disk.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if os.fstat(fd).st_size != CHECKPOINT_SIZE:
+                disk.ftruncate(fd, CHECKPOINT_SIZE)
+                disk.fsync(fd)
+                sync_directory(self._path.parent)
+        except OSError:
+            disk.close(fd)
+            raise
+        self._fd = fd
 
     def close(self) -> None:
         """Close the file; not flushed (see `flush`)."""

@@ -47,7 +47,8 @@ class CommitLog:
         self.segments: list[Segment] = []
         self._detached: list[Segment] = []  # behind the gap
         self._allocation_lock = threading.Lock()
-        self._allocation_failed = False
+        #: Where the segment begins for which there was no room, until it is there.
+        self.missing_segment: int | None = None
         self._is_closed = False
         self._flush_lock = threading.Lock()
         self._cuts = 0  # how often the log was shortened
@@ -177,7 +178,10 @@ class CommitLog:
         try:
             segment.write(offset - segment.start_offset, data)
         except OSError as error:
-            self.health.log_failed(error)
+            if disk.is_full(error):
+                self.health.no_room(error)
+            else:
+                self.health.log_failed(error)
             raise
         self.max_offset = offset + len(data)
 
@@ -194,7 +198,7 @@ class CommitLog:
         """Allocate the next segment in a thread if the last one is more than half full."""
         if (
             self.end_of_segments - self.max_offset < self.segment_size // 2
-            and not self._allocation_failed
+            and self.missing_segment != self.end_of_segments
             and not self._allocation_lock.locked()
         ):
             threading.Thread(target=self.preallocate_next, name="log-alloc", daemon=True).start()
@@ -202,7 +206,7 @@ class CommitLog:
     def preallocate_next(self) -> None:
         """Allocate the next segment, so that the roll does not wait. Runs in any thread.
 
-        A full disk is only logged: the roll itself tries again, and then refuses the put.
+        A failure is noted: upkeep tries again, and so does the roll itself.
         """
         with self._allocation_lock:
             if self._is_closed or (
@@ -212,15 +216,20 @@ class CommitLog:
             try:
                 self._allocate_next()
             except OSError as error:
-                self._allocation_failed = True
                 log.warning("segment_preallocation_failed folder=%s error=%s", self.folder, error)
 
     def _allocate_next(self) -> None:
         start = self.end_of_segments
-        self.segments.append(
-            Segment.create(self.folder, self._private, start, self.segment_size, self.health)
-        )
-        self._allocation_failed = False
+        try:
+            segment = Segment.create(
+                self.folder, self._private, start, self.segment_size, self.health
+            )
+        except OSError as error:
+            self.missing_segment = start
+            self.health.no_room(error, pauses=False)
+            raise
+        self.segments.append(segment)
+        self.missing_segment = None
 
     def begin_at(self, offset: int) -> None:
         """Give a log without data its first offset: a multiple of the segment size."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.store.file_handles import FileHandles
+from batonmq.store.health import StoreHealth
 from batonmq.store.queue_files import QueueFiles
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class ConsumeQueue:
 
     __slots__ = (
         "_files",
+        "_health",
         "_minimum",
         "_tail",
         "_tail_position",
@@ -64,6 +66,7 @@ class ConsumeQueue:
         *,
         file_size: int = 6_000_000,
         handles: FileHandles | None = None,
+        health: StoreHealth | None = None,
     ) -> None:
         """Nothing is created on disk before the first unit is written back.
 
@@ -75,6 +78,7 @@ class ConsumeQueue:
         self._files = QueueFiles(
             directory, whole_units, FileHandles(8) if handles is None else handles
         )
+        self._health = health or StoreHealth()
         self._tail = bytearray()
         self._tail_position = 0
         self._minimum = 0
@@ -102,12 +106,20 @@ class ConsumeQueue:
     # Writing.
 
     def append_unit(self, phy_offset: int, size: int, tags_code: int) -> None:
-        """Add the next unit. The caller ensures the order; `put_unit_at` checks it."""
+        """Add the next unit. The caller ensures the order; `put_unit_at` checks it.
+
+        On a full disk it stays in memory (R45). Raises OSError if the disk fails.
+        """
         tail = self._tail
         tail += _pack(phy_offset, size, tags_code)
         self.last_physical_end = phy_offset + size
-        if len(tail) >= _TAIL_BYTES_MAX:
-            self._write_tail()
+        if len(tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
+            try:
+                self.write_tail()
+            except OSError as error:
+                if not self._health.passes(error):
+                    raise
+                self._health.no_room(error)
 
     def put_unit_at(self, index: int, phy_offset: int, size: int, tags_code: int) -> bool:
         """Add the unit of message `index`; False if it (or a later one) is already built.
@@ -166,18 +178,20 @@ class ConsumeQueue:
 
         Folders of new files are among them; `sync_file` takes them as well.
         """
-        if self._tail:
-            self._write_tail()
+        self.write_tail()
         return self._files.take_unsynced()
 
-    def _write_tail(self) -> None:
+    def write_tail(self) -> None:
+        """Bring the tail into the files (page cache). Raises OSError (disk full); then the tail is
+        whole, and the next call tries again."""
+        if not self._tail:
+            return
         first_of_file = self._tail_position - self._tail_position % self._files.file_size
         if self._tail_position > first_of_file and not self._files.starts:
             self._tail[:0] = FILLER * ((self._tail_position - first_of_file) // UNIT_SIZE)
             self._tail_position = first_of_file
-        # After an OSError (disk full) the tail is still whole: the next call tries again.
-        with memoryview(self._tail) as tail:
-            self._files.write(self._tail_position, tail)
+        # A copy: an exception that somebody keeps would keep a view of the tail from growing.
+        self._files.write(self._tail_position, memoryview(bytes(self._tail)))
         self._tail_position += len(self._tail)
         self._tail.clear()
 

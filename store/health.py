@@ -5,9 +5,20 @@ Any thread may note something here. Nothing is decided: who writes asks.
 
 from __future__ import annotations
 
+import errno
+import logging
+from collections.abc import Callable
+
+from batonmq.process import disk
+
+log = logging.getLogger(__name__)
+
 
 class StoreHealth:
-    """`log_failure` is noted by the log itself; the store's owner gives up for any other reason."""
+    """`log_failure` is noted by the log itself; the store's owner gives up for any other reason.
+
+    `on_full` is called, in any thread, when something found no room.
+    """
 
     def __init__(self) -> None:
         #: The first write or sync of the log that failed. The kernel reports a write-back error
@@ -15,6 +26,15 @@ class StoreHealth:
         self.log_failure: OSError | None = None
         #: Whether this store may only be abandoned: its disk failed, or its bytes are no records.
         self.has_failed = False
+        #: What found no room on the disk, in words; empty while there is room.
+        self.full = ""
+        #: Whether nothing may be written before there is room: what was written already waits.
+        self.pauses = False
+        #: How often something found no room.
+        self.full_count = 0
+        self.on_full: Callable[[], None] = lambda: None
+
+    # For good (R40).
 
     def log_failed(self, error: OSError) -> None:
         """A write or a sync of the log did not succeed, in whichever thread."""
@@ -30,6 +50,34 @@ class StoreHealth:
     def give_up(self) -> None:
         """The process must end, for whatever reason: no clean stop any more."""
         self.has_failed = True
+
+    # For now (R45).
+
+    def passes(self, error: BaseException) -> bool:
+        """Whether what raised `error` may just be done again later. A sync of the log that found
+        no room may not: its pages are lost."""
+        return disk.is_full(error) and self.log_failure is None
+
+    def no_room(self, error: OSError, *, pauses: bool = True) -> None:
+        """Something could not be written. It is kept, and tried again; `pauses` unless what comes
+        next may find room where this did not."""
+        if not self.full:
+            log.warning("disk_full reason=%s", error)
+        self.full = str(error)
+        self.pauses = self.pauses or pauses
+        self.full_count += 1
+        self.on_full()
+
+    def check_room(self) -> None:
+        """Raises OSError while what was written already waits for room."""
+        if self.pauses:
+            raise OSError(errno.ENOSPC, self.full)
+
+    def room_again(self) -> None:
+        """All that waited is written."""
+        log.info("disk_has_room reason=%s", self.full)
+        self.full, self.pauses = "", False
+        self.on_full()
 
 
 __all__ = ["StoreHealth"]

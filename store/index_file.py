@@ -56,6 +56,8 @@ class IndexFile:
         "_entries_at",
         "_handles",
         "_index_num",
+        "_is_header_late",
+        "_late_heads",
         "_slot_num",
         "_table",
         "begin_phy_offset",
@@ -75,6 +77,9 @@ class IndexFile:
         self._handles = handles
         self._entries_at = HEADER.size + slot_num * SLOT_SIZE
         self._table: SlotTable | None = None
+        # What a full disk kept from the file, though the entries are there (`write_late`).
+        self._late_heads: dict[int, int] = {}
+        self._is_header_late = False
         self.begin_timestamp: int
         self.end_timestamp: int
         self.begin_phy_offset: int
@@ -120,9 +125,12 @@ class IndexFile:
             disk.ftruncate(fd, file_size(slot_num, index_num))
             header = HEADER.pack(timestamp, timestamp, phy_offset, phy_offset, 0, 1)
             write_all(fd, header, 0)
+            sync_directory(path.parent)
+        except OSError:
+            disk.remove(path)  # else it would pass for a damaged one
+            raise
         finally:
             disk.close(fd)
-        sync_directory(path.parent)
         return cls(path, slot_num, index_num, handles)
 
     @property
@@ -145,7 +153,8 @@ class IndexFile:
     ) -> None:
         """Add entries, at most `room`, offsets never falling; one per position of the sequences.
 
-        After an OSError (disk full) nothing was added.
+        After an OSError (disk full) nothing was added. Once the entries are in the file they count,
+        though slots and header may come late.
         """
         self._before_put(len(hashes), phy_offsets[0], timestamps[0])
         heads: dict[int, int] = {}
@@ -164,17 +173,19 @@ class IndexFile:
             packed += ENTRY.pack(hash_, phy_offset, diff, previous)
             heads[slot] = number
         write_all(self._fd, packed, self._entry_at(self.count))
-        for slot, number in heads.items():
-            self._set_head(slot, number)
+        self._late_heads.update(heads)
         self.used_slots += used
         self._after_put(len(hashes), phy_offsets[-1], timestamps[-1])
 
     def put_batch(self, hashes: "I64", phy_offsets: "I64", timestamps: "I64") -> None:
         """`put` for many: the same bytes, but the slots stay in memory until `write_slots`."""
-        from batonmq.store.index_batch import pack_entries, seconds_since
+        from batonmq.store.index_batch import SlotTable, pack_entries, seconds_since
 
         self._before_put(len(hashes), int(phy_offsets[0]), int(timestamps[0]))
-        table = self._slots_in_memory()
+        table = self._table
+        if table is None:
+            self.write_late()
+            table = self._table = SlotTable.read(self._fd, HEADER.size, self._slot_num)
         previous, slots, heads = table.chain(hashes, self.count)
         diffs = seconds_since(self.begin_timestamp, timestamps)
         packed = pack_entries(hashes, phy_offsets, diffs, previous)
@@ -192,14 +203,20 @@ class IndexFile:
         self.count += count
         self.end_timestamp = timestamp
         self.end_phy_offset = phy_offset
-        self._write_header()
+        self._is_header_late = True
+        try:
+            self.write_late()
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
 
-    def _slots_in_memory(self) -> "SlotTable":
-        if self._table is None:
-            from batonmq.store.index_batch import SlotTable
-
-            self._table = SlotTable.read(self._fd, HEADER.size, self._slot_num)
-        return self._table
+    def write_late(self) -> None:
+        """Bring slots and header into the file that a full disk kept from it. Raises OSError."""
+        while self._late_heads:
+            slot, number = next(iter(self._late_heads.items()))
+            self._set_head(slot, number)
+        if self._is_header_late:
+            self._write_header()
 
     def _entry_at(self, number: int) -> int:
         return self._entries_at + number * ENTRY.size
@@ -214,8 +231,12 @@ class IndexFile:
             self.count,
         )
         write_all(self._fd, header, 0)
+        self._is_header_late = False
 
     def _head(self, slot: int) -> int:
+        late = self._late_heads.get(slot)
+        if late is not None:
+            return late
         if self._table is not None:
             return self._table.get(slot)
         raw = disk.pread(self._fd, SLOT_SIZE, HEADER.size + slot * SLOT_SIZE)
@@ -227,9 +248,11 @@ class IndexFile:
             self._table.set(slot, number)
         else:
             write_all(self._fd, _SLOT.pack(number), HEADER.size + slot * SLOT_SIZE)
+        self._late_heads.pop(slot, None)
 
     def write_slots(self, *, release: bool = False) -> None:
         """Bring the slots kept in memory into the file; with `release` drop them from memory."""
+        self.write_late()
         if self._table is None:
             return
         end = HEADER.size + self._slot_num * SLOT_SIZE

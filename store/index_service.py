@@ -22,6 +22,7 @@ from batonmq.process.durable_file import sync_directory, sync_file
 from batonmq.protocol.codes import LONG_MAX
 from batonmq.protocol.tags import java_string_hash
 from batonmq.store.file_handles import FileHandles
+from batonmq.store.health import StoreHealth
 from batonmq.store.index_file import IndexFile, key_hash
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,12 @@ class IndexService:
         slot_num: int = 5_000_000,
         index_num: int = 20_000_000,
         clock_ms: Callable[[], int] = wall_ms,
+        health: StoreHealth | None = None,
     ) -> None:
         """`root` is the `index` folder; `slot_num` and `index_num` are maxHashSlotNum and
         maxIndexNum. Wall time only names new files."""
         self._root = root
+        self._health = health or StoreHealth()
         self._slot_num = slot_num
         self._index_num = index_num
         self._clock_ms = clock_ms
@@ -82,11 +85,22 @@ class IndexService:
         phy_offset: int,
         store_timestamp: int,
     ) -> None:
-        """Note a record. `keys` is the raw KEYS value (keys parted by spaces)."""
+        """Note a record. `keys` is the raw KEYS value (keys parted by spaces).
+
+        On a full disk it stays noted (R45). Raises OSError if the disk fails.
+        """
         noted = self._noted
         noted.append((topic, uniq_key, keys, phy_offset, store_timestamp))
-        if len(noted) >= _DRAIN_RECORDS:
+        if len(noted) >= _DRAIN_RECORDS and not self._health.pauses:
+            self._drain_if_room()
+
+    def _drain_if_room(self) -> None:
+        try:
             self.drain()
+        except OSError as error:
+            if not self._health.passes(error):
+                raise
+            self._health.no_room(error)
 
     @property
     def noted(self) -> int:
@@ -214,8 +228,8 @@ class IndexService:
 
         The caller compares the records' real keys: other keys may share the hash.
         """
-        self.drain()
-        found: list[int] = []
+        self._drain_if_room()
+        found = self._still_noted(topic, key.encode(), max_num, begin_ms, end_ms)
         hash_ = key_hash(topic, key)
         for file in reversed(self._files):
             if len(found) >= max_num:
@@ -223,6 +237,19 @@ class IndexService:
             if not file.is_empty and file.is_time_matched(begin_ms, end_ms):
                 file.select_phy_offsets(hash_, max_num, begin_ms, end_ms, found)
         return IndexAnswer(found, self.end_timestamp, max(0, self.end_phy_offset))
+
+    def _still_noted(
+        self, topic: str, key: bytes, max_num: int, begin_ms: int, end_ms: int
+    ) -> list[int]:
+        """Offsets of what a full disk keeps from the files, newest first."""
+        found: list[int] = []
+        for noted_topic, uniq_key, keys, phy_offset, stored_ms in reversed(self._noted):
+            if len(found) >= max_num or phy_offset <= self.end_phy_offset:
+                break
+            has_key = key == uniq_key or key in (keys or b"").split(b" ")
+            if has_key and noted_topic == topic and begin_ms <= stored_ms <= end_ms:
+                found.append(phy_offset)
+        return found
 
     # Against the log.
 
@@ -314,8 +341,11 @@ class IndexService:
             return None
 
     def write_back(self) -> list[Path]:
-        """Drain, and return the paths to sync since the last call; slots stay in memory."""
+        """Drain, and return the paths to sync since the last call; slots stay in memory. Raises
+        OSError (disk full); then no path is taken, and the next call tries again."""
         self.drain()
+        for file in self._files[-1:]:
+            file.write_late()
         paths = sorted(self._dirty)
         self._dirty.clear()
         return paths

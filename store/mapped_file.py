@@ -10,6 +10,7 @@ a killed process slow to lose its sockets; so the map is read-only. Origin: Java
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory, write_all
 from batonmq.store.health import StoreHealth
 
+log = logging.getLogger(__name__)
+
 NAME_DIGITS: Final = 20
 _BLOCK_SIZE: Final = 1 << 20
 _ZERO_BLOCK: Final = bytes(_BLOCK_SIZE + 16)
@@ -29,6 +32,14 @@ _ZERO_BLOCK_VIEW: Final = memoryview(_ZERO_BLOCK)
 def segment_name(start_offset: int) -> str:
     """The file name of the segment that begins at `start_offset`."""
     return f"{start_offset:0{NAME_DIGITS}d}"
+
+
+def _remove_if_possible(path: Path) -> None:
+    """The next attempt, or the next start, removes what stays."""
+    try:
+        disk.remove(path)
+    except OSError as error:
+        log.warning("segment_part_stays file=%s error=%s", path, error)
 
 
 class Segment:
@@ -57,23 +68,31 @@ class Segment:
         """Allocate a segment of zeros; durable in its folder on return.
 
         It grows under another name in `work_folder` (same file system), so a crash or a full
-        disk leaves no segment of a wrong length. Raises OSError, FileExistsError if it is there.
+        disk leaves no segment of a wrong length. Raises OSError, FileExistsError if it is there;
+        then it is not there and can be tried again.
         """
         path = folder / segment_name(start_offset)
         growing = work_folder / path.name
-        fd = disk.open(growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        if disk.free_bytes(folder) < size:  # to find out by allocating may take long
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         try:
-            disk.posix_fallocate(fd, 0, size)
-            disk.fsync(fd)
+            fd = disk.open(growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                disk.posix_fallocate(fd, 0, size)
+                disk.fsync(fd)
+            finally:
+                disk.close(fd)
+            disk.link(growing, path)  # unlike a rename it never replaces a segment
         except OSError:
-            disk.unlink(growing)
+            _remove_if_possible(growing)
             raise
-        finally:
-            disk.close(fd)
-        disk.link(growing, path)  # unlike a rename it never replaces a segment
-        disk.unlink(growing)
-        sync_directory(folder)
-        return cls(path, size, health)
+        try:
+            disk.unlink(growing)
+            sync_directory(folder)
+            return cls(path, size, health)
+        except OSError:
+            _remove_if_possible(path)
+            raise
 
     @property
     def end_offset(self) -> int:

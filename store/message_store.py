@@ -13,6 +13,7 @@ through queues, index and offsets. Origin: Java `DefaultMessageStore`, `CommitLo
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -34,6 +35,7 @@ from batonmq.store.position_rounds import PositionRounds
 from batonmq.store.queries import StoreQueries
 from batonmq.store.queue_table import QueueTable, SystemRecordHandler, remove_folders
 from batonmq.store.recovery import recover_store
+from batonmq.store.room import RoomWatch
 from batonmq.store.slave_log import SlaveLog
 from batonmq.store.store_files import StoreFiles, abort_path, load_files
 from batonmq.store.suspicion import RunMark, kernel_boot_id
@@ -70,6 +72,7 @@ class MessageStore:
     trust: LogTrust
     truncation: Truncation
     background: Background
+    room: RoomWatch
     checkpoints: CheckpointWriter
     expirer: Expirer
     positions: PositionRounds
@@ -170,14 +173,15 @@ class MessageStore:
             config, files.log, self._queues, self.appender, self.deleting_topics
         )
         self.background = Background(files.log, self._fail)
+        self.room = RoomWatch(files.log, self.appender, self.background)
         self.queries = StoreQueries(files, self._dispatcher, self.appender)
         self.truncation = Truncation(files)
         self.checkpoints = CheckpointWriter(
-            files, self._dispatcher, self.before_checkpoint, self.background
+            files, self._dispatcher, self.before_checkpoint, self.background, self.room
         )
         self.expirer = Expirer(
-            files, self._dispatcher, self.appender, self.background, self._clock_ms,
-            self._disk_use_of, lambda: self.positions.may_expire_below,
+            files, self._dispatcher, self.background, self._clock_ms, self._disk_use_of,
+            lambda: self.positions.may_expire_below, self.room,
         )  # fmt: skip
         self.slave_log = SlaveLog(
             files, self._dispatcher, self.appender, self.truncation, self.checkpoints,
@@ -233,8 +237,9 @@ class MessageStore:
     def close(self) -> None:
         """Write and sync everything, remove the abort mark, unlock. Idempotent.
 
-        A store that has failed is abandoned instead (R40). Raises OSError, and what a job raised;
-        then the abort mark stays, and the next start recovers what is there.
+        A store that has failed is abandoned instead (R40), and so is what a full disk has kept
+        from the files (R45): then the abort mark stays, and the next start recovers what is there.
+        Raises OSError, and what a job raised, with the same outcome.
         """
         if not self._is_open:
             return
@@ -249,10 +254,15 @@ class MessageStore:
                 raise self.background.failure
             self.flush()
             self.checkpoints.flush_derived()
+            if self.health.full:
+                raise OSError(errno.ENOSPC, self.health.full)
             self._files.index.flush()
             self._files.close()
             remove_file(abort_path(self.config.root))
         except Exception as error:
+            if self.health.passes(error):
+                log.warning("store_not_closed_cleanly reason=%s", error)
+                return
             self.trust.note_failure(error)
             raise
         finally:
@@ -358,7 +368,9 @@ class MessageStore:
         was_writable = self.appender.is_writable
         self.positions.end_mastership()
         self.appender.refuse(why)
-        end = self.end_turn()
+        self.end_turn()
+        self.appender.drop_unwritten()
+        end = self.log.max_offset
         if was_writable:
             self._verified.end = end  # all of it is our own
         return end

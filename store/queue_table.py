@@ -19,6 +19,7 @@ from batonmq.protocol.record import RecordHead
 from batonmq.protocol.topic_name import METADATA_TOPIC, SCHEDULE_TOPIC
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.file_handles import FileHandles
+from batonmq.store.health import StoreHealth
 from batonmq.store.queue_positions import POSITIONS_QUEUE, QueuePositions, decode_positions
 
 SystemRecordHandler = Callable[[RecordHead, bytes], None]
@@ -39,11 +40,19 @@ def remove_folders(folders: list[Path]) -> None:
 class ConsumeQueueStore:
     """(topic, queue id) -> ConsumeQueue, and what is done to all of them at once."""
 
-    def __init__(self, root: Path, *, file_size: int = 6_000_000, open_files_max: int = 512):
+    def __init__(
+        self,
+        root: Path,
+        *,
+        file_size: int = 6_000_000,
+        open_files_max: int = 512,
+        health: StoreHealth | None = None,
+    ) -> None:
         """`root` is the `consumequeue` folder, `file_size` is mappedFileSizeConsumeQueue."""
         self._root = root
         self._deleted = root.with_name(f"{root.name}.deleted")
         self._aside: list[Path] = []
+        self._health = health or StoreHealth()
         self._file_size = file_size
         self._handles = FileHandles(open_files_max)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -89,6 +98,7 @@ class ConsumeQueueStore:
             queue_id,
             file_size=self._file_size,
             handles=self._handles,
+            health=self._health,
         )
 
     # Lookup.
@@ -150,8 +160,11 @@ class ConsumeQueueStore:
     def write_back(self) -> list[Path]:
         """Bring all tails into the page cache; the paths that `sync_file` then makes durable.
 
-        Call it on the owner's thread, and `sync_file` for each path on any thread.
+        Call it on the owner's thread, and `sync_file` for each path on any thread. Raises OSError
+        (disk full); then no path is taken, and the next call tries again.
         """
+        for queue in self._queues.values():
+            queue.write_tail()
         paths: list[Path] = []
         for queue in self._queues.values():
             paths += queue.write_back()

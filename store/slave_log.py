@@ -63,8 +63,11 @@ class SlaveLog:
         damage = self._suspect_mark.report
         if damage is not None and damage.blocks_writes:
             raise StoreStateError(f"discard the damaged tail first: {damage}")
-        end = commit_log.append(data)
-        self._verified.verify()
+        commit_log.health.check_room()
+        try:
+            end = commit_log.append(data)
+        finally:
+            self._verified.verify()  # of what was written before a disk was full, too
         self._keep_up(len(data))
         commit_log.preallocate_when_due()
         return end

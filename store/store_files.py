@@ -65,7 +65,7 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
     commit_log = CommitLog(config.commit_log_folder, config.mapped_file_size_commit_log, health)
     commit_log.load()
     consume_queues = ConsumeQueueStore(
-        root / "consumequeue", file_size=config.consume_queue_file_size
+        root / "consumequeue", file_size=config.consume_queue_file_size, health=health
     )
     damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0)
     index = IndexService(
@@ -73,6 +73,7 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
         slot_num=config.max_hash_slot_num,
         index_num=config.max_index_num,
         clock_ms=clock_ms,
+        health=health,
     )
     index.load(
         clean=last_run is None,

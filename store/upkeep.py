@@ -9,6 +9,7 @@ the last segment never does. Origin: Java `FlushConsumeQueueService`, `CleanComm
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -19,11 +20,11 @@ from pathlib import Path
 
 from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory, sync_file
-from batonmq.store.appender import Appender
 from batonmq.store.background import Background
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import Dispatcher
 from batonmq.store.mapped_file import Segment
+from batonmq.store.room import RoomWatch
 from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
@@ -123,8 +124,11 @@ class CheckpointWriter:
         dispatcher: Dispatcher,
         before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None,
         background: Background,
+        room: RoomWatch,
     ) -> None:
         """`before_checkpoint`: see `MessageStore`."""
+        self._room = room
+        self._health = files.log.health
         self._files = files
         self._checkpoint = files.checkpoint
         self._dispatcher = dispatcher
@@ -132,11 +136,19 @@ class CheckpointWriter:
         self._background = background
         self._lock = threading.Lock()
         self._generation = 0
+        self._unsynced: tuple[Path, ...] = ()  # taken by a round that found no room
         self._is_running = False
 
     def flush_derived(self) -> None:
-        """Bring consume queues, index and checkpoint to disk; in a thread while the loop runs."""
+        """Bring consume queues, index and checkpoint to disk; in a thread while the loop runs.
+
+        On a full disk nothing is lost, and the next call tries again what waits (R45).
+        """
         run_job, epochs = self._background.run_job, self._files.epochs
+        self._background.retry_jobs()
+        if self._room.is_waiting:
+            return
+        probe = self._room.begin_probe()
         if self._before_checkpoint is not None:
             for job in self._before_checkpoint():
                 run_job(job)
@@ -147,15 +159,26 @@ class CheckpointWriter:
         work = self.begin()
         if work is not None:
             run_job(work)
+        if probe is not None:
+            run_job(lambda: self._room.end_probe(probe))
 
     def begin(self) -> Callable[[], None] | None:
         """Start a round, in the owner's thread; the rest of it, for any thread, or None.
 
-        None if the last round still runs or there is nothing new. The rest raises OSError.
+        None if the last round still runs, there is nothing new, or there is no room. The rest
+        raises OSError; on a full disk it can be done again.
         """
         if self._is_running:
             return None
-        paths = (*self._files.consume_queues.write_back(), *self._files.index.write_back())
+        try:
+            self._unsynced = (*self._unsynced, *self._files.index.write_back())
+            paths = (*self._unsynced, *self._files.consume_queues.write_back())
+        except OSError as error:
+            if not self._health.passes(error):
+                raise
+            self._health.no_room(error)
+            return None
+        self._unsynced = ()
         dispatched = self._dispatcher.offset
         checkpoint = self._checkpoint
         is_level = (
@@ -177,12 +200,14 @@ class CheckpointWriter:
         try:
             self._files.log.datasync_to(work.dispatched_offset)
             for path in work.paths:
-                sync_file(path)
+                _sync_derived(path)
             with self._lock:
                 if work.generation == self._generation:
                     self._write(work)
-        finally:
-            self._is_running = False
+        except OSError as error:
+            self._is_running = self._health.passes(error)  # then it comes again
+            raise
+        self._is_running = False
 
     def _write(self, work: _Round) -> None:
         self._files.log.health.check_log()  # no checkpoint any more after that (R40)
@@ -204,6 +229,14 @@ class CheckpointWriter:
             self._generation += 1
 
 
+def _sync_derived(path: Path) -> None:
+    """Raises OSError; not as on a full disk, for what was lost in a write-back is lost (R40)."""
+    try:
+        sync_file(path)
+    except OSError as error:
+        raise OSError(errno.EIO, f"not written back: {error}", str(path)) from error
+
+
 class Expirer:
     """Takes old segments off the log, with the units, entries and epochs that point into them."""
 
@@ -211,17 +244,17 @@ class Expirer:
         self,
         files: StoreFiles,
         dispatcher: Dispatcher,
-        appender: Appender,
         background: Background,
         clock_ms: Callable[[], int],
         disk_use_of: DiskUseOf,
         may_expire_below: Callable[[], int],
+        room: RoomWatch,
     ) -> None:
         """No segment that ends above `may_expire_below` goes, whatever the disk (R38)."""
         self._files = files
         self._dispatcher = dispatcher
         self._may_expire_below = may_expire_below
-        self._appender = appender
+        self._room = room
         self._background = background
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
@@ -240,8 +273,11 @@ class Expirer:
                 "segments_expired count=%d reason=%s min_offset=%d",
                 len(removed), decision.reason, commit_log.min_offset,
             )  # fmt: skip
-        if decision.disk_full != self._appender.disk_full:
-            self._appender.set_disk_full(decision.disk_full)
+        self._room.set_watermark(
+            f"more than {self._files.config.disk_space_warning_level_ratio} % of it is used"
+            if decision.disk_full
+            else ""
+        )
         if removed:
             self._background.run_job(lambda: unlink_segments(removed))
         return len(removed)
@@ -263,7 +299,12 @@ class Expirer:
     def _trim(self, min_offset: int) -> None:
         self._files.consume_queues.delete_expired(min_offset)
         self._files.index.delete_expired(min_offset)
-        self._files.epochs.truncate_prefix_by_offset(min_offset)
+        try:
+            self._files.epochs.truncate_prefix_by_offset(min_offset)
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
+            log.warning("epochs_not_trimmed reason=%s", error)  # the segments must go all the more
 
 
 def unlink_segments(segments: list[Segment]) -> None:

@@ -1,0 +1,327 @@
+"""R45: a full disk pauses a store; nothing is cut, left out, numbered wrongly or ended."""
+
+import asyncio
+import errno
+import os
+
+import msgspec
+import pytest
+
+from batonmq.epoch.entry import EpochEntry
+from batonmq.process import disk
+from batonmq.process.durable_file import replace_file
+from batonmq.protocol.codes import ResponseCode
+from batonmq.store.errors import PutUnavailable
+
+WRITES = ("pwrite", "write", "ftruncate", "posix_fallocate", "link", "rename", "replace", "mkdir")
+BODY = bytes(range(256)) * 2
+FOREVER_MS = 2**62
+
+
+class FullDisk:
+    """The write number `full_from` and all later ones find no room, until `room_again`.
+
+    A `pwrite` writes half of it first. Opening a new file is a write, too.
+    """
+
+    def __init__(self, monkeypatch):
+        self.writes = 0
+        self.full_from = None
+        self.full_to = 0
+        for name in WRITES:
+            monkeypatch.setattr(disk, name, self._failing(name, getattr(os, name)))
+        monkeypatch.setattr(disk, "open", self._open)
+
+    def _count(self):
+        self.writes += 1
+        return self.full_from is not None and self.full_from < self.writes <= self.full_to
+
+    def _failing(self, name, real):
+        def call(*args):
+            if self._count():
+                if name == "pwrite":
+                    real(args[0], bytes(args[1])[: len(args[1]) // 2], args[2])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args)
+
+        return call
+
+    def _open(self, path, flags, *args):
+        if flags & os.O_CREAT and not os.path.exists(path) and self._count():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.open(path, flags, *args)
+
+    def full_after(self, number, writes=1 << 60):
+        self.writes, self.full_from, self.full_to = 0, number, number + writes
+
+    def room_again(self):
+        self.full_from = None
+
+
+class Life:
+    """A master that puts, confirms and flushes; `acked` are the bodies that were confirmed."""
+
+    def __init__(self, rig):
+        self.rig = rig
+        self.table = 0
+        self.written = None
+        rig.before_open = lambda store: setattr(store, "before_checkpoint", self.table_writes)
+        self.store = rig.open_master()
+        self.acked = []
+        self.waiting = []
+        self.refused = 0
+        self.number = 0
+
+    def table_writes(self):
+        self.table += 1
+        data = b"%d" % self.table
+        return [lambda: replace_file(self.rig.folder / "table", data)]
+
+    def put(self):
+        body = b"%04d" % self.number + BODY
+        self.number += 1
+        try:
+            result = self.rig.put(self.store, body, keys=b"k%d" % (self.number % 3))
+        except PutUnavailable as error:
+            assert error.response_code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "the disk is full" in str(error)
+            self.refused += 1
+        else:
+            self.waiting.append((body, result))
+        self.end_turn()
+
+    def end_turn(self):
+        end = self.store.end_turn()
+        self.store.advance_confirm_offset(end)
+        while self.waiting and self.waiting[0][1].end_offset <= end:
+            self.acked.append(self.waiting.pop(0)[0])
+
+    def work(self, puts):
+        for number in range(puts):
+            self.put()
+            if number % 4 == 3:
+                self.store.checkpoints.flush_derived()
+
+    def check(self):
+        """All that was acknowledged is there: in the queue, densely numbered, and by key."""
+        store = self.store
+        assert self.rig.read_bodies(store) == self.acked
+        queue = store._queues.find_or_create("T", 0)
+        assert queue.consume_queue.max_offset == len(self.acked) <= queue.next_offset
+        found = [
+            record
+            for key in ("k0", "k1", "k2")
+            for record in store.queries.query_message("T", key, 999, 0, FOREVER_MS).parts
+        ]
+        assert len(found) == len(self.acked)
+
+
+def writes_of_a_life(rig, full):
+    full.full_after(1 << 60)
+    Life(rig).work(28)
+    return full.writes
+
+
+@pytest.fixture
+def full(monkeypatch):
+    return FullDisk(monkeypatch)
+
+
+def test_r45_wherever_the_disk_is_full_all_goes_on_when_there_is_room(rig, full):
+    """For every n: the n-th and later writes find no room, for some time; then there is room."""
+    total = writes_of_a_life(rig, full)
+    assert total > 100
+    for number in range(total):
+        full.room_again()
+        rig.root = rig.folder / f"life-{number}"
+        life = Life(rig)
+        full.full_after(number)
+        life.work(32)
+        if number < total - 40:
+            assert life.refused, number
+            assert life.store.health.full and "No space left" in life.store.room.reason
+        life.check()
+        full.room_again()
+        life.store.checkpoints.flush_derived()
+        life.store.checkpoints.flush_derived()
+        life.end_turn()
+        assert not life.store.room.reason and not life.waiting
+        before = life.refused
+        life.work(8)
+        assert life.refused == before, "puts are taken again"
+        life.check()
+        assert not life.store.health.has_failed and not life.store.trust.reason
+        assert (rig.folder / "table").read_bytes() == b"%d" % life.table
+        life.store.close()
+        assert not (rig.root / "abort").exists()
+        life.store = rig.open()
+        life.check()
+        life.store.close()
+
+
+def test_r45_kill_minus_9_on_a_full_disk_loses_nothing_either(rig, full):
+    """The same, and the process is killed while the disk is full; there is room at the start."""
+    total = writes_of_a_life(rig, full)
+    for number in range(0, total, 3):
+        full.room_again()
+        rig.root = rig.folder / f"killed-{number}"
+        life = Life(rig)
+        full.full_after(number)
+        life.work(32)
+        rig.kill(life.store)
+        full.room_again()
+        life.store = rig.open()
+        assert not life.store.trust.reason
+        assert life.store.prepare_master() >= 0
+        life.store.advance_confirm_offset(life.store.max_phy_offset)
+        bodies = rig.read_bodies(life.store)
+        kept = len(life.acked)
+        assert bodies[:kept] == life.acked
+        assert bodies[kept:] == [body for body, _ in life.waiting][: len(bodies) - kept]
+        life.acked, life.waiting = bodies, []
+        life.check()
+        life.work(4)
+        life.check()
+        life.store.abandon()
+
+
+def test_r45_closing_on_a_full_disk_is_no_clean_stop_and_no_error(rig, full):
+    life = Life(rig)
+    life.work(10)
+    full.full_after(0)
+    life.work(10)
+    life.store.close()
+    assert (rig.root / "abort").exists()
+    full.room_again()
+    life.store = rig.open()
+    assert not life.store.trust.reason
+    life.store.prepare_master()
+    life.store.advance_confirm_offset(life.store.max_phy_offset)
+    assert rig.read_bodies(life.store)[: len(life.acked)] == life.acked
+
+
+def test_r45_a_running_store_takes_puts_again_by_itself(rig, full):
+    """With its threads and timers, as in a broker: nobody calls anything but put."""
+
+    async def play():
+        fatal = []
+        rig.config = msgspec.structs.replace(rig.config, flush_interval_consume_queue=20)
+        life = Life(rig)
+        life.store.start(asyncio.get_running_loop(), fatal.append)
+        life.work(6)
+        full.full_after(0)
+        while not life.refused:
+            life.put()
+            await asyncio.sleep(0)
+        refused, acked = life.refused, len(life.acked)
+        full.room_again()
+        while len(life.acked) < acked + 10:
+            life.put()
+            await asyncio.sleep(0.001)
+        assert refused and not fatal
+        life.check()
+        life.store.close()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def test_r45_a_master_that_leaves_its_role_forgets_what_it_could_not_write(rig, full):
+    """1 records wait for room. 2 another master is elected. 3 its bytes come to their offsets."""
+    life = Life(rig)
+    life.work(3)
+    end = life.store.max_phy_offset
+    full.full_after(0)
+    life.put()
+    assert life.waiting and life.store.max_phy_offset == end
+    with pytest.raises(OSError, match="No space left"):
+        life.store.stop_writes()
+    full.full_after(0, writes=1)
+    assert life.store.stop_writes() == end
+    assert not any(rig.segment().read_bytes()[end:]), "no half of a record stays"
+    assert life.store._queues.get("T", 0).next_offset == 3
+    life.waiting.clear()
+    life.store.prepare_master()
+    life.store.checkpoints.flush_derived()
+    life.store.checkpoints.flush_derived()
+    life.work(3)
+    life.check()
+
+
+def test_r45_a_slave_takes_nothing_more_while_its_queues_find_no_room(rig, full):
+    master = Life(rig)
+    master.work(12)
+    log_bytes = bytes(master.store.log.view(0, master.store.max_phy_offset))
+    rig.before_open = lambda store: None
+    rig.root = rig.folder / "slave"
+    slave = rig.open()
+    half = len(log_bytes) // 2
+    slave.slave_log.append_replicated(0, log_bytes[:half])
+    slave.advance_confirm_offset(half)
+    full.full_after(0)
+    slave.checkpoints.flush_derived()
+    with pytest.raises(OSError, match="No space left") as info:
+        slave.slave_log.append_replicated(half, log_bytes[half:])
+    assert disk.is_full(info.value) and slave.max_phy_offset == half
+    full.room_again()
+    slave.checkpoints.flush_derived()
+    slave.slave_log.append_replicated(half, log_bytes[half:])
+    slave.advance_confirm_offset(len(log_bytes))
+    assert rig.read_bodies(slave) == master.acked
+
+
+def test_r45_a_tail_can_grow_though_somebody_keeps_the_exception(rig, full):
+    """The kept exception held a slice of the tail: the next unit raised BufferError."""
+    life = Life(rig)
+    life.work(3)
+    queue = life.store._queues.get("T", 0).consume_queue
+    queue.append_unit(life.store.max_phy_offset, 100, 0)
+    full.full_after(0)
+    with pytest.raises(OSError, match="No space left") as kept:
+        queue.write_tail()
+    queue.append_unit(life.store.max_phy_offset + 100, 100, 0)
+    full.room_again()
+    queue.write_tail()
+    assert queue.max_offset == 5 and kept.value.errno == errno.ENOSPC
+
+
+def test_r45_expired_segments_go_though_the_epoch_list_finds_no_room(rig, full):
+    """They are what makes room."""
+    life = Life(rig)
+    life.store.epochs.append(EpochEntry(1, 0))
+    life.work(15)
+    life.store.epochs.append(EpochEntry(2, life.store.max_phy_offset))
+    life.work(28)
+    life.store.checkpoints.flush_derived()
+    full.full_after(0)
+    rig.disk_ratio = 0.95
+    assert life.store.expirer.clean_expired() >= 2
+    assert not rig.segment(0).exists() and not rig.segment(1).exists()
+    assert not life.store.appender.is_writable
+
+
+def test_r45_a_sync_of_the_log_that_finds_no_room_is_a_failed_write_back(rig, monkeypatch):
+    """R40: thin storage is full, and the pages are lost. That does not pass by itself."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    fatal = []
+    store._on_fatal = fatal.append
+
+    def full(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "fdatasync", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.flush()
+    assert fatal and store.trust.reason and store.health.has_failed
+
+
+def test_too_little_room_for_a_segment_is_known_without_allocating_it(rig, monkeypatch):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    store.log.ensure_segment(8192)
+    allocated = []
+    monkeypatch.setattr(disk, "posix_fallocate", lambda *args: allocated.append(args))
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 8191)
+    with pytest.raises(OSError, match="No space left"):
+        store.log.ensure_segment(16384)
+    assert not allocated
