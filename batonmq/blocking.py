@@ -248,7 +248,9 @@ class _Topics(_Blocking[TopicAdmin]):
     names = _blocking(TopicAdmin.names)
     route = _blocking(TopicAdmin.route)
     stats = _blocking(TopicAdmin.stats)
+    config = _blocking(TopicAdmin.config)
     configs = _blocking(TopicAdmin.configs)
+    change = _blocking(TopicAdmin.change)
     create_or_update = _blocking(TopicAdmin.create_or_update)
     delete = _blocking(TopicAdmin.delete)
 

@@ -2,12 +2,14 @@
 
 from batonmq.client.admin.admin import Admin as Admin
 from batonmq.client.admin.controller_admin import ControllerAdmin as ControllerAdmin
+from batonmq.client.admin.types import ChangedTopic as ChangedTopic
 from batonmq.client.admin.types import ControllerLogStatus as ControllerLogStatus
 from batonmq.client.admin.types import ControllerMetadata as ControllerMetadata
 from batonmq.client.admin.types import ElectedMaster as ElectedMaster
 from batonmq.client.admin.types import GroupProgress as GroupProgress
 from batonmq.client.admin.types import QueueProgress as QueueProgress
 from batonmq.client.admin.types import QueueStats as QueueStats
+from batonmq.client.admin.types import TopicChanges as TopicChanges
 from batonmq.client.consumer.listener import ConsumeContext as ConsumeContext
 from batonmq.client.consumer.listener import ConsumeStatus as ConsumeStatus
 from batonmq.client.consumer.listener import Listener as Listener

@@ -9,7 +9,7 @@ server finds it by them. A new code goes into the processor of its kind:
 | `pull_processor` | 11 (raw) |
 | `query_processor` | offsets 14, 15, 29 to 32; messages by key 12, by id 33 |
 | `client_processor` | heartbeats and members of groups 34, 35, 38; notice 40 |
-| `admin_processor` | topics and groups 17, 200, 215; status 28, 907, 1007; repair 60001 |
+| `admin_processor` | topics and groups 17, 200, 215, 351; status 28, 907, 1007; repair 60001 |
 | `slave_sync` | tables for slaves 21, 43, 45, 201 |
 | `service` | 1008 |
 

@@ -1,10 +1,12 @@
-"""Administration: topics and groups (17, 215, 200), status (28, 907, 1007), repair (60001).
+"""Administration: topics and groups (17, 215, 351, 200), status (28, 907, 1007), repair (60001).
 
 A change is answered when every member of the required set has it (SAFETY R31): its record is in the
 log and confirmed. Origin: AdminBrokerProcessor in Java.
 """
 
 from __future__ import annotations
+
+from msgspec.structs import replace
 
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
@@ -39,6 +41,7 @@ class AdminProcessor:
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_topic)
         processors.register(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete_topic)
+        processors.register(RequestCode.GET_TOPIC_CONFIG, self.topic_config)
         processors.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_group)
         processors.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
         processors.register(RequestCode.GET_BROKER_HA_STATUS, self.ha)
@@ -46,29 +49,59 @@ class AdminProcessor:
         processors.register(RequestCode.BATON_REPAIR_REPLICA, self.repair_replica)
 
     async def update_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """17. Creates or changes a topic."""
+        """17. Creates or changes a topic. Of one that is there, only what is given changes. Fewer
+        queues to read than hold messages need `force`: nobody could read those messages."""
         self._require_writable()
         topic = text(request, "topic")
         check_topic(topic)
         _refuse_system_topic(topic)
-        config = TopicConfig(
-            topic_name=topic,
-            read_queue_nums=_queues(request, "readQueueNums"),
-            write_queue_nums=_queues(request, "writeQueueNums"),
-            perm=number(request, "perm", 6),
-            topic_filter_type=request.ext.get("topicFilterType") or "SINGLE_TAG",
-            topic_sys_flag=number(request, "topicSysFlag", 0),
-            order=flag(request, "order"),
+        known = self._topics.get(topic)
+        base = known or TopicConfig(topic_name=topic)
+        config = replace(
+            base,
+            read_queue_nums=_queues(
+                request, "readQueueNums", base.read_queue_nums if known else None
+            ),
+            write_queue_nums=_queues(
+                request, "writeQueueNums", base.write_queue_nums if known else None
+            ),
+            perm=number(request, "perm", base.perm),
+            topic_filter_type=request.ext.get("topicFilterType") or base.topic_filter_type,
+            topic_sys_flag=number(request, "topicSysFlag", base.topic_sys_flag),
+            order=flag(request, "order", base.order),
         )
         if config.perm not in (2, 4, 6):
             raise BrokerRefusal(
                 ResponseCode.INVALID_PARAMETER,
                 f"perm is {config.perm}, allowed are 2 (write), 4 (read) and 6 (both)",
             )
+        if known is not None and not flag(request, "force"):
+            self._refuse_to_hide(config, known.read_queue_nums)
         # Also if the table has it already: an earlier request may have ended before its record was
         # confirmed, or the record may have been cut since (R31).
         await self._path.wait_confirmed(self._topics.put_topic(config), f"topic {topic}")
         return RemotingCommand.response_to(request)
+
+    def _refuse_to_hide(self, config: TopicConfig, before: int) -> None:
+        """`before`: how many queues could be read."""
+        queries, topic = self._path.store.queries, config.topic_name
+        wanted = config.read_queue_nums
+        held = [queue for queue in range(wanted, before) if queries.holds_messages(topic, queue)]
+        if held:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic}: readQueueNums is {wanted}, but {len(held)} of its queues from "
+                f"{wanted} on hold messages, the last is queue {held[-1]}: nobody could read them. "
+                f"Allowed are {held[-1] + 1} and more, or force=true (mqctl updateTopic --force)",
+            )
+
+    def topic_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """351. The settings of one topic."""
+        topic = text(request, "topic")
+        config = self._topics.get(topic)
+        if config is None:
+            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
+        return RemotingCommand.response_to(request, body=config.encode())
 
     async def delete_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """215. The topic leaves the table and its queues go; the log keeps its records."""
@@ -127,8 +160,8 @@ class AdminProcessor:
             raise BrokerRefusal(refusal.code, refusal.remark)
 
 
-def _queues(request: RemotingCommand, key: str) -> int:
-    value = number(request, key)
+def _queues(request: RemotingCommand, key: str, default: int | None) -> int:
+    value = number(request, key, default)
     if not 1 <= value <= 65536:
         raise BrokerRefusal(
             ResponseCode.INVALID_PARAMETER, f"{key} is {value}, allowed are 1 to 65536"

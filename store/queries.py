@@ -125,6 +125,11 @@ class StoreQueries:
         queue = self._queues.get(topic, queue_id)
         return queue.consume_queue.min_offset if queue is not None else 0
 
+    def holds_messages(self, topic: str, queue_id: int) -> bool:
+        """Whether the log has messages of the queue, confirmed or not."""
+        queue = self._queues.get(topic, queue_id)
+        return queue is not None and queue.next_offset > queue.consume_queue.min_offset
+
     def next_offset_in_queue(self, topic: str, queue_id: int) -> int:
         """The offset of the next put: a master's end of the log in this queue, unconfirmed too."""
         queue = self._queues.get(topic, queue_id)

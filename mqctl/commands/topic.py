@@ -15,8 +15,6 @@ from batonmq.mqctl.params import INDEX, TRUE_OR_FALSE, command, option
 if TYPE_CHECKING:
     from batonmq.client.admin.admin import Admin
 
-UNIT, HAS_UNIT_SUB = 1, 2
-
 
 @command("topicList")
 @option("-c", "--clusterModel", is_flag=True, help="With cluster and groups.")
@@ -128,65 +126,52 @@ async def topic_status(context: CommandContext, topic: str) -> None:
 @option("-t", "--topic", required=True, help="Topic name.")
 @option("-c", "--clusterName", help="On all masters of a cluster.")
 @option("-b", "--brokerAddr", metavar="HOST:PORT", help="On one broker.")
-@option(
-    "-r",
-    "--readQueueNums",
-    type=INDEX,
-    default=8,
-    help="Queues that may be read.",
-)
-@option(
-    "-w",
-    "--writeQueueNums",
-    type=INDEX,
-    default=8,
-    help="Queues that may be written.",
-)
-@option(
-    "-p",
-    "--perm",
-    type=click.Choice(["2", "4", "6"]),
-    default="6",
-    help="2 write, 4 read, 6 both.",
-)
-@option("-o", "--order", type=TRUE_OR_FALSE, default=False, help="true: ordered topic.")
-@option("-u", "--unit", type=TRUE_OR_FALSE, default=False, help="true: unit topic.")
-@option(
-    "-s", "--hasUnitSub", type=TRUE_OR_FALSE, default=False, help="true: has unit subscriptions."
-)
+@option("-r", "--readQueueNums", type=INDEX, help="Queues that may be read.")
+@option("-w", "--writeQueueNums", type=INDEX, help="Queues that may be written.")
+@option("-p", "--perm", type=click.Choice(["2", "4", "6"]), help="2 write, 4 read, 6 both.")
+@option("-o", "--order", type=TRUE_OR_FALSE, help="true: ordered topic.")
+@option("-u", "--unit", type=TRUE_OR_FALSE, help="true: unit topic.")
+@option("-s", "--hasUnitSub", type=TRUE_OR_FALSE, help="true: has unit subscriptions.")
 @option("-a", "--attributes", metavar="LIST", help="+key=value,-key ...")
+@option("--force", is_flag=True, help="Also fewer read queues than hold messages.")
 async def update_topic(
     context: CommandContext,
     topic: str,
     cluster_name: str | None,
     broker_addr: str | None,
-    attributes: str | None,
+    force: bool,
     **settings: Any,
 ) -> None:
-    """Create a topic, or change its settings.
+    """Create a topic, or change what is given of it.
 
-    JSON: RocketMQ's TopicConfig, and brokerAddrs: broker name to the master where it was done.
+    A new topic has 8 queues to read and to write, and perm 6, unless told otherwise.
+
+    JSON: RocketMQ's TopicConfig as it is now at the first broker, brokerAddrs: broker name to the
+    master where it was done, and topicConfigs: broker name to TopicConfig.
     """
     if (cluster_name is None) == (broker_addr is None):
         raise click.UsageError("give either -c (all masters of a cluster) or -b (one broker)")
-    from batonmq.protocol.bodies import TopicConfig
+    from batonmq.client.admin.types import TopicChanges
 
-    config = TopicConfig(
-        topic_name=topic,
-        read_queue_nums=settings["read_queue_nums"],
-        write_queue_nums=settings["write_queue_nums"],
-        perm=int(settings["perm"]),
-        order=settings["order"],
-        topic_sys_flag=UNIT * settings["unit"] + HAS_UNIT_SUB * settings["has_unit_sub"],
-        attributes=_attributes(attributes),
+    perm = settings.pop("perm")
+    changes = TopicChanges(
+        attributes=_attributes(settings.pop("attributes")),
+        perm=int(perm) if perm is not None else None,
+        **settings,
     )
     async with context.admin() as admin:
-        done = await admin.topics.create_or_update(config, cluster=cluster_name, broker=broker_addr)
+        done = await admin.topics.change(
+            topic, changes, cluster=cluster_name, broker=broker_addr, force=force
+        )
     if context.out.as_json:
-        context.out.document({**plain(config), "brokerAddrs": done})
+        configs = {name: plain(changed.config) for name, changed in done.items()}
+        addresses = {name: changed.address for name, changed in done.items()}
+        first = next(iter(configs.values()))
+        context.out.document({**first, "brokerAddrs": addresses, "topicConfigs": configs})
         return
-    for name, address in done.items():
-        at = address if name == address else f"{name} ({address})"
+    for name, changed in done.items():
+        at = name if name == changed.address else f"{name} ({changed.address})"
+        config = changed.config
         context.out.line(
             f"topic {topic} on {at}: {config.read_queue_nums} read queues,"
             f" {config.write_queue_nums} write queues, {_perm(config.perm)}"

@@ -14,11 +14,13 @@ from click.testing import CliRunner, Result
 
 import batonmq.client.admin.admin
 from batonmq.client.admin.types import (
+    ChangedTopic,
     ControllerMetadata,
     ElectedMaster,
     GroupProgress,
     QueueProgress,
     QueueStats,
+    TopicChanges,
 )
 from batonmq.history.event import HistoryEvent, lenient_event
 from batonmq.mqctl.main import cli
@@ -33,6 +35,7 @@ from batonmq.protocol.bodies import (
     QueueData,
     ReplicaIdentity,
     ReplicasInfo,
+    TopicConfig,
     TopicRouteData,
 )
 from batonmq.protocol.errors import ConnectError, ResponseError
@@ -203,7 +206,7 @@ class FakeAdmin:
             names=self.topic_list,
             route=self.topic_route,
             stats=self.topic_stats,
-            create_or_update=self.create_or_update_topic,
+            change=self.change_topic,
             delete=self.delete_topic,
         )
         self.consumer_groups = SimpleNamespace(
@@ -285,9 +288,12 @@ class FakeAdmin:
     async def topic_stats(self, topic: str) -> tuple[QueueStats, ...]:
         return (QueueStats(MessageQueue(topic, "broker-a", 0), 3, 9, 1_700_000_000_000),)
 
-    async def create_or_update_topic(self, config: Any, **where: Any) -> dict[str, str]:
-        self.fake.calls.append(("update_topic", config, where))
-        return {"broker-a": MASTER}
+    async def change_topic(
+        self, topic: str, changes: TopicChanges, **where: Any
+    ) -> dict[str, ChangedTopic]:
+        self.fake.calls.append(("change_topic", topic, changes, where))
+        config = TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=3)
+        return {"broker-a": ChangedTopic(MASTER, config)}
 
     async def delete_topic(self, topic: str, cluster: str) -> dict[str, str]:
         self.fake.calls.append(("delete_topic", topic, cluster))

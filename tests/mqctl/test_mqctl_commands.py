@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batonmq.protocol.bodies import TopicConfig
+from batonmq.client.admin.types import TopicChanges
 from batonmq.protocol.message import MessageQueue
 
 NS = "10.0.0.1:9876"
@@ -92,17 +92,28 @@ def test_update_topic_passes_the_settings_on(mqctl: Run, fake: Any) -> None:
     assert ran.code == 0
     assert ran.json["readQueueNums"] == 2
     assert ran.json["brokerAddrs"] == {"broker-a": MASTER}
-    _, config, where = fake.calls[-1]
-    assert config == TopicConfig(
-        topic_name="T",
-        read_queue_nums=2,
-        write_queue_nums=3,
-        perm=4,
-        order=True,
-        topic_sys_flag=1,
-        attributes={"+message.type": "FIFO", "-old": ""},
+    assert ran.json["topicConfigs"]["broker-a"]["writeQueueNums"] == 3
+    assert fake.calls[-1] == (
+        "change_topic",
+        "T",
+        TopicChanges(
+            read_queue_nums=2,
+            write_queue_nums=3,
+            perm=4,
+            order=True,
+            unit=True,
+            attributes={"+message.type": "FIFO", "-old": ""},
+        ),
+        {"cluster": "C", "broker": None, "force": False},
     )
-    assert where == {"cluster": "C", "broker": None}
+
+
+def test_update_topic_changes_only_what_is_given(mqctl: Run, fake: Any) -> None:
+    """Made of defaults, `-p 6` took a topic of 16 queues to 8."""
+    ran = mqctl("updateTopic", "-t", "T", "-b", MASTER, "-p", "6", "--force")
+    assert ran.code == 0 and "2 read queues, 3 write queues, RW-" in ran.out
+    where = {"cluster": None, "broker": MASTER, "force": True}
+    assert fake.calls[-1] == ("change_topic", "T", TopicChanges(perm=6), where)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,13 @@ made; an error says where it stopped.
 """
 
 import asyncio
+from collections.abc import Mapping
+
+import msgspec
 
 from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
-from batonmq.client.admin.types import QueueStats
+from batonmq.client.admin.types import ChangedTopic, QueueStats, TopicChanges
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.errors import ClientError, NoMasterError, UnsupportedByBrokerError
 from batonmq.client.instance.topic_route import TopicRoute, topic_route
@@ -24,6 +27,9 @@ from batonmq.protocol.errors import ResponseError
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, topic_problem
 from batonmq.remoting.command import RemotingCommand
+
+_NEW_QUEUES = 8  # of a topic that is made without a number, as mqadmin makes it
+_UNIT, _HAS_UNIT_SUB = 1, 2  # bits of topicSysFlag
 
 
 class TopicAdmin:
@@ -58,16 +64,66 @@ class TopicAdmin:
         )
         return TopicConfigSerializeWrapper.decode(reply.body)
 
-    async def create_or_update(
-        self, config: TopicConfig, *, cluster: str | None = None, broker: str | None = None
-    ) -> dict[str, str]:
-        """On all masters of a cluster, or on one broker (name or address); returns those."""
-        problem = topic_problem(config.topic_name)
-        if problem is not None:
-            raise ClientError(problem)
+    async def config(self, address: str, topic: str) -> TopicConfig | None:
+        """The settings of one topic at one broker; None if it is not there."""
+        try:
+            reply = await self._requests.ask(
+                address,
+                RequestCode.GET_TOPIC_CONFIG,
+                {"topic": topic},
+                "topic settings",
+                also=frozenset({ResponseCode.TOPIC_NOT_EXIST}),
+            )
+        except UnsupportedByBrokerError:  # an older broker: it has the table of all
+            return (await self.configs(address)).topic_config_table.get(topic)
+        found = reply.code == ResponseCode.SUCCESS
+        return TopicConfig.decode(reply.body) if found else None
+
+    async def change(
+        self,
+        topic: str,
+        changes: TopicChanges,
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+        force: bool = False,
+    ) -> dict[str, ChangedTopic]:
+        """Make a topic, or change what is given of it and nothing else, where
+        `create_or_update` does; broker name or address -> what it is there now.
+
+        Brokers of ours refuse fewer queues than hold messages (29), unless `force`.
+        """
+        _check_name(topic)
         targets = await self._cluster.targets(cluster, broker)
-        # `+key=value` sets, `-key` (no value) takes away.
-        attributes = ",".join(f"{k}={v}" if v else k for k, v in (config.attributes or {}).items())
+        after = {
+            name: _changed(await self.config(address, topic), topic, changes)
+            for name, address in targets.items()
+        }
+        for name, address in targets.items():
+            await self._put(address, after[name], changes.attributes, force=force)
+        self._requests.client.routes.forget(topic)
+        return {name: ChangedTopic(targets[name], config) for name, config in after.items()}
+
+    async def create_or_update(
+        self,
+        config: TopicConfig,
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+        force: bool = False,
+    ) -> dict[str, str]:
+        """Every setting, on all masters of a cluster, or on one broker (name or address); returns
+        those. `force`: see `change`, which leaves alone what is not given."""
+        _check_name(config.topic_name)
+        targets = await self._cluster.targets(cluster, broker)
+        for address in targets.values():
+            await self._put(address, config, config.attributes or {}, force=force)
+        self._requests.client.routes.forget(config.topic_name)
+        return targets
+
+    async def _put(
+        self, address: str, config: TopicConfig, attributes: Mapping[str, str], *, force: bool
+    ) -> None:
         ext = {
             "topic": config.topic_name,
             "defaultTopic": AUTO_CREATE_TOPIC,
@@ -77,15 +133,13 @@ class TopicAdmin:
             "topicFilterType": str(config.topic_filter_type),
             "topicSysFlag": str(config.topic_sys_flag),
             "order": "true" if config.order else "false",
-            "attributes": attributes,
-            "force": "false",
+            # `+key=value` sets, `-key` (no value) takes away.
+            "attributes": ",".join(f"{k}={v}" if v else k for k, v in attributes.items()),
+            "force": "true" if force else "false",
         }
-        for address in targets.values():
-            await self._requests.ask(
-                address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, "updating a topic"
-            )
-        self._requests.client.routes.forget(config.topic_name)
-        return targets
+        await self._requests.ask(
+            address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, "updating a topic"
+        )
 
     async def delete(self, topic: str, cluster: str) -> dict[str, str]:
         """From all masters of the cluster, then from all name servers; returns the masters.
@@ -129,3 +183,26 @@ class TopicAdmin:
         low = await self._queues.min_offset(queue, deadline_ms=deadline_ms)
         high = await self._queues.max_offset(queue, deadline_ms=deadline_ms)
         return QueueStats(queue, low, high)
+
+
+def _check_name(topic: str) -> None:
+    problem = topic_problem(topic)
+    if problem is not None:
+        raise ClientError(problem)
+
+
+def _changed(known: TopicConfig | None, topic: str, changes: TopicChanges) -> TopicConfig:
+    """`known` with the changes; what its attributes become is the broker's business."""
+    base = known or TopicConfig(
+        topic_name=topic, read_queue_nums=_NEW_QUEUES, write_queue_nums=_NEW_QUEUES
+    )
+    given = {
+        name: value
+        for name in ("read_queue_nums", "write_queue_nums", "perm", "order")
+        if (value := getattr(changes, name)) is not None
+    }
+    flags = base.topic_sys_flag
+    for bit, wanted in ((_UNIT, changes.unit), (_HAS_UNIT_SUB, changes.has_unit_sub)):
+        if wanted is not None:
+            flags = flags | bit if wanted else flags & ~bit
+    return msgspec.structs.replace(base, topic_sys_flag=flags, **given)

@@ -1,7 +1,9 @@
 """Results of admin calls that have no body of RocketMQ's own."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.message import MessageQueue
 
 
@@ -13,6 +15,28 @@ class QueueStats:
     min_offset: int
     max_offset: int
     last_update_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChanges:
+    """What to change of a topic; None leaves it as it is. `attributes`: `+key` to a value sets,
+    `-key` takes away. A new topic gets RocketMQ's defaults for the rest: 8 queues, perm 6."""
+
+    read_queue_nums: int | None = None
+    write_queue_nums: int | None = None
+    perm: int | None = None
+    order: bool | None = None
+    unit: bool | None = None
+    has_unit_sub: bool | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTopic:
+    """A topic as it is now at the master of one broker group."""
+
+    address: str
+    config: TopicConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from batonmq import (
     NoMasterError,
     NoRouteError,
     Producer,
+    TopicChanges,
     UnsupportedByBrokerError,
 )
 from batonmq.client.errors import NoNameServerError
@@ -63,6 +64,30 @@ def test_topics_are_made_listed_measured_and_deleted() -> None:
             assert codes.count(RequestCode.DELETE_TOPIC_IN_NAMESRV) == 2
 
     run(story, groups=2)
+
+
+def test_a_change_sends_the_other_settings_as_they_are() -> None:
+    """Brokers need all of them; a broker that does not serve 351 is asked for its table (21)."""
+
+    async def story(cluster: FakeCluster) -> None:
+        async with Admin(cluster.name_server_addresses) as admin:
+            config = TopicConfig(topic_name="N", read_queue_nums=16, write_queue_nums=12, perm=4)
+            await admin.topics.create_or_update(config, cluster=CLUSTER)
+            changes = TopicChanges(perm=6, unit=True)
+            done = await admin.topics.change("N", changes, cluster=CLUSTER, force=True)
+            sent = cluster.master().requests[-1]
+            assert sent.code == RequestCode.UPDATE_AND_CREATE_TOPIC
+            assert (sent.ext["readQueueNums"], sent.ext["writeQueueNums"]) == ("16", "12")
+            assert (sent.ext["perm"], sent.ext["topicSysFlag"]) == ("6", "1")
+            assert sent.ext["force"] == "true"
+            assert done["broker-a"].config.read_queue_nums == 16
+
+            made = await admin.topics.change("New", TopicChanges(), cluster=CLUSTER)
+            assert made["broker-a"].config.write_queue_nums == 8
+            with pytest.raises(ClientError, match="illegal"):
+                await admin.topics.change("no topic", TopicChanges(), cluster=CLUSTER)
+
+    run(story)
 
 
 def test_targets_that_do_not_exist_are_named() -> None:

@@ -1,0 +1,65 @@
+"""What code 17 changes of a topic, and what 351 shows of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lone_broker import Rig, run_with_broker
+
+from batonmq.protocol.bodies import TopicConfig
+from batonmq.protocol.codes import ResponseCode
+
+MAKE = {"topic": "T", "readQueueNums": "16", "writeQueueNums": "16", "perm": "6", "order": "true"}
+
+
+async def settings(rig: Rig) -> TopicConfig:
+    reply = await rig.ask(351, {"topic": "T"})
+    assert reply.code == ResponseCode.SUCCESS
+    return TopicConfig.decode(reply.body)
+
+
+def test_only_what_is_given_changes(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+        assert (await rig.ask(17, {"topic": "T", "perm": "4"})).code == ResponseCode.SUCCESS
+        changed = await settings(rig)
+        assert (changed.read_queue_nums, changed.write_queue_nums) == (16, 16)
+        assert (changed.perm, changed.order) == (4, True)
+        assert (await rig.ask(17, {"topic": "T", "writeQueueNums": "4"})).code == 0
+        changed = await settings(rig)
+        assert (changed.read_queue_nums, changed.write_queue_nums, changed.perm) == (16, 4, 4)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_new_topic_needs_its_numbers(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        reply = await rig.ask(17, {"topic": "T", "perm": "6"})
+        assert reply.code == ResponseCode.INVALID_PARAMETER
+        assert "readQueueNums" in (reply.remark or "")
+        assert (await rig.ask(351, {"topic": "T"})).code == ResponseCode.TOPIC_NOT_EXIST
+
+    run_with_broker(tmp_path, play)
+
+
+def test_queues_that_hold_messages_stay_readable_unless_it_is_forced(tmp_path: Path) -> None:
+    """`updateTopic -p 6` of a tool that sends its defaults: 8 queues where there are 16."""
+
+    async def play(rig: Rig) -> None:
+        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+        for queue in (2, 9, 11):
+            assert (await rig.send(queue=queue)).code == ResponseCode.SUCCESS
+        fewer = MAKE | {"readQueueNums": "8", "writeQueueNums": "8"}
+        refused = await rig.ask(17, fewer)
+        assert refused.code == ResponseCode.INVALID_PARAMETER
+        for word in ("2 of its queues", "queue 11", "12 and more", "--force"):
+            assert word in (refused.remark or "")
+        assert (await settings(rig)).read_queue_nums == 16
+        assert (await rig.pull(queue=11)).code == ResponseCode.SUCCESS
+
+        assert (await rig.ask(17, fewer | {"readQueueNums": "12"})).code == ResponseCode.SUCCESS
+        assert (await settings(rig)).read_queue_nums == 12
+        assert (await rig.ask(17, fewer | {"force": "true"})).code == ResponseCode.SUCCESS
+        assert (await settings(rig)).read_queue_nums == 8
+
+    run_with_broker(tmp_path, play)
