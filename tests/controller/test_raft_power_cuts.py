@@ -1,0 +1,220 @@
+"""G7: what a node stored before it answered is there after a power cut; files only synced in part
+are not trusted. `power_cut` keeps of each file and folder what was synced, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from power_cut import every_power_cut, watching
+from pysyncobj.config import SERIALIZER_STATE
+
+from batonmq.controller.raft.journal import DurableJournal
+from batonmq.controller.raft.membership import MembersChangedError, Membership, check_members
+from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot
+
+
+def fatal(what: str) -> NoReturn:
+    raise AssertionError(what)
+
+
+def opened(folder: Path, head: tuple[LogEntry, LogEntry] | None = None) -> DurableJournal:
+    return DurableJournal(folder, head, fatal)
+
+
+def entry(index: int, term: int = 1) -> LogEntry:
+    return b"command %d" % index, index, term
+
+
+def add(journal: DurableJournal, *entries: LogEntry) -> None:
+    for command, index, term in entries:
+        journal.add(command, index, term)
+
+
+def test_g7_a_vote_given_in_the_term_that_was_stored_before_is_durable(tmp_path: Path) -> None:
+    """pysyncobj stores a new term first, without a vote, and the vote in a second call."""
+    with watching(tmp_path / "raft") as cut:
+        journal = opened(cut.root / "n1")
+        journal.setCurrentTerm(7, None)
+        journal.setCurrentTerm(7, "n2")
+        left = cut.leave(tmp_path / "left")
+        journal._destroy()
+    again = opened(left / "n1")
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (7, "n2")
+    again._destroy()
+
+
+def test_g7_a_term_without_a_vote_takes_the_place_of_a_vote(tmp_path: Path) -> None:
+    with watching(tmp_path / "raft") as cut:
+        journal = opened(cut.root / "n1")
+        journal.setCurrentTerm(7, "n2")
+        journal.setCurrentTerm(8, None)
+        left = cut.leave(tmp_path / "left")
+        journal._destroy()
+    again = opened(left / "n1")
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (8, None)
+    again._destroy()
+
+
+SYNCED = [entry(index) for index in range(1, 7)]
+
+
+def _append(journal: DurableJournal) -> list[LogEntry]:
+    add(journal, entry(7))
+    journal.sync()
+    return [*SYNCED, entry(7)]
+
+
+def _commit(journal: DurableJournal) -> list[LogEntry]:
+    add(journal, entry(7))
+    journal.setRaftCommitIndex(7)
+    return [*SYNCED, entry(7)]
+
+
+def _replace(journal: DurableJournal) -> list[LogEntry]:
+    journal.deleteEntriesFrom(4)
+    add(journal, entry(5, 2), entry(6, 2), entry(7, 2))
+    journal.sync()
+    return [*SYNCED[:4], entry(5, 2), entry(6, 2), entry(7, 2)]
+
+
+def _replace_by_fewer(journal: DurableJournal) -> list[LogEntry]:
+    journal.deleteEntriesFrom(4)
+    add(journal, entry(5, 2))
+    journal.sync()
+    return [*SYNCED[:4], entry(5, 2)]
+
+
+def _cut(journal: DurableJournal) -> list[LogEntry]:
+    journal.deleteEntriesFrom(3)
+    journal.sync()
+    return SYNCED[:3]
+
+
+def _close(journal: DurableJournal) -> list[LogEntry]:
+    add(journal, entry(7))
+    journal._destroy()
+    return [*SYNCED, entry(7)]
+
+
+@pytest.mark.parametrize("act", [_append, _commit, _replace, _replace_by_fewer, _cut, _close])
+def test_g7_each_change_of_the_log_is_durable_on_return_and_whole_before(
+    act: Callable[[DurableJournal], list[LogEntry]], tmp_path: Path
+) -> None:
+    root, after = tmp_path / "raft", []
+    journal = opened(root)
+    journal.setCurrentTerm(1, "n1")
+    add(journal, *SYNCED)
+    journal._destroy()
+
+    def change(folder: Path) -> None:
+        after[:] = [act(opened(folder))]
+
+    cuts = 0
+    for what, left, returned in every_power_cut(root, change, tmp_path / "left"):
+        again = opened(left)
+        found = again[:]
+        again._destroy()
+        cuts += 1
+        assert found == (after[0] if returned else SYNCED), what
+    assert cuts >= 4
+
+
+def test_g7_a_prefix_that_was_cut_leaves_the_old_journal_or_the_new(tmp_path: Path) -> None:
+    root = tmp_path / "raft"
+    journal = opened(root)
+    journal.setCurrentTerm(1, "n1")
+    add(journal, *SYNCED)
+    journal._destroy()
+    head = SYNCED[2], SYNCED[3]
+
+    def shorten(folder: Path) -> None:
+        opened(folder).deleteEntriesTo(2)
+
+    for what, left, returned in every_power_cut(root, shorten, tmp_path / "left"):
+        again = opened(left, head)
+        assert again[:] == SYNCED[2:], what
+        again._destroy()
+        if returned:
+            begun = (left / "journal").read_bytes()
+            assert b"command 1" not in begun and b"command 6" in begun
+
+
+def test_g7_having_joined_is_durable_with_the_entries_that_completed_the_log(
+    tmp_path: Path,
+) -> None:
+    with watching(tmp_path / "raft") as cut:
+        journal = opened(cut.root)
+        journal.setCurrentTerm(1, None)
+        add(journal, entry(1))
+        journal.sync()
+        journal.join()
+        before = cut.leave(tmp_path / "before")
+        journal.sync()
+        after = cut.leave(tmp_path / "after")
+        journal._destroy()
+    for folder, joining in ((before, True), (after, False)):
+        again = opened(folder)
+        assert again.joining is joining and again[:] == [entry(1)]
+        again._destroy()
+
+
+def test_g7_a_snapshot_is_durable_before_the_log_is_shortened(tmp_path: Path) -> None:
+    """pysyncobj cuts the log once `checkSerializing` says success."""
+    root = tmp_path / "raft"
+    root.mkdir()
+
+    def snapshots(folder: Path, state: str) -> FileSnapshots:
+        return FileSnapshots(
+            folder / "snapshot",
+            capture=lambda: {"state": state},
+            restore=lambda state, index: None,
+            holds=lambda index, term: False,
+            on_fatal=fatal,
+        )
+
+    snapshots(root, "old").serialize((None, entry(4), entry(3), ()), 3)
+
+    def take(folder: Path) -> None:
+        taken = snapshots(folder, "new")
+        taken.serialize((None, entry(9), entry(8), ()), 8)
+        assert taken.checkSerializing() == (SERIALIZER_STATE.SUCCESS, 8)
+
+    for what, left, returned in every_power_cut(root, take, tmp_path / "left"):
+        state, _ = decode_snapshot((left / "snapshot").read_bytes())
+        assert state["state"] in (("new",) if returned else ("old", "new")), what
+
+
+def test_g7_a_leaders_snapshot_is_durable_before_it_is_loaded(tmp_path: Path) -> None:
+    def snapshots(path: Path) -> FileSnapshots:
+        return FileSnapshots(
+            path,
+            capture=lambda: {"state": "whole"},
+            restore=lambda state, index: None,
+            holds=lambda index, term: False,
+            on_fatal=fatal,
+        )
+
+    leader = snapshots(tmp_path / "leader")
+    leader.serialize((None, entry(9), entry(8), ()), 8)
+    leader.checkSerializing()
+    with watching(tmp_path / "follower") as cut:
+        follower = snapshots(cut.root / "snapshot")
+        loadable = False
+        while not loadable:
+            loadable = follower.setTransmissionData(leader.getTransmissionData("n2"))
+        left = cut.leave(tmp_path / "left")
+    assert decode_snapshot((left / "snapshot").read_bytes())[0] == {"state": "whole"}
+
+
+def test_the_members_of_a_log_are_durable_before_it_begins(tmp_path: Path) -> None:
+    """Else a shorter list could make one node a majority by itself."""
+    three = Membership("c", ("n0@h:1", "n1@h:2", "n2@h:3"))
+    with watching(tmp_path / "raft") as cut:
+        check_members(cut.root, three)
+        left = cut.leave(tmp_path / "left")
+    check_members(left, three)
+    with pytest.raises(MembersChangedError):
+        check_members(left, Membership("c", ("n0@h:1",)))
