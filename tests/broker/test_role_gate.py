@@ -58,3 +58,20 @@ def test_nothing_opens_a_stopping_broker_again() -> None:
     gate.opening(9)
     gate.open()
     assert gate.refusal is not None and gate.refusal.remark == "stopping"
+
+
+def test_r36_a_mastership_that_opens_again_is_judged_by_what_stands_now() -> None:
+    """1. Lease and set are lost. 2. Another mastership opens, with a lease. 3. Both are lost again:
+    14 again, though nothing differs from the last time."""
+    gate = opened()
+    gate.standing(lease=False, required_set_whole=False)
+    assert code(gate) == 14
+    gate.opening(2)
+    gate.open()
+    assert code(gate) is None
+    gate.standing(lease=False, required_set_whole=False)
+    assert code(gate) == 14
+    gate.standing(lease=True, required_set_whole=False)
+    assert code(gate) is None
+    gate.standing(lease=False, required_set_whole=False)
+    assert code(gate) == 14

@@ -252,6 +252,21 @@ def test_r10_duplicate_triggers_elect_once(script):
     assert script.group.master_broker_id == master
 
 
+def test_r10_an_election_in_place_of_nobody_names_its_epoch_too(script):
+    """1. No candidate: the group has no master, and epoch 2. 2. A late duplicate of the trigger of
+    epoch 1 elects nobody, though somebody could be elected by now."""
+    script.three_in_sync()
+    script.die(1, 2, 3)
+    script.elect(expected_master_epoch=1)
+    assert (script.group.master_broker_id, script.group.master_epoch) == (0, 2)
+    script.revive(2)
+    stale = script.elect(expected_master_epoch=1)
+    assert stale.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
+    assert (script.group.master_broker_id, script.group.master_epoch) == (0, 2)
+    assert script.elect(expected_master_epoch=2).ok
+    assert (script.group.master_broker_id, script.group.master_epoch) == (2, 3)
+
+
 def test_r10_alter_names_the_set_that_it_replaces(script):
     script.three_in_sync()
     assert script.alter(1, 2).ok

@@ -73,6 +73,11 @@ class Env:
         self.begin()
         self.do_gate("open")
 
+    def do_follow(self):
+        self.script = self.new_script()
+        self.script.three_in_sync()
+        self.begin()
+
     def do_alone(self):
         self.script = self.new_script()
         self.script.register()

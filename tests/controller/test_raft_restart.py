@@ -4,6 +4,7 @@ What was acknowledged is there again, and states are equal.
 """
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -11,6 +12,7 @@ import select
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -91,11 +93,23 @@ def test_a_shortened_log_and_its_snapshot_are_resumed(tmp_path: Path) -> None:
 def test_term_and_vote_outlive_the_node(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await lead_anew(cluster, "first")
-        terms = {node_id: node.status().term for node_id, node in cluster.nodes.items()}
         await stop_all(cluster)
-        for node_id, term in terms.items():
+        stored = {
+            node_id: json.loads((tmp_path / node_id / "meta").read_bytes().partition(b" ")[2])
+            for node_id in ("n0", "n1", "n2")
+        }
+        newest = max(each["term"] for each in stored.values())
+        votes = Counter(each["votedFor"] for each in stored.values() if each["term"] == newest)
+        del votes[None]
+        assert max(votes.values()) >= 2, "a majority voted for the leader"
+        for node_id, meta in stored.items():
             node = await cluster.start(node_id)
-            assert node.status().term >= term
+            status = node.status()
+            assert status.term >= meta["term"]
+            assert node._node is not None
+            if status.term == meta["term"]:
+                journal = node._node._SyncObj__raftLog
+                assert journal.getVotedForNodeId() == meta["votedFor"]
         await cluster.leader()
 
     with_cluster(tmp_path, scenario)

@@ -232,6 +232,27 @@ def test_unknown_predecessor_is_left_to_raft() -> None:
         assert harness.receive(message) == [before]
 
 
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_restricted_loads_refuses_code_in_every_protocol(protocol: int) -> None:
+    """Protocol 2 names `__builtin__`, later ones `builtins`: the sender chooses."""
+    for value in (print, eval, getattr, SimpleNamespace(), pickle.Unpickler):
+        with pytest.raises(pickle.UnpicklingError):
+            restricted_loads(pickle.dumps(value, protocol=protocol))
+    plain = {"a": [1, 2.5, None, True], "b": (b"\xff", b"", "é"), "c": 2**70}
+    assert restricted_loads(pickle.dumps(plain, protocol=protocol)) == plain
+
+
+@pytest.mark.parametrize("name", ["eval", "exec", "print", "open", "__import__", "getattr", "type"])
+@pytest.mark.parametrize("module", ["builtins", "__builtin__", "os", "posix", "codecs"])
+def test_no_name_but_those_of_bytes_is_found(module: str, name: str) -> None:
+    for opcode in (
+        f"c{module}\n{name}\n(S'1'\ntR.".encode(),
+        b"\x80\x04\x8c%c%b\x8c%c%b\x93." % (len(module), module.encode(), len(name), name.encode()),
+    ):
+        with pytest.raises(pickle.UnpicklingError, match="is not allowed"):
+            restricted_loads(opcode)
+
+
 def test_restricted_loads_takes_what_pysyncobj_sends() -> None:
     message = {
         "type": "append_entries",

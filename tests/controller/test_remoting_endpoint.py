@@ -15,6 +15,7 @@ from local_log import LocalLog
 
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Machine
+from batonmq.controller.requests import OutcomeUnknownError
 from batonmq.controller.service import ControllerService
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
@@ -270,6 +271,34 @@ def test_a_changed_setting_takes_effect_and_outlives_the_node(
     with_endpoint(change)
     assert (tmp_path / "controller.properties").read_text() == "isProcessReadEvent=true\n"
     with_endpoint(look)
+
+
+def test_a_process_read_passes_the_log_first(
+    with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """isProcessReadEvent: a read that no majority confirmed is not answered."""
+
+    async def scenario(endpoint: Endpoint) -> None:
+        barriers: list[int] = []
+        confirmed = True
+
+        async def read_barrier(timeout_ms: int) -> bool:
+            barriers.append(timeout_ms)
+            return confirmed
+
+        monkeypatch.setattr(endpoint.log, "read_barrier", read_barrier)
+        await endpoint.service.requests.reading()
+        assert barriers == [], "off by default"
+        text = b"isProcessReadEvent=true\n"
+        assert (await endpoint.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=text)).code == 0
+        barriers.clear()
+        await endpoint.service.requests.reading()
+        assert barriers == [endpoint.service.config.propose_timeout_ms]
+        confirmed = False
+        with pytest.raises(OutcomeUnknownError):
+            await endpoint.service.requests.reading()
+
+    with_endpoint(scenario)
 
 
 def test_closing_its_connection_is_a_java_masters_death(with_endpoint: WithEndpoint) -> None:

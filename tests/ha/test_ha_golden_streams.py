@@ -121,9 +121,9 @@ def test_our_frames_are_javas_byte_for_byte(entries):
     core.connection_opened(1, "java", NOW)
     core.handshake_received(1, handshake, NOW)
     core.acks_received(1, [0], NOW)
-    for header, body in java_frames:
-        if not body:
-            continue
+    data_frames = [(header, body) for header, body in java_frames if body]
+    assert len(data_frames) > 3
+    for header, body in data_frames:
         (sent,) = core.appended(header.offset + len(body), NOW)
         assert (sent.offset, sent.size) == (header.offset, len(body))
         assert sent.header == encode_transfer_header(header)

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from batonmq.ha.received_log import ReceivedLog
 from batonmq.ha.slave_core import Phase, SlaveCore
 from batonmq.ha.slave_effects import (
+    AppendEpoch,
+    AppendLog,
     BeginAt,
     Dial,
     Diverged,
@@ -15,7 +18,7 @@ from batonmq.ha.slave_effects import (
     SendToMaster,
 )
 from batonmq.ha.slave_policy import SlavePolicy
-from batonmq.ha.truncation import CutTo, PeerIdentity, Refuse, judge_log
+from batonmq.ha.truncation import CutTo, LocalLog, PeerIdentity, Refuse, judge_log
 from batonmq.ha.wire import MasterHandshake, TransferHeader, encode_ack
 from batonmq.protocol.role_view import RoleView
 
@@ -443,3 +446,29 @@ def test_r23_after_an_unclean_cut_the_confirm_offset_is_the_logs(memory_log, sla
     host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
     assert core.phase is Phase.TRANSFER
     assert core.log.confirm_offset == core.log.max_offset == 60
+
+
+def test_r2_r25_the_next_epoch_is_stored_before_its_first_byte_and_not_before_the_last_one(entries):
+    """Java labels the last chunk of an epoch with the next one: the epoch begins within it."""
+    for begins, pieces, expected in (
+        (60, [bytes(100)], [(0, 60), (2, 60), (60, 40)]),
+        (60, [bytes(30), bytes(70)], [(0, 30), (30, 30), (2, 60), (60, 40)]),
+        (60, [bytes(60), bytes(40)], [(0, 60), (2, 60), (60, 40)]),
+        (60, [bytes(59), bytes(1), bytes(40)], [(0, 59), (59, 1), (2, 60), (60, 40)]),
+        (100, [bytes(100)], [(0, 100), (2, 100)]),
+    ):
+        log = ReceivedLog(LocalLog(0, 0, 0, entries((1, 0))), SlavePolicy(), 0)
+        log.begin_transfer(1, 100)
+        done = list(log.frame_begins(2, begins, 0))
+        assert not log.is_level(2)
+        for piece in pieces:
+            done += log.append(memoryview(piece))
+        shown = [
+            (effect.epoch, effect.start_offset)
+            if isinstance(effect, AppendEpoch)
+            else (effect.offset, len(effect.data))
+            for effect in done
+            if isinstance(effect, AppendEpoch | AppendLog)
+        ]
+        assert shown == expected
+        assert log.last_epoch == 2

@@ -125,6 +125,7 @@ def test_a_hung_master_is_told_with_its_silence():
 
 def test_a_hung_slave_is_told_with_why_it_left_and_when_it_came_back():
     lost = [each for each in stories(REAL) if each.kind == "slave_lost"]
+    assert lost
     for story in lost:
         assert steps(story) == ["left", "joined"]
         assert (story.brokers, story.missing) == ({3}, set())

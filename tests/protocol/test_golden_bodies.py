@@ -128,7 +128,10 @@ def test_config_files_of_a_java_broker_decode(store: str, name: str) -> None:
 
 
 def test_queue_keyed_maps_are_written_as_fastjson_does() -> None:
+    seen = set()
     for _, code, kind, body in examples():
         if code in (202, 208, 222) and kind == "response":
             typed = RESPONSES[code].decode(body)
             assert typed.encode() == body
+            seen.add(code)
+    assert seen == {202, 208, 222}

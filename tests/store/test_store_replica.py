@@ -268,6 +268,36 @@ def test_a_failed_fdatasync_is_fatal(rig, monkeypatch):
     asyncio.run(fail())
 
 
+def test_r17_an_fdatasync_that_fails_once_is_fatal(rig, monkeypatch):
+    """Linux tells of a lost page once; the next fdatasync succeeds and has lost it all the same."""
+    store = rig.open_master(
+        flush_interval_commit_log=3_600_000, flush_interval_consume_queue=3_600_000
+    )
+
+    async def fail():
+        fatal = asyncio.get_running_loop().create_future()
+        store.start(asyncio.get_running_loop(), fatal.set_result)
+        rig.put(store)
+        store.end_turn()
+        failures = [OSError(errno.EIO, "Input/output error")]
+        real = disk.fdatasync
+
+        def broken_once(fd):
+            if failures:
+                raise failures.pop()
+            real(fd)
+
+        monkeypatch.setattr(disk, "fdatasync", broken_once)
+        store.background.request_flush()
+        async with asyncio.timeout(10):
+            assert (await fatal).errno == errno.EIO
+        assert store.log.flushed_offset == 0 and "disk failed" in store.trust.reason
+        monkeypatch.undo()
+        store.abandon()
+
+    asyncio.run(fail())
+
+
 def test_a_failed_write_is_fatal_and_ends_all_puts(rig, monkeypatch):
     store = rig.open_master()
     rig.put(store)

@@ -1,8 +1,11 @@
 """Cutting the log: R22's order survives a crash between any two steps, R23 keeps promises."""
 
+import shutil
+
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.errors import TruncationRefused
 from batonmq.store.truncation import STEPS
 
@@ -104,6 +107,41 @@ def test_r23_a_cut_below_the_own_confirmed_offset_is_refused(rig):
     assert store.confirm_offset == puts[3].physical_offset
     rig.kill(store)
     check_cut(rig, rig.open(), puts, 3)
+
+
+def test_r23_what_is_confirmed_and_not_yet_shown_to_readers_is_not_cut(rig):
+    """A slave that dispatches more slowly than it is told: the cut lies between the two."""
+    master = rig.open_master()
+    puts = [rig.put(master, b"%d" % n + bytes(500)) for n in range(4)]
+    data = bytes(master.log.view(0, master.end_turn()))
+    rig.root = rig.folder / "slave"
+    slave = rig.open()
+    slave.slave_log.append_replicated(0, data)
+    slave._dispatcher.advance(puts[-1].end_offset, 600)
+    assert slave.confirm_offset < puts[2].physical_offset
+    with pytest.raises(TruncationRefused) as refused:
+        slave.slave_log.truncate_to(puts[2].physical_offset)
+    assert refused.value.confirm_offset == puts[-1].end_offset
+    assert slave.max_phy_offset == len(data)
+
+
+def test_r24_what_the_checkpoint_says_is_confirmed_does_not_fall_at_a_damaged_start(rig):
+    """1. 20 records are confirmed, the checkpoint says so. 2. One rots, so that less is dispatched.
+    3. The next checkpoint still says how far it was: what is missing then is damage."""
+    store = rig.open_master()
+    puts = [rig.put(store, b"%02d" % n + bytes(300)) for n in range(20)]
+    store.advance_confirm_offset(store.end_turn())
+    end = store.confirm_offset
+    store.flush()
+    store.checkpoints.flush_derived()
+    rig.kill(store)
+    shutil.rmtree(rig.root / "consumequeue")
+    rig.flip(rig.segment(0), puts[7].physical_offset + 120)
+    store = rig.open()
+    assert store.trust.reason and store.confirm_offset < end
+    store.checkpoints.flush_derived()
+    rig.kill(store)
+    assert StoreCheckpoint(rig.root / "checkpoint").confirm_phy_offset == end
 
 
 def test_r23_the_beginning_of_a_confirmed_record_is_no_confirmed_record(rig):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import uvloop
@@ -21,8 +22,9 @@ from batonmq import (
     PushConsumer,
     UnsupportedByBrokerError,
 )
+from batonmq.client.consumer import orderly_service
 from batonmq.client.consumer.options import ConsumeOptions, PullOptions, PushConsumerOptions
-from batonmq.client.consumer.process_queue import FlowLimits
+from batonmq.client.consumer.process_queue import FlowLimits, ProcessQueue
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt
@@ -573,6 +575,49 @@ def test_a_queue_locked_by_another_member_is_left_alone() -> None:
             del broker.locks[GROUP, TOPIC, 2]
             await consumer.rebalance()
             assert len(consumer.assigned_queues) == 4
+
+    run(story)
+
+
+def test_a_locks_time_counts_from_before_the_request_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker counts from when it got the request: a late answer grants no longer time."""
+    now_ms = sent_ms = 1_000_000
+    monkeypatch.setattr(orderly_service, "boot_ms", lambda: now_ms)
+    queue, process_queue = MessageQueue(TOPIC, "broker-a", 0), ProcessQueue(0)
+
+    async def answer_late(*_: object, **__: object) -> frozenset[MessageQueue]:
+        nonlocal now_ms
+        now_ms += 5_000
+        return frozenset({queue})
+
+    calls = Mock(lock_queues=answer_late)
+    service = orderly_service.OrderlyService.__new__(orderly_service.OrderlyService)
+    service._calls, service._group, service._readers = calls, GROUP, set()
+    assert asyncio.run(service._lock([Mock(queue=queue, process_queue=process_queue)]))
+    assert process_queue.locked_until_ms == sent_ms + orderly_service.LOCK_LIVE_MS
+
+
+def test_r31_after_a_failover_the_new_master_hears_all_offsets_again() -> None:
+    """1. Offsets are stored on the master and not dirty any more. 2. It dies before its slave had
+    them. 3. The new master hears all of them, though nothing was consumed since."""
+
+    async def story(cluster: FakeCluster) -> None:
+        fill(cluster, 8)
+        collector = Collector()
+        async with consumer_of(cluster, collector) as consumer:
+            await collector.until(8)
+            await consumer._offsets.persist()
+            offsets = cluster.groups["broker-a"].offsets
+            await until(lambda: len(offsets) == 4)
+            stored = dict(offsets)
+            offsets.clear()
+            await consumer._offsets.persist()
+            assert not offsets, "nothing is dirty"
+            await cluster.kill_master()
+            cluster.elect(cluster.brokers["broker-a"][1])
+            await until(lambda: offsets == stored)
 
     run(story)
 

@@ -326,3 +326,26 @@ def test_a_cluster_whose_brokers_all_start_is_waited_for_and_an_unknown_topic_is
     down.append(True)
     with pytest.raises(SinkError, match=r"not acknowledged in 1 ms .*: no route at the name"):
         send(unknown, timeout_ms=1)
+
+
+@pytest.mark.parametrize("status", [each for each in SendStatus if each is not SendStatus.SEND_OK])
+def test_g1_what_is_stored_and_not_confirmed_is_sent_again_and_not_counted(monkeypatch, status):
+    """Only code 0 is an acknowledgement. The request is repeated as it was, under the same keys."""
+    results = [
+        SendResult(status, "first", "", QUEUE, 5),
+        SendResult(SendStatus.SEND_OK, "second", "", QUEUE, 6),
+    ]
+    keys, acks = [], []
+
+    async def request(rows, queue, timeout_ms):
+        keys.append([row.unique_key for row in rows])
+        return results[len(keys) - 1]
+
+    async def run():
+        sender = SinkSender(SinkOptions(("127.0.0.1:1",), topic="T"), acks.extend)
+        monkeypatch.setattr(sender, "_request", request)
+        return await sender._send(rows_of(b"a"), None)
+
+    monkeypatch.setattr(sender_module, "pause_ms", lambda *_: 0)
+    assert asyncio.run(run()) is results[1]
+    assert len(keys) == 2 and keys[0] == keys[1]

@@ -1,0 +1,223 @@
+"""Role changes and acks of a broker: what waits is answered first, and by whom it may be answered.
+
+`Rig` has a real WritePath, gate, hold and RoleActions; HA, tables and store only note calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from batonmq.broker.role_actions import RoleActions
+from batonmq.broker.write_path import WritePath
+from batonmq.protocol.role_view import Role, RoleView
+
+OTHER = RoleView(
+    cluster_name="c",
+    broker_name="b",
+    master_broker_id=2,
+    master_address="other:10911",
+    master_ha_address="other:10912",
+    master_incarnation="i2",
+    master_epoch=4,
+    sync_state_set_epoch=1,
+    sync_state_set=frozenset({1, 2}),
+)
+
+
+class Rig:
+    """A master of epoch 3; `steps` are calls of HA, store and tables in their order."""
+
+    def __init__(self) -> None:
+        self.now_ms = 10_000
+        self.steps: list[Any] = []
+        self.heard: list[tuple[int, str]] = []
+        self.lease = False
+        self.sink = Mock()
+        store = Mock(confirm_offset=640, max_phy_offset=900)
+        store.end_turn.side_effect = lambda: self.note("end_turn") or 900
+        store.stop_writes.side_effect = lambda: self.note("stop_writes")
+        self.path = WritePath(
+            store, ack_wait_ms=3_000, sync_flush=False, clock_ms=lambda: self.now_ms
+        )
+        self.ha = Mock(required_set_whole=True)
+        for name in ("change_to_master", "change_to_slave", "stand_down"):
+            setattr(self.ha, name, self._ha_step(name))
+        self.tables, self.sync, self.hooks = Mock(), Mock(), Mock()
+        self.actions = RoleActions(
+            self.path, self.ha, self.tables, self.sync, self.hooks, lambda kind, **fields: None
+        )
+        self.path.replicate(self.ha, lambda now_ms: self.lease, self.actions.first_acked)
+        self.path.gate.opening(3)
+        self.path.acks.begin_epoch(3)
+        self.path.gate.open()
+
+    def note(self, step: object) -> None:
+        self.steps.append(step)
+
+    def _ha_step(self, name: str) -> Any:
+        async def step(view: RoleView) -> int:
+            self.note((name, list(self.heard), self.path.gate.role))
+            return 900
+
+        return step
+
+    def wait_for(self, end_offset: int) -> None:
+        self.path.acks.add_waiter(
+            end_offset, self.now_ms, lambda code, remark: self.heard.append((code, remark))
+        )
+
+
+@pytest.mark.parametrize("change", ["become_slave", "become_master", "stand_down"])
+def test_r4_who_waits_hears_14_before_ha_may_cut(change: str) -> None:
+    """And what was put in this turn is written before: the log must not grow behind HA's back."""
+    rig = Rig()
+    rig.wait_for(700)
+
+    async def play() -> None:
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        durable.set_result(None)
+        extra = (durable,) if change == "become_master" else ()
+        await getattr(rig.actions, change)(OTHER, *extra)
+
+    asyncio.run(play())
+    (ha_step,) = [step for step in rig.steps if isinstance(step, tuple)]
+    assert [code for code, _ in ha_step[1]] == [14]
+    assert ha_step[2] is not Role.MASTER, "no ack can leave meanwhile"
+    assert rig.steps.index("end_turn") < rig.steps.index(ha_step)
+    rig.path.confirmed(10_000)
+    assert len(rig.heard) == 1
+
+
+def test_r4_an_ack_of_another_epoch_is_never_released() -> None:
+    rig = Rig()
+    rig.wait_for(700)
+    rig.path.gate.master_epoch = 4
+    rig.path.confirmed(900)
+    assert rig.heard == []
+
+
+def test_r4_a_broker_that_is_no_master_any_more_acknowledges_nothing() -> None:
+    rig = Rig()
+    rig.wait_for(700)
+    rig.path.gate.leave(3, "other:1")
+    rig.path.confirmed(900)
+    assert rig.heard == []
+
+
+def test_r2_a_master_opens_after_its_role_is_durable() -> None:
+    rig = Rig()
+
+    async def play() -> None:
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        opening = asyncio.ensure_future(rig.actions.become_master(OTHER, durable))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not rig.path.gate.is_master
+        durable.set_result(None)
+        await opening
+        assert rig.path.gate.is_master and rig.path.acks.master_epoch == 4
+        rig.tables.topics.set_state_version.assert_called_once_with(4)
+        rig.tables.offsets.set_state_version.assert_called_once_with(4)
+        rig.sync.follow.assert_called_once_with(None)
+
+    asyncio.run(play())
+
+
+def test_r8_after_a_stall_of_its_own_a_master_without_a_lease_writes_no_ack() -> None:
+    """1. The process stands still for 700 ms. 2. It finds its slaves' acks in its sockets, but
+    another one may be master by now. 3. The lease is renewed: the reply leaves."""
+    rig = Rig()
+    rig.path.confirmed(640)
+    rig.wait_for(700)
+    rig.now_ms += 700
+    rig.path.confirmed(900)
+    rig.path.tick(rig.now_ms)
+    assert rig.heard == []
+    rig.now_ms += 50
+    rig.lease = True
+    rig.path.store.confirm_offset = 900
+    rig.path.tick(rig.now_ms)
+    assert rig.heard == [(0, "")]
+
+
+def test_r36_without_a_stall_no_lease_is_needed() -> None:
+    rig = Rig()
+    rig.path.confirmed(640)
+    rig.wait_for(700)
+    rig.now_ms += 300
+    rig.path.confirmed(900)
+    assert rig.heard == [(0, "")]
+
+
+def test_a_write_that_waited_too_long_says_where_it_is_missing() -> None:
+    rig = Rig()
+    rig.wait_for(700)
+    rig.now_ms += 2_999
+    rig.path.store.confirm_offset = 640
+    for _ in range(2):
+        rig.path.tick(rig.now_ms)
+    assert rig.heard == []
+    rig.now_ms += 1
+    rig.path.tick(rig.now_ms)
+    assert [code for code, _ in rig.heard] == [12]
+
+
+@pytest.mark.parametrize("change", ["become_slave", "become_master", "stand_down"])
+def test_r33_a_role_that_is_taken_releases_the_held_sends(change: str) -> None:
+    """Else they wait for the limit of the hold, and their clients with them."""
+    rig = Rig()
+    rig.path.hold.release = Mock()  # type: ignore[method-assign]
+
+    async def play() -> None:
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        durable.set_result(None)
+        extra = (durable,) if change == "become_master" else ()
+        rig.path.hold.begin()
+        await getattr(rig.actions, change)(OTHER, *extra)
+        rig.path.hold.release.assert_called_once_with()  # type: ignore[attr-defined]
+
+    asyncio.run(play())
+
+
+def test_becoming_slave_the_old_masters_address_is_not_given_any_more() -> None:
+    rig = Rig()
+    asyncio.run(rig.actions.become_slave(OTHER))
+    gate = rig.path.gate
+    assert (gate.role, gate.master_epoch) == (Role.SLAVE, 4)
+    assert gate.refusal is not None and gate.refusal.hint == ("other:10911", 4)
+    (followed,) = rig.sync.follow.call_args.args
+    assert (followed.address, followed.master_epoch) == ("other:10911", 4)
+    rig.tables.topics.set_state_version.assert_called_once_with(4)
+
+
+@pytest.mark.parametrize("change", ["become_slave", "stand_down"])
+def test_who_is_no_master_any_more_takes_no_puts_and_holds_no_pulls(change: str) -> None:
+    """Before HA begins: `role_left` answers the pulls that wait."""
+    rig = Rig()
+    rig.hooks.role_left.side_effect = lambda: rig.note("role_left")
+    asyncio.run(getattr(rig.actions, change)(OTHER))
+    ha_step = next(step for step in rig.steps if isinstance(step, tuple))
+    before = rig.steps[: rig.steps.index(ha_step)]
+    assert {"stop_writes", "role_left"} <= set(before)
+
+
+def test_a_role_that_will_change_refers_clients_at_once() -> None:
+    """1. The view of another master comes. 2. Its own change waits for the disk; who waits here
+    hears 14 and where to go, now."""
+    rig = Rig()
+    rig.wait_for(700)
+
+    async def play() -> None:
+        rig.actions.role_will_change(OTHER, master=False)
+        assert [code for code, _ in rig.heard] == [14]
+        refusal = rig.path.gate.refusal
+        assert refusal is not None and refusal.hint == ("other:10911", 4)
+        rig.actions.role_will_change(OTHER, master=True)
+        assert rig.path.hold.active, "early sends wait until it opens"
+        rig.path.hold.release()
+
+    asyncio.run(play())

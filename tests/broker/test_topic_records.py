@@ -1,0 +1,165 @@
+"""TopicService and the log (R31): each change is a record, and a record makes the change again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from lone_broker import Rig, run_with_broker, until
+
+from batonmq.broker.topics import MetadataChange, TopicService, decode_metadata
+from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.topic_config import TopicConfigManager
+
+
+class Service(TopicService):
+    """On empty tables; `records` is what it appended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.records: list[MetadataChange] = []
+        self.dropped_topics: list[str] = []
+        self.changes = 0
+        super().__init__(
+            TopicConfigManager(folder / "topics.json", clock_ms=lambda: 1),
+            SubscriptionGroupManager(folder / "groups.json", clock_ms=lambda: 1),
+            auto_create_topic=True,
+            auto_create_group=True,
+            append=self._append_record,
+            changed=self._count,
+            dropped=self.dropped_topics.append,
+        )
+
+    def _append_record(self, body: bytes) -> int:
+        self.records.append(decode_metadata(body))
+        return 100 * len(self.records)
+
+    def _count(self) -> None:
+        self.changes += 1
+
+
+def test_r31_a_topic_made_by_its_first_message_is_logged_with_its_queues(tmp_path: Path) -> None:
+    """Without the record a slave makes it out of the message: with queueId + 1 queues, not with
+    those that the client was told of."""
+
+    async def play(rig: Rig) -> None:
+        service = rig.service
+        seen: list[MetadataChange] = []
+        put = service.path.put_system_record
+        service.topics._append = lambda body: (
+            seen.append(decode_metadata(body)) or put("rmq_sys_BATON_METADATA", body)
+        )
+        assert (await rig.send(topic="Made", queue=0)).code == 0
+        config = service.tables.topics.get("Made")
+        assert config is not None and config.write_queue_nums == 4
+        assert [dict(change.topics) for change in seen] == [{"Made": config}]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r31_each_change_is_a_record_with_its_whole_content(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    topic = TopicConfig(topic_name="T", read_queue_nums=3, write_queue_nums=2, perm=4)
+    group = SubscriptionGroupConfig(group_name="g", consume_enable=False)
+    assert service.put_topic(topic) == 100
+    assert service.put_group(group) == 200
+    assert service.delete_topic("T") == 300
+    assert service.records == [
+        MetadataChange(topics={"T": topic}),
+        MetadataChange(groups={"g": group}),
+        MetadataChange(deleted_topics=["T"]),
+    ]
+
+
+def test_r31_a_group_made_by_its_first_pull_is_logged_where_writes_are_taken(
+    tmp_path: Path,
+) -> None:
+    service = Service(tmp_path)
+    made = service.group("g", writable=True)
+    assert service.records == [MetadataChange(groups={"g": made})]
+    service.group("h", writable=False)
+    assert len(service.records) == 1 and service.groups.get("h") is None
+
+
+def test_r31_a_new_master_takes_over_what_is_not_confirmed_yet(tmp_path: Path) -> None:
+    """Topics and groups count at once; a deletion closes its topic and destroys nothing."""
+    service = Service(tmp_path)
+    service.put_topic(TopicConfig(topic_name="Old"))
+    topic = TopicConfig(topic_name="New", write_queue_nums=3)
+    group = SubscriptionGroupConfig(group_name="g")
+    change = MetadataChange(topics={"New": topic}, groups={"g": group}, deleted_topics=["Old"])
+    changes = service.changes
+    service.take_over_record(change.encode())
+    assert service.get("New") == topic and service.groups.get("g") == group
+    assert service.get("Old") is not None and service.dropped_topics == []
+    assert service.changes > changes, "name servers must hear of it"
+    for refused in ("for_send", "put_topic"):
+        try:
+            if refused == "for_send":
+                service.for_send("Old", "TBW102", 4)
+            else:
+                service.put_topic(TopicConfig(topic_name="Old"))
+        except BrokerRefusal as refusal:
+            assert "being deleted" in str(refusal)
+        else:
+            raise AssertionError(refused)
+    service.own_record_confirmed(change.encode())
+    assert service.get("Old") is None and service.dropped_topics == ["Old"]
+    assert service.get("New") == topic
+
+
+def test_r31_a_confirmed_record_makes_the_change_on_a_replica(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    topic = TopicConfig(topic_name="T", write_queue_nums=3)
+    service.apply_record(MetadataChange(topics={"T": topic}).encode())
+    service.apply_record(MetadataChange(topics={"T": topic}).encode())
+    assert service.get("T") == topic and service.records == []
+    service.apply_record(MetadataChange(deleted_topics=["T"]).encode())
+    assert service.get("T") is None and service.dropped_topics == ["T"]
+
+
+def test_r31_a_role_that_is_left_forgets_its_unconfirmed_deletions(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.put_topic(TopicConfig(topic_name="T"))
+    service.delete_topic("T")
+    service.role_left()
+    assert service.for_send("T", "TBW102", 4).topic_name == "T"
+
+
+def test_r31_a_queue_that_the_log_shows_exists_on_the_slave(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.seen_in_log("T", 2)
+    seen = service.get("T")
+    assert seen is not None and (seen.read_queue_nums, seen.write_queue_nums) == (3, 3)
+    service.seen_in_log("T", 1)
+    assert service.get("T") == seen
+    service.seen_in_log("T", 3)
+    grown = service.get("T")
+    assert grown is not None and grown.read_queue_nums == 4
+    service.seen_in_log("rmq_sys_BATON_METADATA", 0)
+    assert service.get("rmq_sys_BATON_METADATA") is None
+
+
+def test_r31_a_record_of_a_newer_version_is_passed_over(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    for take in (service.apply_record, service.take_over_record, service.own_record_confirmed):
+        take(b'{"v": 99, "topics": {}}')
+        take(b"\xff")
+    assert service.records == [] and service.dropped_topics == []
+
+
+def test_a_role_change_answers_the_pulls_that_wait(tmp_path: Path) -> None:
+    """Else a consumer learns of it when its pull's time is over, 20 s later."""
+
+    async def play(rig: Rig) -> None:
+        assert (await rig.send(topic="T")).code == 0
+        pull = asyncio.ensure_future(rig.pull("T", offset=1, suspend_ms=20_000))
+        pulls = rig.service.pull
+        await until(lambda: pulls.held == 1)
+        rig.service.role_left()
+        reply = await pull
+        assert reply.code == 2 and "role of this broker changed" in (reply.remark or "")
+        assert pulls.held == 0
+
+    run_with_broker(tmp_path, play)
