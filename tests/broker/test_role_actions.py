@@ -39,6 +39,7 @@ class Rig:
         self.sink = Mock()
         store = Mock(confirm_offset=640, max_phy_offset=900)
         store.end_turn.side_effect = lambda: self.note("end_turn") or 900
+        store.positions.put_if_due.return_value = False
         store.stop_writes.side_effect = lambda: self.note("stop_writes")
         self.path = WritePath(
             store, ack_wait_ms=3_000, sync_flush=False, clock_ms=lambda: self.now_ms
@@ -188,7 +189,7 @@ def test_becoming_slave_the_old_masters_address_is_not_given_any_more() -> None:
     asyncio.run(rig.actions.become_slave(OTHER))
     gate = rig.path.gate
     assert (gate.role, gate.master_epoch) == (Role.SLAVE, 4)
-    assert gate.refusal is not None and gate.refusal.hint == ("other:10911", 4)
+    assert gate.refusal is not None and gate.refusal.master_address == "other:10911"
     (followed,) = rig.sync.follow.call_args.args
     assert (followed.address, followed.master_epoch) == ("other:10911", 4)
     rig.tables.topics.set_state_version.assert_called_once_with(4)
@@ -215,7 +216,7 @@ def test_a_role_that_will_change_refers_clients_at_once() -> None:
         rig.actions.role_will_change(OTHER, master=False)
         assert [code for code, _ in rig.heard] == [14]
         refusal = rig.path.gate.refusal
-        assert refusal is not None and refusal.hint == ("other:10911", 4)
+        assert refusal is not None and refusal.master_address == "other:10911"
         rig.actions.role_will_change(OTHER, master=True)
         assert rig.path.hold.active, "early sends wait until it opens"
         rig.path.hold.release()

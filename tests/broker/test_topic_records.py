@@ -7,9 +7,11 @@ from pathlib import Path
 
 from lone_broker import Rig, run_with_broker, until
 
+from batonmq.broker.slave_sync import BrokerTables
 from batonmq.broker.topics import MetadataChange, TopicService, decode_metadata
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -22,8 +24,12 @@ class Service(TopicService):
         self.dropped_topics: list[str] = []
         self.changes = 0
         super().__init__(
-            TopicConfigManager(folder / "topics.json", clock_ms=lambda: 1),
-            SubscriptionGroupManager(folder / "groups.json", clock_ms=lambda: 1),
+            BrokerTables(
+                TopicConfigManager(folder / "topics.json"),
+                SubscriptionGroupManager(folder / "groups.json"),
+                ConsumerOffsetManager(folder / "offsets.json"),
+            ),
+            set(),
             auto_create_topic=True,
             auto_create_group=True,
             append=self._append_record,
@@ -104,7 +110,7 @@ def test_r31_a_new_master_takes_over_what_is_not_confirmed_yet(tmp_path: Path) -
             assert "being deleted" in str(refusal)
         else:
             raise AssertionError(refused)
-    service.own_record_confirmed(change.encode())
+    service.own_record_confirmed(change.encode(), 900)
     assert service.get("Old") is None and service.dropped_topics == ["Old"]
     assert service.get("New") == topic
 
@@ -112,10 +118,10 @@ def test_r31_a_new_master_takes_over_what_is_not_confirmed_yet(tmp_path: Path) -
 def test_r31_a_confirmed_record_makes_the_change_on_a_replica(tmp_path: Path) -> None:
     service = Service(tmp_path)
     topic = TopicConfig(topic_name="T", write_queue_nums=3)
-    service.apply_record(MetadataChange(topics={"T": topic}).encode())
-    service.apply_record(MetadataChange(topics={"T": topic}).encode())
+    service.apply_record(MetadataChange(topics={"T": topic}).encode(), 900)
+    service.apply_record(MetadataChange(topics={"T": topic}).encode(), 900)
     assert service.get("T") == topic and service.records == []
-    service.apply_record(MetadataChange(deleted_topics=["T"]).encode())
+    service.apply_record(MetadataChange(deleted_topics=["T"]).encode(), 900)
     assert service.get("T") is None and service.dropped_topics == ["T"]
 
 
@@ -143,9 +149,10 @@ def test_r31_a_queue_that_the_log_shows_exists_on_the_slave(tmp_path: Path) -> N
 
 def test_r31_a_record_of_a_newer_version_is_passed_over(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    for take in (service.apply_record, service.take_over_record, service.own_record_confirmed):
-        take(b'{"v": 99, "topics": {}}')
-        take(b"\xff")
+    for body in (b'{"v": 99, "topics": {}}', b"\xff"):
+        service.apply_record(body, 900)
+        service.take_over_record(body)
+        service.own_record_confirmed(body, 900)
     assert service.records == [] and service.dropped_topics == []
 
 

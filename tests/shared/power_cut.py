@@ -2,9 +2,9 @@
 
 `PowerCut` stands between `process.disk` and the real files below one folder. The files themselves
 have everything, as after kill -9; `leave(folder)` puts there what a power cut at this moment would
-leave at worst: of a file its content at its last sync, of a folder the names at its last sync. New
-folders count as durable at once, since no code here relies on their absence. A move between folders
-is one step: the sync of either makes both durable, as every journaling file system does it.
+leave at worst: of a file its content at its last sync, of a folder the files that it held at its
+last sync. Names of folders count as durable at once, and a move between folders as one step, as
+journaling file systems do it: the sync of either makes both durable.
 
 `die_at(n)` ends the process before its n-th change of the disk from now on.
 """
@@ -81,11 +81,19 @@ class PowerCut:
             result = real(*args, **more)
             if name in ("fsync", "fdatasync"):
                 self._synced(args[0])
-            if name in ("rename", "replace") and Path(args[0]).parent != Path(args[1]).parent:
-                self._moves.append((Path(args[0]), Path(args[1])))
+            if name in ("rename", "replace"):
+                self._moved(Path(args[0]), Path(args[1]))
             return result
 
         return guarded
+
+    def _moved(self, source: Path, target: Path) -> None:
+        if target.is_dir():
+            inside = [path for path in self._names if path.is_relative_to(source)]
+            for path in inside:
+                self._names[target / path.relative_to(source)] = self._names.pop(path)
+        elif source.parent != target.parent:
+            self._moves.append((source, target))
 
     def _synced(self, fd: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))
