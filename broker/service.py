@@ -140,6 +140,7 @@ class BrokerService:
         self.store.on_system_record[METADATA_TOPIC] = self._metadata_record
         self.store.on_unknown_topic = self.topics.seen_in_log
         self.store.before_checkpoint = self.tables.shown_by_the_log
+        self.store.on_new_beginning = self._new_beginning
         # Before the store: its recovery shows records again that may be newer than these files.
         self.tables.load()
         self.store.open()
@@ -192,6 +193,10 @@ class BrokerService:
             self.topics.own_record_confirmed(body, head.physical_offset + head.size)
         else:
             self.topics.apply_record(body, head.physical_offset + head.size)
+
+    def _new_beginning(self) -> None:
+        self.tables.offsets.begin_anew()
+        self.slave_sync.fetch_offsets_again()
 
     def _tables_changed(self) -> None:
         self.send.topics_changed()

@@ -187,6 +187,16 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         self._deletion_due = True
         self._new_version()
 
+    def begin_anew(self) -> None:
+        """The log of this replica begins anew behind deletions that it will not see: only what the
+        master sends counts. Durable on return; raises OSError."""
+        self._table.clear()
+        self._received, self._received_end, self.deleted_end = {}, 0, 0
+        self._commits += 1
+        self._new_version()
+        for write in self.writes_due():
+            write()
+
     def deletions_due(self) -> list[Callable[[], None]]:
         """`writes_due` if offsets were deleted since the last: below a checkpoint the log does not
         show the deletion again."""

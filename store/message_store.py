@@ -102,6 +102,8 @@ class MessageStore:
         self.shows_unconfirmed = False
         #: Called with (topic, queue id) when the log shows a queue for the first time since `open`.
         self.on_unknown_topic: Callable[[str, int], None] | None = None
+        #: Called before the log begins anew, empty, where the master's does (R27); raises OSError.
+        self.on_new_beginning: Callable[[], None] = lambda: None
         #: Called before each checkpoint: the jobs that make durable what the two hooks above have
         #: changed, for after it their records are not shown again. Run before it, in order.
         self.before_checkpoint: Callable[[], Iterable[Callable[[], None]]] | None = None
@@ -150,8 +152,9 @@ class MessageStore:
         self.log, self.epochs = files.log, files.epochs
         self._verified = VerifiedLog(files.log)
         self._queues = QueueTable(
-            files.consume_queues, files.positions, self.on_system_record, self.on_unknown_topic
-        )
+            files.consume_queues, files.positions, self.on_system_record, self.on_unknown_topic,
+            self.on_new_beginning,
+        )  # fmt: skip
         self._dispatcher = Dispatcher(
             files.log,
             self._queues,

@@ -20,9 +20,9 @@ from batonmq.store.errors import PutRefused
 from batonmq.store.queue_positions import POSITIONS_QUEUE, position_record
 from batonmq.store.queue_table import Queue, QueueTable
 
-_PIECE_BYTES_MAX: Final = 32 * 1024
+_PIECE_BYTES_MAX: Final = 16 * 1024
 _QUEUE_BYTES: Final = 40  # of one entry beside the topic's name, at most
-_LOOKED_AT_MAX: Final = 2000
+_LOOKED_AT_MAX: Final = 1000
 _LOG_SHARE: Final = 8  # the log grows by so much more than a round before the next one
 _NEVER: Final = 1 << 63
 

@@ -272,6 +272,7 @@ class QueueTable:
         positions: QueuePositions,
         on_system_record: dict[str, SystemRecordHandler],
         on_unknown_topic: Callable[[str, int], None] | None,
+        on_new_beginning: Callable[[], None],
     ) -> None:
         """The hooks are those of `MessageStore`."""
         self.consume_queues = consume_queues
@@ -282,6 +283,7 @@ class QueueTable:
         self._by_bytes: dict[tuple[bytes, int], Queue] = {}
         self._on_system_record = on_system_record
         self._on_unknown_topic = on_unknown_topic
+        self._on_new_beginning = on_new_beginning
 
     def adopt_loaded(self) -> None:
         """Take over what the consume queue store found on disk, and positions without files."""
@@ -377,6 +379,7 @@ class QueueTable:
     def begin_at(self, offset: int) -> None:
         """Forget every queue: the log begins anew, empty, at `offset`. Raises OSError."""
         self.positions.begin_at(offset)
+        self._on_new_beginning()
         self.queues.clear()
         self._by_bytes.clear()
         self.consume_queues.destroy_all()

@@ -82,3 +82,11 @@ def test_the_oldest_reply_shows_how_long_writes_wait():
     assert acks.waited_ms(90) == 30
     acks.confirm(100)
     assert acks.waited_ms(90) == 10
+
+
+def test_r38_a_replica_that_lacks_queue_positions_reports_a_log_that_begins_behind_its_end():
+    """Controllers take nobody into the set whose log begins behind the master's."""
+    master = Master()
+    master.path.store.positions.whole_from = 641
+    master.path.store.max_phy_offset = 640
+    assert master.actions.log_facts().min_offset == 641

@@ -7,6 +7,7 @@ from pathlib import Path
 from lone_broker import Rig, run_with_broker
 
 from batonmq.protocol.codes import ResponseCode
+from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.topic_config import topic_config
 
 MAKE = {"topic": "T", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
@@ -78,5 +79,22 @@ def test_r39_retry_topics_of_pop_go_with_it_and_those_of_groups_stay(tmp_path: P
             "%RETRY%g@g",
             "%DLQ%g@g",
         }
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r39_a_replica_that_begins_anew_forgets_what_the_log_will_not_delete(
+    tmp_path: Path,
+) -> None:
+    async def play(rig: Rig) -> None:
+        service = rig.service
+        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+        assert (await rig.send()).code == ResponseCode.SUCCESS
+        assert (await rig.ask(15, WHERE | {"commitOffset": "1"})).code == ResponseCode.SUCCESS
+        service.store.slave_log.reset_for_empty_start(1 << 20)
+        assert not service.tables.offsets.table
+        again = ConsumerOffsetManager(tmp_path / "config" / "consumerOffset.json")
+        again.load()
+        assert not again.table
 
     run_with_broker(tmp_path, play)

@@ -149,3 +149,14 @@ def test_r39_what_a_java_master_sends_counts_without_a_place_in_the_log(tmp_path
     assert slave.apply_from_master(1, b'{"offsetTable":{"T@g":{"0":12}}}')
     slave.delete_topic("T", 200)
     assert slave.query("g", "T", 0) == -1
+
+
+def test_r39_a_replica_that_begins_anew_keeps_no_offsets_of_its_own(tmp_path: Path) -> None:
+    """The deletion of a topic may have expired with the log before."""
+    manager = offsets_at(tmp_path)
+    manager.commit("g", "T", 0, 5)
+    persist(manager)
+    manager.begin_anew()
+    assert not offsets_at(tmp_path).table
+    assert manager.apply_from_master(1, b'{"offsetTable":{"T@g":{"0":2}}}', 10)
+    assert manager.query("g", "T", 0) == 2
