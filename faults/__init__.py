@@ -5,6 +5,6 @@ random for as long as wanted; `faults.aftermath` compares Spark's view of them w
 cluster is observed from outside: processes run as `batonmq up` starts them, and a probe writes by
 frames of its own (`lab.probe`).
 
-`fault` is the shape of a fault, `trial` injects one and runs the checkers, `catalogue` lists all
-(`kills`, `cuts`, `slaves`, `disks`, `harmless`), `figures` (pure) is the table.
+`trial` has the shape of a fault, injects one and runs the checkers, `catalogue` lists all (`kills`,
+`cuts`, `slaves`, `disks`, `failing`, `midway`, `harmless`), `figures` (pure) is the table. In `soak`, consumer groups read along (`consumers`): each was given every acknowledged message.
 """

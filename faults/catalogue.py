@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from faults import cuts, disks, harmless, kills, slaves
+from faults import cuts, disks, failing, harmless, kills, midway, slaves
 from faults.trial import Fault
 
 FAULTS: Final[tuple[type[Fault], ...]] = (
@@ -35,6 +35,16 @@ FAULTS: Final[tuple[type[Fault], ...]] = (
     disks.WipedSlave,
     disks.OldBackup,
     disks.OnlyTheSpoiledRuns,
+    failing.FullDiskMaster,
+    failing.FullDiskSlave,
+    failing.ErrorAtSyncMaster,
+    failing.ErrorAtSyncSlave,
+    failing.ClockJump,
+    failing.Starved,
+    midway.KillInEpochAppend,
+    midway.KillInCut,
+    midway.KillInVote,
+    midway.KillInFirstStart,
     harmless.PlannedSwitch,
     kills.Pauses,
     harmless.FullLoad,

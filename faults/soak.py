@@ -1,4 +1,5 @@
-"""`python -m faults soak`: faults of the table at random, some with a kill on top, for a long time.
+"""`python -m faults soak`: faults of the table at random, some with a kill on top, for a long time,
+while consumer groups read along.
 
 Every action and finding is a line of the log. A cluster runs for some minutes and its logs are
 compared byte by byte; then a new one is started, so that starts are tested as well and the disk
@@ -11,6 +12,7 @@ import json
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +41,8 @@ class Log:
         self._progress = progress
         self.path = path
         self.findings = 0
+        self.kinds: Counter[str] = Counter()
+        """How often each fault was done."""
 
     def write(self, what: str, **fields: object) -> None:
         line = {"time": time.time_ns() // 1_000_000, "what": what, **fields}
@@ -87,7 +91,10 @@ def run_soak(
             shutil.rmtree(home, ignore_errors=True)
         else:
             progress(f"kept: {home}")
-    log.write("end", trials=trials, acked=acked, clusters=clusters, findings=log.findings)
+    progress(", ".join(f"{name} {count}" for name, count in sorted(log.kinds.items())))
+    log.write(
+        "end", kinds=log.kinds, trials=trials, acked=acked, clusters=clusters, findings=log.findings
+    )
     log.close()
     outcome = f"{log.findings} FINDINGS" if log.findings else "nothing lost, nothing broken"
     progress(f"{trials} faults in {clusters} clusters, {acked} acknowledged: {outcome}")
@@ -108,7 +115,7 @@ def _one_cluster(
     trials = acked = 0
     subjects = {fault.name: fault() for fault in choice}
     try:
-        with Lab(home, make_network(), load=PACE) as lab:
+        with Lab(home, make_network(), load=PACE, consumed=True) as lab:
             log.write("cluster", folder=home, network=type(lab.network).__name__)
             while time.monotonic() < until and not log.findings:
                 name = rng.choice(sorted(subjects))
@@ -121,6 +128,7 @@ def _one_cluster(
                     trial = lab.trial(subjects[name], rng)
                     found, notes, names = trial.findings, trial.document(), name
                 trials += 1
+                log.kinds[name] += 1
                 log.write("over", name=names, notes=notes)
                 log.found([one for one in found if one.rule not in REMARKS], name=names)
                 progress(f"  {names}: {len(lab.load.acks)} acked")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
+from faults.consumers import Consumers
 from lab import checks
 from lab.checks import Epoch, Finding
 from lab.cluster import HOSTS, PROBE_HOST, Cluster
@@ -150,8 +151,10 @@ class Lab:
         load: Sequence[str] = (),
         overrides: dict[str, dict[str, object]] | None = None,
         fresh: bool = False,
+        consumed: bool = False,
     ) -> None:
-        """`fresh`: a broker that was declared dead while it ran is restarted after the trial, since
+        """`consumed`: consumer groups read along, and each must be given every acknowledged write.
+        `fresh`: a broker that was declared dead while it ran is restarted after the trial, since
         a process is not declared dead a second time within 10 s (R6)."""
         self.folder = folder
         self._fresh = fresh
@@ -160,6 +163,8 @@ class Lab:
         self._load_options = list(load)
         self._reader = ReadBack()
         self._checked = 0
+        self._consumed = consumed
+        self._consumers: Consumers | None = None
         self._exit = ExitStack()
         self.load: Load
 
@@ -179,6 +184,12 @@ class Lab:
             )
             undo.callback(self.load.stop)
             self.must_ack()
+            if self._consumed:
+                self._consumers = undo.enter_context(
+                    Consumers(
+                        self.cluster.name_servers, self.load.prefix, self.folder / "consumers"
+                    )
+                )
             self._exit = undo.pop_all()
         return self
 
@@ -218,6 +229,8 @@ class Lab:
     def restore(self) -> None:
         """Everything runs and is connected again."""
         self.network.heal()
+        for process in self.cluster.processes:
+            process.make_sound()
         self.cluster.resume_stopped()
         self.cluster.launch_dead()
 
@@ -321,6 +334,7 @@ class Lab:
             *checks.check_lost(acks, self.stored),
             *checks.check_order(acks, self.stored),
             *checks.check_masters(checks.ackers(acks, self.stored, self.epochs(group)), winners),
+            *(self._consumers.check(acks) if self._consumers is not None else ()),
         ]
 
     def epochs(self, group: GroupState) -> list[Epoch]:
@@ -342,8 +356,8 @@ class Lab:
         (G3)."""
         group = self.cluster.wait_whole()
         self.load.stop()
-        self.verify(group)
         findings = [
+            *self.verify(group),
             *checks.check_lost(self.load.acks, self.stored),
             *checks.check_order(self.load.acks, self.stored),
         ]

@@ -96,12 +96,13 @@ class Cluster:
     def launch(self, process: Process) -> None:
         """Starts a node that does not run. Its output goes to `process.log` in its data folder."""
         process.node.pid_file.unlink(missing_ok=True)
+        faults = {name: f"@{path}" for name, path in process.fault_files.items()}
         with self.network.inside(process.name):
             process.child = spawn(
                 process.node.argv,
                 process.node.data_dir / "process.log",
                 cwd=ROOT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | faults,
                 end_signal=signal.SIGKILL,
             )
         process.stopped = False

@@ -8,9 +8,11 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from batonmq.launcher.layout import BrokerNode, NameServerNode
+from batonmq.process.fault_points import CLOCK_VARIABLE, DISK_VARIABLE, RELOAD_SIGNAL
 from batonmq.process.listeners import listens
 from lab import frames
 from lab.checks import Epoch
@@ -40,6 +42,7 @@ class Process:
         self.child: subprocess.Popen[bytes] | None = None
         self.stopped = False
         self._listening_pid = 0
+        self._faulty = False
 
     @property
     def name(self) -> str:
@@ -58,6 +61,42 @@ class Process:
         if pid != self._listening_pid and all(listens(pid, port) for port in self.node.ports):
             self._listening_pid = pid
         return pid == self._listening_pid
+
+    @property
+    def fault_files(self) -> dict[str, Path]:
+        """By the variable of the environment that names them, see `batonmq.process.fault_points`.
+        They stand beside the configuration: no trial wipes them."""
+        config = self.node.config
+        return {
+            DISK_VARIABLE: config.with_suffix(".disk-faults"),
+            CLOCK_VARIABLE: config.with_suffix(".clock-faults"),
+        }
+
+    def fail_disk(self, rules: str) -> None:
+        """Its disk fails by these rules from now on, or from its next start on."""
+        self._set_fault(DISK_VARIABLE, rules)
+
+    def jump_clock(self, jump: str) -> None:
+        """Its wall clock is that far off from now on."""
+        self._set_fault(CLOCK_VARIABLE, jump)
+
+    def _set_fault(self, variable: str, text: str) -> None:
+        self._faulty = True
+        self.fault_files[variable].write_text(text)
+        if self.listens:
+            self.signal(RELOAD_SIGNAL)
+
+    def make_sound(self) -> None:
+        """No fault on purpose any more. A start under one is ended: it may be begun again."""
+        if not self._faulty:
+            return
+        for path in self.fault_files.values():
+            path.unlink(missing_ok=True)
+        if self.listens:
+            self.signal(RELOAD_SIGNAL)
+        else:
+            self.kill()
+        self._faulty = False
 
     def signal(self, number: signal.Signals) -> None:
         """Does nothing to a dead process."""

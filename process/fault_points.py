@@ -6,7 +6,8 @@ wall clock that jumps. Off unless a variable of the environment is set; then the
     CALL PATH ERROR [after N] [once | for SECONDSs]     the call raises that error, and does nothing
     kill before|during|after CALL PATH [after N]        kill -9 of this process, at that call
 
-CALL is a name of `process.disk`, `changes` (every call that changes a disk) or `*`. PATH is found
+CALL is a name of `process.disk`, `changes` (every call that changes a disk), `room` (what fails on
+a full disk: new files and folders, and writes where nothing is allocated yet) or `*`. PATH is found
 anywhere in the path of the file or folder; `*` and `?` are wild. `after N` lets N such calls pass,
 `once` is one failure, `for 5s` a time from the first failure on. `during` needs a write, of which
 half is done. Rules count and act for themselves, the first one that fits a call wins:
@@ -55,6 +56,9 @@ _CHANGES: Final = frozenset(disk.CALLS) - {
     "map_read",
 }
 _WRITES: Final = ("pwrite", "write")
+_ROOM: Final = frozenset({"open", "mkdir", "makedirs", "link", "posix_fallocate", *_WRITES})
+_KINDS: Final = {"changes": _CHANGES, "room": _ROOM, "*": frozenset(disk.CALLS)}
+_BLOCK_BYTES: Final = 512
 _MAKES: Final = os.O_CREAT | os.O_TRUNC
 _OPTIONS: Final = re.compile(r"\s*(?:after (?P<after>\d+)|(?P<once>once)|for (?P<for>[\d.]+)s)\b")
 _JUMP: Final = re.compile(r"[+-]\d+(\.\d+)?")
@@ -81,10 +85,11 @@ class DiskFault:
     for_ms: int | None = None
 
     def fits(self, call: str, arguments: tuple[Any, ...]) -> bool:
-        if self.call == "changes":
-            if call not in _CHANGES or (call == "open" and not arguments[1] & _MAKES):
-                return False
-        elif self.call not in ("*", call):
+        if call not in self.calls:
+            return False
+        if self.call == "changes" and call == "open" and not arguments[1] & _MAKES:
+            return False
+        if self.call == "room" and not _needs_room(call, arguments):
             return False
         pattern = f"*{self.path}*"
         return any(fnmatch.fnmatchcase(path, pattern) for path in _paths(call, arguments))
@@ -92,9 +97,7 @@ class DiskFault:
     @property
     def calls(self) -> frozenset[str]:
         """Which calls it may fit."""
-        if self.call == "changes":
-            return _CHANGES
-        return frozenset(disk.CALLS) if self.call == "*" else frozenset({self.call})
+        return _KINDS.get(self.call, frozenset({self.call}))
 
 
 def parse_disk_faults(text: str) -> tuple[DiskFault, ...]:
@@ -123,7 +126,7 @@ def _parse_rule(text: str) -> DiskFault:
         number = getattr(errno, name, 0) if name.startswith("E") else 0
         if not number:
             raise FaultRuleError(f"{text!r}: {name!r} is no error, such as EIO or ENOSPC")
-    allowed = (*disk.CALLS, "changes", "*")
+    allowed = (*disk.CALLS, *_KINDS)
     if call not in allowed:
         raise FaultRuleError(f"{text!r}: no call {call!r}; allowed are {', '.join(allowed)}")
     given = _options(text, rest)
@@ -165,6 +168,22 @@ def _paths(call: str, arguments: tuple[Any, ...]) -> Iterator[str]:
                 yield os.readlink(f"/proc/self/fd/{argument}")
         else:
             yield os.fspath(argument)
+
+
+def _needs_room(call: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether a call of `_ROOM` takes space that the disk has not given yet."""
+    if call == "open":
+        return bool(arguments[1] & os.O_CREAT) and not os.path.exists(arguments[0])
+    if call == "makedirs":
+        return not os.path.exists(arguments[0])
+    if call not in ("pwrite", "posix_fallocate"):
+        return True
+    status = os.fstat(arguments[0])
+    allocated = status.st_blocks * _BLOCK_BYTES
+    if call == "posix_fallocate":
+        return allocated < int(arguments[1]) + int(arguments[2])
+    end = int(arguments[2]) + len(arguments[1])
+    return end > status.st_size or allocated < status.st_size
 
 
 class _Counted:

@@ -128,6 +128,34 @@ def test_a_wrong_rule_is_refused_with_what_is_allowed(rule: str, why: str) -> No
     assert rule in str(raised.value)
 
 
+def test_a_full_disk_takes_what_has_its_place_already(
+    tmp_path: Path, faults: list[DiskFaults]
+) -> None:
+    given, sparse = opened(tmp_path, "given"), opened(tmp_path, "sparse")
+    os.posix_fallocate(given, 0, 1 << 16)
+    os.ftruncate(sparse, 1 << 16)
+    DiskFaults(parse_disk_faults("room * ENOSPC"))
+    disk.pwrite(given, b"x" * 4096, 8192)
+    disk.posix_fallocate(given, 0, 1 << 16)
+    disk.fsync(given)
+    disk.makedirs(tmp_path)
+    disk.rename(tmp_path / "given", tmp_path / "renamed")
+    disk.close(disk.open(tmp_path / "renamed", os.O_RDWR | os.O_CREAT, 0o644))
+    for refused in (
+        lambda: disk.pwrite(sparse, b"x", 0),
+        lambda: disk.pwrite(given, b"x", 1 << 16),
+        lambda: disk.posix_fallocate(given, 0, 1 << 20),
+        lambda: disk.open(tmp_path / "new", os.O_RDWR | os.O_CREAT, 0o644),
+        lambda: disk.makedirs(tmp_path / "new"),
+        lambda: disk.link(tmp_path / "renamed", tmp_path / "new"),
+        lambda: disk.write(given, b"x"),
+    ):
+        with pytest.raises(OSError, match="No space left"):
+            refused()
+    os.close(given)
+    os.close(sparse)
+
+
 def killed_at(rule: str, folder: Path) -> int:
     """How a child ends that replaces a file under that rule."""
     child = os.fork()
