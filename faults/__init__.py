@@ -6,5 +6,6 @@ cluster is observed from outside: processes run as `batonmq up` starts them, and
 frames of its own (`lab.probe`).
 
 `trial` has the shape of a fault, injects one and runs the checkers, `catalogue` lists all (`kills`,
-`cuts`, `slaves`, `disks`, `failing`, `midway`, `harmless`), `figures` (pure) is the table. In `soak`, consumer groups read along (`consumers`): each was given every acknowledged message.
+`cuts`, `slaves`, `disks`, `failing`, `midway`, `harmless`), `figures` (pure) is the table. In
+`soak`, consumer groups read along (`consumers`): each is given every acknowledged message.
 """
