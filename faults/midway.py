@@ -16,7 +16,9 @@ from lab.cluster_view import Process
 from lab.processes import NotInTime, wait_for
 from lab.stores import wipe
 
-DIES_S = 4.0
+DIES_S = 3.0
+CALLS_OF_A_FILE = 4
+CALLS_PER_WRITE = 4
 TAIL_S = 0.15
 CALLS_OF_A_FIRST_START = 90
 CALLS_OF_A_CUT = 12
@@ -38,8 +40,12 @@ class Midway(Fault):
 
     def rule(self, rng: random.Random, paths: tuple[str, ...], calls: int) -> str:
         moment = rng.choice(("before", "after", "during"))
+        path = rng.choice(paths) or "*"
         call = "pwrite" if moment == "during" else "changes"
-        return f"kill {moment} {call} {rng.choice(paths) or '*'} after {rng.randrange(calls)}"
+        before = rng.randrange(calls if path == "*" else min(calls, CALLS_OF_A_FILE))
+        if moment == "during":
+            before //= CALLS_PER_WRITE
+        return f"kill {moment} {call} {path} after {before}"
 
     def wait_end(self, process: Process) -> bool:
         """Whether the armed process died. One whose step had fewer calls lives on."""
@@ -59,7 +65,7 @@ class KillInEpochAppend(Midway):
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         master = lab.cluster.brokers[lab.master()]
         armed = lab.cluster.brokers[lab.slaves(rng)[0]]
-        rule = self.rule(rng, ("epochFileCheckpoint", "masterEpoch"), 3)
+        rule = self.rule(rng, ("epochFileCheckpoint", "masterEpoch"), 2)
         armed.fail_disk(rule)
         at = time.monotonic()
         master.kill()
