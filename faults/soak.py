@@ -27,7 +27,7 @@ from lab.processes import NotInTime
 CLUSTER_S: Final = 480.0
 DOUBLE: Final = 0.3
 """How often a process is killed while a fault still lasts."""
-REMARKS: Final = frozenset({"elections", "ended"})
+REMARKS: Final = frozenset({"elections"})
 """Kept in the log and no finding: it happens on a busy machine, and costs no message."""
 PACE: Final = ("--interval-ms", "4")
 
