@@ -1,8 +1,8 @@
 """What every server process does around its service: arguments, settings, signals, exit code.
 
 `run_server("broker", SECTIONS, serve)` is the whole of a main module. Exit codes: 0 after SIGTERM
-or SIGINT, 1 if the service cannot run or had to stop (one line says why), 2 for arguments or a
-configuration that cannot be used.
+or SIGINT, 1 if the service cannot run or had to stop (one line says why; after a failed assertion
+the log does), 2 for arguments or a configuration that cannot be used.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class ServerMain:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.set_exception_handler(_ends_on_a_broken_invariant)
 
     def fail(self, exc: BaseException) -> None:
         """Ends the process: it stops as on SIGTERM, and exits with 1."""
@@ -52,6 +53,19 @@ class ServerMain:
     async def stopped(self) -> None:
         """Waits for a signal or a failure."""
         await self._stop.wait()
+
+
+def _ends_on_a_broken_invariant(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a callback raises reaches nobody; it is logged. A failed assertion ends the process, as
+    kill -9 would: the timer that it came from is not armed again, so this process would go on
+    without its heartbeats or deadlines, with a state that is known to be wrong. Others take over at
+    once, and the next start trusts only what is on the disk."""
+    loop.default_exception_handler(context)
+    broken = context.get("exception")
+    if isinstance(broken, AssertionError):
+        log.critical("process_ends why=%r", f"a rule of its own does not hold: {broken}")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 Serve = Callable[[ServerMain], Awaitable[None]]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def namesrv(folder: Path, *arguments: str, port: int = 1) -> subprocess.CompletedProcess[str]:
     config = folder / "namesrv.yaml"
@@ -32,3 +34,45 @@ def test_a_port_in_use_is_named_in_words(tmp_path: Path) -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"namesrv: namesrv port {port}: it is taken by process {os.getpid()} (")
     assert "Errno" not in last
+
+
+SERVER = """
+import asyncio, os, signal
+from batonmq.process.recent_events import RecentEvents, records_event
+from batonmq.process.server_main import run_server
+
+class Core:
+    recent_events = RecentEvents()
+    @records_event
+    def tick(self, error):
+        raise error("the floor is above the roof")
+
+async def serve(main):
+    loop, tick = asyncio.get_running_loop(), Core().tick
+    async def task(): tick(AssertionError)
+    how = {HOW!r}
+    if how == "timer": loop.call_later(0, tick, AssertionError)
+    elif how == "task": loop.create_task(task())
+    else: loop.call_later(0, tick, ValueError)
+    if how == "error": loop.call_later(0.01, os.kill, os.getpid(), signal.SIGTERM)
+    await main.stopped()
+
+raise SystemExit(run_server("lift", {}, serve))
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("timer", 1), ("task", 1), ("error", 0)])
+def test_a_failed_assertion_ends_the_process_wherever_it_fails(
+    how: str, code: int, tmp_path: Path
+) -> None:
+    """A timer whose callback fails is not armed again: without it the process would only seem to
+    live. Another error of a callback is logged; what it belongs to may go on."""
+    config = tmp_path / "lift.yaml"
+    config.write_text("{}\n")
+    script = SERVER.replace("{HOW!r}", repr(how))
+    argv = [sys.executable, "-c", script, "-c", str(config)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == code, done.stderr
+    assert "the floor is above the roof" in done.stderr
+    assert ("a rule of its own does not hold" in done.stderr) == (code == 1)
+    assert ("the last 1 events, oldest first" in done.stderr) == (code == 1)

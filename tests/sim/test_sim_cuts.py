@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.proto.controller.v1 import controller_pb2 as pb
 from tests.sim.fault_run import FaultRun
 from tests.sim.sim_cluster import GROUP, NODES, Broker
+from tests.sim.sim_network import CallContext
 
 LEASE_MS = 600
 SHRINK_MS = 600
@@ -135,6 +138,60 @@ def test_r5_r36_a_master_that_receives_from_no_controller(seed: int, tmp_path: P
     assert SESSION_MS - BEAT_MS <= seen.elected_ms <= SESSION_MS + 2 * BEAT_MS
     assert seen.refused_ms is None or seen.refused_ms >= seen.elected_ms
     assert seen.acks_of_old > 0
+
+
+def elect_uncleanly(scene: Cut, *, cut_later_acks: bool) -> int:
+    """Asks for another broker than the master; its id. Takes two seconds."""
+    world = scene.world
+    other = next(b for b in world.living() if b is not scene.master).manager.broker_id
+    request = pb.ElectMasterRequest(
+        cluster_name="C",
+        broker_name=GROUP,
+        broker_id=other,
+        designate=True,
+        unclean=True,
+        cut_later_acks=cut_later_acks,
+        expected_master_epoch=-1,
+    )
+    for process, endpoint in list(world.network.endpoints.values()):
+        process.spawn(endpoint.ElectMaster(request, CallContext()))
+    seen = scene.watch(2.0)
+    assert seen.acks_of_old > 0
+    return other
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_r44_an_unclean_election_beside_a_master_that_goes_on_alone(
+    seed: int, tmp_path: Path
+) -> None:
+    """1. The master's replicas are cut off: the set is {1}. 2. So are the controllers: it goes on
+    (R36), however long its lease is over. 3. An operator asks for another: nobody is elected, one
+    master acknowledges. 4. The operator accepts what that costs: then it is elected."""
+    scene = Cut(seed, tmp_path)
+    try:
+        scene.cut("master and replicas")
+        while len(recorded(scene).sync_state_set) > 1:
+            scene.world.run(0.1)
+        scene.cut("master and controllers")
+        scene.world.run(3.0)
+        assert not scene.master.manager.lease_valid(scene.world.loop.now_ms())
+        elect_uncleanly(scene, cut_later_acks=False)
+        assert recorded(scene).unclean_epoch == 0
+        assert [broker for broker in scene.world.living() if broker.is_open] == [scene.master]
+        # From here on the operator has given up G1 and G3.
+        scene.world.check = lambda: None  # type: ignore[method-assign]
+        scene.world.violate = lambda what: None  # type: ignore[method-assign]
+        named = elect_uncleanly(scene, cut_later_acks=True)
+        assert recorded(scene).master_broker_id == named
+        assert recorded(scene).unclean_epoch == recorded(scene).master_epoch
+    finally:
+        scene.world.close()
+
+
+def recorded(scene: Cut) -> BrokerGroup:
+    group = scene.world.raft.truth.state.group(GROUP)
+    assert group is not None
+    return group
 
 
 @pytest.mark.parametrize("seed", [1, 2])
