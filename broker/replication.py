@@ -48,6 +48,7 @@ class Replication:
         self._config = config
         self._path = path
         self._client = client
+        self.slave_sync = slave_sync
         self._hooks = hooks
         self.ha: AutoSwitchHAService | None = None
         self.manager: ReplicasManager | None = None

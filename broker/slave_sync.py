@@ -108,6 +108,8 @@ class SlaveSynchronize:
         self._task: asyncio.Task[None] | None = None
         self._table_version = ""
         self._offset_version = ""
+        #: Why the last transfer failed; empty if it did not.
+        self.failure = ""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="slave-synchronize")
@@ -129,21 +131,21 @@ class SlaveSynchronize:
         self._wake.set()
 
     async def _run(self) -> None:
-        quiet = False
         while True:
             followed = self._followed
             if followed is None:
+                self.failure = ""
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             self._wake.clear()
             try:
                 await self._synchronize(followed)
-                quiet = False
+                self.failure = ""
             except BatonError as exc:
-                if not quiet:
+                if not self.failure:
                     log.warning("slave_sync_failed master=%s reason=%s", followed.address, exc)
-                quiet = True
+                self.failure = str(exc)
             try:
                 async with asyncio.timeout(self._interval_s):
                     await self._wake.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from batonmq.broker.slave_sync import BrokerTables
 from batonmq.broker.write_path import WritePath
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import (
+    PROBLEMS_KEY,
     EpochEntryCache,
     HARuntimeInfo,
     TopicConfigAndMappingSerializeWrapper,
@@ -137,7 +139,23 @@ class BrokerStatus:
             "timerEnqueueTps": "0.0",
             "timerDequeueTps": "0.0",
         }
-        return info | self._of_store() | self._of_role()
+        problems = json.dumps(self.problems(), ensure_ascii=False)
+        return info | self._of_store() | self._of_role() | {PROBLEMS_KEY: problems}
+
+    def problems(self) -> list[str]:
+        """What is wrong with this broker, as far as it knows, in words (`mqctl health`)."""
+        path, replication = self._path, self._replication
+        store, gate = path.store, path.gate
+        refusal = gate.refusal.remark if gate.refusal is not None else store.appender.refusal
+        following = replication.ha.following_problem if replication.ha is not None else ""
+        found = {
+            "refuses writes": refusal if gate.is_master else "",
+            "its disk is full": store.room.reason,
+            "its log is suspect": store.trust.reason,
+            "cannot follow its master": following,
+            "gets no tables and consumer offsets from its master": replication.slave_sync.failure,
+        }
+        return [f"{what}: {why}" for what, why in found.items() if why]
 
     def _of_store(self) -> dict[str, str]:
         store = self._path.store

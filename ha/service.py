@@ -223,6 +223,11 @@ class AutoSwitchHAService:
         return sync is not None and sync.required_set_whole
 
     @property
+    def following_problem(self) -> str:
+        """As slave: why this replica cannot follow its master; empty if it can."""
+        return self._slave.problem if self._slave is not None else ""
+
+    @property
     def in_sync_count(self) -> int:
         """As master: the size of the recorded SyncStateSet. Else 0."""
         sync = self.sync_state

@@ -149,6 +149,8 @@ class SlaveShell:
         self._parts_offset = 0
         self._turn_scheduled = False
         self._may_be_suspect = True
+        #: Why this replica cannot follow its master; empty while it does, or tries.
+        self.problem = ""
         self._closed = False
 
     # -- events
@@ -287,8 +289,10 @@ class SlaveShell:
             case ProveMaster(view):
                 self._spawn(self._prove(view))
             case Following(offset):
+                self.problem = ""
                 log.info("ha_following address=%s offset=%d", self._address, offset)
             case Diverged(reason):
+                self.problem = reason
                 log.error("ha_diverged address=%s reason=%s", self._address, reason)
                 self._listener.on_diverged(reason)
             case _:

@@ -2,19 +2,20 @@
 
 Healthy means: every node answers, the controllers have one leader, keep up with its log and hold
 equal states, every broker group has a master that the controllers and the name servers agree on,
-and every known replica is in the SyncStateSet.
+every known replica is in the SyncStateSet, and no broker tells of a problem of its own: refused
+writes, a full disk, a suspect log, transfers that fail.
 `Findings.problems` decides; `poll` asks all nodes at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batonmq.mqctl.context import reason
-from batonmq.protocol.bodies import BrokerReplicasInfo, ClusterInfo, ReplicasInfo
+from batonmq.protocol.bodies import PROBLEMS_KEY, BrokerReplicasInfo, ClusterInfo, ReplicasInfo
 from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.errors import BatonError
 
@@ -41,6 +42,8 @@ class Findings:
     replicas: BrokerReplicasInfo
     replicas_error: str | None = None
     expected: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    told: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the brokers that replied tell of themselves, by address."""
     nowhere: str = ""
     """Why no node could be asked: no cluster runs here."""
 
@@ -75,6 +78,7 @@ class Findings:
         found += self._leader_problems()
         found += self._log_problems()
         found += [f"broker {a}: {why}" for a, why in self.brokers.items() if why]
+        found += [f"broker {a}: {what}" for a, told in self.told.items() for what in told]
         if not self.groups:
             found.append("no broker group is registered")
         if self.replicas_error is None:
@@ -168,7 +172,10 @@ class Findings:
             "controllerLeaderAddress": self.leader,
             "nameServers": [_node(a, why) for a, why in self.name_servers.items()],
             "controllers": [_controller(a, answer) for a, answer in self.controllers.items()],
-            "brokers": [_node(a, why) for a, why in self.brokers.items()],
+            "brokers": [
+                {**_node(a, why), "problems": list(self.told.get(a, ()))}
+                for a, why in self.brokers.items()
+            ],
             **json.loads(self.replicas.encode()),
         }
 
@@ -232,14 +239,16 @@ async def poll(
             replicas_error = str(error)
     addresses = _addresses(routes, replicas) | {a for group in wanted.values() for a in group}
     states = await asyncio.gather(*(_state(admin, address) for address in sorted(addresses)))
+    answers = dict(zip(sorted(addresses), states, strict=True))
     return Findings(
         {a: why and reason(a, why) for a, why in name_servers.items()},
         controllers,
-        dict(zip(sorted(addresses), states, strict=True)),
+        {a: answer if isinstance(answer, str) else None for a, answer in answers.items()},
         routes,
         replicas,
         replicas_error,
         {name: frozenset(members) for name, members in wanted.items()},
+        {a: told for a, told in answers.items() if not isinstance(told, str)},
     )
 
 
@@ -254,12 +263,15 @@ async def _routes(admin: Admin) -> ClusterInfo:
         return ClusterInfo()
 
 
-async def _state(admin: Admin, address: str) -> str | None:
+async def _state(admin: Admin, address: str) -> str | tuple[str, ...]:
+    """Why the broker does not reply, or the problems that it tells (a Java broker tells none)."""
+    import json
+
     try:
-        await admin.brokers.runtime_info(address)
+        table = await admin.brokers.runtime_info(address)
+        return tuple(map(str, json.loads(table.get(PROBLEMS_KEY, "[]"))))
     except BatonError as error:
         return reason(address, error)
-    return None
 
 
 def _addresses(routes: ClusterInfo, replicas: BrokerReplicasInfo) -> set[str]:

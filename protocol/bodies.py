@@ -65,6 +65,10 @@ class TopicList(Body):
     topic_list: list[str] = msgspec.field(default_factory=list)
 
 
+PROBLEMS_KEY = "batonProblems"
+"""In a broker's status (28): what is wrong with it as far as it knows, a JSON list of texts."""
+
+
 class KVTable(Body):
     table: dict[str, str] = msgspec.field(default_factory=dict)
 

@@ -10,6 +10,9 @@ from typing import ClassVar
 
 from batonmq.protocol.codes import ResponseCode, code_name
 
+DISK_FULL = "the disk is full"
+"""How the remark begins with which a broker refuses a write for want of room."""
+
 
 class BatonError(Exception):
     """Root of all errors that this project raises on purpose."""

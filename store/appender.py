@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from batonmq.process import disk
+from batonmq.protocol.errors import DISK_FULL
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.record import END_FILE_MIN_BLANK, NewMessage, encode_blank, encode_record
 from batonmq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_ROLLBACK, has_queue_unit
@@ -323,7 +324,7 @@ class Appender:
 
 
 def _no_room(why: object) -> PutUnavailable:
-    return PutUnavailable(f"the disk is full: {why}")
+    return PutUnavailable(f"{DISK_FULL}: {why}")
 
 
 _new_result = tuple.__new__

@@ -7,6 +7,7 @@ next segment, tables, queues, index, checkpoint. When nothing of it fails any mo
 
 from __future__ import annotations
 
+from batonmq.protocol.errors import DISK_FULL
 from batonmq.store.appender import Appender
 from batonmq.store.background import Background
 from batonmq.store.commit_log import CommitLog
@@ -36,7 +37,7 @@ class RoomWatch:
 
     def _judge(self) -> None:
         reason = self._watermark or (self._health.full if self._health.pauses else "")
-        self._appender.pause(f"the disk is full: {reason}" if reason else "")
+        self._appender.pause(f"{DISK_FULL}: {reason}" if reason else "")
 
     def begin_probe(self) -> int | None:
         """Try again what waits, if something does; the argument for `end_probe`, or None."""

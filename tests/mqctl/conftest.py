@@ -25,6 +25,7 @@ from batonmq.client.admin.types import (
 from batonmq.history.event import HistoryEvent, lenient_event
 from batonmq.mqctl.main import cli
 from batonmq.protocol.bodies import (
+    PROBLEMS_KEY,
     BrokerData,
     BrokerReplicasInfo,
     ClusterInfo,
@@ -151,6 +152,7 @@ class FakeCluster:
         self.drained: list[dict[str, object]] = []
         self.log_ends: dict[str, tuple[int, int]] = {}
         self.suspect = ""
+        self.problems: dict[str, list[str]] = {}
         self.settings: dict[str, dict[str, str]] = {}
         self.messages: list[MessageExt] = [stored_message()]
         self.name_server_error: str | None = None
@@ -248,6 +250,7 @@ class FakeAdmin:
             log_end, confirmed = self.fake.log_ends[address]
             return {"commitLogMaxOffset": str(log_end), "confirmOffset": str(confirmed)}
         return {"suspect": self.fake.suspect,
+                PROBLEMS_KEY: json.dumps(self.fake.problems.get(address, [])),
                 "brokerVersionDesc": "V5_3_3", "putTps": "1.5 2 3", "commitLogDiskRatio": "0.5",
                 "msgPutTotalTodayNow": "9", "msgPutTotalTodayMorning": "4"}  # fmt: skip
 

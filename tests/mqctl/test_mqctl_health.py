@@ -257,3 +257,17 @@ def test_watch_gives_up_on_a_cluster_that_does_not_come(mqctl: Run, local: Path)
     assert ran.code == 1
     assert "no cluster runs here yet" in ran.out
     assert mqctl("health").code == 2, "without --watch: where is it?"
+
+
+def test_what_a_broker_tells_of_itself_is_a_problem(mqctl: Run, fake: Any) -> None:
+    """Refused writes, a full disk, a suspect log, failed transfers: the broker says it in words."""
+    fake.problems = {MASTER: ["its disk is full: No space left on device"], SLAVE: []}
+    ran = mqctl("health", "--json")
+    assert (ran.code, ran.json["healthy"]) == (1, False)
+    assert ran.json["problems"] == [f"broker {MASTER}: its disk is full: No space left on device"]
+    assert ran.json["brokers"][0]["problems"] == ["its disk is full: No space left on device"]
+    ran = mqctl("health")
+    assert ran.code == 1
+    assert f"- broker {MASTER}: its disk is full: No space left on device" in ran.out
+    fake.problems.clear()
+    assert mqctl("health").code == 0

@@ -9,6 +9,7 @@ from batonmq.client.instance.failover import pause_ms
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.client.producer.outgoing import Outgoing
 from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import DISK_FULL
 from batonmq.protocol.message import MessageQueue
 
 
@@ -104,6 +105,13 @@ ADVICE_BY_CODE: dict[int, str] = {
     ResponseCode.SERVICE_NOT_AVAILABLE: "no master answers: see `mqctl health`",
     ResponseCode.SYSTEM_BUSY: "only slaves or busy brokers answered: see `mqctl health`",
 }
+
+
+def _advice(code: int, remark: str) -> str:
+    if remark.startswith(DISK_FULL):
+        return "make room on the disk of that broker, it takes writes again by itself"
+    return ADVICE_BY_CODE.get(code, "see `mqctl health`")
+
 
 AVOID_MS = 1000
 
@@ -224,5 +232,5 @@ class Sending:
             self.message.topic,
             self.attempts,
             now_ms - self.started_ms,
-            advice=ADVICE_BY_CODE.get(code, "see `mqctl health`"),
+            advice=_advice(code, self.attempts[-1].remark if self.attempts else ""),
         )

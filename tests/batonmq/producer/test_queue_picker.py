@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.client.consumer.pulling import PULL_AGAIN
-from batonmq.client.producer.sending import QueuePicker, RetryDecision, retry_decision
+from batonmq.client.producer.outgoing import Outgoing
+from batonmq.client.producer.sending import QueuePicker, RetryDecision, Sending, retry_decision
+from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
 
 relaxed = settings(deadline=None)
@@ -87,3 +89,16 @@ def test_retry_decisions(code: int, decision: RetryDecision) -> None:
 
 def test_role_change_codes() -> None:
     assert [c for c in range(2000) if c in PULL_AGAIN] == [1, 2, 14, 1500]
+
+
+def test_r45_the_advice_for_a_full_disk_names_the_disk_and_no_missing_master() -> None:
+    def advice(remark: str) -> str:
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+        message = Outgoing("T", b"x", 0, 0, "", "id")
+        sending = Sending(message, lambda queues, last: queues[0], 0, 0, 0)
+        sending.failed(None, "10.0.0.1:10911", code, remark, 0)
+        return str(sending.error(0))
+
+    full = advice("the disk is full: No space left on device")
+    assert "make room on the disk" in full and "no master" not in full
+    assert "no master answers" in advice("this broker has no role yet")

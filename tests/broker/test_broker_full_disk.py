@@ -1,0 +1,64 @@
+"""R45 as clients and operators see it: code 14 with the reason, the status, and the way back."""
+
+import asyncio
+import errno
+import json
+import os
+
+from batonmq.process import disk
+from batonmq.protocol.bodies import PROBLEMS_KEY, KVTable
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from tests.broker.lone_broker import run_with_broker, until
+
+
+def test_r45_sends_are_refused_with_the_reason_and_taken_again_by_themselves(tmp_path, monkeypatch):
+    """1 a send finds no room: it waits. 2 the next one is refused, status tells why. 3 there is
+    room: the first is answered with 0, though no other write comes."""
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def problems(rig):
+        reply = await rig.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        return json.loads(KVTable.decode(reply.body).table[PROBLEMS_KEY])
+
+    async def play(rig):
+        assert (await rig.send(body=b"before")).code == ResponseCode.SUCCESS
+        assert await problems(rig) == []
+        monkeypatch.setattr(disk, "pwrite", full)
+        first = asyncio.ensure_future(rig.send(body=b"waits"))
+        await until(lambda: not rig.service.store.appender.is_writable)
+        refused = await rig.send(body=b"refused")
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert refused.remark.startswith("the disk is full: ")
+        told = await problems(rig)
+        assert [problem.partition(":")[0] for problem in told] == [
+            "refuses writes",
+            "its disk is full",
+        ]
+        assert "No space left" in told[1]
+        assert not first.done()
+        monkeypatch.setattr(disk, "pwrite", os.pwrite)
+        assert (await first).code == ResponseCode.SUCCESS
+        await until(lambda: rig.service.store.appender.is_writable)
+        assert await problems(rig) == []
+        assert (await rig.send(body=b"after")).code == ResponseCode.SUCCESS
+        body = (await rig.pull()).body
+        assert [text in body for text in (b"before", b"waits", b"refused", b"after")] == [
+            True, True, False, True,
+        ]  # fmt: skip
+
+    run_with_broker(tmp_path, play, flush_interval_consume_queue=20, slave_timeout=60_000)
+
+
+def test_r40_a_broker_whose_disk_failed_leaves_no_clean_stop(tmp_path, monkeypatch):
+    async def play(rig):
+        assert (await rig.send()).code == ResponseCode.SUCCESS
+        service = rig.service
+        monkeypatch.setattr(service, "_on_fatal", lambda error: None)
+        await asyncio.to_thread(service.store.flush)
+        service.store.health.log_failed(OSError(errno.EIO, "Input/output error"))
+        service.fatal(OSError(errno.EIO, "Input/output error"))
+
+    run_with_broker(tmp_path, play)
+    assert (tmp_path / "abort").exists() and (tmp_path / "suspect").exists()
