@@ -3,8 +3,8 @@
 The checkpoint is written last: log, consume queues and index are synced before it, in the jobs
 thread. A truncation that comes in between voids the running round (`void_running`), so that no
 checkpoint covers bytes that were cut. Which segments expire is a pure decision (`decide_expiry`);
-the last segment never does. Origin: Java `FlushConsumeQueueService`, `CleanCommitLogService`,
-`CleanConsumeQueueService`.
+the last segment never does, and none goes because of what only a clock says (`LogTime`). Origin:
+Java `FlushConsumeQueueService`, `CleanCommitLogService`, `CleanConsumeQueueService`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from batonmq.process import disk
+from batonmq.process.clock import boot_ms
 from batonmq.process.durable_file import sync_directory, sync_file
 from batonmq.store.background import Background
 from batonmq.store.config import StoreConfig
@@ -113,6 +114,30 @@ def _expired(config: StoreConfig, modified_ms: Sequence[int], now_ms: int) -> in
             break
         count += 1
     return count
+
+
+class LogTime:
+    """What time it is as far as the log supports it: a wall clock that jumps deletes nothing.
+
+    That is the newest store timestamp, and the time that passed in this process since it was seen.
+    By itself expiry believes no clock that went on faster than this process ran, either: the first
+    message that is stored after a jump carries the jumped time.
+    """
+
+    def __init__(self, wall_ms: int, ran_ms: int) -> None:
+        """`ran_ms` is that of `process.clock.boot_ms`, here and below."""
+        self._wall_at_zero_ms = wall_ms - ran_ms
+        self._newest_ms = 0
+        self._seen_at_ms = ran_ms
+
+    def now_ms(self, wall_ms: int, ran_ms: int, newest_stored_ms: int, *, manual: bool) -> int:
+        """`manual`: an operator asks, who has looked at the clock."""
+        if newest_stored_ms > self._newest_ms:
+            self._newest_ms, self._seen_at_ms = newest_stored_ms, ran_ms
+        supported_ms = self._newest_ms + ran_ms - self._seen_at_ms
+        if not manual:
+            supported_ms = min(supported_ms, self._wall_at_zero_ms + ran_ms + _HOUR_MS)
+        return min(wall_ms, supported_ms)
 
 
 class CheckpointWriter:
@@ -258,6 +283,7 @@ class Expirer:
         self._background = background
         self._clock_ms = clock_ms
         self._disk_use_of = disk_use_of
+        self._log_time = LogTime(clock_ms(), boot_ms())
 
     def clean_expired(self, *, manual: bool = False) -> int:
         """Take expired segments off (`manual`: at any hour), refuse puts on a full disk.
@@ -290,7 +316,15 @@ class Expirer:
         return decide_expiry(
             config,
             [int(os.stat(segment.path).st_mtime * 1000) for segment in candidates],
-            now_ms=now_ms,
+            now_ms=self._log_time.now_ms(
+                now_ms,
+                boot_ms(),
+                max(
+                    self._dispatcher.last_store_timestamp,
+                    self._files.checkpoint.physic_msg_timestamp,
+                ),
+                manual=manual,
+            ),
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
             use=self._disk_use_of((commit_log.folder, config.root)),
             manual=manual,

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.store import upkeep
 from batonmq.store.config import StoreConfig
 from batonmq.store.errors import PutUnavailable
 from batonmq.store.upkeep import DiskUse, decide_expiry
@@ -135,3 +136,61 @@ def test_views_of_an_expired_segment_stay_readable(rig):
 
     asyncio.run(clean())
     assert bytes(view) == before
+
+
+YEAR_MS = 365 * 24 * HOUR_MS
+
+
+def automatic(rig, **config):
+    """A store whose hour for deletion is always, with stamps and file times of one moment."""
+    store = rig.open_master(delete_when=";".join(map(str, range(24))), **config)
+    rig.put_confirmed(store, *[bytes(1000) for _ in range(30)])
+    for path in rig.segment().parent.glob("0*"):
+        os.utime(path, (rig.now_ms / 1000, rig.now_ms / 1000))
+    return store
+
+
+def test_a_clock_that_jumps_past_delete_when_deletes_nothing(rig):
+    """1 the clock jumps by a year. 2 a message is stored, with a stamp of next year. 3 the hour of
+    deletion comes, again and again. Neither does an operator's order delete what the log's own
+    times do not make old."""
+    store = automatic(rig)
+    rig.now_ms += YEAR_MS
+    assert store.expirer.clean_expired() == 0
+    assert store.expirer.clean_expired(manual=True) == 0
+    rig.put_confirmed(store, b"stored in the jumped year")
+    for _ in range(3):
+        assert store.expirer.clean_expired() == 0
+    assert len(rig.read_bodies(store)) == 31
+
+
+def test_a_clock_that_has_jumped_before_the_start_deletes_nothing_that_the_log_does_not_say(rig):
+    automatic(rig).close()
+    rig.now_ms += YEAR_MS
+    store = rig.open_master(delete_when=";".join(map(str, range(24))))
+    assert store.expirer.clean_expired() == 0
+    assert store.expirer.clean_expired(manual=True) == 0
+
+
+def test_what_grows_old_while_the_process_runs_goes_by_itself(rig, monkeypatch):
+    """The clock of the process confirms what the wall clock says: also for a log that is idle."""
+    ran = [5_000_000]
+    monkeypatch.setattr(upkeep, "boot_ms", lambda: ran[0])
+    store = automatic(rig)
+    store.expirer.clean_expired()
+    ran[0] += 71 * HOUR_MS
+    rig.now_ms += 71 * HOUR_MS
+    assert store.expirer.clean_expired() == 0
+    ran[0] += 2 * HOUR_MS
+    rig.now_ms += 2 * HOUR_MS
+    assert store.expirer.clean_expired() > 0
+
+
+def test_a_new_start_believes_the_stamps_that_it_finds(rig):
+    """1 stored at two times, far apart, as the log says. 2 started again: the older ones go."""
+    store = automatic(rig)
+    rig.now_ms += 80 * HOUR_MS
+    rig.put_confirmed(store, b"later")
+    store.close()
+    store = rig.open_master(delete_when=";".join(map(str, range(24))))
+    assert store.expirer.clean_expired() > 0
