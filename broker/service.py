@@ -219,7 +219,7 @@ class BrokerService:
 
     def fatal(self, exc: BaseException) -> None:
         log.critical("broker_fatal error=%s", exc)
-        self.store.health.give_up()
+        self.store.health.give_up(exc)
         self.path.gate.close(f"this broker cannot trust its disk: {exc}")
         self._stop_reason = f"it cannot trust its disk: {exc}"
         self._on_fatal(exc)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.sync_state import Proposal
+from batonmq.store.health import StoreHealth
 
 
 class EpochList(Protocol):
@@ -34,6 +35,9 @@ class LogBytes(Protocol):
 
     @property
     def flushed_offset(self) -> int: ...
+
+    @property
+    def health(self) -> StoreHealth: ...
 
     def view(self, offset: int, size: int) -> memoryview: ...
 

@@ -99,6 +99,7 @@ class AutoSwitchHAService:
         broker never goes on in its old epoch), and whatever the store raises if it is not fit.
         """
         async with self._lock:
+            self._store.log.health.check_usable()
             epoch = view.master_epoch
             master = self._master
             if master is not None and master.core.sync.master_epoch == epoch:
@@ -123,9 +124,11 @@ class AutoSwitchHAService:
     async def change_to_slave(self, view: RoleView) -> None:
         """Follows `view.master_ha_address` at once. A connection to that very master stays.
 
-        Raises FencedError if this log has already accepted a newer epoch (R2).
+        Raises FencedError if this log has already accepted a newer epoch (R2), and what the store
+        raises if it is not fit.
         """
         async with self._lock:
+            self._store.log.health.check_usable()
             last_epoch = self._store.epochs.last_epoch
             if view.master_epoch < last_epoch:
                 raise FencedError("change to slave", view.master_epoch, last_epoch)

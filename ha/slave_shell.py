@@ -8,7 +8,6 @@ before the turn's dispatch, because the master waits for it and nobody waits for
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import cast
@@ -36,6 +35,7 @@ from batonmq.ha.slave_effects import (
 )
 from batonmq.ha.truncation import LocalLog, PeerIdentity
 from batonmq.ha.wire import MasterFrameReader, MasterHandshake, TransferHeader
+from batonmq.process import disk
 from batonmq.process.clock import wall_ms
 from batonmq.process.sockets import limit_unacknowledged_of
 from batonmq.protocol.bodies import HAClientRuntimeInfo
@@ -159,10 +159,13 @@ class SlaveShell:
         self._run(self.core.tick(self._now_ms()))
 
     def follow(self, view: RoleView) -> None:
-        self._run(self.core.follow(view, self._now_ms()))
+        if not self._closed:
+            self._run(self.core.follow(view, self._now_ms()))
 
     def close(self) -> None:
-        """Ends the connection; not a byte is written or acked after it (R1)."""
+        """Ends the connection; not a byte is written or acked after it (R1). Idempotent."""
+        if self._closed:
+            return
         self._closed = True
         self._run(self.core.stop())
         if self._timer is not None:
@@ -260,8 +263,11 @@ class SlaveShell:
             if self._parts:
                 self._write_parts()
             if type(effect) is SendToMaster:
-                if self._link is not None and self._link.transport is not None:
-                    self._link.transport.write(effect.data)
+                link = self._link
+                # R37: a log that failed vouches for nothing, however far it seems to reach.
+                vouches = not self._store.log.health.has_failed
+                if vouches and link is not None and link.transport is not None:
+                    link.transport.write(effect.data)
             elif type(effect) is Confirm:
                 self._store.advance_confirm_offset(effect.offset)
             else:
@@ -346,8 +352,10 @@ class SlaveShell:
             task.cancel()
 
     def _store_failed(self, error: Exception) -> None:
-        """A full disk may get space again; any other failed write ends the process (G8)."""
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        """A full disk may get space again; any other failed write ends this side and the process
+        (G8), and so does a cut that was begun (R37), which is no OSError."""
+        is_full = isinstance(error, OSError) and disk.is_full(error)
+        if is_full and not self._store.log.health.has_failed:
             reason = f"cannot follow the master, the disk is full: {error}"
             self._append_failed(max(0, self._store.max_phy_offset), reason)
             return
@@ -356,6 +364,7 @@ class SlaveShell:
         if isinstance(error, RemoteProtocolError):
             return
         log.error("ha_store_failed", exc_info=error)
+        self.close()
         self._listener.on_fatal(error)
 
     # -- tasks and timer

@@ -87,7 +87,7 @@ def sync_file(path: Path) -> None:
 
 
 def replace_file(
-    path: Path, data: bytes, *, keep_previous: bool = False, shared: bool = False
+    path: Path, data: bytes | memoryview, *, keep_previous: bool = False, shared: bool = False
 ) -> None:
     """Puts `data` under `path`, durably and at once; the parent folder is made if missing.
 
@@ -197,7 +197,7 @@ def load_with_backup(path: Path, parse: Callable[[bytes], T]) -> Loaded[T] | Non
     raise UnreadableFileError(path, tuple(reasons))
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def _write_new(path: Path, data: bytes | memoryview) -> None:
     fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         write_all(fd, data, 0)

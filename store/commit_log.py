@@ -172,7 +172,7 @@ class CommitLog:
         return end
 
     def _write(self, data: bytes | memoryview) -> None:
-        self.health.check_log()
+        self.health.check_usable()
         offset = self.max_offset
         segment = self.ensure_segment(offset)
         try:
@@ -243,13 +243,15 @@ class CommitLog:
     # Durability.
 
     def datasync_to(self, target: int) -> None:
-        """fdatasync everything below `target` that is not yet durable. Raises OSError.
+        """fdatasync everything below `target` that is not yet durable. Raises OSError,
+        StoreFailedError.
 
         Any thread may call it while the writer goes on. After a failure, in whichever thread, it
         raises and `flushed_offset` stands still (R40).
         """
         with self._flush_lock:
             self.health.check_log()
+            self.health.check_usable()
             cuts = self._cuts
             flushed = self.flushed_offset
             target = min(target, self.max_offset)  # it may have been read before a cut
@@ -258,6 +260,7 @@ class CommitLog:
                 segment.datasync()
         with self._flush_lock:
             self.health.check_log()
+            self.health.check_usable()
             if self._cuts == cuts:  # else `target` may lie behind the new end
                 self.flushed_offset = max(self.flushed_offset, target)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
+from batonmq.process import disk
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BatonError
 
@@ -83,3 +84,32 @@ class TruncationRefused(BatonError):
 
 class StoreStateError(BatonError):
     """The call does not fit the state of the store: a bug or a suspect log."""
+
+
+class StoreFailedError(BatonError):
+    """The store failed and does nothing more; the process ends, and the next start recovers it."""
+
+
+class CutUnfinishedError(StoreFailedError):
+    """A cut of the log has begun and could not be finished: the next start finishes it (R37).
+
+    `file` is where it failed, `intent` the file that keeps it pending.
+    """
+
+    def __init__(self, offset: int, file: Path, intent: Path, cause: Exception) -> None:
+        super().__init__(offset, file, intent, cause)
+        self.offset = offset
+        self.file = file
+        self.intent = intent
+        self.cause = cause
+
+    def __str__(self) -> str:
+        cause, root = self.cause, self.intent.parent
+        is_full = isinstance(cause, OSError) and disk.is_full(cause)
+        needed = f"free 1 MiB on the disk of {root}" if is_full else f"see to the disk of {root}"
+        reason = getattr(cause, "strerror", None) or repr(cause)
+        return (
+            f"the log could not be cut at {self.offset}: {self.file}: {reason}; {needed}, then "
+            f"start this broker again: it finishes the cut first ({self.intent.name}), and does "
+            "nothing until then"
+        )

@@ -1,6 +1,8 @@
 """What the disk has done to a store: it is full for now (R45), or it has failed for good (R40).
 
-Any thread may note something here. Nothing is decided: who writes asks.
+A store that failed takes, syncs, acks, confirms and leads nothing: what is on its disk is not what
+memory says, and only the next start finds out (R37). Any thread may note something here. Nothing is
+decided: who writes asks.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from batonmq.process import disk
+from batonmq.store.errors import StoreFailedError
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +27,9 @@ class StoreHealth:
         #: The first write or sync of the log that failed. The kernel reports a write-back error
         #: once and shows the lost pages as clean, so nothing is written or counts as flushed after.
         self.log_failure: OSError | None = None
-        #: Whether this store may only be abandoned: its disk failed, or its bytes are no records.
-        self.has_failed = False
+        #: Why this store may only be abandoned: its disk failed, a cut was not finished, or its
+        #: bytes are no records. The first reason stays.
+        self.failure: BaseException | None = None
         #: What found no room on the disk, in words; empty while there is room.
         self.full = ""
         #: Whether nothing may be written before there is room: what was written already waits.
@@ -34,22 +38,32 @@ class StoreHealth:
         self.full_count = 0
         self.on_full: Callable[[], None] = lambda: None
 
-    # For good (R40).
+    # For good (R37, R40).
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failure is not None
 
     def log_failed(self, error: OSError) -> None:
         """A write or a sync of the log did not succeed, in whichever thread."""
         if self.log_failure is None:
             self.log_failure = error
-        self.has_failed = True
+        self.give_up(error)
 
     def check_log(self) -> None:
         """Raises OSError once a write or sync of the log has failed."""
         if self.log_failure is not None:
             raise OSError(self.log_failure.errno, self.log_failure.strerror)
 
-    def give_up(self) -> None:
+    def give_up(self, error: BaseException) -> None:
         """The process must end, for whatever reason: no clean stop any more."""
-        self.has_failed = True
+        if self.failure is None:
+            self.failure = error
+
+    def check_usable(self) -> None:
+        """Raises StoreFailedError once this store has failed."""
+        if self.failure is not None:
+            raise StoreFailedError(f"this store has failed: {self.failure}") from self.failure
 
     # For now (R45).
 

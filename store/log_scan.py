@@ -304,7 +304,8 @@ def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
 
 
 def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: int) -> bool:
-    """Whether the log can be cut at `offset`: a record begins there, or whole records end there.
+    """Whether the log can be cut at `offset`: a record or a blank begins there, or whole records
+    end there.
 
     `dispatched_offset` is a known boundary at or below which nothing has to be read.
     """
@@ -315,11 +316,25 @@ def is_record_boundary(commit_log: CommitLog, offset: int, dispatched_offset: in
         while scanner.next() is not None:
             pass
         return scanner.offset == offset
+    if _is_blank(commit_log, offset):
+        return True
     try:
         check_record(commit_log, offset)
     except CorruptLogError:
         return False
     return True
+
+
+def _is_blank(commit_log: CommitLog, offset: int) -> bool:
+    """Whether a blank at `offset` ends its file."""
+    segment = commit_log.segment_at(offset)
+    if segment is None:
+        return False
+    try:
+        head = scan_record(segment.buffer, offset - segment.start_offset, check_crc=False)
+    except CorruptRecord:
+        return False
+    return head is not None and head.kind == "blank" and offset + head.size == segment.end_offset
 
 
 def fault_behind(commit_log: CommitLog, scanner: LogScanner) -> str | None:

@@ -130,8 +130,9 @@ class MessageStore:
     def open(self) -> None:
         """Lock, load and recover the store; finishes an interrupted truncation first.
 
-        Raises FolderLockedError (names the process), StoreFormatError, CorruptLogError (an epoch
-        file without a good copy) and OSError. Damage in the log does not raise: see `trust`.
+        Raises FolderLockedError (names the process), StoreFormatError, CutUnfinishedError,
+        CorruptLogError (an epoch file without a good copy) and OSError. Damage in the log does not
+        raise: see `trust`.
         """
         disk.makedirs(self.config.root)
         self._lock.acquire()
@@ -190,7 +191,7 @@ class MessageStore:
             files, self._dispatcher, self.appender, self.truncation, self.checkpoints,
             self.stop_writes, self._fail,
         )  # fmt: skip
-        self.trust = LogTrust(files, self._dispatcher, self.slave_log, self.stop_writes)
+        self.trust = LogTrust(files, self._dispatcher, self.slave_log, self.stop_writes, self._fail)
 
     def _recover(self, boot_id: str) -> None:
         recover_store(
@@ -249,9 +250,9 @@ class MessageStore:
         self._stop_timers()
         self.appender.refuse("the store is closed")
         try:
-            self.appender.end_turn()
             if self.health.has_failed:
                 return
+            self.appender.end_turn()
             self.background.stop_threads()
             if self.background.failure is not None:
                 raise self.background.failure
@@ -288,8 +289,10 @@ class MessageStore:
             self.trust.note_failure(self.health.log_failure)
         self.trust.keep_noted()
         self.background.stop_threads(finish=False)
-        self._files.close(write_back=False)
-        self._lock.release()
+        try:
+            self._files.close(write_back=False)
+        finally:
+            self._lock.release()
 
     def _stop_timers(self) -> None:
         self._is_open = False
@@ -299,10 +302,11 @@ class MessageStore:
             self._next_slice.cancel()
 
     def _fail(self, error: BaseException) -> None:
-        """The process must end; the reason is kept for the next start (R17, R24, R40)."""
+        """The process must end; the reason is kept for the next start (R17, R24, R40). Until then
+        nothing more is done with this store (R37), whoever asks for it."""
         self.appender.refuse(f"this broker has failed: {error}")
+        self.health.give_up(error)
         self.trust.note_failure(error)
-        self.health.give_up()
         self._on_fatal(error)
 
     # Positions.
@@ -331,9 +335,10 @@ class MessageStore:
 
         Cuts an incomplete tail (kept aside), counts queue offsets to the end of the log, and under
         SYNC_FLUSH makes the inherited bytes durable (R26). Raises CorruptLogError for damage, new
-        or known, and OSError. A suspect log without damage is taken: the controllers chose it
-        although they knew (R17), so it is the group's log now.
+        or known, OSError, and StoreFailedError for good. A suspect log without damage is taken: the
+        controllers chose it although they knew (R17), so it is the group's log now.
         """
+        self.health.check_usable()
         trust = self.trust
         if discard_damage and trust.damage is not None and trust.damage.blocks_writes:
             trust.discard_damaged_tail()
@@ -393,12 +398,12 @@ class MessageStore:
         """Everything that ends at or below `offset` is confirmed: make it visible.
 
         The new confirm_offset, a record boundary; it never falls. Arrival listeners are called
-        once per queue. A slave far behind advances in slices of the loop. Raises CorruptLogError
-        if the bytes of a slave are no records.
+        once per queue. A slave far behind advances in slices of the loop. A store that failed
+        confirms nothing. Raises CorruptLogError if the bytes of a slave are no records.
         """
         dispatcher = self._dispatcher
         offset = min(offset, self.log.max_offset)
-        if offset <= dispatcher.offset:
+        if offset <= dispatcher.offset or self.health.has_failed:
             return dispatcher.offset
         try:
             confirmed = dispatcher.advance(
@@ -421,6 +426,8 @@ class MessageStore:
 
     def _dispatch_slice(self) -> None:
         self._next_slice = None
+        if self.health.has_failed:
+            return
         try:
             self._dispatcher.advance(0, _DISPATCH_SLICE_BYTES)
         except (CorruptLogError, OSError) as error:

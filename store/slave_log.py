@@ -11,7 +11,12 @@ from typing import Final
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.appender import Appender
 from batonmq.store.dispatch import Dispatcher
-from batonmq.store.errors import StoreStateError, TruncationRefused
+from batonmq.store.errors import (
+    CutUnfinishedError,
+    StoreFailedError,
+    StoreStateError,
+    TruncationRefused,
+)
 from batonmq.store.log_scan import is_record_boundary, whole_records_end
 from batonmq.store.store_files import StoreFiles
 from batonmq.store.truncation import Truncation
@@ -51,9 +56,10 @@ class SlaveLog:
         Records may be cut anywhere; segments end where the master's do. Each record is checked as
         soon as its last byte is here. Raises CorruptLogError for one that is not what was written,
         call `drop_unverified` then; StoreStateError for another offset or a damaged log, OSError if
-        the disk is full.
+        the disk is full, StoreFailedError.
         """
         commit_log = self._log
+        commit_log.health.check_usable()
         if self._appender.refusal is None or self._appender.has_buffered:
             self._stop_writes()
         if offset != commit_log.max_offset:
@@ -83,7 +89,9 @@ class SlaveLog:
             self._fail(error)
 
     def drop_unverified(self) -> int:
-        """Cut what was appended behind the last whole, good record; the log's new end."""
+        """Cut what was appended behind the last whole, good record; the log's new end. Raises
+        StoreFailedError."""
+        self._log.health.check_usable()
         offset = self._verified.end
         if offset < self._log.max_offset:
             self.cut(offset, keep_aside=False)
@@ -96,8 +104,11 @@ class SlaveLog:
 
         Crash-safe: an interrupted cut is finished by the next `open`. Raises TruncationRefused for
         a cut below the own confirmed offset, unless towards an `unclean_epoch` (R23), and for an
-        offset within a record; OSError.
+        offset within a record; OSError where the cut bytes cannot be kept aside. In these cases
+        nothing has changed. Any other error is a StoreFailedError, and the end of this process
+        (R37).
         """
+        self._log.health.check_usable()
         self._stop_writes()
         if offset >= self._log.max_offset:
             return
@@ -120,10 +131,15 @@ class SlaveLog:
 
     def cut(self, offset: int, *, keep_aside: bool, end_offset: int | None = None) -> None:
         """Cut at `offset` without a check. `end_offset`: up to where bytes may
-        lie, if that is not the log's end."""
+        lie, if that is not the log's end. Raises as `truncate_to` does."""
+        self._log.health.check_usable()
         self._checkpoints.void_running()
         end = self._log.max_offset if end_offset is None else end_offset
-        self._truncation.cut(offset, end, keep_aside=keep_aside)
+        try:
+            self._truncation.cut(offset, end, keep_aside=keep_aside)
+        except CutUnfinishedError as error:
+            self._fail(error)
+            raise
         self._dispatcher.restart_at(min(offset, self._dispatcher.offset))
         self._verified.cut(offset)
         self._queues.log_ends_at(offset, self._log.min_offset)
@@ -131,15 +147,22 @@ class SlaveLog:
     def reset_for_empty_start(self, offset: int) -> None:
         """Start empty at `offset`, a segment start of the master; the old log is kept aside (R27).
 
-        Raises ValueError if `offset` is no multiple of the segment size.
+        Raises ValueError if `offset` is no multiple of the segment size, OSError where the old log
+        cannot be kept aside; then nothing has changed. Else StoreFailedError, as `truncate_to`.
         """
+        self._log.health.check_usable()
         if offset % self._log.segment_size:
             raise ValueError(f"a log cannot begin at {offset}, no segment begins there")
         self._stop_writes()
         if self._log.max_offset > self._log.min_offset:
             self.cut(self._log.min_offset, keep_aside=True)
-        self._queues.begin_at(offset)
-        self._log.begin_at(offset)
+        try:
+            self._queues.begin_at(offset)
+            self._log.begin_at(offset)
+        except OSError as error:
+            failed = StoreFailedError(f"the log could not begin anew at {offset}: {error}")
+            self._fail(failed)
+            raise failed from error
         self._dispatcher.restart_at(offset)
         self._verified.restart(offset, offset)
 

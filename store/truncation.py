@@ -1,10 +1,12 @@
 """Cutting the log back to where it agrees with the master's, so that no crash brings bytes back.
 
-R22, in this order, each step durable before the next: intent; checkpoint; consume queues and index;
-log files from the top down; the rest of the last one zeroed; epoch file; intent removed. A crash
-between any two leaves the intent, and the store repeats the whole at its next start before anything
-else is read or written; every step can be repeated. Cut bytes are moved or copied aside (R23), a
-bounded number of times.
+Before anything is changed, the bytes that will be zeroed are copied aside (R23). A disk that has
+no room for them refuses the cut, and the store is as it was. Then R22, in this order, each step
+durable before the next: intent; checkpoint; consume queues and index; log files from the top down;
+the rest of the last one zeroed; epoch file; intent removed. From the intent on there is no way
+back: an error leaves the intent as a crash does, nothing is done with the store any more (R37), and
+its next start repeats the whole before anything else is read or written. Every step can be
+repeated, and none needs more room than a few small files. A bounded number of cut tails is kept.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from batonmq.process import disk
 from batonmq.process.durable_file import remove_file, replace_file, sync_directory
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.store.errors import CutUnfinishedError
 from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
@@ -62,25 +67,31 @@ class Truncation:
     def cut(self, offset: int, end_offset: int, *, keep_aside: bool) -> None:
         """Cut the log, whose data ends at `end_offset`, back to `offset`, a record boundary.
 
-        Raises OSError; then the store must be opened anew before it is used.
+        Raises OSError if the bytes cannot be kept aside; then nothing has changed. Raises
+        CutUnfinishedError for any error behind that: the store must be opened anew.
         """
-        aside = ""
-        if keep_aside:
-            folder = self._new_aside_folder(offset, end_offset)
-            aside = folder.name
-            log.warning(
-                "cut_bytes_kept folder=%s from_offset=%d to_offset=%d", folder, end_offset, offset
-            )
+        aside = self._keep_aside(offset, end_offset) if keep_aside else ""
         intent = TruncationIntent(offset, end_offset, aside)
-        replace_file(self._intent_path, json.dumps(asdict(intent)).encode())
+        try:
+            replace_file(self._intent_path, json.dumps(asdict(intent)).encode())
+        except OSError as error:
+            raise CutUnfinishedError(offset, self._intent_path, self._intent_path, error) from error
         self.after_step("intent")
         self._carry_out(intent)
 
     def resume(self) -> TruncationIntent | None:
-        """Finish the cut of an intent on disk, if there is one: the first step of a start."""
+        """Finish the cut of an intent on disk, if there is one: the first step of a start.
+
+        Raises CutUnfinishedError if that fails again, CorruptLogError for an intent that is none.
+        """
         if not self._intent_path.exists():
             return None
-        intent = TruncationIntent(**json.loads(disk.read_bytes(self._intent_path)))
+        try:
+            intent = TruncationIntent(**json.loads(disk.read_bytes(self._intent_path)))
+        except (ValueError, TypeError) as error:
+            raise CorruptLogError(
+                str(self._intent_path), 0, f"no intent of a cut: {error}"
+            ) from error
         log.warning("truncation_resumed offset=%d end_offset=%d", intent.offset, intent.end_offset)
         self._carry_out(intent)
         return intent
@@ -88,22 +99,29 @@ class Truncation:
     # The steps.
 
     def _carry_out(self, intent: TruncationIntent) -> None:
-        offset = intent.offset
+        files, offset = self._files, intent.offset
         aside = self._aside_root / intent.aside if intent.aside else None
-        self._lower_checkpoint(offset)
-        self.after_step("checkpoint")
-        self._files.consume_queues.truncate_dirty(offset)
-        self.after_step("consume_queues")
-        self._files.index.truncate_to(offset)
-        self.after_step("index")
-        self._drop_segments(offset, aside)
-        self.after_step("segments")
-        self._zero_tail(offset, intent.end_offset, aside)
-        self.after_step("zero")
-        self._files.epochs.truncate_suffix_by_offset(offset)
-        self.after_step("epochs")
-        remove_file(self._intent_path)
-        self.after_step("done")
+        root = files.config.root
+        steps: tuple[tuple[str, Path, Callable[[], object]], ...] = (
+            ("checkpoint", root / "checkpoint", lambda: self._lower_checkpoint(offset)),
+            (
+                "consume_queues",
+                root / "consumequeue",
+                lambda: files.consume_queues.truncate_dirty(offset),
+            ),
+            ("index", root / "index", lambda: files.index.truncate_to(offset)),
+            ("segments", self._log.folder, lambda: self._drop_segments(offset, aside)),
+            ("zero", Path(self._log.file_of(offset)), lambda: self._zero_tail(intent)),
+            ("epochs", files.epochs.path, lambda: files.epochs.truncate_suffix_by_offset(offset)),
+            ("done", self._intent_path, lambda: remove_file(self._intent_path)),
+        )
+        for name, place, step in steps:
+            try:
+                step()
+            except Exception as error:
+                # Whatever it was: a part of the store is cut, and another is not.
+                raise CutUnfinishedError(offset, place, self._intent_path, error) from error
+            self.after_step(name)
         if aside is not None:
             self._prune_aside()
 
@@ -115,6 +133,8 @@ class Truncation:
         checkpoint.flush()
 
     def _drop_segments(self, offset: int, aside: Path | None) -> None:
+        if aside is not None:
+            disk.makedirs(aside)  # an operator may have made room meanwhile
         self._log.drop_detached(aside)
         segments = self._log.segments
         while segments and segments[-1].start_offset >= offset:
@@ -123,34 +143,54 @@ class Truncation:
         if aside is not None:
             sync_directory(aside)
 
-    def _zero_tail(self, offset: int, end_offset: int, aside: Path | None) -> None:
-        segment = self._log.segment_at(offset)
-        if segment is None:
-            return
-        end = min(end_offset, segment.end_offset)
-        if aside is not None and end > offset:
-            copy = aside / f"{offset:020d}.tail"
-            if not copy.exists():  # else a crash came after it, and part of it may be zero by now
-                position = offset - segment.start_offset
-                replace_file(copy, bytes(segment.buffer[position : end - segment.start_offset]))
-        self._log.zero_from(offset, end)
+    def _zero_tail(self, intent: TruncationIntent) -> None:
+        segment = self._log.segment_at(intent.offset)
+        if segment is not None:
+            self._log.zero_from(intent.offset, min(intent.end_offset, segment.end_offset))
 
     # What is kept aside.
 
-    def _new_aside_folder(self, offset: int, end_offset: int) -> Path:
+    def _keep_aside(self, offset: int, end_offset: int) -> str:
+        """A new folder for the cut bytes, by its name. What will be zeroed is copied into it,
+        durable on return; whole files are moved there later. Raises OSError, and leaves nothing."""
         disk.makedirs(self._aside_root)
         number = 1 + max(map(_number_of, self._aside_folders()), default=0)
         folder = self._aside_root / f"{number:06d}-{offset}-{end_offset}"
-        disk.mkdir(folder)
-        sync_directory(self._aside_root)
-        return folder
+        try:
+            disk.mkdir(folder)
+            self._copy_tail(offset, end_offset, folder / f"{offset:020d}.tail")
+            sync_directory(self._aside_root)
+        except OSError:
+            with suppress(OSError):  # what stays is an aside folder like any other
+                disk.rmtree(folder)
+            raise
+        log.warning(
+            "cut_bytes_kept folder=%s from_offset=%d to_offset=%d", folder.name, end_offset, offset
+        )
+        return folder.name
+
+    def _copy_tail(self, offset: int, end_offset: int, path: Path) -> None:
+        segment = self._log.segment_at(offset)
+        if segment is None or offset == segment.start_offset:
+            return  # that whole file is moved
+        start, end = offset - segment.start_offset, end_offset - segment.start_offset
+        with segment.buffer[start:end] as tail:
+            if tail:
+                replace_file(path, tail)
 
     def _aside_folders(self) -> list[Path]:
         folders = [path for path in self._aside_root.iterdir() if path.is_dir()]
         return sorted(folders, key=_number_of)
 
     def _prune_aside(self) -> None:
-        """Drop the oldest sets beyond the limits; the newest always stays."""
+        """Drop the oldest sets beyond the limits; the newest always stays. The cut is done: where
+        that fails, the next cut tries again."""
+        try:
+            self._drop_oldest_aside()
+        except OSError as error:
+            log.warning("old_cut_bytes_kept folder=%s error=%s", self._aside_root, error)
+
+    def _drop_oldest_aside(self) -> None:
         folders = self._aside_folders()
         sizes = [sum(file.stat().st_size for file in folder.iterdir()) for folder in folders]
         config = self._files.config

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.dispatch import Dispatcher
-from batonmq.store.errors import StoreStateError
+from batonmq.store.errors import CutUnfinishedError, StoreFailedError, StoreStateError
 from batonmq.store.log_scan import fault_at
 from batonmq.store.slave_log import SlaveLog
 from batonmq.store.store_files import StoreFiles
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class LogTrust:
-    """`stop_writes` ends the turn and takes no more puts."""
+    """`stop_writes` ends the turn and takes no more puts; `fail` ends the process."""
 
     def __init__(
         self,
@@ -30,6 +30,7 @@ class LogTrust:
         dispatcher: Dispatcher,
         slave_log: SlaveLog,
         stop_writes: Callable[[], int],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._log = files.log
         self._dispatcher = dispatcher
@@ -37,6 +38,7 @@ class LogTrust:
         self._mark = files.suspect_mark
         self._slave_log = slave_log
         self._stop_writes = stop_writes
+        self._fail = fail
 
     @property
     def damage(self) -> Suspicion | None:
@@ -68,6 +70,8 @@ class LogTrust:
         if isinstance(error, CorruptLogError):
             self.note_damage(error)
             return
+        if isinstance(error, CutUnfinishedError):
+            error = error.cause
         log_failure = self._log.health.log_failure
         if log_failure is not None or (isinstance(error, OSError) and not disk.is_full(error)):
             failure = log_failure or error
@@ -99,8 +103,10 @@ class LogTrust:
         rest again: at its damage, or where it was last synced before an fdatasync failed.
 
         The new end of the log. The suspicion stays, with `damage.discarded`, until the log has been
-        confirmed beyond everything it may have held (or `clear_suspect`).
+        confirmed beyond everything it may have held (or `clear_suspect`). Raises as
+        `SlaveLog.truncate_to` does.
         """
+        self._log.health.check_usable()
         damage, commit_log = self._mark.report, self._log
         if damage is None or damage.discarded or damage.kind == "reboot":
             return commit_log.max_offset
@@ -108,7 +114,13 @@ class LogTrust:
         offset = min(max(damage.offset, commit_log.min_offset), commit_log.max_offset)
         end_offset = max(damage.end_offset, commit_log.max_offset)
         self._slave_log.cut(offset, keep_aside=True, end_offset=end_offset)
-        self._mark.set_discarded()
+        try:
+            self._mark.set_discarded()
+        except OSError as error:
+            # Else the next start would cut there again, when good bytes have come in their place.
+            failed = StoreFailedError(f"the damaged tail is cut, but that is not stored: {error}")
+            self._fail(failed)
+            raise failed from error
         log.warning("damaged_tail_discarded offset=%d", commit_log.max_offset)
         return commit_log.max_offset
 

@@ -167,8 +167,11 @@ class CheckpointWriter:
     def flush_derived(self) -> None:
         """Bring consume queues, index and checkpoint to disk; in a thread while the loop runs.
 
-        On a full disk nothing is lost, and the next call tries again what waits (R45).
+        On a full disk nothing is lost, and the next call tries again what waits (R45). A store that
+        failed writes nothing more (R37).
         """
+        if self._health.has_failed:
+            return
         run_job, epochs = self._background.run_job, self._files.epochs
         self._background.retry_jobs()
         if self._room.is_waiting:
@@ -193,7 +196,7 @@ class CheckpointWriter:
         None if the last round still runs, there is nothing new, or there is no room. The rest
         raises OSError; on a full disk it can be done again.
         """
-        if self._is_running:
+        if self._is_running or self._health.has_failed:
             return None
         try:
             self._unsynced = (*self._unsynced, *self._files.index.write_back())
@@ -235,7 +238,7 @@ class CheckpointWriter:
         self._is_running = False
 
     def _write(self, work: _Round) -> None:
-        self._files.log.health.check_log()  # no checkpoint any more after that (R40)
+        self._files.log.health.check_usable()  # no checkpoint any more after that (R37, R40)
         checkpoint = self._checkpoint
         # A damaged log is dispatched less far than it was; only a truncation lowers this.
         checkpoint.confirm_phy_offset = max(checkpoint.confirm_phy_offset, work.dispatched_offset)

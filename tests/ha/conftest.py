@@ -205,8 +205,8 @@ class Group:
             for broker_id, node in sorted(self.nodes.items())
         )
 
-    async def elect(self, master: Node, *members: int, others: bool = True) -> None:
-        """A committed election: the winner gets it first, then the others."""
+    def next_view(self, master: Node, *members: int) -> RoleView:
+        """A committed election that nobody has heard of."""
         self.view = replace(
             self.view,
             master_broker_id=master.broker_id,
@@ -217,7 +217,11 @@ class Group:
             sync_state_set=frozenset(members or (master.broker_id,)),
             replicas=self.registered(),
         )
-        await master.ha.change_to_master(self.view)
+        return self.view
+
+    async def elect(self, master: Node, *members: int, others: bool = True) -> None:
+        """A committed election: the winner gets it first, then the others."""
+        await master.ha.change_to_master(self.next_view(master, *members))
         for node in list(self.nodes.values()) if others else ():
             if node is not master and node.up:
                 await node.ha.change_to_slave(self.view)

@@ -13,6 +13,7 @@ from batonmq.ha.slave_effects import Hangup
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.protocol.role_view import RoleView
+from batonmq.store.health import StoreHealth
 
 
 class HangsUpAtOnce(SlaveCore):
@@ -46,7 +47,11 @@ def test_a_dial_cancelled_after_its_connection_was_made_is_counted_as_closed():
         )
         epochs = SimpleNamespace(entries=())
         store = SimpleNamespace(
-            min_phy_offset=0, max_phy_offset=0, confirm_offset=0, flushed_offset=0, epochs=epochs
+            min_phy_offset=0,
+            max_phy_offset=0,
+            confirm_offset=0,
+            log=SimpleNamespace(flushed_offset=0, health=StoreHealth()),
+            epochs=epochs,
         )
         core = HangsUpAtOnce(2, view, local_log(store), SlavePolicy(), 0)
         links, made = OpenLinks(), asyncio.Event()

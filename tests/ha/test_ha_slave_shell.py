@@ -14,6 +14,7 @@ from batonmq.ha.slave_shell import SlaveShell
 from batonmq.ha.truncation import LocalLog
 from batonmq.ha.wire import SlaveHandshake, encode_slave_handshake
 from batonmq.protocol.role_view import RoleView
+from batonmq.store.health import StoreHealth
 
 VIEW = RoleView(
     "C", "b", master_broker_id=2, master_ha_address="h:2", master_incarnation="x", master_epoch=1
@@ -36,7 +37,7 @@ def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() ->
             min_phy_offset=0,
             max_phy_offset=0,
             confirm_offset=0,
-            flushed_offset=0,
+            log=SimpleNamespace(flushed_offset=0, health=StoreHealth()),
             epochs=SimpleNamespace(entries=()),
         )
         core = SlaveCore(1, VIEW, LocalLog(0, 0, 0, ()), SlavePolicy(), 0)

@@ -16,6 +16,7 @@ from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.protocol.record import NewMessage
 from batonmq.store.config import StoreConfig
 from batonmq.store.errors import StoreStateError, TruncationRefused
+from batonmq.store.health import StoreHealth
 from batonmq.store.message_store import MessageStore
 from batonmq.store.upkeep import DiskUse
 
@@ -98,6 +99,7 @@ class MemoryStore:
 
     min_phy_offset = whole_from = 0
     reason = ""
+    health = StoreHealth()
 
     @property
     def max_phy_offset(self) -> int:

@@ -198,6 +198,31 @@ def test_a_cut_within_a_record_is_refused(rig):
     assert store.max_phy_offset >= puts[-1].end_offset
 
 
+def test_an_unclean_cut_at_the_last_record_of_a_segment_is_done(rig):
+    """1. A message is the last that fits into its segment; a blank follows it. 2. It and later ones
+    are confirmed. 3. An unclean election dropped all behind it: the cut begins at the blank."""
+    store, puts = store_with_two_epochs(rig)
+    store.advance_confirm_offset(store.max_phy_offset)
+    last = next(n for n, put in enumerate(puts) if puts[n + 1].physical_offset > put.end_offset)
+    end = puts[last].end_offset
+    assert end % 8192 and puts[last + 1].physical_offset == 8192
+    for within in (end + 1, end + 8):
+        with pytest.raises(TruncationRefused, match="no record ends there"):
+            store.slave_log.truncate_to(within, unclean_epoch=True)
+    store.slave_log.truncate_to(end, unclean_epoch=True)
+    assert store.max_phy_offset == store.confirm_offset == end
+    rig.kill(store)
+    store = rig.open()
+    assert store.max_phy_offset == end and not store.trust.reason
+    assert store.advance_confirm_offset(end) == end and len(rig.read_bodies(store)) == last + 1
+    assert rig.segment().read_bytes()[end:] == bytes(8192 - end)
+    store.prepare_master()
+    assert rig.put(store, bytes(1000)).physical_offset == 8192
+    store.end_turn()
+    rig.kill(store)
+    assert rig.open().max_phy_offset > 8192
+
+
 def test_a_cut_at_or_above_the_end_does_nothing(rig):
     store, _ = store_with_two_epochs(rig)
     end = store.max_phy_offset

@@ -1,0 +1,149 @@
+"""R37 between replicas: a cut that met a full disk is finished before anything else is confirmed.
+
+Each of these scenarios lost what both replicas, or the new master alone, had confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from failing_disk import failing
+
+from batonmq.replicas_manager.events import BecomeMaster
+from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, RoleRunner
+from batonmq.store.errors import StoreFailedError
+
+
+async def crash(node):
+    """The process ends as one does whose store failed; nothing more is written."""
+    node.up = False
+    node.fatal.clear()
+    await node.ha.close()
+    node.store.close()
+
+
+async def diverged_pair(group, tail, until):
+    """1 led epoch 1 and has `tail` messages that nobody confirmed; 2 has not heard of them."""
+    one, two = await group.add(1), await group.add(2)
+    await group.elect(one, 1, 2)
+    one.put(3)
+    await group.level(one, two)
+    await two.ha.stand_down()
+    end = one.put(tail)
+    await until(lambda: one.store.log.flushed_offset == end)  # or the thread meets the full disk
+    return one, two, end
+
+
+def test_r37_a_full_disk_refuses_the_cut_before_anything_is_changed(run_group, wait_until):
+    """1. 2 leads; 1 cannot keep its tail aside, the disk is full: it follows nobody. 2. 2 dies, 1
+    is elected, a member with all that is confirmed, its tail included. 3. 400 messages are
+    confirmed. 4. 1 is killed and started: they are all there."""
+
+    async def play(group):
+        one, two, tail_end = await diverged_pair(group, 300, wait_until)
+        with failing("pwrite *.tail* ENOSPC"):
+            await group.elect(two, 1, 2)
+            await wait_until(lambda: one.diverged)
+        assert "the disk is full" in one.diverged[0]
+        assert not one.fatal and not (one.root / "truncation.intent").exists()
+        assert not list((one.root / "truncated").iterdir())
+        assert one.store.max_phy_offset == tail_end and two.confirm_offset < tail_end
+        await two.stop()
+        await group.elect(one, 1, others=False)
+        end = one.put(400)
+        await wait_until(lambda: one.store.confirm_offset >= end)
+        await one.ha.close()
+        one.store.abandon()
+        await one.start()
+        await group.elect(one, 1, others=False)
+        await wait_until(lambda: one.store.confirm_offset == end)
+        assert one.readable == 703
+
+    run_group(play)
+
+
+@pytest.mark.parametrize("n", range(40))
+def test_r37_a_replica_whose_cut_failed_follows_nobody_and_leads_nothing(run_group, wait_until, n):
+    """1. 2 leads; the cut of 1 fails at its n-th change behind the copy. 2. 1 acks nothing to 2, so
+    2 confirms nothing. 3. 2 dies, 1 is elected, and does not lead. 4. 1 ends and starts: the cut
+    is done, 1 follows, and what both confirm is there after one more restart."""
+
+    async def play(group):
+        one, two, _ = await diverged_pair(group, 300, wait_until)
+        common = two.store.max_phy_offset
+        with failing(f"changes *b1/* ENOSPC after {n} once") as struck:
+            await group.elect(two, 1, 2)
+            await wait_until(lambda: one.fatal or one.diverged or one.is_following)
+        assert one.is_following or struck
+        if one.fatal:
+            end = two.put(5)
+            for view in (group.view, group.view):
+                with pytest.raises(StoreFailedError):
+                    await one.ha.change_to_slave(view)
+            with pytest.raises(StoreFailedError):
+                await group.elect(one, 1, 2, others=False)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert two.store.confirm_offset == common
+            await crash(one)
+            await one.start()
+            await group.elect(two, 1, 2)
+        else:
+            end = two.put(5)
+        await wait_until(lambda: one.store.confirm_offset == end == two.store.confirm_offset)
+        await group.restart(one)
+        assert (one.store.max_phy_offset, one.readable) == (end, 8)
+        assert one.log_bytes() == two.log_bytes()
+
+    run_group(play)
+
+
+@pytest.mark.parametrize("n", range(40))
+def test_r37_becoming_master_is_not_tried_again_over_an_unfinished_cut(run_group, wait_until, n):
+    """1. The master dies in the middle of a frame. 2. 1 is elected; its cut of the half record
+    fails at the n-th change, and it is told again and again to become master. 3. Either nothing had
+    changed and it leads, or its process ends: what it confirms then is there after a restart."""
+
+    async def play(group):
+        two, one = await group.add(2), await group.add(1)
+        await group.elect(two, 1, 2)
+        two.put(4)
+        await group.level(two, one)
+        half = two.store.max_phy_offset
+        await one.ha.stand_down()
+        end = two.put(1)
+        one.store.slave_log.append_replicated(half, bytes(two.store.log.view(half, 100)))
+        await two.stop()
+        failed = []
+        runner = RoleRunner(
+            Actions(one), None, lambda epoch: None, 9, failed.append, one.fatal.append
+        )
+        view = group.next_view(one, 1)
+        with failing(f"changes *b1/* ENOSPC after {n} once"):
+            for _ in range(MASTER_ATTEMPTS_MAX):
+                runner.perform(BecomeMaster(view))
+                assert runner._task is not None
+                await runner._task
+        if one.ha.sync_state is None:
+            assert one.fatal and failed
+            await crash(one)
+            await one.start()
+            await group.elect(one, 1, others=False)
+        end = one.put(50)
+        await wait_until(lambda: one.store.confirm_offset == end)
+        await group.restart(one)
+        assert (one.store.max_phy_offset, one.readable) == (end, 54)
+
+    run_group(play)
+
+
+class Actions:
+    """The HA side of `RoleActions`."""
+
+    def __init__(self, node):
+        self._node = node
+
+    async def become_master(self, view, durable):
+        await self._node.ha.change_to_master(view)
+        await durable
