@@ -54,7 +54,7 @@ def decode_metadata(body: bytes) -> MetadataChange:
     """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
     try:
         change = _decoder.decode(body)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise RemoteProtocolError(f"metadata record: {exc}") from exc
     if change.v != METADATA_VERSION:
         raise RemoteProtocolError(

@@ -216,7 +216,7 @@ def lenient_event(line: bytes | str) -> HistoryEvent | None:
     default, an index -1. None for what is no JSON object."""
     try:
         return _decode_event(line)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raw = _object(line)
         return _lenient(HistoryEvent, raw) if raw is not None else None
 

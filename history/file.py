@@ -164,7 +164,7 @@ class HistoryFile:
                     return list(found)
                 try:
                     event = decoder.decode(line)
-                except msgspec.MsgspecError:
+                except (msgspec.MsgspecError, UnicodeDecodeError):
                     continue
                 if event.key not in keys:  # a file became a numbered one meanwhile
                     keys.add(event.key)
@@ -233,7 +233,7 @@ class HistoryFile:
             for line in file:
                 try:
                     event = decoder.decode(line)
-                except msgspec.MsgspecError:
+                except (msgspec.MsgspecError, UnicodeDecodeError):
                     self.unreadable_lines += 1
                     continue
                 if _is_next(event, newest):

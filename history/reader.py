@@ -237,7 +237,7 @@ def _open(path: Path) -> FileIO:
 def _head(text: bytes) -> _Head | None:
     try:
         return _decode(text)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -61,7 +61,7 @@ def decode_positions(body: bytes) -> PositionRecord | None:
     """A record's body; None, and logged, for a version or shape that this broker does not read."""
     try:
         record = _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         log.error("position_record_skipped reason=%s", error)
         return None
     if record.v != _VERSION:
@@ -95,7 +95,7 @@ class QueuePositions:
         if path.exists():
             try:
                 self._state = msgspec.json.decode(disk.read_bytes(path), type=_Stored)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise CorruptLogError(str(path), 0, f"is no file of positions: {error}") from error
 
     # What is known.

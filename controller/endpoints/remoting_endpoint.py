@@ -422,5 +422,5 @@ def _decode(body: bytes, kind: type[T]) -> T:
     """Reads a body. Raises BrokerRefusal SYSTEM_ERROR, as an exception in Java's handler does."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"unreadable body: {error}") from error

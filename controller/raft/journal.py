@@ -32,13 +32,14 @@ it starts again.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn, overload
+
+import msgspec
 
 from batonmq.controller.raft.snapshot import LogEntry
 from batonmq.process import disk
@@ -71,6 +72,16 @@ class JournalDamage(BatonError):
             f" controllers are healthy, empty {self.path.parent} and start again: it fetches the"
             " log from them"
         )
+
+
+class _Meta(msgspec.Struct, frozen=True, rename="camel"):
+    """The text of the file `meta`, behind its checksum."""
+
+    term: int
+    voted_for: str | None
+
+
+_decode_meta: Final = msgspec.json.Decoder(_Meta).decode
 
 
 class DurableJournal:
@@ -327,13 +338,15 @@ class DurableJournal:
         checksum, _, text = content.rstrip(b"\n").partition(b" ")
         if checksum != b"%08x" % zlib.crc32(text):
             raise JournalDamage(self._meta_path, "checksum differs")
-        meta = json.loads(text)
-        self._term, self._voted_for = int(meta["term"]), meta["votedFor"]
+        try:
+            meta = _decode_meta(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise JournalDamage(self._meta_path, f"no term and vote: {error}") from error
+        self._term, self._voted_for = meta.term, meta.voted_for
         return True
 
     def _write_meta(self) -> None:
-        values = {"term": self._term, "votedFor": self._voted_for}
-        text = json.dumps(values, sort_keys=True).encode()
+        text = msgspec.json.encode(_Meta(self._term, self._voted_for))
         replace_file(self._meta_path, b"%08x %s\n" % (zlib.crc32(text), text))
 
     def _begin_with(self, head: tuple[LogEntry, LogEntry] | None) -> None:

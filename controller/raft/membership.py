@@ -118,7 +118,7 @@ def check_members(folder: Path, membership: Membership) -> None:
         return
     try:
         kept = msgspec.json.decode(disk.read_bytes(path), type=_KeptMembers)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BatonError(f"{path}: no list of members: {error}") from error
     if kept != configured:
         raise MembersChangedError(path, kept, configured)

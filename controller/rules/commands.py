@@ -294,7 +294,7 @@ def decode(raw: bytes) -> AnyCommand:
     """The command in `raw`. Raises CommandDecodeError if this version cannot read it."""
     try:
         envelope = _decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CommandDecodeError(f"not a command: {error}") from error
     if envelope.v != VERSION:
         raise CommandDecodeError(f"a command of version {envelope.v}; known is {VERSION}")
