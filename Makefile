@@ -5,12 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SPARK_STAMP := $(VENV)/.spark-ready
 
-.PHONY: help setup setup-spark demo demo-spark test lint bench faults soak proto lock clean
+SIM_SEEDS ?= 300
+
+.PHONY: help setup setup-spark demo demo-spark test sim lint bench faults soak proto lock clean
 
 help:
 	@echo "make demo         a three-replica cluster, its master killed a few times, and the result"
 	@echo "make test         all tests (fast ones first; what a machine lacks is named)"
 	@echo "make setup        the virtual environment with .venv/bin/batonmq and .venv/bin/mqctl"
+	@echo "make sim          300 simulated lives of a whole cluster (SIM_SEEDS=300)"
 	@echo "make lint         formatting, lint, types, import layers"
 	@echo "make bench        side by side with Apache RocketMQ 5.3.3 (needs a JDK 17 and Maven)"
 	@echo "make faults       every fault 20 times on real processes, and the table of what it cost"
@@ -49,6 +52,10 @@ demo-spark: $(SPARK_STAMP)
 test: $(STAMP)
 	-@$(MAKE) --no-print-directory setup-spark
 	@$(BIN)/python -m tests.run
+	@$(BIN)/python -m sim --seeds $(SIM_SEEDS) --jobs 2
+
+sim: $(STAMP)
+	@$(BIN)/python -m sim --seeds $(SIM_SEEDS) --jobs 2
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -65,6 +72,7 @@ faults: $(STAMP)
 SOAK_MINUTES ?= 60
 soak: $(STAMP)
 	@$(BIN)/python -m tests.run --soak
+	@$(BIN)/python -m sim --seeds 10000 --jobs 2
 	@$(BIN)/python -m faults soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 proto: $(STAMP)

@@ -292,6 +292,8 @@ def fault_at(log: CommitLog, offset: int) -> CorruptLogError | None:
     if segment is None or offset + FIXED_SIZE_V1 > log.max_offset:
         return None
     position = offset - segment.start_offset
+    if position + FIXED_SIZE_V1 > segment.size:
+        return None  # only a blank has room there
     size, magic, own_offset = _PLACE.unpack_from(segment.buffer, position)
     behind = offset + size
     follows = behind == log.max_offset or log.view(behind + _MAGIC_AT, 4) in _MAGIC_BYTES

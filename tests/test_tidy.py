@@ -110,7 +110,8 @@ MODULES = _tracked()
 TESTS = [module for module in MODULES if module.folder == "tests"]
 CODE = [module for module in MODULES if module.folder != "tests"]
 #: What is installed: everything but the laboratory around it.
-PRODUCT = [module for module in CODE if module.folder not in {"lab", "faults", "bench", "deploy"}]
+LABORATORY = {"lab", "faults", "bench", "sim", "deploy"}
+PRODUCT = [module for module in CODE if module.folder not in LABORATORY]
 
 
 def test_every_room_is_looked_at() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from grpc.aio import AioRpcError
+
 from batonmq.proto.controller.v1 import controller_pb2 as pb
+from sim.loop import Process
+from sim.rpc import CallContext
 from tests.sim.sim_cluster import BROKERS, GROUP, NODES, Broker, Violation, World
-from tests.sim.sim_loop import Process
-from tests.sim.sim_network import CallContext
 
 HOSTS = tuple(f"10.0.0.{number}" for number in BROKERS) + NODES
 
@@ -119,9 +121,10 @@ class FaultRun:
             expected_master_epoch=-1,
             reason="operator",
         )
-        for process, endpoint in list(self.world.network.endpoints.values()):
-            if not process.paused:
-                process.spawn(_elect(endpoint, request))
+        for node, service in self.world.services.items():
+            process = self.world.raft.logs[node].process
+            if not process.paused and not process.dead:
+                process.spawn(_elect(service._grpc_endpoint, request))
 
     # -- recovery
 
@@ -190,7 +193,10 @@ class FaultRun:
 
 
 async def _elect(endpoint: Any, request: Any) -> None:
-    await endpoint.ElectMaster(request, CallContext())
+    try:
+        await endpoint.ElectMaster(request, CallContext())
+    except AioRpcError:
+        pass  # it lost its lead
 
 
 def run_with_faults(seed: int, folder: Path, *, seconds: float = 4.0, **settings: Any) -> World:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,35 +24,20 @@ from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
 from batonmq.ha.config import HAConfig
 from batonmq.ha.service import AutoSwitchHAService
-from batonmq.process import clock
 from batonmq.protocol.errors import ConnectError
 from batonmq.protocol.role_view import Role
 from batonmq.replicas_manager.identity import RoleFile
 from batonmq.replicas_manager.service import ReplicasManager
 from batonmq.store.config import StoreConfig
-from tests.sim.sim_loop import Process, SimLoop
-from tests.sim.sim_network import Network, SimChannels, at_world
+from sim.ambient import Clocks, ambient
+from sim.loop import Crash, Process, SimLoop, at_world
+from sim.network import Network
 from tests.sim.sim_raft import NODES, Raft, SimLog
-from tests.sim.sim_store import Crash, Disk, FileStore, MemoryStore
+from tests.sim.sim_store import Disk, FileStore, MemoryStore
 
 BROKERS = (1, 2, 3)
 GROUP = "broker-a"
 PEERS = ";".join(f"{node}-{node}:9878" for node in NODES)
-
-
-class _SimTime:
-    """Takes the place of `time` in `process.clock`, where every real clock is read."""
-
-    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
-
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-
-    def clock_gettime_ns(self, clock_id: int) -> int:
-        return self._loop.now_ms() * 1_000_000
-
-    def time_ns(self) -> int:
-        return self._loop.now_ms() * 1_000_000
 
 
 class Violation(AssertionError):
@@ -129,7 +114,6 @@ class SimReplication(Replication):
             incarnation=self._broker.incarnation,
             on_fatal=self._broker.fatal,
             clock_ms=world.loop.now_ms,
-            channels=SimChannels(world.network),  # type: ignore[arg-type]
         )
 
     def on_diverged(self, reason: str) -> None:
@@ -300,7 +284,8 @@ class World:
         self.fatal: list[tuple[str, BaseException]] = []
         self.counts = Counts()
         self.violations: list[Violation] = []
-        clock.time = _SimTime(self.loop)  # type: ignore[assignment]
+        self._around = ExitStack()
+        self._around.enter_context(ambient(seed, self.network, Clocks(self.loop), None))
 
     def call_later(self, delay: float, callback: Any, *args: Any) -> None:
         at_world(self.loop, self.loop.time() + delay, callback, *args)
@@ -323,9 +308,7 @@ class World:
             self.services[node] = service
             service._watch.start()
             log.pump()
-            address = f"{node}:9879"
-            self.network.endpoints[address] = (process, service._grpc_endpoint)
-            process.on_kill.append(lambda: self.network.endpoints.pop(address, None))
+            process.spawn(service._grpc_endpoint.listen(f"{node}:9879"))
 
         process.run(build)
 
@@ -480,12 +463,12 @@ class World:
         self.check()
 
     def close(self) -> None:
-        clock.time = time
         for number in BROKERS:
             self.kill_broker(number)
         asyncio.set_event_loop(None)
         self.network.muted = True
         self.loop.finish()
+        self._around.close()
 
 
 __all__ = ["BROKERS", "GROUP", "NODES", "Broker", "Violation", "World"]

@@ -19,7 +19,7 @@ from batonmq.controller.raft.log import (
     Outcome,
     Unknown,
 )
-from tests.sim.sim_loop import Process
+from sim.loop import Process
 
 if TYPE_CHECKING:
     from tests.sim.sim_cluster import World

@@ -19,6 +19,7 @@ from batonmq.store.errors import StoreStateError, TruncationRefused
 from batonmq.store.health import StoreHealth
 from batonmq.store.message_store import MessageStore
 from batonmq.store.upkeep import DiskUse
+from sim.loop import Crash
 
 RECORD = 16
 
@@ -204,10 +205,6 @@ class MemoryStore:
 
     def abandon(self) -> None:
         pass
-
-
-class Crash(BaseException):
-    """Kills the process at this point."""
 
 
 class FileStore(MessageStore):

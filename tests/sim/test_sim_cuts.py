@@ -12,9 +12,9 @@ import pytest
 
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.proto.controller.v1 import controller_pb2 as pb
+from sim.rpc import CallContext
 from tests.sim.fault_run import FaultRun
 from tests.sim.sim_cluster import GROUP, NODES, Broker
-from tests.sim.sim_network import CallContext
 
 LEASE_MS = 600
 SHRINK_MS = 600

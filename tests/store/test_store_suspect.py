@@ -207,6 +207,20 @@ def test_g8_a_bad_record_from_the_master_is_refused_and_taken_back(rig, at, bit)
     assert slave.advance_confirm_offset(end) == end
 
 
+@pytest.mark.parametrize("room", [8, 13, 35, 60])
+def test_a_slave_may_go_on_where_a_blank_ends_a_segment(rig, room):
+    """Too close to the end of the file for a record, or even for the head of one, to begin."""
+    master = rig.open_master()
+    overhead = rig.put(master, b"").end_offset
+    size = rig.config.mapped_file_size_commit_log
+    body = size - room - 2 * overhead
+    blank_at = rig.put(master, bytes(body)).end_offset
+    assert blank_at == size - room
+    rig.put(master, b"in the next segment")
+    master.end_turn()
+    assert master.trust.fault_at(blank_at) == "" == master.trust.reason
+
+
 @pytest.mark.parametrize("at", [2, 5, 30, 100, -10])
 def test_r24_a_master_finds_its_bad_record_where_a_slave_goes_on(rig, at):
     master = rig.open_master()

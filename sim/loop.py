@@ -1,32 +1,49 @@
-"""An event loop on a virtual clock, in which whole processes can be killed and stopped.
+"""An event loop on a virtual clock, in which whole processes can be killed, stopped and slowed.
 
 Everything scheduled while a `Process` runs belongs to it (by a context variable), so `kill` drops
 all of its callbacks, timers and tasks at once, as SIGKILL does, and `pause` delays them, as
 SIGSTOP does. Time stands still while callbacks run and jumps to the next timer when none is ready.
+`digest` covers the time and owner of every callback: two runs with one digest were the same run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import random
+import struct
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_NO_PROCESS = contextvars.Context()
+_TIME = struct.Struct("<d")
+
+START_S = 10_000.0
+
+
+class Crash(BaseException):
+    """Ends a process at this very point; nothing in it can catch it."""
 
 
 class Process:
     """One start of a process on `host`. The world calls `on_kill` when it dies."""
 
-    def __init__(self, loop: SimLoop, host: str) -> None:
+    def __init__(self, loop: SimLoop, host: str, *, rate: float = 1.0) -> None:
         self.loop = loop
         self.host = host
+        self.rate = rate  # how fast its clocks go
         self.dead = False
         self.paused = False
         self.vanished = False  # died with its host: no stream of it ends
+        self.fuse = -1  # after so many callbacks it is killed; below 0: never
+        self.busy_until_s = 0.0  # it waits for its disk
         self.backlog: list[tuple[asyncio.Handle, Callable[..., object], tuple[Any, ...]]] = []
         self.on_kill: list[Callable[[], None]] = []
+        self.threads: list[Any] = []
+        self.serial = loop.new_serial()
         self.context = contextvars.copy_context()
         self.context.run(_PROCESS.set, self)
 
@@ -46,20 +63,41 @@ class Process:
                 asyncio._set_running_loop(None)
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
-        return self.run(self.loop.create_task, work)
+        """Starts a program of it; what it raises ends the run."""
+        task: asyncio.Task[Any] = self.run(self.loop.create_task, work)
+        task.add_done_callback(self.loop.note_raised, context=_NO_PROCESS.copy())
+        return task
 
     def kill(self, *, vanish: bool = False) -> None:
+        if self.dead:
+            return
         self.dead = True
         self.vanished = vanish
         self.backlog.clear()
+        self.loop.note(self.host, "killed" if not vanish else "gone with its host")
         for callback in self.on_kill:
             callback()
+        for thread in self.threads:
+            thread.end()
+        self.threads.clear()
 
     def pause(self) -> None:
         self.paused = True
 
+    def stall(self, seconds: float) -> None:
+        """Its loop does nothing for so long: it waits for the disk."""
+        self.busy_until_s = max(self.busy_until_s, self.loop.now_s + seconds)
+        at_world(self.loop, self.busy_until_s, self._unblocked)
+
+    def _unblocked(self) -> None:
+        if not self.paused and self.loop.now_s >= self.busy_until_s:
+            self._release()
+
     def resume(self) -> None:
         self.paused = False
+        self._release()
+
+    def _release(self) -> None:
         backlog, self.backlog = self.backlog, []
         for handle, callback, args in backlog:
             self.post(self._late, handle, callback, args)
@@ -76,15 +114,60 @@ def current_process() -> Process:
     return process
 
 
+def process_here() -> Process | None:
+    """The process that runs now; None in the world's own callbacks."""
+    return _PROCESS.get()
+
+
+def at_world(loop: SimLoop, when_s: float, callback: Callable[..., object], *args: Any) -> None:
+    """Calls it at that time, in no process: no kill and no pause delays it."""
+    asyncio.BaseEventLoop.call_at(loop, when_s, callback, *args, context=_NO_PROCESS.copy())
+
+
+class _Future(asyncio.Future[Any]):
+    """Sets of futures and tasks are walked in an order that addresses in memory do not change."""
+
+    def __hash__(self) -> int:
+        return numbered(self)
+
+
+class _Task(asyncio.Task[Any]):
+    def __hash__(self) -> int:
+        return numbered(self)
+
+
+_numbers = itertools.count(1)
+
+
+def numbered(thing: Any) -> int:
+    """A hash by age."""
+    try:
+        number: int = thing._sim_number
+    except AttributeError:
+        number = thing._sim_number = next(_numbers)
+    return number
+
+
+def number_anew() -> None:
+    """A new run begins."""
+    global _numbers
+    _numbers = itertools.count(1)
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """`errors` collects what callbacks raised; `network` serves sockets."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
+        number_anew()
         self.rng = rng
-        self.now_s = 10_000.0
+        self.now_s = START_S
         self.errors: list[BaseException | str] = []
         self.finished = False
+        self.digest = 0
+        self.callbacks = 0
+        self.note: Callable[[str, str], None] = lambda who, what: None
+        self._serials = 0
         self._tasks: list[asyncio.Task[Any]] = []  # of dead processes, too, for the GC
         self.network: Any = None
         self._clock_resolution = 1e-7
@@ -92,11 +175,25 @@ class SimLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(self._failed)
         self.set_task_factory(self._new_task)
 
-    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.errors.append(context.get("exception") or context["message"])
+    def new_serial(self) -> int:
+        self._serials += 1
+        return self._serials
 
-    def _new_task(self, loop, coro, **kwargs):  # type: ignore[no-untyped-def]
-        task = asyncio.Task(coro, loop=loop, **kwargs)
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or context["message"]
+        if not isinstance(error, Crash):
+            self.errors.append(error)
+
+    def note_raised(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Crash):
+            self.errors.append(error)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(loop=self)
+
+    def _new_task(self, loop: Any, coro: Any, **kwargs: Any) -> Any:
+        task = _Task(coro, loop=loop, **kwargs)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # killed ones never end
         self._tasks.append(task)
         if len(self._tasks) > 2000:
@@ -110,16 +207,18 @@ class SimLoop(asyncio.BaseEventLoop):
         try:
             for _ in range(4):  # one that awaits while it is closed is closed again
                 for task in self._tasks:
-                    coroutine = task.get_coro()
+                    coroutine: Any = task.get_coro()
                     try:
                         coroutine.close()
                     except BaseException:
                         pass
         finally:
             asyncio._set_running_loop(None)
+        for task in self._tasks:
+            task._log_traceback = False
         self._tasks.clear()
-        self._ready.clear()
-        self._scheduled.clear()
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._scheduled.clear()  # type: ignore[attr-defined]
         self.close()
 
     def time(self) -> float:
@@ -141,9 +240,9 @@ class SimLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         pass
 
-    # -- callbacks belong to processes
+    # Callbacks belong to processes.
 
-    def call_soon(self, callback, *args, context=None):  # type: ignore[no-untyped-def]
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         if self.finished:
             return asyncio.Handle(callback, args, self, context)
         if context is None:
@@ -156,7 +255,7 @@ class SimLoop(asyncio.BaseEventLoop):
         box.append(handle)
         return handle
 
-    def call_at(self, when, callback, *args, context=None):  # type: ignore[no-untyped-def]
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         if self.finished:
             return asyncio.TimerHandle(when, callback, args, self, context)
         if context is None:
@@ -164,15 +263,17 @@ class SimLoop(asyncio.BaseEventLoop):
         process = context.get(_PROCESS)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
+        if process.rate != 1.0:
+            when = self.now_s + (when - self.now_s) / process.rate
         box: list[Any] = []
         handle = super().call_at(when, _guarded, process, box, callback, args, context=context)
         box.append(handle)
         return handle
 
-    def call_soon_threadsafe(self, callback, *args, context=None):  # type: ignore[no-untyped-def]
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         return self.call_soon(callback, *args, context=context)
 
-    def run_in_executor(self, executor, func, *args):  # type: ignore[no-untyped-def]
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         future = self.create_future()
 
         def work() -> None:
@@ -186,19 +287,35 @@ class SimLoop(asyncio.BaseEventLoop):
         self.call_later(self.rng.uniform(0.0002, 0.004), work)
         return future
 
-    # -- sockets
+    # Sockets.
 
-    async def create_server(self, factory, host=None, port=None, **kwargs):  # type: ignore[no-untyped-def]
-        return self.network.listen(current_process(), factory, host, port)
+    async def create_server(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **kwargs: Any
+    ) -> Any:
+        return self.network.listen(current_process(), protocol_factory, host, port)
 
-    async def create_connection(self, factory, host=None, port=None, **kwargs):  # type: ignore[no-untyped-def]
-        return await self.network.connect(current_process(), factory, host, int(port))
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **kwargs: Any
+    ) -> Any:
+        return await self.network.connect(current_process(), protocol_factory, host, int(port))
 
 
 def _guarded(process: Process, box: list[Any], callback: Any, args: tuple[Any, ...]) -> None:
     if process.dead:
         return
-    if process.paused:
+    loop = process.loop
+    if process.paused or process.busy_until_s > loop.now_s:
         process.backlog.append((box[0], callback, args))
         return
-    callback(*args)
+    if process.fuse >= 0:
+        process.fuse -= 1
+        if process.fuse < 0:
+            process.kill()
+            return
+    loop.callbacks += 1
+    loop.digest = zlib.crc32(_TIME.pack(loop.now_s), loop.digest ^ process.serial)
+    try:
+        callback(*args)
+    except Crash:
+        if not process.dead:
+            raise

@@ -1,0 +1,140 @@
+"""The whole cluster in its world, run step by step and checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sim.ambient import ambient
+from sim.hosts import BROKERS, CONTROLLERS, BrokerHost, ControllerHost, Host
+from sim.loop import process_here
+from sim.promises import Promises
+from sim.settings import Settings
+from sim.world import Tell, Violation, World
+
+_WATCH_S = 0.05
+_MEMORY = Path("/dev/shm")
+
+
+class Cluster(World):
+    """A world with the hosts of one cluster."""
+
+    def __init__(self, seed: int, settings: Settings, root: Path, tell: Tell | None = None) -> None:
+        super().__init__(seed, settings, root, tell)
+        self.brokers: dict[int, BrokerHost] = {}
+        self.promises = Promises(self, self.brokers)
+        self.brokers.update({n: BrokerHost(self, n, self.promises) for n in BROKERS})
+        self.controllers = {n: ControllerHost(self, n, self.promises) for n in CONTROLLERS}
+        self.checks: list[Callable[[], None]] = [self._check_cores, self.promises.check_r1]
+
+    @property
+    def hosts(self) -> list[Host]:
+        return [*self.brokers.values(), *self.controllers.values()]
+
+    def check(self) -> None:
+        """Raises the first violation, or what a callback raised."""
+        if self.violations:
+            raise self.violations[0]
+        if self.loop.errors:
+            error = self.loop.errors[0]
+            if isinstance(error, BaseException):
+                raise error
+            raise Violation(error)
+        for check in self.checks:
+            check()
+        if self.violations:
+            raise self.violations[0]
+
+    def _check_cores(self) -> None:
+        for host in self.brokers.values():
+            if host.service is None:
+                continue
+            replication = host.service.replication
+            ha, manager = replication.ha, replication.manager
+            assert ha is not None and manager is not None
+            if ha._master is not None:
+                ha._master.core.check_invariants()
+            if ha._slave is not None:
+                ha._slave.core.check_invariants()
+            if manager._state is not None:
+                manager._state.check_invariants()
+
+    def run(self, seconds: float) -> None:
+        """Lets `seconds` pass; raises Violation or what the code raised."""
+        end_s = self.loop.time() + seconds
+
+        async def watch() -> None:
+            while self.loop.time() < end_s:
+                await asyncio.sleep(min(_WATCH_S, end_s - self.loop.time() + 1e-4))
+                self.check()
+
+        task = self.loop.create_task(watch())
+        try:
+            self.loop.run_until_complete(task)
+        except RuntimeError:
+            self.check()
+            raise
+        self.check()
+
+    def close(self) -> None:
+        self.network.muted = True
+        for host in self.hosts:
+            host.kill()
+        self.loop.finish()
+
+
+class _Telling(logging.Handler):
+    """Log lines of the servers, as things that happened."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._names = {host.address: host.name for host in cluster.hosts}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = process_here()
+        host = process.host if process is not None else "world"
+        name = record.name.removeprefix("batonmq.")
+        self._cluster.tell(self._names.get(host, host), f"{name}: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def cluster_of(
+    seed: int, settings: Settings, *, tell: Tell | None = None, logs: int | None = None
+) -> Iterator[Cluster]:
+    """A cluster on disks in memory, and around it nothing of the real machine. `logs`: from which
+    level on lines of the servers' logs are told, too."""
+    parent = _MEMORY if _MEMORY.is_dir() else None
+    root = Path(tempfile.mkdtemp(prefix="batonmq-sim-", dir=parent))
+    cluster = Cluster(seed, settings, root, tell)
+    handler, logger = _Telling(cluster), logging.getLogger()
+    before_level, before_disabled = logger.level, logging.root.manager.disable
+    if logs is None:
+        logging.disable(logging.CRITICAL)
+    else:
+        logging.disable(logging.NOTSET)
+        logger.addHandler(handler)
+        logger.setLevel(logs)
+    asyncio.set_event_loop(cluster.loop)
+    around = warnings.catch_warnings()
+    around.__enter__()
+    warnings.simplefilter("ignore", RuntimeWarning)  # work that a killed process never began
+    try:
+        with ambient(seed, cluster.network, cluster.clocks, cluster.disks):
+            try:
+                yield cluster
+            finally:
+                cluster.close()
+    finally:
+        around.__exit__(None, None, None)
+        asyncio.set_event_loop(None)
+        logging.disable(before_disabled)
+        logger.removeHandler(handler)
+        logger.setLevel(before_level)
+        shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,353 @@
+"""The faults of a life: drawn before it begins, so that any of them can be left out.
+
+Each is over by itself after `for_s`. `pick` and `pick2` in [0, 1) say whom it meets, among those
+whom it can meet at that time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sim.clients import Client, Operator, Reader
+from sim.cluster import Cluster
+from sim.hosts import BrokerHost, ControllerHost, Host
+
+T = TypeVar("T")
+
+#: Kinds and how often each is drawn.
+WEIGHTS = {
+    "kill broker": 5,
+    "kill master": 6,
+    "stop broker": 2,
+    "kill controller": 2,
+    "kill lead": 3,
+    "lose power": 3,
+    "lose power of controller": 2,
+    "lose power of all controllers": 1,
+    "pause": 4,
+    "cut": 4,
+    "cut one way": 3,
+    "isolate": 4,
+    "slow network": 1,
+    "slow link": 2,
+    "reset": 4,
+    "switch": 4,
+    "crash at disk call": 5,
+    "crash at callback": 4,
+    "slow disk": 2,
+    "clock jump": 2,
+    "kill client": 3,
+    "leave": 3,
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    at_s: float
+    kind: str
+    pick: float
+    pick2: float
+    for_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.at_s:.3f} s {self.kind} ({self.pick:.2f}, {self.pick2:.2f}, {self.for_s:.2f} s)"
+        )
+
+
+def draw_faults(rng: random.Random, seconds: float) -> tuple[Fault, ...]:
+    """In the order of their times."""
+    kinds, weights = tuple(WEIGHTS), tuple(WEIGHTS.values())
+    allowed = rng.sample(kinds, rng.randint(5, len(kinds)))
+    weights = tuple(w if k in allowed else 0 for k, w in zip(kinds, weights, strict=True))
+    pace_s = rng.choice((0.1, 0.25, 0.6))
+    faults: list[Fault] = []
+    at_s = 0.0
+    while True:
+        at_s += rng.expovariate(1 / pace_s)
+        if at_s >= seconds:
+            return tuple(faults)
+        for_s = rng.choice((0.02, 0.1, 0.3, 0.7, 1.0, 2.0)) * rng.uniform(0.5, 1.5)
+        (kind,) = rng.choices(kinds, weights)
+        faults.append(Fault(at_s, kind, rng.random(), rng.random(), for_s))
+
+
+class Kinds:
+    """A method for each kind: what it did, None if it could not meet anybody."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    @staticmethod
+    def _of(hosts: Sequence[T], pick: float) -> T | None:
+        return hosts[int(pick * len(hosts))] if hosts else None
+
+    def _later(self, fault: Fault, undo: Callable[..., object], *args: object) -> None:
+        self.cluster.later(fault.for_s, undo, *args)
+
+    def _up(self) -> list[Host]:
+        return [host for host in self.cluster.hosts if host.is_up]
+
+    def _down(self, fault: Fault, host: Host | None, how: Callable[[], None]) -> str | None:
+        if host is None:
+            return None
+        how()
+        self._later(fault, host.start)
+        return f"{host.name} for {fault.for_s:.2f} s"
+
+
+class HostFaults(Kinds):
+    """Processes end, hang, or have a wrong clock."""
+
+    def _brokers(self) -> list[BrokerHost]:
+        return [host for host in self.cluster.brokers.values() if host.is_up]
+
+    def _lead(self) -> ControllerHost | None:
+        for host in self.cluster.controllers.values():
+            if host.service is not None and host.service.gate.open:
+                return host
+        return None
+
+    def kill_broker(self, fault: Fault) -> str | None:
+        host = self._of(self._brokers(), fault.pick)
+        return self._down(fault, host, host.kill) if host else None
+
+    def kill_master(self, fault: Fault) -> str | None:
+        host = self._of([host for host in self._brokers() if host.is_open], fault.pick)
+        return self._down(fault, host, host.kill) if host else None
+
+    def stop_broker(self, fault: Fault) -> str | None:
+        host = self._of(self._brokers(), fault.pick)
+        return self._down(fault, host, host.stop) if host else None
+
+    def kill_controller(self, fault: Fault) -> str | None:
+        host = self._of([h for h in self.cluster.controllers.values() if h.is_up], fault.pick)
+        return self._down(fault, host, host.kill) if host else None
+
+    def kill_lead(self, fault: Fault) -> str | None:
+        host = self._lead()
+        return self._down(fault, host, host.kill) if host else None
+
+    def pause(self, fault: Fault) -> str | None:
+        host = self._of(self._up(), fault.pick)
+        if host is None or host.process is None or host.process.paused:
+            return None
+        host.process.pause()
+        self._later(fault, host.process.resume)
+        return f"{host.name} for {fault.for_s:.2f} s"
+
+    def crash_at_callback(self, fault: Fault) -> str | None:
+        host = self._of(self._up(), fault.pick)
+        if host is None or host.process is None:
+            return None
+        host.process.fuse = int(fault.pick2 * 400)
+        self._later(fault, host.start)
+        return f"{host.name} at the {host.process.fuse}th from now"
+
+    def clock_jump(self, fault: Fault) -> str | None:
+        host = self._of(self.cluster.hosts, fault.pick)
+        assert host is not None
+        off_s = (fault.pick2 - 0.5) * 7200
+        self.cluster.clocks.jumps[host.address] = off_s
+        self._later(fault, self.cluster.clocks.jumps.pop, host.address, None)
+        return f"{host.name} by {off_s:.0f} s"
+
+
+class DiskFaults(Kinds):
+    """Power is lost, a process ends at a call to its disk, disks are slow."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.damaged: set[int] = set()  # hosts whose disk may lack what they acknowledged
+
+    def lose_power(self, fault: Fault) -> str | None:
+        host = self._of(list(self.cluster.brokers.values()), fault.pick)
+        if host is None or not self.may_lose(host):
+            return None
+        if not self.cluster.settings.acks_are_flushed:
+            self.damaged.add(host.number)
+        return self._down(fault, host, host.lose_power)
+
+    def lose_power_of_controller(self, fault: Fault) -> str | None:
+        host = self._of(list(self.cluster.controllers.values()), fault.pick)
+        return self._down(fault, host, host.lose_power) if host else None
+
+    def lose_power_of_all_controllers(self, fault: Fault) -> str | None:
+        for host in self.cluster.controllers.values():
+            self._down(fault, host, host.lose_power)
+        return f"for {fault.for_s:.2f} s"
+
+    def may_lose(self, host: BrokerHost) -> bool:
+        """Whether another member of the set has all that this host may lose (G1)."""
+        if self.cluster.settings.acks_are_flushed:
+            return True
+        group = self.cluster.promises.group
+        if group is None:
+            return False
+        for number in list(self.damaged):
+            if self._is_member(self.cluster.brokers[number]):
+                self.damaged.discard(number)
+        others = [h for h in self.cluster.brokers.values() if h is not host]
+        return any(self._is_member(h) and h.number not in self.damaged for h in others)
+
+    def _is_member(self, host: BrokerHost) -> bool:
+        """Whether this very process is recorded in the set."""
+        group, service = self.cluster.promises.group, host.service
+        manager = service.replication.manager if service is not None else None
+        if group is None or manager is None or manager.broker_id not in group.sync_state_set:
+            return False
+        record = group.replica(manager.broker_id)
+        return record is not None and record.incarnation == manager.incarnation
+
+    def crash_at_disk_call(self, fault: Fault) -> str | None:
+        host = self._of(self._up(), fault.pick)
+        if host is None or host.disk.plan.crash_at is not None:
+            return None
+        calls = 1 + int(fault.pick2 * 40)
+        host.disk.plan.crash_at = (calls, calls % 2 == 0)
+        self._later(fault, host.start)
+        return f"{host.name} at the {calls}th from now"
+
+    def slow_disk(self, fault: Fault) -> str | None:
+        host = self._of(self._up(), fault.pick)
+        if host is None:
+            return None
+        host.disk.plan.slow_s = 0.02 + 0.3 * fault.pick2
+        self._later(fault, setattr, host.disk.plan, "slow_s", 0.0)
+        return f"{host.name}, up to {host.disk.plan.slow_s:.2f} s"
+
+
+class NetworkFaults(Kinds):
+    """Links are cut, slow, or break."""
+
+    def cut(self, fault: Fault) -> str | None:
+        one, other = self._two(fault)
+        pair = frozenset((one.address, other.address))
+        self.cluster.network.blocked.add(pair)
+        self._later(fault, self._heal, pair)
+        return f"{one.name} and {other.name} for {fault.for_s:.2f} s"
+
+    def cut_one_way(self, fault: Fault) -> str | None:
+        one, other = self._two(fault)
+        way = (one.address, other.address)
+        self.cluster.network.one_way.add(way)
+        self._later(fault, self._heal, way)
+        return f"{one.name} to {other.name} for {fault.for_s:.2f} s"
+
+    def isolate(self, fault: Fault) -> str | None:
+        host = self._of(self.cluster.hosts, fault.pick)
+        assert host is not None
+        for other in self.cluster.hosts:
+            if other is not host:
+                pair = frozenset((host.address, other.address))
+                self.cluster.network.blocked.add(pair)
+                self._later(fault, self._heal, pair)
+        return f"{host.name} for {fault.for_s:.2f} s"
+
+    def _two(self, fault: Fault) -> tuple[Host, Host]:
+        hosts = self.cluster.hosts
+        one = hosts[int(fault.pick * len(hosts))]
+        rest = [host for host in hosts if host is not one]
+        return one, rest[int(fault.pick2 * len(rest))]
+
+    def _heal(self, cut: frozenset[str] | tuple[str, str]) -> None:
+        network = self.cluster.network
+        if isinstance(cut, tuple):
+            network.one_way.discard(cut)
+        else:
+            network.blocked.discard(cut)
+        waiting, network.waiting = network.waiting, []
+        for pipe in waiting:
+            pipe.pump()
+
+    def slow_network(self, fault: Fault) -> str | None:
+        self.cluster.network.slow = True
+        self._later(fault, setattr, self.cluster.network, "slow", False)
+        return f"for {fault.for_s:.2f} s"
+
+    def slow_link(self, fault: Fault) -> str | None:
+        one, other = self._two(fault)
+        pair = frozenset((one.address, other.address))
+        self.cluster.network.slow_links[pair] = 0.02 + 0.2 * fault.pick2
+        self._later(fault, self.cluster.network.slow_links.pop, pair, None)
+        return f"{one.name} and {other.name} for {fault.for_s:.2f} s"
+
+    def reset(self, fault: Fault) -> str | None:
+        self.cluster.network.reset_one()
+        return "a connection"
+
+
+class ClientFaults(Kinds):
+    """Clients come and go; an operator names masters."""
+
+    def __init__(self, cluster: Cluster, clients: Sequence[Client]) -> None:
+        super().__init__(cluster)
+        self.clients = clients
+        self.operator = Operator(cluster)
+
+    def switch(self, fault: Fault) -> str | None:
+        """An operator names the next master."""
+        group = self.cluster.promises.group
+        target = self._of(group.sync_state_set, fault.pick) if group is not None else None
+        if target is None:
+            return None
+        self.operator.elect(target)
+        return f"to broker id {target}"
+
+    def kill_client(self, fault: Fault) -> str | None:
+        client = self._of(self.clients, fault.pick)
+        if client is None:
+            return None
+        client.kill()
+        self._later(fault, client.start)
+        return client.name
+
+    def leave(self, fault: Fault) -> str | None:
+        reader = self._of([c for c in self.clients if isinstance(c, Reader)], fault.pick)
+        if reader is None:
+            return None
+        reader.leave()
+        self._later(fault, reader.start)
+        return reader.name
+
+
+class Faults:
+    """Carries them out. `clients` are those that may be killed or may leave."""
+
+    def __init__(self, cluster: Cluster, clients: Sequence[Client]) -> None:
+        self.cluster = cluster
+        self.counts: dict[str, int] = {}
+        self._kinds = (
+            HostFaults(cluster),
+            DiskFaults(cluster),
+            NetworkFaults(cluster),
+            ClientFaults(cluster, clients),
+        )
+
+    def schedule(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            self.cluster.later(fault.at_s, self._begin, fault)
+
+    def _begin(self, fault: Fault) -> None:
+        name = fault.kind.replace(" ", "_")
+        (handler,) = (getattr(kinds, name) for kinds in self._kinds if hasattr(kinds, name))
+        told = handler(fault)
+        if told is not None:
+            self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
+            self.cluster.tell("fault", f"{fault.kind}: {told}")
+
+    def end(self) -> None:
+        """Whatever goes on ends: the network is whole, and everybody runs."""
+        cluster = self.cluster
+        cluster.network.heal()
+        cluster.network.slow = False
+        for host in cluster.hosts:
+            host.disk.plan.full = False
+            host.disk.plan = type(host.disk.plan)()
+            if host.process is not None:
+                host.process.resume()
+                host.process.fuse = -1
+            host.start()

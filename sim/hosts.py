@@ -1,0 +1,292 @@
+"""The server processes of a simulated cluster: brokers, and name servers with their controllers.
+
+A host keeps its disk; each start on it is a new process of the service that ships, unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
+from batonmq.broker.service import BrokerService
+from batonmq.controller.config import ControllerConfig
+from batonmq.controller.raft.log import Commit, Machine
+from batonmq.controller.raft.node import RaftLog
+from batonmq.controller.service import ControllerService, _raft_settings
+from batonmq.ha.config import HAConfig
+from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.service import NamesrvService
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.role_view import Role
+from batonmq.store.config import StoreConfig
+from batonmq.store.upkeep import DiskUse
+from sim.ambient import release_locks
+from sim.disk import HostDisk
+from sim.loop import Crash, Process
+from sim.settings import Settings
+from sim.world import World
+
+CLUSTER = "C"
+GROUP = "broker-a"
+BROKERS = (1, 2, 3)
+CONTROLLERS = (0, 1, 2)
+NAMESRV_PORT = 9876
+CONTROLLER_PORT = 9878
+BROKER_PORT = 10911
+_RESTART_S = 0.4
+
+
+def broker_host(number: int) -> str:
+    return f"10.0.0.{number}"
+
+
+def controller_host(number: int) -> str:
+    return f"10.0.1.{number}"
+
+
+NAME_SERVERS = ";".join(f"{controller_host(n)}:{NAMESRV_PORT}" for n in CONTROLLERS)
+CONTROLLER_ADDRESSES = [f"{controller_host(n)}:{CONTROLLER_PORT}" for n in CONTROLLERS]
+_PEERS = ";".join(f"n{n}-{controller_host(n)}:{CONTROLLER_PORT}" for n in CONTROLLERS)
+_GRPC = ";".join(f"{controller_host(n)}:{CONTROLLER_PORT + 1}" for n in CONTROLLERS)
+
+
+class Watch(Protocol):
+    """Who is told what servers do."""
+
+    def confirmed(self, host: BrokerHost) -> None: ...
+
+    def opened(self, host: BrokerHost) -> None: ...
+
+    def applied(self, host: ControllerHost, commit: Commit) -> None: ...
+
+
+class Host:
+    """One machine. `process` is the running one, None while it is down."""
+
+    def __init__(self, world: World, name: str, address: str) -> None:
+        self.world = world
+        self.name = name
+        self.address = address
+        self.disk: HostDisk = world.disks.host(address)
+        self.disk.told = lambda what: world.tell(name, f"disk: {what}")
+        self.disk.crash = self._crashed
+        self.process: Process | None = None
+        self.boot = 1
+        self.starts = 0
+        self.rate = 1.0
+        self.last_failure: BaseException | str | None = None
+        self.wanted = False  # a supervisor starts it again when it ends by itself
+        self._stop: asyncio.Event | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None
+
+    def start(self) -> None:
+        self.wanted = True
+        if self.process is not None:
+            return  # if it is stopping, it starts again
+        self.starts += 1
+        world = self.world
+        world.tell(self.name, f"start {self.starts}")
+        process = self.process = Process(world.loop, self.address, rate=self.rate)
+        process.on_kill.append(self._ended)
+        process.spawn(self._main())
+
+    def kill(self) -> None:
+        """SIGKILL: what it wrote is in the page cache."""
+        self.wanted = False
+        if self.process is not None:
+            self.process.kill()
+
+    def lose_power(self) -> None:
+        """The machine stops at once; what was not synced may be gone."""
+        self.wanted = False
+        if self.process is not None:
+            self.process.kill(vanish=True)
+        self.boot += 1
+        self.disk.lose_power()
+
+    def wipe(self) -> None:
+        """Its disk is replaced by an empty one."""
+        self.lose_power()
+        self.disk.wipe()
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.wanted = False
+        if self._stop is not None and self.process is not None:
+            self.process.run(self._stop.set)
+
+    def _crashed(self) -> None:
+        """At a call to its disk."""
+        if self.process is not None:
+            self.process.kill()
+
+    def _ended(self) -> None:
+        process, self.process = self.process, None
+        self._stop = None
+        assert process is not None
+        self.world.disks.close_all_of(process)
+        release_locks(self.disk.root)
+        self.gone()
+        if self.wanted:
+            self.world.later(_RESTART_S, self._restart)
+
+    def _restart(self) -> None:
+        if self.wanted:
+            self.start()
+
+    def gone(self) -> None:
+        """Its process has ended."""
+
+    async def _main(self) -> None:
+        self._stop = stop = asyncio.Event()
+        process = self.process
+        assert process is not None
+        try:
+            await self.serve(stop)
+        except Crash:
+            raise
+        except (BatonError, OSError) as error:
+            self.last_failure = error
+            self.world.tell(self.name, f"ends: {error}")
+        process.kill()
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        raise NotImplementedError
+
+
+class BrokerHost(Host):
+    def __init__(self, world: World, number: int, watch: Watch) -> None:
+        super().__init__(world, f"broker {number}", broker_host(number))
+        self.number = number
+        self.watch = watch
+        self.service: BrokerService | None = None
+        self.checked = 0  # up to here its bytes were compared with what is confirmed
+        self.confirms: dict[int, int] = {}
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}, start {self.starts}"
+
+    def gone(self) -> None:
+        self.service = None
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        world, watch = self.world, self.watch
+        service = BrokerService(_broker_sections(self, world.settings), self._fatal)
+        store = service.store
+        store._boot_id = lambda: f"boot-{self.number}-{self.boot}"
+        store._disk_use_of = lambda folders: DiskUse(0.97 if self.disk.plan.full else 0.1)
+        store.arrival_listeners.append(lambda *_: watch.confirmed(self))
+        gate = service.path.gate
+        opened = gate.open
+
+        def open_gate() -> None:
+            opened()
+            world.tell(self.name, f"opens as master of epoch {gate.master_epoch}")
+            watch.opened(self)
+
+        gate.open = open_gate  # type: ignore[method-assign]
+        self.checked = 0
+        self.confirms.clear()
+        await service.start()
+        self.service = service
+        try:
+            await stop.wait()
+        finally:
+            await service.close()
+
+    def _fatal(self, error: BaseException) -> None:
+        self.last_failure = error
+        self.world.tell(self.name, f"cannot go on: {error!r}")
+        if self._stop is not None:
+            self._stop.set()
+
+    @property
+    def is_open(self) -> bool:
+        service = self.service
+        return (
+            service is not None
+            and service.path.gate.refusal is None
+            and service.path.gate.role is Role.MASTER
+        )
+
+
+class ControllerHost(Host):
+    """A name server with a controller in its loop."""
+
+    def __init__(self, world: World, number: int, watch: Watch) -> None:
+        super().__init__(world, f"controller {number}", controller_host(number))
+        self.number = number
+        self.watch = watch
+        self.service: ControllerService | None = None
+
+    def gone(self) -> None:
+        self.service = None
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        world, watch = self.world, self.watch
+        folder = self.disk.root / "controller"
+        namesrv = NamesrvService(NamesrvConfig(bind_address=self.address))
+        config = ControllerConfig(
+            controller_peers=_PEERS,
+            controller_self_id=f"n{self.number}",
+            controller_store_path=str(folder),
+            bind_address=self.address,
+            history_topic_group="none",
+        )
+        settings = _raft_settings(config)
+        raft = RaftLog(settings, Machine(), on_fatal=self._raft_fatal)
+        raft.on_applied(lambda commit: watch.applied(self, commit))
+        raft.on_role(lambda leads: world.tell(self.name, "leads" if leads else "leads no more"))
+        self.service = namesrv.controller = ControllerService(config, replicated_log=raft)
+        await namesrv.start()
+        try:
+            await stop.wait()
+        finally:
+            await namesrv.close()
+
+    def _raft_fatal(self, what: str) -> None:
+        """As `exit_process`."""
+        self.last_failure = what
+        self.world.tell(self.name, f"cannot go on: {what}")
+        if self.process is not None:
+            self.process.kill()
+        raise Crash(what)
+
+
+def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:
+    root: Path = host.disk.root / "store"
+    return BrokerSections(
+        broker=BrokerConfig(
+            broker_cluster_name=CLUSTER,
+            broker_name=GROUP,
+            broker_ip1=host.address,
+            listen_port=BROKER_PORT,
+            namesrv_addr=NAME_SERVERS,
+            default_topic_queue_nums=4,
+            flush_consumer_offset_interval=1_000,
+            register_name_server_period=5_000,
+        ),
+        store=StoreConfig(
+            store_path_root_dir=str(root),
+            mapped_file_size_commit_log=settings.segment_size,
+            mapped_file_size_consume_queue=settings.queue_file_units * 20,
+            max_hash_slot_num=200,
+            max_index_num=800,
+            max_message_size=settings.segment_size // 4,
+            min_in_sync_replicas=settings.min_in_sync,
+            flush_disk_type="SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
+            ha_sync_flush=settings.ha_sync_flush,
+            clean_resource_interval=2_000,
+        ),
+        ha=HAConfig(
+            ha_transfer_batch_size=settings.batch_bytes,
+            ha_transfer_window_size=8 * settings.batch_bytes,
+        ),
+        replicas=ReplicasConfig(controller_grpc_addr=_GRPC),
+    )

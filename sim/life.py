@@ -1,0 +1,244 @@
+"""One life of a cluster: it starts, works while faults come, and must be whole in the end.
+
+`run(seed)` is a pure function of its arguments.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from batonmq.store.message_store import MessageStore
+from sim.ambient import real_seconds
+from sim.clients import Client, Reader, Sender, Topics
+from sim.cluster import Cluster, cluster_of
+from sim.faults import Fault, Faults, draw_faults
+from sim.hosts import BrokerHost
+from sim.messages import Messages
+from sim.promises import read_log
+from sim.settings import Settings, draw_settings
+from sim.world import Tell, Violation
+
+Table = dict[tuple[str, int], list[tuple[int, int, int, int]]]
+"""Per topic and queue the units: queue offset, offset in the log, size, tags code."""
+
+TOPICS = {"TopicA": 3, "TopicB": 1}
+_START_S = 10.0
+_WHOLE_S = 25.0
+_STEP_S = 0.25
+
+
+@dataclass
+class Statistics:
+    """`seconds` simulated in `took_s`. `digest`: the same in every run of the same life."""
+
+    seconds: float = 0.0
+    took_s: float = 0.0
+    callbacks: int = 0
+    acked: int = 0
+    delivered: int = 0
+    sends_failed: int = 0
+    elections: int = 0
+    commits: int = 0
+    digest: str = ""
+    faults: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    violation: str | None
+    statistics: Statistics
+    error: str = ""  # the trace of what was raised
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed means: the set-up and the faults."""
+
+    seed: int
+    settings: Settings
+    faults: tuple[Fault, ...]
+    seconds: float
+
+
+def plan_of(seed: int) -> Plan:
+    rng = random.Random(f"life {seed}")
+    settings = draw_settings(rng)
+    seconds = rng.choice((2.0, 4.0, 6.0))
+    return Plan(seed, settings, draw_faults(rng, seconds), seconds)
+
+
+def run(seed: int, *, tell: Tell | None = None, logs: int | None = None) -> Outcome:
+    return run_plan(plan_of(seed), tell=tell, logs=logs)
+
+
+def run_numbered(seed: int) -> tuple[int, Outcome]:
+    """For a pool of processes."""
+    return seed, run(seed)
+
+
+def run_plan(plan: Plan, *, tell: Tell | None = None, logs: int | None = None) -> Outcome:
+    """Lives it. A violation is whatever promise breaks or code raises."""
+    began = real_seconds()
+    statistics = Statistics()
+    violation, error = None, ""
+    with cluster_of(plan.seed, plan.settings, tell=tell, logs=logs) as cluster:
+        life = Life(cluster, plan)
+        try:
+            life.begin()
+            life.suffer()
+            life.become_whole()
+        except Exception as raised:
+            kind = "" if isinstance(raised, Violation) else f"{type(raised).__name__}: "
+            violation = kind + (str(raised) or repr(raised))
+            error = "".join(traceback.format_exception(raised))
+        life.count(statistics)
+    statistics.took_s = real_seconds() - began
+    return Outcome(violation, statistics, error)
+
+
+class Life:
+    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+        self.cluster = cluster
+        self.plan = plan
+        self.messages = Messages(cluster.violate)
+        self._topics = Topics(cluster, self.messages, 9, TOPICS)
+        self._senders = [Sender(cluster, self.messages, n, TOPICS) for n in (1, 2)]
+        self._readers = [Reader(cluster, self.messages, n, "GroupA", tuple(TOPICS)) for n in (3, 4)]
+        self._late = Reader(cluster, self.messages, 5, "GroupB", ("TopicA",))
+        clients: list[Client] = [*self._senders, *self._readers]
+        self.faults = Faults(cluster, clients)
+
+    def begin(self) -> None:
+        """Until the topics are there and a message was acknowledged."""
+        cluster = self.cluster
+        for host in cluster.hosts:
+            host.start()
+        self._topics.start()
+        self._until(lambda: self._topics.done, _START_S, "the topics are not created")
+        for client in (*self._senders, *self._readers):
+            client.start()
+        self._until(lambda: bool(self.messages.acked), _START_S, "nothing is acknowledged")
+
+    def suffer(self) -> None:
+        self.faults.schedule(self.plan.faults)
+        self.cluster.run(self.plan.seconds)
+
+    def become_whole(self) -> None:
+        """The faults are over: the group becomes whole and level, and everybody gets everything."""
+        cluster = self.cluster
+        cluster.tell("life", "the faults are over")
+        self.faults.end()
+        for client in (*self._senders, *self._readers, self._late):
+            client.start()
+        acked = len(self.messages.acked)
+        self._until(
+            lambda: len(self.messages.acked) > acked + 3, _WHOLE_S, "no message is acknowledged"
+        )
+        for sender in self._senders:
+            sender.stopping = True
+        self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)
+        self._until(lambda: not self.undelivered(), _WHOLE_S, self.undelivered)
+        self.check_queues()
+
+    def _until(self, done: object, seconds: float, what: object) -> None:
+        end_s = self.cluster.now_s + seconds
+        while not done():  # type: ignore[operator]
+            if self.cluster.now_s >= end_s:
+                text = what() if callable(what) else what
+                raise Violation(f"liveness: {text} ({seconds:g} s after the faults)")
+            self.cluster.run(_STEP_S)
+
+    def unlevel(self) -> str:
+        """Why the group is not whole and level, empty if it is."""
+        cluster, promises = self.cluster, self.cluster.promises
+        group = promises.group
+        hosts = list(cluster.brokers.values())
+        services = [host.service for host in hosts if host.service is not None]
+        for host in cluster.hosts:
+            if not host.is_up:
+                return f"{host.name} does not run: {host.last_failure}"
+        if group is None or len(services) != len(hosts) or len(group.sync_state_set) != len(hosts):
+            return f"the set is {group.sync_state_set if group else None}"
+        masters = [host for host in hosts if host.is_open]
+        if len(masters) != 1:
+            return f"masters are {[host.name for host in masters]}"
+        stores = [service.store for service in services]
+        ends = sorted({store.max_phy_offset for store in stores})
+        confirms = sorted({store.confirm_offset for store in stores})
+        if len(ends) != 1 or confirms != ends:
+            return f"logs end at {ends}, confirmed at {confirms}"
+        if len({store.epochs.entries[-1].epoch for store in stores}) != 1:
+            return f"epochs are {[store.epochs.entries for store in stores]}"
+        return ""
+
+    def undelivered(self) -> str:
+        missing = {name: self.messages.missing(name) for name in sorted(self.messages.groups)}
+        texts = [f"{name} lacks {m[:5]} ({len(m)})" for name, m in missing.items() if m]
+        return "; ".join(texts)
+
+    def check_queues(self) -> None:
+        """All replicas: equal logs; queues dense, equal, and with what clients were told."""
+        tables: list[Table] = []
+        for host in self.cluster.brokers.values():
+            assert host.process is not None
+            tables.append(host.process.run(self._check_replica, host))
+        if any(table != tables[0] for table in tables[1:]):
+            self.cluster.violate(f"offsets: queues differ: {_difference(tables)}")
+        self.cluster.check()
+
+    def _check_replica(self, host: BrokerHost) -> Table:
+        """Runs in its process. The units of its queues."""
+        violate, truth = self.cluster.violate, self.cluster.promises.truth
+        assert host.service is not None
+        store = host.service.store
+        begin = store.min_phy_offset
+        if read_log(store, begin, len(truth)) != truth[begin:]:
+            violate(f"G3: {host.incarnation} holds other bytes than were confirmed")
+        table: Table = {}
+        for queue in store._files.consume_queues.queues():
+            units = table[queue.topic, queue.queue_id] = list(queue.iter_units())
+            first = units[0][0] if units else 0
+            if [unit[0] for unit in units] != list(range(first, first + len(units))):
+                violate(f"offsets: {queue.topic} {queue.queue_id} at {host.name} has gaps")
+        self._check_places(store)
+        return table
+
+    def _check_places(self, store: MessageStore) -> None:
+        """What was acknowledged or delivered stands where clients were told."""
+        for (topic, queue_id, offset), name in self.messages.at.items():
+            found = store._files.consume_queues.find(topic, queue_id)
+            unit = found.unit_at(offset) if found is not None else None
+            if unit is None:
+                if found is None or offset >= found.min_offset:
+                    self.cluster.violate(f"offsets: {name} is not at {topic} {queue_id} {offset}")
+                continue
+            record = store.queries.look_message_by_offset(unit[0])
+            if record is None or f"{name}|".encode() not in bytes(record):
+                self.cluster.violate(f"offsets: {topic} {queue_id} {offset} is not {name}")
+
+    def count(self, statistics: Statistics) -> None:
+        cluster = self.cluster
+        statistics.seconds = cluster.now_s
+        statistics.callbacks = cluster.loop.callbacks
+        statistics.acked = len(self.messages.acked)
+        statistics.delivered = sum(group.deliveries for group in self.messages.groups.values())
+        statistics.sends_failed = self.messages.sends_failed
+        statistics.elections = len(cluster.promises.masters)
+        statistics.commits = cluster.promises.commits
+        statistics.digest = f"{cluster.loop.digest:08x}{cluster.disks.digest:08x}"
+        statistics.faults = dict(self.faults.counts)
+
+
+def _difference(tables: Sequence[Table]) -> str:
+    for key in sorted({key for table in tables for key in table}):
+        sizes = [len(table.get(key, ())) for table in tables]
+        firsts = [table[key][0] if table.get(key) else None for table in tables]
+        if any(table.get(key) != tables[0].get(key) for table in tables):
+            return f"{key}: {sizes} units, first {firsts}"
+    return ""
+
+
+__all__ = ["Outcome", "Plan", "Statistics", "plan_of", "run", "run_numbered", "run_plan"]

@@ -1,0 +1,97 @@
+"""What clients were promised: every acknowledged message once at its place, and to every group.
+
+A message's body begins with its id; `n` of a key counts the messages of that key, each sent after
+the one before was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_PADDING = b"." * 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One message. `key` is empty where no order is promised."""
+
+    name: str
+    topic: str
+    key: str = ""
+    n: int = 0
+
+    def body(self, size: int) -> bytes:
+        head = f"{self.name}|{self.key}|{self.n}|".encode()
+        return head + _PADDING[: max(0, size - len(head))]
+
+
+def read_body(topic: str, body: bytes) -> Sent:
+    name, key, n, _ = body.split(b"|", 3)
+    return Sent(name.decode(), topic, key.decode(), int(n))
+
+
+Place = tuple[str, int, int]
+"""Topic, queue id, queue offset."""
+
+
+@dataclass
+class Group:
+    """What one consumer group got. `newest`: per key, the greatest n delivered so far."""
+
+    topics: frozenset[str]
+    got: set[str] = field(default_factory=set)
+    newest: dict[str, int] = field(default_factory=dict)
+    deliveries: int = 0
+
+
+class Messages:
+    """Checks each acknowledgement and each delivery as it comes. `violate` ends the run."""
+
+    def __init__(self, violate: Callable[[str], None]) -> None:
+        self._violate = violate
+        self.at: dict[Place, str] = {}
+        self.acked: dict[str, Sent] = {}
+        self.groups: dict[str, Group] = {}
+        self._acked_of_key: dict[str, list[int]] = {}
+        self.gone: set[str] = set()  # topics that were deleted: nothing of them is promised
+        self.sends_failed = 0
+
+    def join(self, group: str, topics: frozenset[str]) -> None:
+        self.groups.setdefault(group, Group(topics))
+
+    def note_acked(self, sent: Sent, place: Place) -> None:
+        self._stands(sent, place, "acknowledged")
+        self.acked[sent.name] = sent
+        if sent.key:
+            self._acked_of_key.setdefault(sent.key, []).append(sent.n)
+
+    def note_delivered(self, group_name: str, sent: Sent, place: Place) -> None:
+        group = self.groups[group_name]
+        self._stands(sent, place, f"delivered to {group_name}")
+        group.deliveries += 1
+        if sent.name in group.got:
+            return
+        group.got.add(sent.name)
+        if not sent.key or sent.topic in self.gone:
+            return
+        newest = group.newest.get(sent.key, 0)
+        if sent.name in self.acked and sent.n < newest:
+            self._violate(f"order: {group_name} gets {sent.key} {sent.n} first after {newest}")
+        group.newest[sent.key] = max(newest, sent.n)
+
+    def _stands(self, sent: Sent, place: Place, how: str) -> None:
+        if sent.topic in self.gone:
+            return
+        known = self.at.setdefault(place, sent.name)
+        if known != sent.name:
+            self._violate(f"offsets: {sent.name} {how} at {place}, where {known} is")
+
+    def missing(self, group_name: str) -> list[str]:
+        """Acknowledged, and not delivered to that group."""
+        group = self.groups[group_name]
+        return [
+            name
+            for name, sent in self.acked.items()
+            if name not in group.got and sent.topic in group.topics and sent.topic not in self.gone
+        ]

@@ -1,0 +1,43 @@
+"""How one life's cluster is set up; drawn by its seed. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Draw(Protocol):
+    """What is used of `random.Random`."""
+
+    def choice(self, options: tuple[int, ...]) -> int: ...
+
+    def random(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`segment_size`, `batch_bytes` in bytes."""
+
+    min_in_sync: int = 1
+    sync_flush: bool = False
+    ha_sync_flush: bool = False
+    segment_size: int = 16_384
+    queue_file_units: int = 200
+    batch_bytes: int = 2_048
+
+    @property
+    def acks_are_flushed(self) -> bool:
+        """Whether nothing is acknowledged before every member has it on its disk."""
+        return self.sync_flush and self.ha_sync_flush
+
+
+def draw_settings(rng: Draw) -> Settings:
+    sync = rng.random() < 0.35
+    return Settings(
+        min_in_sync=rng.choice((1, 1, 2)),
+        sync_flush=sync,
+        ha_sync_flush=sync and rng.random() < 0.7,
+        segment_size=rng.choice((8_192, 16_384, 65_536)),
+        queue_file_units=rng.choice((20, 200)),
+        batch_bytes=rng.choice((512, 2_048, 16_384)),
+    )
