@@ -124,7 +124,7 @@ class FaultRun:
         for node, service in self.world.services.items():
             process = self.world.raft.logs[node].process
             if not process.paused and not process.dead:
-                process.spawn(_elect(service._grpc_endpoint, request))
+                process.spawn(elect(service._grpc_endpoint, request))
 
     # -- recovery
 
@@ -192,7 +192,8 @@ class FaultRun:
         return "\n".join(map(str, [*parts, world.fatal[-3:]]))
 
 
-async def _elect(endpoint: Any, request: Any) -> None:
+async def elect(endpoint: Any, request: Any) -> None:
+    """An operator's request to one controller."""
     try:
         await endpoint.ElectMaster(request, CallContext())
     except AioRpcError:

@@ -12,8 +12,7 @@ import pytest
 
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.proto.controller.v1 import controller_pb2 as pb
-from sim.rpc import CallContext
-from tests.sim.fault_run import FaultRun
+from tests.sim.fault_run import FaultRun, elect
 from tests.sim.sim_cluster import GROUP, NODES, Broker
 
 LEASE_MS = 600
@@ -153,8 +152,9 @@ def elect_uncleanly(scene: Cut, *, cut_later_acks: bool) -> int:
         cut_later_acks=cut_later_acks,
         expected_master_epoch=-1,
     )
-    for process, endpoint in list(world.network.endpoints.values()):
-        process.spawn(endpoint.ElectMaster(request, CallContext()))
+    for node, service in world.services.items():
+        process = world.raft.logs[node].process
+        process.spawn(elect(service._grpc_endpoint, request))
     seen = scene.watch(2.0)
     assert seen.acks_of_old > 0
     return other
