@@ -43,6 +43,26 @@ def apply_id(controller_epoch: int, number: int = 1) -> ApplyBrokerId:
     )
 
 
+def test_r8_it_is_open_only_while_a_majority_answers() -> None:
+    """A process that was stopped may decide nothing when it wakes, before any message says so."""
+
+    async def run() -> None:
+        log = LocalLog("n0", Machine())
+        touch = True
+        log.in_touch = lambda: touch  # type: ignore[method-assign]
+        gate = make_gate(log, [])
+        await log.start()
+        await gate.wait_open()
+        assert gate.open
+        touch = False
+        assert not gate.open
+        touch = True
+        assert gate.open
+        gate.close()
+
+    asyncio.run(run())
+
+
 def test_leading_alone_does_not_open_it() -> None:
     async def run() -> None:
         changes: list[bool] = []

@@ -12,7 +12,12 @@ from power_cut import every_power_cut, watching
 from pysyncobj.config import SERIALIZER_STATE
 
 from batonmq.controller.raft.journal import DurableJournal
-from batonmq.controller.raft.membership import MembersChangedError, Membership, check_members
+from batonmq.controller.raft.membership import (
+    Greeting,
+    Membership,
+    MembersChangedError,
+    check_members,
+)
 from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot
 
 
@@ -218,3 +223,15 @@ def test_the_members_of_a_log_are_durable_before_it_begins(tmp_path: Path) -> No
     check_members(left, three)
     with pytest.raises(MembersChangedError):
         check_members(left, Membership("c", ("n0@h:1",)))
+
+
+def test_members_that_differ_in_one_address_may_form_no_quorum() -> None:
+    three = Membership("c", ("n0@h:1", "n1@h:2", "n2@h:3"))
+
+    def greeting(*members: str, cluster: str = "c") -> Greeting:
+        return Greeting(address="h:1", cluster=cluster, members=members, nonce="0" * 64)
+
+    assert three.difference(greeting("n2@h:3", "n0@h:1", "n1@h:2")) == "", "in any order"
+    for other in (("n0@h:1", "n1@h:2", "n2@h:4"), ("n0@h:1", "n1@h:2"), (*three.members, "n3@h:4")):
+        assert "its members are" in three.difference(greeting(*other))
+    assert "cluster 'd'" in three.difference(greeting(*three.members, cluster="d"))

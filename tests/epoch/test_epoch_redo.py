@@ -270,3 +270,39 @@ def test_a_full_disk_puts_settling_off(
     assert in_file(cache) == [*FIRST, (3, 500)]
     assert cache.append(EpochEntry(5, 700))
     assert starts(EpochFileCache(cache.path)) == [*FIRST, (3, 500), (5, 700)]
+
+
+@pytest.mark.parametrize("failing", range(1, 9))
+def test_after_a_replacement_that_failed_no_append_relies_on_the_old_files(
+    cache: EpochFileCache, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """1. The two files are replaced, and the disk refuses: they may differ by now. 2. The disk is
+    well again, an epoch is appended: whichever of the files is read, it is there."""
+    cache.append(EpochEntry(3, 500))
+    calls = 0
+
+    def refuse(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*args: object, **more: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == failing:
+                raise OSError(errno.EIO, "refused")
+            return real(*args, **more)
+
+        monkeypatch.setattr(disk, name, call)
+
+    for name in ("pwrite", "fsync", "fdatasync", "replace"):
+        refuse(name)
+    try:
+        cache.truncate_suffix_by_epoch(2)
+    except OSError:
+        pass
+    monkeypatch.undo()
+    held = starts(cache)
+    assert cache.append(EpochEntry(9, 900))
+    expected = [*held, (9, 900)]
+    assert starts(EpochFileCache(cache.path)) == expected
+    cache.path.unlink()
+    assert starts(EpochFileCache(cache.path)) == expected

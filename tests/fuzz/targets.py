@@ -109,13 +109,14 @@ def remoting_frames(data: bytes) -> None:
 
 
 def remoting_header(data: bytes) -> None:
-    """The first byte is the header's type."""
+    """The first byte is the header's type; no other than 0 and 1 comes out of a FrameReader."""
     kind, header = (data[0] if data else 0), data[1:]
+    with suppress(RemoteProtocolError):
+        decode_frame(header, b"", kind)
+    kind &= 1
     with suppress(RemoteProtocolError):
         peek_code(kind, header)
         peek_is_response(kind, header)
-    with suppress(RemoteProtocolError):
-        decode_frame(header, b"", kind)
     for decode in (decode_send, decode_pull):
         with suppress(RemoteProtocolError, BrokerRefusal):
             decode(kind, header)

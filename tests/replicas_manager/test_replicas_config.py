@@ -86,6 +86,16 @@ def test_r2_a_store_goes_over_the_older_slot(tmp_path: Path) -> None:
         assert slots == {before, epoch}
 
 
+def test_r2_stores_of_one_process_go_to_the_slots_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "masterEpoch"
+    file = RoleFile(path)
+    file.load()
+    for epoch in (3, 4, 5, 6):
+        file.store(epoch)
+        slots = {int(line.split()[0]) for line in path.read_bytes().splitlines()}
+        assert slots == {epoch, epoch - 1 if epoch > 3 else 0}
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage", 128 * b" ", 128 * b"\xff"])
 def test_r2_a_garbled_role_file_stops_the_start(tmp_path: Path, content: bytes) -> None:
     """Taking it for 0 would let a master of the past be fed."""

@@ -17,6 +17,7 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.process import disk
 from batonmq.store import commit_log
 from batonmq.store.checkpoint import StoreCheckpoint
+from batonmq.store.errors import CutUnfinishedError
 from batonmq.store.store_files import abort_path
 
 COUNT = 20
@@ -68,7 +69,7 @@ def opened_after_the_cut(rig, left, boot="another boot"):
     return store
 
 
-@pytest.mark.parametrize("segment_cut", [9, 3, 17])
+@pytest.mark.parametrize("segment_cut", [9, 3, 12])
 def test_r22_a_power_cut_at_any_moment_of_a_cut_leaves_all_or_nothing_of_it(rig, segment_cut):
     """1. A slave cuts its log, and the power goes. 2. The next start finds the log as it was, or
     finishes the cut. 3. What was cut is kept aside in full (R23)."""
@@ -96,7 +97,7 @@ def test_r22_a_power_cut_at_any_moment_of_a_cut_leaves_all_or_nothing_of_it(rig,
         if store.max_phy_offset == end:
             assert epochs == [1, 2] and store.confirm_offset == puts[4].end_offset, what
         else:
-            assert epochs == ([1] if segment_cut < 12 else [1, 2]), what
+            assert epochs == ([1] if segment_cut <= 12 else [1, 2]), what
             assert store.confirm_offset == min(cut, puts[4].end_offset), what
             tail = b"".join(p.read_bytes() for p in sorted((left / "commitlog").glob("0*")))[cut:]
             assert tail == bytes(len(tail)), what
@@ -129,7 +130,7 @@ def test_r22_an_intent_that_cannot_be_stored_changes_nothing(rig, monkeypatch):
         return real(path, *args, **more)
 
     monkeypatch.setattr(disk, "open", refuses)
-    with pytest.raises(OSError, match="refused"):
+    with pytest.raises(CutUnfinishedError, match="refused"):
         store.slave_log.truncate_to(puts[2].physical_offset, unclean_epoch=True)
     assert state() == before
 
