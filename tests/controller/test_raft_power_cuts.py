@@ -14,8 +14,8 @@ from pysyncobj.config import SERIALIZER_STATE
 from batonmq.controller.raft.journal import DurableJournal
 from batonmq.controller.raft.membership import (
     Greeting,
-    Membership,
     MembersChangedError,
+    Membership,
     check_members,
 )
 from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot

@@ -7,6 +7,7 @@ import pytest
 from batonmq.epoch.entry import EpochEntry
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.errors import TruncationRefused
+from batonmq.store.mapped_file import Segment
 from batonmq.store.truncation import STEPS
 
 
@@ -243,3 +244,26 @@ def test_no_checkpoint_speaks_of_bytes_that_were_cut(rig):
     assert not store.trust.reason
     assert store.confirm_offset == store.max_phy_offset == puts[5].physical_offset
     assert store.log.flushed_offset <= store.max_phy_offset
+
+
+def test_a_sync_that_a_cut_overtakes_vouches_for_nothing_behind_the_cut(rig, monkeypatch):
+    """1. The flush thread syncs up to the end. 2. Meanwhile the log is cut, and grows again. 3. The
+    new bytes were never synced."""
+    store = rig.open_master()
+    puts = [rig.put(store, b"%d" % n + bytes(500)) for n in range(4)]
+    end = store.end_turn()
+    real = Segment.datasync
+
+    def cut_meanwhile(segment):
+        real(segment)
+        monkeypatch.setattr(Segment, "datasync", real)
+        store.slave_log.truncate_to(puts[1].physical_offset)
+        store.prepare_master()
+        rig.put(store, bytes(1500))
+        assert store.end_turn() > puts[2].end_offset
+
+    monkeypatch.setattr(Segment, "datasync", cut_meanwhile)
+    store.log.datasync_to(end)
+    assert store.log.flushed_offset <= puts[1].physical_offset
+    store.flush()
+    assert store.log.flushed_offset == store.max_phy_offset
