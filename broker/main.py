@@ -18,7 +18,9 @@ import msgspec
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.service import BrokerService
 from batonmq.ha.config import HAConfig
+from batonmq.process import read_faults
 from batonmq.process.server_main import ServerMain, run_server
+from batonmq.store.bad_sector import fault_note
 from batonmq.store.config import StoreConfig
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -41,6 +43,7 @@ async def serve(main: ServerMain) -> None:
     config = BrokerSections(
         sections["broker"], sections["store"], sections["ha"], sections["replicas"]
     )
+    read_faults.watch(fault_note(config.store.root))
     service = BrokerService(config, main.fail)
     await service.start()
     try:

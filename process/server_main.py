@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -78,6 +79,7 @@ def run_server(name: str, sections: Mapping[str, type[msgspec.Struct]], serve: S
     parser.add_argument("--pid-file", type=Path, help="where to write this process's id")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="INFO")
     arguments = parser.parse_args()
+    faulthandler.enable()  # a signal such as SIGBUS says where the code was
     # gRPC's C core writes to stderr for each closing connection; our own log has what matters.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.basicConfig(

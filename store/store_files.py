@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batonmq.epoch.file_cache import EpochFileCache
+from batonmq.store import bad_sector
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
@@ -63,7 +64,11 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
     last_run = RunMark.read(abort_path(root))
     checkpoint = StoreCheckpoint(root / "checkpoint")
     commit_log = CommitLog(config.commit_log_folder, config.mapped_file_size_commit_log, health)
+    suspect_mark = SuspectMark(root / "suspect")
+    unreadable = bad_sector.mend(config, suspect_mark)
     commit_log.load()
+    if unreadable is not None:
+        bad_sector.narrow(commit_log, suspect_mark, unreadable)
     consume_queues = ConsumeQueueStore(
         root / "consumequeue", file_size=config.consume_queue_file_size, health=health
     )
@@ -89,7 +94,7 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
         consume_queues,
         index,
         EpochFileCache(root / "epochFileCheckpoint"),
-        SuspectMark(root / "suspect"),
+        suspect_mark,
         QueuePositions(root / "queuePositions"),
     )
 

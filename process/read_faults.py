@@ -1,0 +1,101 @@
+"""A page of a map that cannot be read ends the process; this leaves word which page it was.
+
+The kernel has no error for a load from a map: a bad sector, or a file that somebody shortened, is
+SIGBUS. Python's own handlers run later, in a thread that never gets past that load. So a handler
+of C's `sigaction` is set by ctypes: it is called in the faulting thread, with the address. It looks
+the address up in the list of maps, writes file and position into a note, and gives the signal back
+to the handler before it (faulthandler's, which shows where the code was), which ends the process.
+Nothing is paid for as long as every page can be read. Linux only; elsewhere there is no note.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from batonmq.process import disk
+
+_MAPS: Final = Path("/proc/self/maps")
+_SA_SIGINFO: Final = 4
+_ADDRESS_AT: Final = 16  # si_addr in siginfo_t, where pointers have 8 bytes
+_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _SigAction(ctypes.Structure):
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFault:
+    """The byte at `position` of `file` could not be read."""
+
+    file: str
+    position: int
+
+    @classmethod
+    def read(cls, note: Path) -> ReadFault | None:
+        """What the note says; None if there is none, or none that was written to its end."""
+        try:
+            return cls(**json.loads(disk.read_bytes(note)))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            return None
+
+    def write(self, note: Path) -> None:
+        """Durable on return. Raises OSError."""
+        fd = disk.open(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            disk.write(fd, json.dumps(asdict(self)).encode())
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+
+
+_kept: list[Any] = []  # C calls them for as long as the process lives
+
+
+def watch(note: Path) -> None:
+    """From now on a SIGBUS leaves its ReadFault in `note` before it ends the process."""
+    if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return
+    libc = ctypes.CDLL(None)
+    before = _SigAction()
+
+    def on_fault(number: int, info: int, context: int) -> None:
+        libc.sigaction(signal.SIGBUS, ctypes.byref(before), None)
+        address = ctypes.c_void_p.from_address(info + _ADDRESS_AT).value or 0
+        fault = _locate(address)
+        if fault is not None:
+            fault.write(note)
+        # The load is tried again on return, and faults again.
+
+    handler = _Handler(on_fault)
+    pointer = ctypes.cast(handler, ctypes.c_void_p)
+    action = _SigAction(handler=pointer, flags=_SA_SIGINFO)
+    libc.sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(before))
+    _kept.append(handler)
+
+
+def _locate(address: int) -> ReadFault | None:
+    """The file and position that are mapped at `address`."""
+    for line in _MAPS.read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        start, end = (int(text, 16) for text in fields[0].split("-"))
+        if start <= address < end and len(fields) == 6:
+            return ReadFault(fields[5], int(fields[2], 16) + address - start)
+    return None
+
+
+__all__ = ["ReadFault", "watch"]
