@@ -114,7 +114,7 @@ class HangLeader(Fault):
         return InjectedFault(at, notes={"controller": leader, "controllerEpoch": epoch})
 
     def heal(self, lab: Lab, injected: InjectedFault) -> None:
-        injected.notes["resumedMs"] = time.time_ns() // 1_000_000
+        injected.notes["resumedIndex"] = max(index for _, index, _ in lab.cluster.view.history())
         lab.cluster.resume_stopped()
 
     def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
@@ -123,16 +123,16 @@ class HangLeader(Fault):
 
 def resumed_controller(lab: Lab, injected: InjectedFault) -> list[Finding]:
     """The history has nothing that it proposed under its old epoch after it was resumed, and no
-    older epoch after a newer one."""
-    index, resumed_ms = injected.notes["controller"], injected.notes["resumedMs"]
+    older epoch after a newer one. Raft indexes tell before from after: clocks may have jumped."""
+    index, resumed_at = injected.notes["controller"], injected.notes["resumedIndex"]
     old_epoch = injected.notes["controllerEpoch"]
-    assert isinstance(index, int) and isinstance(resumed_ms, int) and isinstance(old_epoch, int)
+    assert isinstance(index, int) and isinstance(resumed_at, int) and isinstance(old_epoch, int)
     node_id = lab.cluster.layout.name_servers[index].controller_id
     newest: dict[str, int] = {}
     found: list[Finding] = []
-    for (log, _, _), event in sorted(lab.cluster.view.history().items()):
+    for (log, raft_index, _), event in sorted(lab.cluster.view.history().items()):
         epoch = int(event.get("controller_epoch", 0))
-        late = event.get("node") == node_id and event["time_ms"] >= resumed_ms
+        late = event.get("node") == node_id and raft_index > resumed_at
         if epoch and (epoch < newest.get(log, 0) or (late and epoch <= old_epoch)):
             found.append(Finding("old controller", f"epoch {epoch} was over: {event}"))
         newest[log] = max(epoch, newest.get(log, 0))

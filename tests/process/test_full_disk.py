@@ -60,7 +60,7 @@ def test_r45_full_disks_refuse_writes_and_lose_none(
         wait_acks(writer, 200)
         wait_for("a full disk", lambda: _stands_still(writer), 120)
         remarks = {remark for _, _, _, remark in writer.refusals[-10:]}
-        health = mqctl("health", home=tmp_path, env={"NAMESRV_ADDR": cluster.name_servers})
+        health = mqctl("health", home=tmp_path, env={"BATONMQ_DATA": str(cluster.data_dir)})
         for folder in cluster.data_folders:
             (folder / "ballast").unlink()
         wait_acks(writer, 200)
