@@ -65,6 +65,11 @@ class LeaderGate:
     def _is_open(self) -> bool:
         return self.controller_epoch > 0
 
+    @property
+    def had_followed(self) -> bool:
+        """Whether this process knew of a leader before it led itself, so others have led on."""
+        return self._leader_seen_ms > 0
+
     async def wait_open(self) -> None:
         """Returns once it is open."""
         await self._opened.wait()

@@ -101,6 +101,8 @@ class ControllerService:
             self.requests, self._runtime, self._switches, self._watch
         )
         self._notices = RoleNotices()
+        self._core = core
+        self._stepping_aside: asyncio.Task[bool] | None = None
         self._lock: FolderLock | None = None
         self._closing = False
         self._runtime.on_change = self._config_changed
@@ -149,6 +151,8 @@ class ControllerService:
         self.gate.close()
         # First: while the endpoints close, brokers already use the next leader.
         await self._log.hand_over(HAND_OVER_TIMEOUT_MS)
+        if self._stepping_aside is not None:
+            await asyncio.gather(self._stepping_aside, return_exceptions=True)
         await self._watch.close()
         await self._notes.close()
         for step in (
@@ -181,9 +185,21 @@ class ControllerService:
         self._watch.handle(GateOpened() if is_open else GateClosed())
         if is_open:
             self._publisher.lead()
+            self._step_aside()
         else:
             self._publisher.resign()
             self._switches.gate_closed()
+
+    def _step_aside(self) -> None:
+        """Offers the lead, once, if some broker has not dialled this process yet, which is new in a
+        cluster that was led before. It could not tell whether that broker is alive, and its group
+        would wait a whole session time-out (R35); another node saw it first-hand."""
+        if self._stepping_aside is not None or not self.gate.had_followed:
+            return
+        if unseen := self._core.never_saw():
+            log.warning("lead_offered why='a broker was never seen here' groups=%s", unseen)
+            offer = self._log.hand_over(HAND_OVER_TIMEOUT_MS)
+            self._stepping_aside = asyncio.get_running_loop().create_task(offer)
 
     def _applied(self, commit: Commit) -> None:
         if self._closing:

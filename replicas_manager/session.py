@@ -43,7 +43,8 @@ OUTBOX_MAX = 32
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1000),  # how long one attempt to connect may take
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A controller that was started again may lead in the next moment, and knows only who dialled.
+    ("grpc.max_reconnect_backoff_ms", 200),
     # keepalive_timeout_ms alone never notices a stopped peer; the ping timeout does.
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1000),

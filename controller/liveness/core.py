@@ -25,7 +25,7 @@ Origin: RocketMQ's DefaultBrokerHeartbeatManager and ControllerManager#onBrokerI
 from dataclasses import dataclass, field
 from typing import Final
 
-from batonmq.controller.elections import LastSeen, last_seen
+from batonmq.controller.elections import LastHeard, LastSeen, last_seen
 from batonmq.controller.liveness.broker_sessions import (
     BrokerSessions,
     LivenessConfig,
@@ -211,6 +211,22 @@ class LivenessCore:
                 found.append(last_seen(group, record, heard, lives=lives))
         return tuple(found)
 
+    def never_saw(self) -> tuple[str, ...]:
+        """The groups, by name, with a member of the set that never had a session here: of such a
+        one this node may conclude nothing for a whole timeout (R35)."""
+        unheard = LastHeard()
+        return tuple(
+            name
+            for name in self._state.broker_names()
+            for group in [self._state.groups[name]]
+            if any(
+                record.broker_id in group.sync_state_set
+                and self._sessions.last_heard(name, record.broker_id, record.incarnation, 0)
+                == unheard
+                for record in group.replicas
+            )
+        )
+
     # Events.
 
     @records_event
@@ -246,7 +262,11 @@ class LivenessCore:
             case StateApplied():
                 return self._state_applied(event.state, now_ms)
             case ElectionEnded():
-                self._election_ended(event, now_ms)
+                proposal = self._watch(event.broker_name).proposal
+                if proposal is not None and proposal.master_epoch == event.expected_master_epoch:
+                    config = self._config
+                    pause = pause_ms(config.retry_ms, config.retry_max_ms, proposal.times)
+                    proposal.next_ms = now_ms + pause
                 return []
             case Tick():
                 return self._tick(now_ms)
@@ -318,13 +338,6 @@ class LivenessCore:
         if group.unclean_epoch != watch.unclean_epoch:
             watch.unclean_epoch = group.unclean_epoch
             watch.floor = _ConfirmFloor()
-
-    def _election_ended(self, event: ElectionEnded, now_ms: int) -> None:
-        proposal = self._watch(event.broker_name).proposal
-        if proposal is not None and proposal.master_epoch == event.expected_master_epoch:
-            config = self._config
-            pause = pause_ms(config.retry_ms, config.retry_max_ms, proposal.times)
-            proposal.next_ms = now_ms + pause
 
     def _tick(self, now_ms: int) -> list[LivenessEffect]:
         if now_ms - self._aged_ms >= CONFIRM_SETTLE_MS:
