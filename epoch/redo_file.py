@@ -90,13 +90,16 @@ class RedoFile:
             self._holds_entries = False
 
     def _put(self, slots: bytes, position: int) -> None:
+        # What a failed call may have left must not outlive the next record: that one gets a higher
+        # number, and the same slots, so the last whole record stays in the others.
+        self._sequence += 2
         fd = disk.open(self.path, os.O_WRONLY)
         try:
             write_all(fd, slots, position)
             disk.fdatasync(fd)
         finally:
             disk.close(fd)
-        self._sequence += 1
+        self._sequence -= 1
 
 
 def _records(data: bytes) -> list[tuple[int, bytes, tuple[EpochEntry, ...]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -372,3 +373,27 @@ def test_r37_a_start_that_cannot_finish_the_cut_serves_nothing_and_says_why(rig,
     assert messages
     assert all("No space left" in m or "Input/output" in m for m in messages)
     assert all(f"on the disk of {rig.folder}" in m or "see to the disk" in m for m in messages)
+
+
+@pytest.mark.parametrize("kind", ["master", "unverified", "damaged"])
+@pytest.mark.parametrize("rule", RULES)
+def test_r24_a_start_after_a_kill_may_fail_at_any_disk_call(rig, cases, rule, kind):
+    """1. The process is killed with a torn tail, a bad record at the end, or damage in the middle.
+    2. The start fails at its n-th disk call. 3. The next one works: nothing confirmed is gone."""
+    case = cases[kind]
+    at = Attempt(rig, case, rig.folder / "live")
+    case.prepare(at.open())
+    rig.kill(at.store)
+    killed = rig.root
+
+    def attempt(text: str, number: int) -> bool:
+        rig.root = shutil.copytree(killed, rig.folder / f"start-{number}")
+        with failing(text) as struck, suppress(OSError, BatonError):
+            rig.open()
+        again = Attempt(rig, case, shutil.copytree(rig.root, rig.folder / f"again-{number}"))
+        again.open()
+        again.check_cut_or_not()
+        again.go_on(("follow", "lead")[number % 2])
+        return bool(struck)
+
+    walk_errors(rule, attempt, STRIDE)
