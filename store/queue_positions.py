@@ -21,12 +21,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
 from batonmq.process import disk
 from batonmq.process.durable_file import replace_file
-from batonmq.protocol.errors import CorruptLogError
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,14 @@ class _Stored(msgspec.Struct, kw_only=True, rename="camel"):
     placed: dict[str, dict[int, int]] = {}
 
 
+def _decode_file(data: bytes) -> _Stored:
+    """Raises ValueError or DecodeError for what `writes_due` did not write."""
+    crc, _, body = data.rstrip(b"\n").partition(b"\n")
+    if crc != b"%08x" % crc32(body):
+        raise ValueError("its CRC does not fit")
+    return msgspec.json.decode(body, type=_Stored)
+
+
 class QueuePositions:
     """What this replica knows of positions beside its queue files, in the file `queuePositions`.
 
@@ -88,15 +96,18 @@ class QueuePositions:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises CorruptLogError for a file that is no such JSON."""
+        """A damaged file is named in the log; `was_damaged` tells that the queues are to be built
+        anew from the log, which holds the positions as well."""
         self._path = path
         self._is_stored = True
         self._state = _Stored()
+        self.was_damaged = False
         if path.exists():
             try:
-                self._state = msgspec.json.decode(disk.read_bytes(path), type=_Stored)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise CorruptLogError(str(path), 0, f"is no file of positions: {error}") from error
+                self._state = _decode_file(disk.read_bytes(path))
+            except (ValueError, msgspec.DecodeError) as error:
+                log.error("queue_positions_damaged file=%s offset=0 what=%s", path, error)
+                self.was_damaged = True
 
     # What is known.
 
@@ -121,7 +132,8 @@ class QueuePositions:
         if self._is_stored:
             return []
         self._is_stored = True
-        return [partial(replace_file, self._path, msgspec.json.encode(self._state))]
+        body = msgspec.json.encode(self._state)
+        return [partial(replace_file, self._path, b"%08x\n%b\n" % (crc32(body), body))]
 
     def _store_now(self) -> None:
         self._is_stored = False

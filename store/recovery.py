@@ -77,7 +77,7 @@ def recover_store(
     start = _start_offset(files)
     # Only confirmed records have units, so these may show a newer confirmed offset.
     visible_end = consume_queues.last_physical_end
-    is_rebuilt = files.has_damaged_queues or not len(consume_queues)
+    is_rebuilt = _are_queues_lost(files)
     # What was built above `start` may be half on disk; it is built again from the log.
     rotten = not files.was_clean and consume_queues.drop_rotten(start, expects_none=False)
     if not files.was_clean:
@@ -156,10 +156,17 @@ def _note_damage(
     files.suspect_mark.set(Suspicion("", end, what, end, kind="reboot"))
 
 
+def _are_queues_lost(files: StoreFiles) -> bool:
+    """Whether queues, or positions of queues, must be built anew from the whole log."""
+    if files.has_damaged_queues or files.positions.was_damaged:
+        return True
+    return not len(files.consume_queues)
+
+
 def _start_offset(files: StoreFiles) -> int:
     """A record boundary below which log, consume queues and index are whole."""
     commit_log, checkpoint, index = files.log, files.checkpoint, files.index
-    if files.has_damaged_queues or not len(files.consume_queues):
+    if _are_queues_lost(files):
         return commit_log.min_offset
     if checkpoint.index_msg_timestamp and index.end_phy_offset < 0:
         return commit_log.min_offset

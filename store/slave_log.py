@@ -142,7 +142,12 @@ class SlaveLog:
             raise
         self._dispatcher.restart_at(min(offset, self._dispatcher.offset))
         self._verified.cut(offset)
-        self._queues.log_ends_at(offset, self._log.min_offset)
+        try:
+            self._queues.log_ends_at(offset, self._log.min_offset)
+        except OSError as error:  # the next start does it, as the log ends there
+            failed = StoreFailedError(f"queue positions could not be cut at {offset}: {error}")
+            self._fail(failed)
+            raise failed from error
 
     def reset_for_empty_start(self, offset: int) -> None:
         """Start empty at `offset`, a segment start of the master; the old log is kept aside (R27).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -18,7 +19,6 @@ from batonmq.protocol.bodies import HeartbeatData
 from batonmq.protocol.errors import (
     BatonError,
     BrokerRefusal,
-    CorruptLogError,
     RemoteProtocolError,
 )
 from batonmq.store.queue_positions import QueuePositions, decode_positions
@@ -48,11 +48,12 @@ def test_a_record_of_positions_that_is_no_text_is_passed_over() -> None:
     assert decode_positions(b'{"v":1,"since":1,"positions":{"\xff":{}}}') is None
 
 
-def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
+def test_files_that_are_no_text_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "positions"
-    path.write_bytes(b'{"wanted":1,"placed":{"\xff":{}}}')
-    with pytest.raises(CorruptLogError, match="positions"):
-        QueuePositions(path)
+    body = b'{"wanted":1,"placed":{"\xff":{}}}'
+    path.write_bytes(b"%08x\n%b\n" % (crc32(body), body))
+    assert QueuePositions(path).was_damaged
+    assert f"queue_positions_damaged file={path}" in caplog.text
     members = tmp_path / "members.json"
     three = Membership("c", ("n0@h:1",))
     check_members(tmp_path, three)

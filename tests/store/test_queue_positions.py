@@ -382,3 +382,43 @@ def test_r38_every_disk_call_of_a_new_beginning_may_fail(rig, monkeypatch):
             break
     else:
         pytest.fail("it never ended without an error")
+
+
+def test_g8_a_damaged_file_of_positions_is_named_and_built_anew(rig, caplog):
+    """Whichever byte flips: the log holds the positions, too."""
+    later = replica_of(rig, with_expired(rig), "later")
+    later.checkpoints.flush_derived()
+    later.close()
+    path = rig.root / "queuePositions"
+    whole = path.read_bytes()
+    assert b'"T":{"0":5}' in whole
+    for position in range(0, len(whole) - 1, 7):
+        path.write_bytes(whole)
+        rig.flip(path, position)
+        caplog.clear()
+        later = rig.open()
+        assert "queue_positions_damaged" in caplog.text and str(path) in caplog.text
+        assert later.positions.whole_from == later.min_phy_offset
+        assert later.queries.next_offset_in_queue("T", 0) == 5
+        later.close()
+
+
+def test_r38_a_cut_that_cannot_store_what_became_of_positions_ends_the_store(rig, monkeypatch):
+    """The next start does it, for the log ends there."""
+    master = rig.open_master()
+    rig.put_confirmed(master, b"1", topic="T")
+    fill(rig, master, 1)
+    cut = master.max_phy_offset
+    fill(rig, master, 1)
+    later = replica_of(rig, master, "later", SEGMENT)
+    assert later._files.positions.stated_from == 2 * SEGMENT
+    monkeypatch.setattr(later._files.positions, "_store_now", _refuse)
+    with pytest.raises(StoreFailedError):
+        later.slave_log.truncate_to(cut, unclean_epoch=True)
+    rig.kill(later)
+    later = rig.open()
+    assert later.max_phy_offset == cut and later._files.positions.stated_from == 0
+
+
+def _refuse():
+    raise OSError(5, "injected")
