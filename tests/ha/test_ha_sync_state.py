@@ -346,6 +346,82 @@ def test_r14_an_unacked_byte_may_be_600_ms_old():
     assert proposal.reason == "2 is behind for 600 ms"
 
 
+def test_r14_a_new_member_is_judged_from_when_it_joined():
+    """Bytes that were old already when it became a member are no proof that it is slow."""
+    sync = state((1,))
+    follow(sync, 2, 0)
+    sync.appended(100, NOW)
+    now = NOW
+    while now < NOW + 1_000:
+        now += 50
+        sync.tick(now)
+        sync.acked(2, 20, 0, now)
+    assert not proposed(sync.adopt(recorded_set((1, 2), 9), now))
+    joined = now
+    while now < joined + 550:
+        now += 50
+        sync.acked(2, 20, 0, now)
+        assert not proposed(sync.tick(now))
+    sync.acked(2, 20, 0, now + 50)
+    (proposal,) = proposed(sync.tick(now + 50))
+    assert proposal.reason == "2 is behind for 600 ms"
+
+
+def test_r8_bytes_that_were_unacked_while_we_stood_still_count_as_so_much_younger():
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    now = NOW
+    while now < NOW + 2_000:
+        now += 50
+        sync.acked(2, 20, 0, now)
+        sync.tick(now)
+    sync.appended(100, now)
+    for _ in range(4):
+        now += 50
+        assert not proposed(sync.tick(now))
+    now += 500
+    assert not proposed(sync.tick(now)), "200 ms of ours, 500 of our stall"
+    for _ in range(6):
+        now += 50
+        sync.acked(2, 20, 0, now)
+        assert not proposed(sync.tick(now))
+    for _ in range(2):
+        now += 50
+        sync.acked(2, 20, 0, now)
+        found = proposed(sync.tick(now))
+        if found:
+            break
+    assert "2 is behind" in found[0].reason
+
+
+def test_r8_a_joining_slave_does_not_lose_its_time_while_we_stood_still():
+    sync = state((1,), written=1_000, confirm=1_000)
+    follow(sync, 2, 900)
+    sync.appended(1_100, NOW)
+    sync.tick(NOW + 50)
+    assert sync.joining
+    sync.tick(NOW + 800)
+    assert sync.joining, "700 ms of these we did not look"
+    for ms in range(850, 1_000, 50):
+        sync.tick(NOW + ms)
+    assert not sync.joining
+
+
+def test_r18_a_new_connection_inherits_no_ack():
+    """1. The slave is level. 2. Its id comes on a new connection, before the old one is known to
+    have ended: until that one acks, nothing is confirmed by it, and the set is not whole."""
+    sync = state((1, 2))
+    follow(sync, 2, 100)
+    assert confirmed(sync.appended(100, NOW)) == [100]
+    assert sync.required_set_whole
+    sync.connected(2, 21, NOW + 10)
+    assert not sync.required_set_whole
+    assert sync.follower(2).ack == -1
+    assert not confirmed(sync.appended(200, NOW + 20))
+    assert not confirmed(sync.acked(2, 20, 200, NOW + 30))
+    assert confirmed(sync.acked(2, 21, 200, NOW + 40)) == [200]
+
+
 def first_removal(sync, write, ms):
     """Ticks every 50 ms; the time of the first proposal to remove somebody, None if none came."""
     for at in range(0, ms, 50):

@@ -1,0 +1,56 @@
+"""What a master asks of the controllers about its set, and what it does not even ask (R11, R12)."""
+
+from __future__ import annotations
+
+import pytest
+
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.role_view import Replica, RoleView
+from batonmq.replicas_manager.alter import OpenAlter, alter_for
+from batonmq.replicas_manager.events import ProposalRefused, ProposalRequested
+
+VIEW = RoleView(
+    "c",
+    "b",
+    master_broker_id=1,
+    master_epoch=3,
+    sync_state_set_epoch=5,
+    sync_state_set=frozenset({1, 2}),
+    replicas=(
+        Replica(1, incarnation="one"),
+        Replica(2, incarnation="two"),
+        Replica(3, incarnation="three"),
+        Replica(4, incarnation="four", learner=True),
+    ),
+)
+
+
+def asked(*members: int) -> OpenAlter | ProposalRefused:
+    proposal = ProposalRequested(frozenset(members), "why", 700, (3, 5))
+    return alter_for(proposal, VIEW, 1, lambda: "request-1")
+
+
+def test_r12_a_request_names_epochs_and_the_process_of_each_member() -> None:
+    made = asked(1, 2, 3)
+    assert isinstance(made, OpenAlter)
+    request = made.send("n0:1")
+    assert request.members == ((1, "one"), (2, "two"), (3, "three"))
+    assert (request.request_id, made.key) == ("request-1", (3, 5))
+    assert request.confirm_offset == 700
+    assert made.send("n1:1").request_id == "request-1", "a repetition is the same request"
+
+
+@pytest.mark.parametrize(
+    "members, code",
+    [
+        ((1, 2), ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED),
+        ((2, 3), ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED),
+        ((1, 4), ResponseCode.CONTROLLER_INVALID_REPLICAS),
+        ((1, 9), ResponseCode.CONTROLLER_INVALID_REPLICAS),
+    ],
+)
+def test_what_no_controller_could_grant_is_refused_here(
+    members: tuple[int, ...], code: int
+) -> None:
+    refused = asked(*members)
+    assert isinstance(refused, ProposalRefused) and refused.code == code
