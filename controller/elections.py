@@ -104,9 +104,9 @@ def passes_over(
     """The members with which the old master may go on after this election; () if it cannot (R44).
 
     `command` has its liveness. One member that ended or is fenced is enough, since every ack needs
-    all of them (R1). A winner out of the set is one: it ends its slave side first.
+    all of them (R1). A winner from the set is one: it lives, and ends its slave side first.
     """
-    if group.master_epoch == 0 or command.broker_id in group.sync_state_set:
+    if group.master_epoch == 0:
         return ()
     choice = choose_master(
         group,

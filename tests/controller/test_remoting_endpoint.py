@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from local_log import LocalLog
 
+from batonmq.client.admin.admin import Admin
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Machine
-from batonmq.controller.requests import OutcomeUnknownError
+from batonmq.controller.requests import ControllerRequests, OutcomeUnknownError
+from batonmq.controller.rules.commands import ElectMaster
 from batonmq.controller.service import ControllerService
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.remoting.command import RemotingCommand
@@ -187,6 +189,30 @@ def test_reply_of_1002_satisfies_java_brokers_and_mqadmin(with_endpoint: WithEnd
         again = await endpoint.ask(RequestCode.CONTROLLER_ELECT_MASTER, ask)
         assert again.code == ResponseCode.CONTROLLER_MASTER_STILL_EXIST
         assert again.ext["masterAddress"] == FIRST
+
+    with_endpoint(scenario)
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_r44_what_an_operator_accepts_arrives(
+    accepted: bool, with_endpoint: WithEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the admin client's call to the command that the leader judges."""
+    judged: list[ElectMaster] = []
+    admitted = ControllerRequests._admitted
+
+    def seen(self: ControllerRequests, command: ElectMaster) -> ElectMaster | str:
+        judged.append(command)
+        return admitted(self, command)
+
+    monkeypatch.setattr(ControllerRequests, "_admitted", seen)
+
+    async def scenario(endpoint: Endpoint) -> None:
+        await endpoint.join(1, FIRST)
+        async with Admin(["127.0.0.1:1"]) as admin:
+            calls = admin.controller([endpoint.address])
+            await calls.elect_master("", "broker-a", 1, unclean=True, cut_later_acks=accepted)
+        assert [(each.unclean, each.cut_later_acks) for each in judged] == [(True, accepted)]
 
     with_endpoint(scenario)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from batonmq.controller.config import ControllerConfig, RuntimeConfig
+from batonmq.controller.elections import LastHeard, last_seen
 from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.liveness.events import (
     GateOpened,
@@ -32,7 +33,7 @@ from batonmq.controller.rules.commands import (
     RegisterBroker,
 )
 from batonmq.controller.rules.elect_policy import FIRST_ELECTION_SETTLE_MS
-from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.controller.rules.state import ControllerState
 from batonmq.process import clock
 from batonmq.protocol.codes import ResponseCode as Code
@@ -435,6 +436,25 @@ def test_r44_a_member_of_the_set_passes_over_nobody(leader: Leader) -> None:
     leader.passes(2_000, 2, 3)
     assert unclean(leader).ok
     assert leader.group.unclean_epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("broker_id", "incarnation", "heard", "lives", "ended"),
+    [
+        (1, "life-1", LastHeard(LiveBroker(1), 50), True, ""),
+        (1, "life-1b", LastHeard(), False, "it was started again"),
+        (1, "life-1", LastHeard(LiveBroker(1), 50, goodbye=True), False, "it was stopped"),
+        (3, "life-3", LastHeard(LiveBroker(3, master_epoch=1), 50), False, ""),
+        (3, "life-3", LastHeard(LiveBroker(3), 50), True, "it lives, and hears of the election"),
+    ],
+)
+def test_r44_what_proves_that_a_member_acks_nothing_to_the_old_master(
+    broker_id: int, incarnation: str, heard: LastHeard, lives: bool, ended: str
+) -> None:
+    """The old master itself proves nothing by living; its slaves do, and any process by ending."""
+    group = BrokerGroup("C", NAME, master_broker_id=1, master_incarnation="life-1", master_epoch=1)
+    record = ReplicaRecord(broker_id, incarnation=incarnation)
+    assert last_seen(group, record, heard, lives=lives).ended == ended
 
 
 def test_r43_what_was_confirmed_before_an_unclean_election_is_no_floor_after_it(

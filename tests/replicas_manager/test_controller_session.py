@@ -80,3 +80,8 @@ def test_a_session_survives_a_consumer_of_its_events_that_fails() -> None:
         await controller.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_controller_that_was_started_again_is_dialled_soon() -> None:
+    """It may lead in the next moment, and knows of no broker that has not dialled it (R35)."""
+    assert dict(session.CHANNEL_OPTIONS)["grpc.max_reconnect_backoff_ms"] <= 200
