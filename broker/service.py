@@ -261,6 +261,8 @@ class BrokerService:
                 self._persist_tables()
 
     def _persist_tables(self) -> None:
+        if self.store.health.pauses:
+            return  # they would pile up behind what waits for room
         for job in self.tables.writes_due():
             self.store.background.run_job(job)
 

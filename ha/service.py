@@ -175,6 +175,11 @@ class AutoSwitchHAService:
         elif self._slave is not None and view.master_epoch == self._slave.core.view.master_epoch:
             self._slave.follow(view)
 
+    def dial_now(self) -> None:
+        """As slave: connect without waiting for the time, for what was in the way has passed."""
+        if self._slave is not None:
+            self._slave.follow(self._slave.core.view)
+
     def set_dead(self, broker_ids: frozenset[int]) -> None:
         """The members of the group that the controllers call dead right now (R14)."""
         self._dead = broker_ids

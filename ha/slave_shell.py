@@ -149,9 +149,14 @@ class SlaveShell:
         self._parts_offset = 0
         self._turn_scheduled = False
         self._may_be_suspect = True
-        #: Why this replica cannot follow its master; empty while it does, or tries.
-        self.problem = ""
+        self._diverged = ""
+        self._cannot_append = ""  # connections come and go meanwhile
         self._closed = False
+
+    @property
+    def problem(self) -> str:
+        """Why this replica cannot follow its master; empty if it can, or nobody knows yet."""
+        return self._cannot_append or self._diverged
 
     # -- events
 
@@ -295,10 +300,10 @@ class SlaveShell:
             case ProveMaster(view):
                 self._spawn(self._prove(view))
             case Following(offset):
-                self.problem = ""
+                self._diverged = ""
                 log.info("ha_following address=%s offset=%d", self._address, offset)
             case Diverged(reason):
-                self.problem = reason
+                self._diverged = reason
                 log.error("ha_diverged address=%s reason=%s", self._address, reason)
                 self._listener.on_diverged(reason)
             case _:
@@ -313,9 +318,10 @@ class SlaveShell:
         offset = self._parts_offset
         if len(parts) > 1 and sum(map(len, parts)) < _JOIN_BELOW * len(parts):
             self._store.slave_log.append_replicated(offset, b"".join(parts))
-            return
-        for part in parts:
-            offset = self._store.slave_log.append_replicated(offset, part)
+        else:
+            for part in parts:
+                offset = self._store.slave_log.append_replicated(offset, part)
+        self._cannot_append = ""
 
     def _truncate(self, from_offset: int, offset: int, *, unclean: bool) -> None:
         log.warning(
@@ -340,6 +346,7 @@ class SlaveShell:
         self._append_failed(error.offset, reason)
 
     def _append_failed(self, offset: int, reason: str) -> None:
+        self._cannot_append = reason
         log_end = max(0, self._store.max_phy_offset)
         self._perform(self.core.append_failed(log_end, offset, reason, self._now_ms()))
 

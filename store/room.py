@@ -7,6 +7,8 @@ next segment, tables, queues, index, checkpoint. When nothing of it fails any mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from batonmq.protocol.errors import DISK_FULL
 from batonmq.store.appender import Appender
 from batonmq.store.background import Background
@@ -23,6 +25,8 @@ class RoomWatch:
         self._background = background
         self._watermark = ""
         self._is_probing = False
+        #: Called in the loop when there is room again.
+        self.on_room: Callable[[], None] = lambda: None
         self._health.on_full = lambda: background.in_loop(self._judge)
 
     @property
@@ -67,6 +71,7 @@ class RoomWatch:
         self._is_probing = False
         if self._health.full_count == count and not self._appender.has_buffered:
             self._health.room_again()
+            self.on_room()
 
 
 __all__ = ["RoomWatch"]

@@ -335,14 +335,16 @@ def test_a_slave_with_a_full_disk_says_so_once_and_goes_on_when_there_is_room(
             await wait_until(lambda: not two.is_following)
             two.ha.adopt_view(group.commit(frozenset({1})))  # dials without waiting for its time
         assert len(two.diverged) == 1 and "disk is full" in two.diverged[0]
+        assert "disk is full" in two.ha.following_problem
         one.ha.adopt_view(group.commit(frozenset({1})))
         one.put(1)
         await wait_until(lambda: one.confirm_offset == one.store.max_phy_offset)
         assert two.store.max_phy_offset == 0
 
         monkeypatch.setattr(two.store.slave_log, "append_replicated", append)
-        two.ha.adopt_view(group.commit(frozenset({1})))
+        two.ha.dial_now()
         await group.level(one, two)
+        assert two.ha.following_problem == ""
 
     run_group(scenario)
 

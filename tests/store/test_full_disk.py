@@ -257,6 +257,8 @@ def test_r45_a_slave_takes_nothing_more_while_its_queues_find_no_room(rig, full)
     half = len(log_bytes) // 2
     slave.slave_log.append_replicated(0, log_bytes[:half])
     slave.advance_confirm_offset(half)
+    rooms = []
+    slave.room.on_room = lambda: rooms.append(slave.room.reason)
     full.full_after(0)
     slave.checkpoints.flush_derived()
     with pytest.raises(OSError, match="No space left") as info:
@@ -264,6 +266,7 @@ def test_r45_a_slave_takes_nothing_more_while_its_queues_find_no_room(rig, full)
     assert disk.is_full(info.value) and slave.max_phy_offset == half
     full.room_again()
     slave.checkpoints.flush_derived()
+    assert rooms == [""], "time to dial"
     slave.slave_log.append_replicated(half, log_bytes[half:])
     slave.advance_confirm_offset(len(log_bytes))
     assert rig.read_bodies(slave) == master.acked
