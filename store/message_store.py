@@ -142,8 +142,10 @@ class MessageStore:
             self._build_parts(self._files)
             self._recover(boot_id)
             self._mark_run(boot_id)
-        except BaseException:
+        except BaseException as error:
             self._lock.release()
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(self.config.root)  # whoever reads it knows which disk
             raise
         self._opened_at_ms = self._clock_ms()
         self._is_open = True

@@ -1,0 +1,106 @@
+"""R37 as an operator sees it: a broker whose log is cut half way ends and says what it needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from batonmq.epoch.entry import EpochEntry
+from batonmq.protocol.record import NewMessage
+from batonmq.store.config import StoreConfig
+from batonmq.store.message_store import MessageStore
+from lab.processes import ROOT, free_base_port, spawn, stop_all, tail, wait_for
+
+pytestmark = pytest.mark.process
+
+SEGMENT = 1 << 20
+HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
+
+
+class Killed(Exception):
+    """The process ended here."""
+
+
+def half_cut(root: Path, *, settled: bool) -> int:
+    """A store of 20 messages, its cut behind the 10th begun and left; where that is. Its epoch file
+    holds the whole list, or the last of it is in the redo file."""
+    config = StoreConfig(store_path_root_dir=str(root), mapped_file_size_commit_log=SEGMENT)
+    store = MessageStore(config, store_host=HOST, controller_mode=True)
+    store.open()
+    store.epochs.append(EpochEntry(1, 0))
+    store.prepare_master()
+    message = NewMessage("T", 0, b"m", b"", 0, None, None, born_timestamp=1, born_host=HOST)
+    ends = [store.appender.put_message(message).end_offset for _ in range(20)]
+    store.end_turn()
+    store.epochs.append(EpochEntry(2, ends[14]))
+
+    if settled:
+        store.epochs.settle()
+
+    def die(step: str) -> None:
+        if step == "index":
+            raise Killed
+
+    store.truncation.after_step = die
+    with pytest.raises(Killed):
+        store.slave_log.truncate_to(ends[9])
+    store.abandon()
+    return ends[9]
+
+
+def command_in(folder: Path) -> list[str]:
+    """The command of a broker in that folder whose controllers nobody runs."""
+    port = free_base_port(1) + 1035
+    config = {
+        "broker": {"brokerName": "broker-a", "listenPort": port, "bindAddress": "127.0.0.1"},
+        "store": {
+            "storePathRootDir": str(folder / "store"),
+            "haListenPort": port + 1,
+            "mappedFileSizeCommitLog": SEGMENT,
+        },
+        "replicas": {"controllerAddr": "127.0.0.1:1"},
+    }
+    file = folder / "broker.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return [sys.executable, "-m", "batonmq.broker.main", "-c", str(file)]
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_r37_a_broker_that_cannot_finish_a_cut_ends_and_names_what_it_needs(
+    tmp_path: Path, settled: bool
+) -> None:
+    """1. A cut was begun, the disk is full. 2. Each start ends with 1, names the file and the room
+    that is needed, and never listens. 3. There is room: the start finishes the cut and serves."""
+    root = tmp_path / "store"
+    cut_at = half_cut(root, settled=settled)
+    intent = root / "truncation.intent"
+    command = command_in(tmp_path)
+    needed = (
+        f"the log could not be cut at {cut_at}: {root / 'epochFileCheckpoint'}: No space left on "
+        f"device; free 1 MiB on the disk of {root}, then start this broker again: it finishes the "
+        "cut first (truncation.intent), and does nothing until then"
+    )
+    if not settled:
+        needed = f"{root}: No space left on device"  # it cannot even read its files
+    full = {**os.environ, "BATONMQ_DISK_FAULTS": "pwrite *epochFileCheckpoint* ENOSPC"}
+    for _ in range(2):
+        done = subprocess.run(
+            command, env=full, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        )
+        assert done.returncode == 1, done.stderr
+        line = done.stderr.splitlines()[-1]
+        assert line == f"broker: {needed}"
+        assert "broker_started" not in done.stderr and intent.exists()
+    log = tmp_path / "broker.log"
+    broker = spawn(command, log)
+    try:
+        wait_for("the broker", lambda: "broker_started" in log.read_text())
+        assert not intent.exists(), tail(log)
+        assert f"end_offset={cut_at} " in log.read_text()
+    finally:
+        stop_all([broker])
