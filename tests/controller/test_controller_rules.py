@@ -1005,3 +1005,32 @@ def test_groups_do_not_touch_each_other(script):
     )
     assert script.apply(alter).code is Code.CONTROLLER_INVALID_REPLICAS
     assert script.epochs == (1, 2)
+
+
+def test_r16_an_election_that_heard_less_keeps_the_floor_that_is_recorded(script):
+    """1. An Alter recorded that 500 is confirmed. 2. A new leader, which heard of 100 only, elects.
+    3. A later candidate must still reach 500."""
+    script.three_in_sync()
+    assert script.alter(1, 2, confirm_offset=500).ok
+    assert script.group.confirm_floor == 500
+    script.tell(2, max_offset=600)
+    script.die(1)
+    assert script.elect(confirm_floor=100).ok
+    assert script.group.master_broker_id == 2
+    assert script.group.confirm_floor == 500
+
+
+def test_r7_a_later_clean_election_does_not_forget_the_unclean_one(script):
+    """A replica that was away for both must still learn why its bytes may be cut (R23)."""
+    script.three_in_sync()
+    assert script.alter(1, 2).ok
+    script.die(1, 2)
+    assert script.elect(3, designate=True, unclean=True).ok
+    unclean = script.group.master_epoch
+    assert script.group.unclean_epoch == unclean
+    script.revive(2)
+    assert script.alter(2, 3).ok
+    script.die(3)
+    assert script.elect().ok
+    assert script.group.master_epoch > unclean
+    assert script.group.unclean_epoch == unclean

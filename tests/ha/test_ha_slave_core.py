@@ -18,7 +18,7 @@ from batonmq.ha.slave_effects import (
     SendToMaster,
 )
 from batonmq.ha.slave_policy import SlavePolicy
-from batonmq.ha.truncation import CutTo, LocalLog, PeerIdentity, Refuse, judge_log
+from batonmq.ha.truncation import CutTo, LocalLog, PeerIdentity, Refuse, judge_log, proof_fault
 from batonmq.ha.wire import MasterHandshake, TransferHeader, encode_ack
 from batonmq.protocol.role_view import RoleView
 
@@ -472,3 +472,43 @@ def test_r2_r25_the_next_epoch_is_stored_before_its_first_byte_and_not_before_th
         ]
         assert shown == expected
         assert log.last_epoch == 2
+
+
+@pytest.mark.parametrize(
+    "changed, proves",
+    [
+        ({}, True),
+        ({"broker_id": 0}, True),  # as a Java master reports itself
+        ({"cluster_name": "other"}, False),
+        ({"broker_name": "other"}, False),
+        ({"broker_id": 3}, False),
+        ({"last_epoch": 4}, False),
+        ({"last_epoch": 6}, False),  # not what it named on the HA connection
+    ],
+)
+def test_r21_a_proof_names_the_master_and_the_history_that_it_showed(changed, proves):
+    named = RoleView("c", "b", master_broker_id=1, master_address="m:1", master_epoch=5)
+    identity = replace(PeerIdentity("c", "b", 1, 5), **changed)
+    assert (proof_fault(identity, named, 5) == "") is proves
+    assert proof_fault(PeerIdentity("c", "b", 1, 5), named, 4), "an older history was shown"
+
+
+@pytest.mark.parametrize("confirm, cuts", [(60, True), (61, False), (100, False)])
+def test_r23_not_one_confirmed_byte_is_cut(memory_log, entries, confirm, cuts):
+    log = memory_log(b"1" * 100, (1, 0), confirm=confirm)
+    decision = judge_log(
+        log.facts(), MasterHandshake(200, 2, entries((1, 0), (2, 60))), member=False
+    )
+    assert isinstance(decision, CutTo if cuts else Refuse)
+
+
+def test_r24_what_an_earlier_connection_said_makes_no_log_level(entries):
+    log = ReceivedLog(LocalLog(0, 100, 0, entries((1, 0))), SlavePolicy(), 0)
+    log.begin_transfer(1, 100)
+    log.frame_begins(1, 0, 80)
+    assert log.is_level(1)
+    log.end_connection()
+    assert not log.is_level(1)
+    effects = []
+    log.confirm(0, effects)
+    assert effects == []
