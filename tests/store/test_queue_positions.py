@@ -422,3 +422,21 @@ def test_r38_a_cut_that_cannot_store_what_became_of_positions_ends_the_store(rig
 
 def _refuse():
     raise OSError(5, "injected")
+
+
+def test_r38_a_round_that_is_taken_over_counts_when_it_is_confirmed(rig):
+    """Until then it may be cut again, and with it what a shorter log would have to go by."""
+    master = rig.open_master()
+    rig.put_confirmed(master, b"old", topic="T")
+    confirmed = master.confirm_offset
+    fill(rig, master, 3)
+    slave = replica_of(rig, master, "slave", 0)
+    assert slave._files.positions.stated_from == 3 * SEGMENT
+    rig.root = rig.folder / "behind"
+    behind = rig.open()
+    behind.slave_log.append_replicated(0, log_from(master, 0))
+    behind.advance_confirm_offset(confirmed)
+    end = behind.prepare_master()
+    assert behind._files.positions.stated_from == 0
+    behind.advance_confirm_offset(end)
+    assert behind._files.positions.stated_from == 3 * SEGMENT

@@ -5,6 +5,7 @@ import errno
 import pytest
 
 from batonmq.process import disk
+from batonmq.store import queue_table
 
 DELETIONS = "rmq_sys_deletions"
 
@@ -134,3 +135,20 @@ def test_r39_what_cannot_be_unlinked_stays_aside_until_the_next_start(rig, monke
     store = open_master(rig)
     assert rig.read_bodies(store, "T") == [b"new"]
     assert not list((rig.root / "consumequeue.deleted").glob("*/T"))
+
+
+def test_r39_the_folder_is_gone_durably_before_the_deletion_counts(rig, monkeypatch):
+    """Else a power cut behind the next checkpoint would bring it back."""
+    store = with_messages(rig)
+    steps = []
+    for name in ("rename", "sync_directory"):
+        owner = disk if name == "rename" else queue_table
+        call = getattr(owner, name)
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda path, *to, name=name, call=call: (steps.append((name, path)), call(path, *to)),
+        )
+    store.advance_confirm_offset(store.max_phy_offset)
+    queues = rig.root / "consumequeue"
+    assert steps == [("rename", queues / "T"), ("sync_directory", queues)]
