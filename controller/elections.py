@@ -144,9 +144,10 @@ def why_not_cut(
 
 
 def cut_reason(command: ElectMaster, passed: Sequence[LastSeen]) -> str:
-    """The reason of the election for the history: who may go on to acknowledge what is cut."""
+    """The reason of the election for the history: who may go on to acknowledge what is cut. What
+    stands before the colon says who asked, as in every reason."""
     known = ", ".join(f"broker {each.broker_id} ({each.when})" for each in passed)
-    reason = f"{command.reason}; later acks are cut of {known}"
+    reason = f"{command.reason or 'an operator'}: later acks are cut of {known}"
     return reason[:REASON_SIZE_MAX]
 
 

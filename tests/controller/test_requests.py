@@ -317,7 +317,7 @@ def test_r44_an_operator_who_accepts_that_is_obeyed_and_the_history_tells_it(
     event = leader.machine.state.history[-1]
     assert (event.kind, event.unclean, event.max_offset) == ("elected", True, 6_000)
     assert event.reason == (
-        "operator; later acks are cut of broker 1"
+        "operator: later acks are cut of broker 1"
         " (last heard 4200 ms ago, log end 8192, confirmed 8000)"
     )
 
