@@ -119,7 +119,8 @@ class Endpoint:
             connection.close(reason)
         if self.connections:
             try:
-                await asyncio.wait_for(self._empty.wait(), _CLOSE_WAIT_S)
+                async with asyncio.timeout(_CLOSE_WAIT_S):
+                    await self._empty.wait()
             except TimeoutError:
                 for connection in list(self.connections):
                     connection.drop()
@@ -237,7 +238,9 @@ class RemotingClient(Endpoint):
             dial.add_done_callback(lambda task: self._dialled(address, task))
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         try:
-            return await asyncio.wait_for(asyncio.shield(dial), timeout_s)
+            # Not wait_for: in Python 3.11 it swallows a cancellation that meets the dial's end.
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(dial)
         except TimeoutError:
             raise ConnectError(address, f"no connection within {timeout_ms} ms") from None
         except asyncio.CancelledError:
