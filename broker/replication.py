@@ -89,7 +89,6 @@ class Replication:
             path.gate.open()
             self._hooks.routes_changed()
             return
-        path.store.room.on_room = self.ha.dial_now
         await self.ha.start(self._config.broker.bind_host)
         await self.manager.start()
 

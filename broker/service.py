@@ -149,6 +149,8 @@ class BrokerService:
         try:
             self.store.start(asyncio.get_running_loop(), self.fatal)
             self.store.arrival_listeners.append(self.pull.arrived)
+            if self.replication.ha is not None:
+                self.store.room.on_room = self.replication.ha.dial_now
             await self._server.listen(broker.bind_host, broker.listen_port)
             await self._server.listen(broker.bind_host, broker.listen_port - 2)
             await self.replication.start()
