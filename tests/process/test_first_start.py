@@ -157,7 +157,10 @@ def test_a_cluster_that_a_wrong_key_stopped_starts_once_it_is_right(tmp_path: Pa
     with_typo = ClusterProcess(tmp_path, overrides={"broker": {"flushDiskTypo": "x"}})
     with_typo.spawn()
     assert with_typo.process is not None
-    assert with_typo.process.wait(30) == 1
+    try:
+        assert with_typo.process.wait(30) == 1
+    finally:
+        with_typo.stop()
     assert "flushDiskTypo" in with_typo.log_path.read_text()
     journals = list(tmp_path.glob("data/*/controller/raft/journal"))
     with ClusterProcess(tmp_path) as right:
