@@ -277,9 +277,11 @@ def _end_of(commit_log: CommitLog) -> int:
 
 def cut_torn_tail(commit_log: CommitLog, end: int) -> None:
     """Make everything behind `end` zero, durably: one empty segment ahead may stay."""
-    keep = commit_log.segment_at(end)
-    while commit_log.segments and commit_log.segments[-1] is not keep:
+    keep = commit_log.segment_at(end)  # None where the log ends with its last segment
+    while commit_log.segments and commit_log.segments[-1].start_offset >= end:
         last = commit_log.segments[-1]
+        if last is keep:
+            break
         is_next = last.start_offset == (keep.end_offset if keep else end)
         if is_next and last.data_end() == 0:
             break

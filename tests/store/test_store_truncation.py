@@ -267,3 +267,18 @@ def test_a_sync_that_a_cut_overtakes_vouches_for_nothing_behind_the_cut(rig, mon
     assert store.log.flushed_offset <= puts[1].physical_offset
     store.flush()
     assert store.log.flushed_offset == store.max_phy_offset
+
+
+def test_r24_a_log_that_ends_with_its_last_segment_survives_an_unclean_stop(rig):
+    """1 the slave cuts its log where a segment begins, so that it ends with the segment before; 2
+    it is killed. At the next start no segment holds the log's end, and all of them stay."""
+    store, puts = store_with_two_epochs(rig)
+    size = store.log.segment_size
+    begins = next(p for p in puts[5:] if p.physical_offset % size == 0)
+    store.slave_log.truncate_to(begins.physical_offset)
+    kept = begins.queue_offset
+    rig.kill(store)
+    store = rig.open()
+    assert store.max_phy_offset == begins.physical_offset and not store.trust.reason
+    store.advance_confirm_offset(store.max_phy_offset)
+    assert [body[:2] for body in rig.read_bodies(store)] == [b"%02d" % n for n in range(kept)]
