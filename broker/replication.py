@@ -14,9 +14,10 @@ from batonmq.broker.config import BrokerSections
 from batonmq.broker.role_actions import BrokerHooks, RoleActions
 from batonmq.broker.slave_sync import BrokerTables, SlaveSynchronize
 from batonmq.broker.write_path import WritePath
+from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import Proposal
-from batonmq.ha.truncation import PeerIdentity
+from batonmq.ha.wire import HAIdentity
 from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.role_view import RoleView
@@ -48,8 +49,8 @@ class Replication:
         self._config = config
         self._path = path
         self._client = client
-        self.slave_sync = slave_sync
         self._hooks = hooks
+        self.slave_sync = slave_sync
         self.ha: AutoSwitchHAService | None = None
         self.manager: ReplicasManager | None = None
         self.actions: RoleActions | None = None
@@ -61,11 +62,12 @@ class Replication:
             config.ha,
             self,
             store_config=config.store,
-            broker_id_of=self.broker_id,
+            identity_of=self._identity,
             prove_master=self._prove_master,
             clock_ms=path.clock_ms,
         )
         self.actions = actions = RoleActions(path, self.ha, tables, slave_sync, hooks, self._report)
+        slave_sync.on_tables = self.ha.tables_followed
         self.manager = self._new_manager(actions, self.ha)
         path.replicate(self.ha, self.manager.lease_valid, actions.first_acked)
 
@@ -77,6 +79,18 @@ class Replication:
     def broker_id(self) -> int:
         """The id that the controllers assigned, 0 until then and outside controller mode."""
         return self.manager.broker_id if self.manager is not None else 0
+
+    def _identity(self) -> HAIdentity:
+        """What this process names itself on HA connections (R41)."""
+        assert self.manager is not None
+        broker = self._config.broker
+        return HAIdentity(
+            broker.broker_cluster_name,
+            broker.broker_name,
+            self.manager.broker_id,
+            self.manager.incarnation,
+            self._path.store.log.log_id,
+        )
 
     async def start(self) -> None:
         """Begins to register, or opens at once outside controller mode."""
@@ -170,7 +184,7 @@ class Replication:
             self.manager.report_event(kind, **fields)
 
     async def _prove_master(self, view: RoleView) -> PeerIdentity:
-        """R21: which broker answers at the master's address, before a byte is cut."""
+        """R21: which broker answers at a Java master's address, before a byte is taken."""
         request = RemotingCommand.request(RequestCode.GET_BROKER_EPOCH_CACHE)
         reply = await self._client.call(view.master_address, request, PROOF_TIMEOUT_MS)
         cache = EpochEntryCache.decode(reply.body)

@@ -3,9 +3,11 @@
 Topics and groups travel in the log (`broker.topics`); what lies before the slave's first byte is
 fetched once after the slave follows a master, and again when a version differs. Consumer offsets
 are fetched twice a second (SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs
-are ignored). Codes 21, 43, 45 and 201 on the master's port - 2, as a Java slave uses them; our own
-fields are extFields that Java ignores. A table is one answer: its total is given, so that a Java
-slave that reads pages is content with the first one.
+are ignored). Codes 21, 43, 45 and 201 on the master's port - 2, as a Java slave uses them, or on
+its main port where that fails. Until all of them are here for the epoch that is followed, the
+replica does not join (R42); `failure` says what keeps it. Our own fields are extFields that Java
+ignores. A table is one answer: its total is given, so that a Java slave that reads pages is content
+with the first one.
 Origin: org.apache.rocketmq.broker.slave.SlaveSynchronize.
 """
 
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from batonmq.broker.role_gate import RoleGate
+from batonmq.process.backoff import Backoff, pause_ms
 from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ResponseError
@@ -32,6 +35,9 @@ from batonmq.store.topic_config import TopicConfigManager
 log = logging.getLogger(__name__)
 
 RPC_TIMEOUT_MS = 1000
+RPC_TIMEOUT_MAX_MS = 10_000
+"""Big tables need longer than a second: the limit doubles when both ways failed."""
+RETRY_FIRST_MS = 20
 EXT_MASTER_EPOCH = "batonMasterEpoch"
 NO_MASTER_EPOCH = -1
 """In the answer of a broker that is no master: no slave takes its tables over."""
@@ -108,8 +114,15 @@ class SlaveSynchronize:
         self._task: asyncio.Task[None] | None = None
         self._table_version = ""
         self._offset_version = ""
-        #: Why the last transfer failed; empty if it did not.
+        self._retry = Backoff(RETRY_FIRST_MS, interval_ms)
+        self._failures = 0
+        self.on_tables: Callable[[int], None] = lambda master_epoch: None
+        """Called when all tables of the master of that epoch are here."""
+        self.held_epoch = NO_MASTER_EPOCH
+        """The master of which epoch the tables are of that were fetched last."""
         self.failure = ""
+        """Why they cannot be fetched, "" while they can."""
+        self._by_main_port = False
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="slave-synchronize")
@@ -123,6 +136,11 @@ class SlaveSynchronize:
         """Take the tables of this master from now on; None: of no broker."""
         self._followed = followed
         self._table_version = self._offset_version = ""
+        self.held_epoch = NO_MASTER_EPOCH
+        self.failure = ""
+        self._failures = 0
+        self._by_main_port = False
+        self._retry.reset()
         self._wake.set()
 
     def fetch_offsets_again(self) -> None:
@@ -133,54 +151,85 @@ class SlaveSynchronize:
     async def _run(self) -> None:
         while True:
             followed = self._followed
+            self._wake.clear()
             if followed is None:
-                self.failure = ""
-                self._wake.clear()
                 await self._wake.wait()
                 continue
-            self._wake.clear()
             try:
-                await self._synchronize(followed)
+                is_level = await self._synchronize(followed)
+                self._failures = 0
                 self.failure = ""
-            except BatonError as exc:
-                if not self.failure:
-                    log.warning("slave_sync_failed master=%s reason=%s", followed.address, exc)
-                self.failure = str(exc)
+            except (BatonError, OSError, ValueError) as exc:
+                is_level = False
+                self._note_failure(followed, exc)
+            if is_level:
+                self._retry.reset()
+            pause_s = self._interval_s if is_level else self._retry.next_ms() / 1000
             try:
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(pause_s):
                     await self._wake.wait()
             except TimeoutError:
                 pass
 
-    async def _synchronize(self, followed: Followed) -> None:
-        address = vip_address(followed.address)
+    def _note_failure(self, followed: Followed, exc: Exception) -> None:
+        if followed is not self._followed:
+            return
+        if self._failures == 0:
+            log.warning("slave_sync_failed master=%s reason=%s", followed.address, exc)
+        self._failures += 1
+        self._by_main_port = not self._by_main_port
+        if self._failures > 1:  # both ways
+            self.failure = f"tables of {followed.address}: {exc} ({self._failures} times in a row)"
+
+    def _way(self, followed: Followed) -> tuple[str, int]:
+        """Address and time-out of the next attempt: the port that answered last, else the other."""
+        address = followed.address if self._by_main_port else vip_address(followed.address)
+        return address, pause_ms(RPC_TIMEOUT_MS, RPC_TIMEOUT_MAX_MS, 1 + self._failures // 2)
+
+    async def _synchronize(self, followed: Followed) -> bool:
+        """Whether all tables are here as the master has them. Raises BatonError, ValueError."""
+        way = self._way(followed)
         reply = await self._ask(
-            address,
+            way,
             RequestCode.GET_ALL_CONSUMER_OFFSET,
             {EXT_OFFSET_VERSION: self._offset_version},
         )
         # A Java master sends no epoch: then the one that this replica follows is meant.
         epoch = int(reply.ext.get(EXT_MASTER_EPOCH, followed.master_epoch))
         if followed is not self._followed or epoch < followed.master_epoch:
-            # A later incarnation is no master: its tables may lack what the log showed us.
-            return
+            # It is not master yet, or a later incarnation, whose tables may lack what the log
+            # showed us.
+            return False
         end = reply.ext.get(EXT_CARRIED_OUT)
         carried_out = int(end) if end is not None else None
         if reply.body and not self._tables.offsets.apply_from_master(
             epoch, reply.body, carried_out
         ):
-            return  # it still has offsets of a topic that is deleted here: again next time
+            if carried_out is not None and carried_out < self._tables.offsets.deleted_end:
+                # It may still have a topic that is deleted here: again next time. Until then what
+                # is here goes further than what it has, and it may need this replica's acks to
+                # carry out more.
+                self._note_held(epoch)
+            return False
         self._offset_version = reply.ext.get(EXT_OFFSET_VERSION, "")
         version = reply.ext.get(EXT_TABLE_VERSION, "")
-        is_level = version and version == self._table_version
-        if not is_level and await self._fetch_tables(address, followed):
+        if not version or version != self._table_version:
+            if not await self._fetch_tables(way, followed):
+                return False
             self._table_version = version
+        self._note_held(epoch)
+        return True
 
-    async def _fetch_tables(self, address: str, followed: Followed) -> bool:
+    def _note_held(self, epoch: int) -> None:
+        if self.held_epoch != epoch:
+            self.held_epoch = epoch
+            self.on_tables(epoch)
+
+    async def _fetch_tables(self, way: tuple[str, int], followed: Followed) -> bool:
         """False if the answers may be older than what is here: to be fetched again."""
         before = self._tables.version
-        topics = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, {})
-        groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
+        topics = await self._ask(way, RequestCode.GET_ALL_TOPIC_CONFIG, {})
+        groups = await self._ask(way, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
         if followed is not self._followed or self._tables.version != before:
             # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
@@ -197,10 +246,9 @@ class SlaveSynchronize:
         )
         return True
 
-    async def _ask(self, address: str, code: int, ext: dict[str, str]) -> RemotingCommand:
-        reply = await self._client.invoke(
-            address, RemotingCommand.request(code, ext), RPC_TIMEOUT_MS
-        )
+    async def _ask(self, way: tuple[str, int], code: int, ext: dict[str, str]) -> RemotingCommand:
+        address, timeout_ms = way
+        reply = await self._client.invoke(address, RemotingCommand.request(code, ext), timeout_ms)
         if reply.code != ResponseCode.SUCCESS:
             raise ResponseError(reply.code, reply.remark or "", address)
         return reply

@@ -23,7 +23,7 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import MQ_VERSION
 from batonmq.protocol.record import scan_record
 from batonmq.protocol.register_body import RegisterBrokerBody
-from batonmq.protocol.role_view import Role
+from batonmq.protocol.role_view import Role, RoleView
 
 _SAMPLES = 61  # one a second: rates over 10 s, 1 min
 
@@ -142,6 +142,20 @@ class BrokerStatus:
         problems = json.dumps(self.problems(), ensure_ascii=False)
         return info | self._of_store() | self._of_role() | {PROBLEMS_KEY: problems}
 
+    def _slaves_without_tables(self, view: RoleView | None) -> list[str]:
+        """As master: ids of the connected slaves that lack this mastership's tables (R42)."""
+        sync = self._replication.ha.sync_state if self._replication.ha is not None else None
+        if sync is None or view is None:
+            return []
+        followers = (sync.follower(replica.broker_id) for replica in view.replicas)
+        return [
+            str(follower.broker_id)
+            for follower in followers
+            if follower is not None
+            and follower.connection_id is not None
+            and not follower.holds_tables(sync.master_epoch)
+        ]
+
     def problems(self) -> list[str]:
         """What is wrong with this broker, as far as it knows, in words (`mqctl health`)."""
         path, replication = self._path, self._replication
@@ -186,5 +200,7 @@ class BrokerStatus:
                 "syncStateSetEpoch": str(view.sync_state_set_epoch if view else 0),
                 "lastEpoch": str(path.store.epochs.last_epoch),
                 "consumerOffsetsClamped": str(replication.offsets_clamped),
+                "tablesEpoch": str(replication.slave_sync.held_epoch),
+                "slavesWithoutTables": ",".join(self._slaves_without_tables(view)),
             }
         return info

@@ -79,12 +79,11 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             flow_bytes_per_s=flow,
         )
 
-    def slave_policy(self, *, ha_sync_flush: bool, proof_needed: bool) -> SlavePolicy:
+    def slave_policy(self, *, ha_sync_flush: bool) -> SlavePolicy:
         return SlavePolicy(
             sync_flush=ha_sync_flush,
             sync_from_last_file=self.sync_from_last_file,
             async_learner=self.async_learner,
-            proof_needed=proof_needed,
             retry_ms=self.ha_reconnect_interval,
             retry_ms_max=self.ha_reconnect_interval_max,
             keepalive_ms=max(1_000, self.ha_send_heartbeat_interval),

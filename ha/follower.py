@@ -35,6 +35,8 @@ class SyncPolicy:
     for a member that was slow again within `calm_ms` of its last joining."""
     join_pause_ms_max: int = 60_000
     calm_ms: int = 60_000
+    tables_ms: int = 5_000
+    """R42: how long a member may lack the tables of this mastership."""
     retry_ms: int = 50
     retry_ms_max: int = 1_000
     tick_ms: int = 50
@@ -52,6 +54,11 @@ class Follower:
     learner: bool = False
     whole: bool = True
     """False: its log begins later than ours, so it lacks old messages (R13)."""
+    tables_epoch: int | None = None
+    """The master of which epoch it holds the tables of, -1 of none (R42); None for a Java broker,
+    which does not say."""
+    tables_since_ms: int = 0
+    """Since when it lacks those of this mastership."""
     ack: int = -1
     ack_ms: int = 0
     pongs: int = 0
@@ -74,6 +81,19 @@ class Follower:
     @property
     def following(self) -> bool:
         return self.connection_id is not None and self.ack >= 0
+
+    def holds_tables(self, master_epoch: int) -> bool:
+        """R42: topics, groups and consumer offsets of that mastership, as far as it says."""
+        return self.tables_epoch is None or self.tables_epoch == master_epoch
+
+    def epoch_begins(self, now_ms: int) -> None:
+        """Its master was elected again: its acks and tables are those of an earlier epoch."""
+        if self.following:
+            self.absent_since_ms = now_ms
+        self.ack = -1
+        self.ack_ms = self.tables_since_ms = now_ms
+        self.pongs = 0
+        self.rate = 0.0
 
     def measure_rate(self, first: bool, now_ms: int) -> None:
         """At an ack, `first` if it is the connection's first one."""
@@ -121,6 +141,7 @@ class Follower:
         self.absent_since_ms += stall_ms
         self.ack_ms += stall_ms
         self.judged_from_ms += stall_ms
+        self.tables_since_ms += stall_ms
 
 
 def _pause_ms(policy: SyncPolicy, times: int) -> int:

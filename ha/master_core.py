@@ -1,22 +1,24 @@
 """The master's end of all HA connections: what to send next, and which ack counts. Pure.
 
-A connection goes WAIT_HANDSHAKE -> WAIT_ACK -> TRANSFER. After the slave's first ack, log bytes are
+A connection goes WAIT_HANDSHAKE -> WAIT_ACK -> TRANSFER, by way of WAIT_RECORD if it names a
+process that the controllers have not named yet. After the slave's first ack, log bytes are
 sent as long as less than a window of them is unacked; a frame never leaves its epoch nor its
 segment, and its header is made before moving on, so the last chunk of an epoch carries that epoch.
 Invariants: a connection's next offset lies in its transfer epoch; an ack counts only from the
-newest connection of its broker id (R18) and never above what was verified or sent there.
+newest connection of its broker id (R18) that is the registered process's (R41), never above what
+was verified or sent there, and only once that connection has entered this mastership's epoch.
 Origin: Java AutoSwitchHAConnection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import NamedTuple
 
 from batonmq.epoch.entry import EpochEntry, entry_after, entry_at, entry_of, with_ends
+from batonmq.ha.proof import Registrations, Standing
 from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
 from batonmq.ha.wire import (
     TRANSFER_HEADER,
@@ -43,6 +45,8 @@ class MasterPolicy:
     confirm_beat_ms: int = 20
     """A risen confirmOffset with nothing else to carry it is sent on this late at most."""
     housekeeping_ms: int = 20_000
+    record_wait_ms: int = 500
+    """For the view that registers the process which a new connection names."""
     flow_bytes_per_s: int | None = None
 
 
@@ -83,6 +87,7 @@ MasterEffect = SyncEffect | SendBytes | SendLog | CloseConnection | SlaveFollowi
 
 class Stage(Enum):
     WAIT_HANDSHAKE = "wait_handshake"
+    WAIT_RECORD = "wait_record"
     WAIT_ACK = "wait_ack"
     TRANSFER = "transfer"
     CLOSED = "closed"
@@ -96,11 +101,15 @@ class SlaveConnection:
     address: str
     opened_ms: int
     stage: Stage = Stage.WAIT_HANDSHAKE
+    handshake: SlaveHandshake | None = None
     broker_id: int = -1
-    learner: bool = False
-    sync_from_last_file: bool = False
+    """-1 until the connection counts as that replica's."""
     verified: int = 0
     """The end of our log when the handshake went out: a first ack cannot be above it."""
+    epoch: int = -1
+    """The mastership that the slave has entered on this connection."""
+    earlier_end: int = 0
+    """Up to here an ack may have been sent before this mastership began."""
     start_offset: int = 0
     next_offset: int = 0
     acked: int = -1
@@ -134,7 +143,7 @@ class MasterCore:
         *,
         min_offset: int,
         now_ms: int,
-        incarnations: Mapping[int, str] = MappingProxyType({}),
+        registrations: Registrations,
     ) -> None:
         self.recent_events = RecentEvents()
         self.sync = sync
@@ -146,7 +155,7 @@ class MasterCore:
         self._half_window = policy.window_bytes // 2
         self._entries = with_ends(entries)
         self._following: dict[int, SlaveConnection] = {}
-        self._incarnations = dict(incarnations)
+        self._registrations = registrations
 
     # -- the log and the history
 
@@ -204,28 +213,43 @@ class MasterCore:
     def handshake_received(
         self, connection_id: int, handshake: SlaveHandshake, now_ms: int
     ) -> list[MasterEffect]:
-        """Replies with our history. An older connection of the same broker is closed (R18)."""
+        """Replies with our history to a process of this group (R41)."""
         connection = self.connections[connection_id]
         assert connection.stage is Stage.WAIT_HANDSHAKE
-        if handshake.broker_id == self.sync.broker_id:
-            return self._close(
-                connection, f"slave claims to be broker {handshake.broker_id}, this master", now_ms
-            )
+        connection.handshake = handshake
+        connection.read_ms = connection.sent_ms = now_ms
+        return self._admit(connection, handshake, now_ms)
+
+    def _admit(
+        self, connection: SlaveConnection, handshake: SlaveHandshake, now_ms: int
+    ) -> list[MasterEffect]:
+        """An older connection of the same replica is closed (R18), but only for one that counts."""
+        standing, reason = self._registrations.judge(handshake)
+        if standing is Standing.REFUSED:
+            return self._close(connection, reason, now_ms)
+        if standing is Standing.AWAITED:
+            connection.stage = Stage.WAIT_RECORD
+            return []
         effects: list[MasterEffect] = []
         for older in list(self.connections.values()):
             if older.broker_id == handshake.broker_id:
                 effects += self._close(older, "superseded by a newer connection", now_ms)
         connection.stage = Stage.WAIT_ACK
         connection.broker_id = handshake.broker_id
-        connection.learner = handshake.async_learner
-        connection.sync_from_last_file = handshake.sync_from_last_file
         connection.read_ms = connection.sent_ms = now_ms
         connection.verified = self.log.written
+        connection.epoch = self.sync.master_epoch
+        is_named = handshake.identity is not None
         self.sync.connected(
-            handshake.broker_id, connection_id, now_ms, learner=handshake.async_learner
+            handshake.broker_id,
+            connection.connection_id,
+            now_ms,
+            learner=handshake.async_learner,
+            tables_awaited=is_named,
         )
-        reply = encode_master_handshake(self.log.written, self._entries)
-        effects.append(SendBytes(connection_id, reply))
+        own = self._registrations.own if is_named else None
+        reply = encode_master_handshake(self.log.written, self._entries, own)
+        effects.append(SendBytes(connection.connection_id, reply))
         return effects
 
     @records_event
@@ -260,11 +284,32 @@ class MasterCore:
                 )
             connection.acked = offset
         connection.verified = 0
-        effects += self.sync.acked(connection.broker_id, connection_id, connection.acked, now_ms)
+        if connection.epoch != self.sync.master_epoch and connection.acked > connection.earlier_end:
+            connection.epoch = self.sync.master_epoch  # bytes of this epoch: it followed into it
+        if connection.epoch == self.sync.master_epoch:
+            effects += self.sync.acked(
+                connection.broker_id, connection_id, connection.acked, now_ms
+            )
         if first:
             effects.append(SlaveFollowing(connection.broker_id, connection.acked))
         self._transfer(connection, now_ms, effects)
         return self._confirming(effects, now_ms)
+
+    @records_event
+    def marks_received(
+        self, connection_id: int, entered_epoch: int, tables_epoch: int, now_ms: int
+    ) -> list[MasterEffect]:
+        """The slave has entered that epoch, and holds the tables of the other one; -1: of none.
+
+        To be fed before the acks of the same read, which came behind the epoch's mark.
+        """
+        connection = self.connections.get(connection_id)
+        if connection is None or connection.broker_id < 0:
+            return []
+        if entered_epoch == self.sync.master_epoch:
+            connection.epoch = entered_epoch
+        settled = self.sync.tables_held(connection.broker_id, connection_id, tables_epoch, now_ms)
+        return self._confirming(list(settled), now_ms)
 
     @records_event
     def connection_closed(self, connection_id: int, now_ms: int) -> list[MasterEffect]:
@@ -278,17 +323,19 @@ class MasterCore:
 
     @records_event
     def replicas_changed(self, replicas: Sequence[Replica], now_ms: int) -> list[MasterEffect]:
-        """R12: what an earlier process of a replica acked may be lost with it, so only acks of a
-        connection made after this view count. The new process connects again at once."""
+        """R12, R41: what an earlier process of a replica acked may be lost with it, so only acks of
+        the registered one count. It may be connected already, before the view that registers it."""
+        self._registrations.renew(replicas)
         effects: list[MasterEffect] = []
-        for replica in replicas:
-            known = self._incarnations.get(replica.broker_id, replica.incarnation)
-            self._incarnations[replica.broker_id] = replica.incarnation
-            if known == replica.incarnation:
+        for connection in list(self.connections.values()):
+            if connection.handshake is None or connection.stage is Stage.WAIT_RECORD:
                 continue
-            for connection in list(self.connections.values()):
-                if connection.broker_id == replica.broker_id:
-                    effects += self._close(connection, "that broker was started anew", now_ms)
+            standing, reason = self._registrations.judge(connection.handshake)
+            if standing is not Standing.COUNTS:
+                effects += self._close(connection, reason, now_ms)
+        for connection in list(self.connections.values()):
+            if connection.handshake is not None and connection.stage is Stage.WAIT_RECORD:
+                effects += self._admit(connection, connection.handshake, now_ms)
         return self._confirming(effects, now_ms)
 
     @records_event
@@ -304,8 +351,15 @@ class MasterCore:
         entries: Sequence[EpochEntry],
         now_ms: int,
     ) -> list[MasterEffect]:
-        """This master was elected again. `entries` end with the new epoch, which is durable."""
+        """This master was elected again. `entries` end with the new epoch, which is durable.
+
+        Connections stay, their acks do not: a slave may have followed another master meanwhile, cut
+        its log, and its end of the connection may be long gone. Each counts again once the slave
+        shows that it followed into this epoch: by its mark, or by an ack of bytes sent since.
+        """
         start = entries[-1].start_offset
+        for connection in self.connections.values():
+            connection.earlier_end = max(connection.next_offset, connection.verified)
         settled = self.sync.begin_epoch(master_epoch, start, recorded, now_ms)
         effects = self.epochs_changed(entries, now_ms)
         return self._confirming(effects + list(settled), now_ms)
@@ -332,6 +386,10 @@ class MasterCore:
             if now_ms - connection.read_ms >= policy.housekeeping_ms:
                 silent_ms = now_ms - connection.read_ms
                 effects += self._close(connection, f"nothing read for {silent_ms} ms", now_ms)
+            elif connection.handshake is not None and connection.stage is Stage.WAIT_RECORD:
+                if now_ms - connection.sent_ms >= policy.record_wait_ms:
+                    _, reason = self._registrations.judge(connection.handshake)
+                    effects += self._close(connection, reason, now_ms)
             elif connection.stage is Stage.TRANSFER:
                 self._transfer(connection, now_ms, effects)
                 behind = connection.sent_confirm < self.log.confirm_offset
@@ -357,7 +415,7 @@ class MasterCore:
         start = ack
         if ack == 0:
             start = self.min_offset
-            if connection.sync_from_last_file:
+            if connection.handshake is not None and connection.handshake.sync_from_last_file:
                 written = self.log.written
                 start = max(start, written - written % self.policy.segment_size)
         if start < self.min_offset:

@@ -24,7 +24,7 @@ from batonmq.ha.master_core import (
 )
 from batonmq.ha.ports import EpochList, HAListener, LogStore
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
-from batonmq.ha.wire import SLAVE_HANDSHAKE, SlaveFrameReader
+from batonmq.ha.wire import SLAVE_OPENING_SIZE_MAX, SlaveFrameReader
 from batonmq.process.sockets import limit_unacknowledged_of
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.errors import RemoteProtocolError
@@ -82,7 +82,7 @@ class SlaveLink(asyncio.Protocol):
             return
         # A slave sends its handshake and waits: more bytes than that are no handshake.
         self._early += data
-        if len(self._early) > SLAVE_HANDSHAKE.size:
+        if len(self._early) > SLAVE_OPENING_SIZE_MAX:
             self.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -160,13 +160,21 @@ class MasterShell:
         now_ms = self._now_ms()
         if handshake is not None:
             log.info(
-                "ha_slave_connected address=%s broker_id=%d learner=%s",
+                "ha_slave_connected address=%s broker_id=%d learner=%s identity=%s",
                 link.address,
                 handshake.broker_id,
                 handshake.async_learner,
+                handshake.identity or "none",
             )
             self.perform(self._poll_store(now_ms))
             self.perform(self.core.handshake_received(link.connection_id, handshake, now_ms))
+        reader = link.reader
+        if reader.marked:
+            self.perform(
+                self.core.marks_received(
+                    link.connection_id, reader.entered_epoch, reader.tables_epoch, now_ms
+                )
+            )
         if acks:
             self.perform(self.core.acks_received(link.connection_id, acks, now_ms))
 
@@ -184,19 +192,20 @@ class MasterShell:
     def adopt(self, view: RoleView) -> None:
         """A newer set of this mastership; of another one, its role change is on its way."""
         if view.master_epoch == self.core.sync.master_epoch:
+            self.perform(self._poll_store(self._now_ms()))
             self.perform(self.core.replicas_changed(view.replicas, self._now_ms()))
             self.perform(self.core.set_adopted(RecordedSet.of(view), self._now_ms()))
 
     def begin_next_epoch(self, view: RoleView) -> int:
-        """Elected again: connections and acks stay, the history grows. Returns the log's end."""
+        """Elected again: connections stay, the history grows. Returns the log's end."""
         epoch = view.master_epoch
-        self.perform(self.core.replicas_changed(view.replicas, self._now_ms()))
         log_end = self._store.max_phy_offset
         self.appended(log_end)
         append_epoch(self._store.epochs, epoch, log_end)
         self._entries = self._store.epochs.entries
         recorded = RecordedSet.of(view)
         self.perform(self.core.epoch_begun(epoch, recorded, self._entries, self._now_ms()))
+        self.perform(self.core.replicas_changed(view.replicas, self._now_ms()))
         log.info("ha_master_again master_epoch=%d log_end=%d", epoch, log_end)
         return log_end
 

@@ -21,7 +21,7 @@ from batonmq.ha.slave_effects import (
 )
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.truncation import LocalLog
-from batonmq.ha.wire import MasterHandshake, encode_ack
+from batonmq.ha.wire import MasterHandshake, encode_ack, encode_epoch_mark
 
 
 class ReceivedLog:
@@ -41,6 +41,8 @@ class ReceivedLog:
         self._flush_requested = 0
         self._master_confirm = -1
         """confirmOffset by the newest frame; -1 before the first one."""
+        self._marks_epochs = False
+        """The master wants to see in which epoch an ack was made."""
         self._pending_epoch: tuple[int, int] | None = None
         """(epoch, start) of a frame that begins before that start."""
         self._backlog_end = 0
@@ -66,8 +68,11 @@ class ReceivedLog:
         self.last_epoch = log.last_epoch
         self.confirm_offset = max(self.confirm_offset, log.confirm_offset)
 
-    def begin_transfer(self, last_epoch: int, backlog_end: int) -> None:
+    def begin_transfer(
+        self, last_epoch: int, backlog_end: int, *, marks_epochs: bool = False
+    ) -> None:
         self.last_epoch = last_epoch
+        self._marks_epochs = marks_epochs
         self._backlog_end = backlog_end
         self.first_ack_sent = False
         self.ack_due = True
@@ -97,8 +102,7 @@ class ReceivedLog:
             self._pending_epoch = (epoch, epoch_start)
             return []
         self._pending_epoch = None
-        self.last_epoch = epoch
-        return [AppendEpoch(epoch, epoch_start)]
+        return self._enter(epoch, epoch_start)
 
     def append(self, data: memoryview) -> list[SlaveEffect]:
         """The next piece of the current frame's body."""
@@ -114,11 +118,17 @@ class ReceivedLog:
         if self.max_offset < start:
             return [AppendLog(offset, data)]
         self._pending_epoch = None
-        self.last_epoch = epoch
         effects: list[SlaveEffect] = [AppendLog(offset, data[: start - offset])]
-        effects.append(AppendEpoch(epoch, start))
+        effects += self._enter(epoch, start)
         if self.max_offset > start:
             effects.append(AppendLog(start, data[start - offset :]))
+        return effects
+
+    def _enter(self, epoch: int, start: int) -> list[SlaveEffect]:
+        self.last_epoch = epoch
+        effects: list[SlaveEffect] = [AppendEpoch(epoch, start)]
+        if self._marks_epochs:
+            effects.append(SendToMaster(encode_epoch_mark(epoch)))
         return effects
 
     def acknowledge(self, flushed_offset: int, now_ms: int, effects: list[SlaveEffect]) -> None:

@@ -18,9 +18,11 @@ from batonmq.ha.links import OpenLinks, WaitingLinks
 from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import MasterShell, SlaveLink, append_epoch
 from batonmq.ha.ports import HAListener, LogStore
+from batonmq.ha.proof import Registrations
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_shell import ProvePeer, SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
+from batonmq.ha.wire import HAIdentity
 from batonmq.process.clock import boot_ms
 from batonmq.process.sockets import listening_as
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
@@ -34,9 +36,9 @@ log = logging.getLogger(__name__)
 class AutoSwitchHAService:
     """Sends the log as master, follows it as slave, or does neither.
 
-    All methods are called on the loop. `broker_id_of` is called at each role change; the broker
-    must be registered by then. `prove_master` requests a broker's identity (1007); without it a
-    truncation relies on the handshake's epoch alone.
+    All methods are called on the loop. `identity_of` is called at each role change; the broker
+    must be registered by then. `prove_master` requests the identity of a Java master (1007); a
+    master of ours names itself on the connection.
     """
 
     def __init__(
@@ -46,15 +48,15 @@ class AutoSwitchHAService:
         listener: HAListener,
         *,
         store_config: StoreConfig,
-        broker_id_of: Callable[[], int],
-        prove_master: ProvePeer | None = None,
+        identity_of: Callable[[], HAIdentity],
+        prove_master: ProvePeer,
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
         self._store = store
         self._config = config
         self._listener = listener
         self._store_config = store_config
-        self._broker_id_of = broker_id_of
+        self._identity_of = identity_of
         self._prove_master = prove_master
         self._now_ms = clock_ms
         self._lock = asyncio.Lock()
@@ -62,6 +64,7 @@ class AutoSwitchHAService:
         self._master: MasterShell | None = None
         self._slave: SlaveShell | None = None
         self._dead: frozenset[int] = frozenset()
+        self._tables_epoch = -1
         self._links_made = 0
         self._open_links = OpenLinks()
         self._waiting_links: WaitingLinks[SlaveLink] = WaitingLinks()
@@ -140,13 +143,10 @@ class AutoSwitchHAService:
             self._store.trust.discard_damaged_tail()
             now_ms = self._now_ms()
             core = SlaveCore(
-                self._broker_id_of(),
+                self._identity_of(),
                 view,
                 local_log(self._store),
-                self._config.slave_policy(
-                    ha_sync_flush=self._store_config.ha_sync_flush,
-                    proof_needed=self._prove_master is not None,
-                ),
+                self._config.slave_policy(ha_sync_flush=self._store_config.ha_sync_flush),
                 now_ms,
             )
             self._slave = SlaveShell(
@@ -157,6 +157,7 @@ class AutoSwitchHAService:
                 self._prove_master,
                 self._open_links,
             )
+            self._slave.tables_followed(self._tables_epoch)
             self._slave.start()
             log.info(
                 "ha_slave master_epoch=%d master=%s", view.master_epoch, view.master_ha_address
@@ -179,6 +180,12 @@ class AutoSwitchHAService:
         """As slave: connect without waiting for the time, for what was in the way has passed."""
         if self._slave is not None:
             self._slave.follow(self._slave.core.view)
+
+    def tables_followed(self, master_epoch: int) -> None:
+        """As slave: the tables of the master of that epoch are here (R42); the master is told."""
+        self._tables_epoch = master_epoch
+        if self._slave is not None:
+            self._slave.tables_followed(master_epoch)
 
     def set_dead(self, broker_ids: frozenset[int]) -> None:
         """The members of the group that the controllers call dead right now (R14)."""
@@ -293,6 +300,7 @@ class AutoSwitchHAService:
             master.close()
 
     def _begin_mastership(self, view: RoleView, log_end: int) -> None:
+        own = self._identity_of()
         store, config, now_ms = self._store, self._store_config, self._now_ms()
         policy = self._config.sync_policy(
             min_in_sync_replicas=config.min_in_sync_replicas, sync_flush=config.sync_flush
@@ -305,7 +313,7 @@ class AutoSwitchHAService:
             policy=policy,
         )
         sync = SyncState(
-            self._broker_id_of(),
+            own.broker_id,
             view.master_epoch,
             log_end,
             RecordedSet.of(view),
@@ -319,7 +327,7 @@ class AutoSwitchHAService:
             store.epochs.entries,
             min_offset=max(0, store.min_phy_offset),
             now_ms=now_ms,
-            incarnations={r.broker_id: r.incarnation for r in view.replicas},
+            registrations=Registrations(own, view.replicas),
         )
         self._master = MasterShell(core, store, self._listener, self._now_ms)
         self._master.start(core.dead_changed(self._dead, now_ms))

@@ -2,9 +2,9 @@
 
 TRANSITIONS holds all phases and what leads from one to the next; a step that it does not have
 raises InvalidTransition, which shows the recent events. Invariants: nothing is acked to a peer
-whose history ends below the epoch that this replica has accepted (R2); nothing is cut, and from
-the second connection of a view on nothing is appended, before the peer proved to be the master
-(R21). The invariants of the log's end are `received_log`'s.
+whose history ends below the epoch that this replica has accepted (R2); nothing is cut, appended or
+acked before the peer proved to be the master (R21, R41): one of ours names itself in front of its
+handshake, a Java broker is asked. The invariants of the log's end are `received_log`'s.
 Effects are to be performed in order, each completely, before the next event is fed.
 Origin: Java AutoSwitchHAClient.
 """
@@ -15,6 +15,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
+from batonmq.ha.proof import PeerIdentity, master_fault, proof_fault
 from batonmq.ha.received_log import ReceivedLog
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
@@ -33,13 +34,18 @@ from batonmq.ha.truncation import (
     BeginAnew,
     CutTo,
     LocalLog,
-    PeerIdentity,
     Refuse,
     epochs_after,
     judge_log,
-    proof_fault,
 )
-from batonmq.ha.wire import MasterHandshake, SlaveHandshake, TransferHeader, encode_slave_handshake
+from batonmq.ha.wire import (
+    HAIdentity,
+    MasterHandshake,
+    SlaveHandshake,
+    TransferHeader,
+    encode_slave_handshake,
+    encode_tables_mark,
+)
 from batonmq.process.recent_events import RecentEvents, records_event, shows_events
 from batonmq.protocol.role_view import RoleView
 
@@ -52,7 +58,7 @@ class Phase(Enum):
     HANDSHAKE = "handshake"
     """Our handshake is sent, the master's is awaited."""
     PROVING = "proving"
-    """The master's identity is requested at its remoting address (1007)."""
+    """A Java master's identity is requested at its remoting address (1007)."""
     CUTTING = "cutting"
     """The store cuts the log to the consistent point."""
     TRANSFER = "transfer"
@@ -119,11 +125,12 @@ class SlaveCore:
     """
 
     def __init__(
-        self, broker_id: int, view: RoleView, log: LocalLog, policy: SlavePolicy, now_ms: int
+        self, own: HAIdentity, view: RoleView, log: LocalLog, policy: SlavePolicy, now_ms: int
     ) -> None:
-        assert view.master_broker_id is not None and view.master_broker_id != broker_id
+        assert view.master_broker_id is not None and view.master_broker_id != own.broker_id
         self.recent_events = RecentEvents()
-        self.broker_id = broker_id
+        self.own = own
+        self.broker_id = own.broker_id
         self.view = view
         self.policy = policy
         self.phase = Phase.READY
@@ -131,8 +138,9 @@ class SlaveCore:
         self.silence = MasterSilence(policy, now_ms)
         self._redial = Redial(policy, now_ms)
         self._peer: MasterHandshake | None = None
-        self._proved = False
-        self._fresh_until_ms = now_ms + policy.fresh_ms
+        self._named = False
+        """Whether this connection leads to a master of ours: both ends name themselves."""
+        self._tables_epoch = -1
         self._first_frame = True
 
     # -- connection
@@ -147,8 +155,6 @@ class SlaveCore:
             view.master_ha_address,
             view.master_incarnation,
         )
-        if not same or old.master_epoch != view.master_epoch:
-            self._fresh_until_ms = now_ms + self.policy.fresh_ms
         if same and self.phase is not Phase.READY:
             return []
         effects: list[SlaveEffect] = []
@@ -162,8 +168,12 @@ class SlaveCore:
         self._move(Step.CONNECTED)
         self.log.reload(log)
         self.silence.read_ms = self.log.sent_ms = now_ms
+        self._named = bool(self.view.master_incarnation)
         handshake = SlaveHandshake(
-            self.broker_id, self.policy.sync_from_last_file, self.policy.async_learner
+            self.broker_id,
+            self.policy.sync_from_last_file,
+            self.policy.async_learner,
+            self.own if self._named else None,
         )
         return [SendToMaster(encode_slave_handshake(handshake))]
 
@@ -233,17 +243,15 @@ class SlaveCore:
                 f"the peer's last epoch is {peer.last_epoch}, this replica has accepted {needed}",
                 now_ms,
             )
-        fresh = now_ms < self._fresh_until_ms
-        self._fresh_until_ms = now_ms
-        if not fresh and not self._proved:
+        if not self._named:
             # R21: whoever answers at this address by now, its history may fit ours by chance.
-            return self._request_proof(now_ms)
+            self._move(Step.PROOF_NEEDED)
+            self.silence.read_ms = now_ms
+            return [ProveMaster(self.view)]
+        fault = master_fault(peer.identity, self.view)
+        if fault:
+            return self._hang_up(fault, now_ms)
         return self._settle_history(log, now_ms)
-
-    def _request_proof(self, now_ms: int) -> list[SlaveEffect]:
-        self._move(Step.PROOF_NEEDED)
-        self.silence.read_ms = now_ms
-        return [ProveMaster(self.view)]
 
     @records_event
     def peer_proved(self, identity: PeerIdentity, log: LocalLog, now_ms: int) -> list[SlaveEffect]:
@@ -254,7 +262,6 @@ class SlaveCore:
         fault = proof_fault(identity, self.view, self._peer.last_epoch)
         if fault:
             return self._hang_up(fault, now_ms)
-        self._proved = True
         return self._settle_history(log, now_ms)
 
     @records_event
@@ -281,8 +288,6 @@ class SlaveCore:
         if isinstance(decision, Refuse):
             is_new = self._redial.diverged(decision.reason, now_ms)
             return self._diverge(decision.reason, is_new=is_new)
-        if isinstance(decision, BeginAnew | CutTo) and not self._proved:
-            return self._request_proof(now_ms)
         if isinstance(decision, BeginAnew):
             return self._begin_anew(decision.reason, now_ms)
         if isinstance(decision, CutTo):
@@ -304,11 +309,25 @@ class SlaveCore:
         ]:
             effects.append(AdoptEpochs(entries))
         effects.append(Following(log.max_offset))
-        self.log.begin_transfer(entries[-1].epoch if entries else -1, peer.max_offset)
+        self.log.begin_transfer(
+            entries[-1].epoch if entries else -1, peer.max_offset, marks_epochs=self._named
+        )
+        effects += self._mark_tables()
         if not self.policy.sync_flush:
             # At once, even if it is 0: Java waits up to 5 s here, and the master waits for it.
             self.log.acknowledge(log.max_offset, now_ms, effects)
         return effects
+
+    @records_event
+    def tables_followed(self, master_epoch: int) -> list[SlaveEffect]:
+        """Topics, groups and consumer offsets of the master of that epoch are here (R42)."""
+        self._tables_epoch = master_epoch
+        return self._mark_tables() if self.phase is Phase.TRANSFER else []
+
+    def _mark_tables(self) -> list[SlaveEffect]:
+        if not self._named or self._tables_epoch < 0:
+            return []
+        return [SendToMaster(encode_tables_mark(self._tables_epoch))]
 
     def _begin_anew(self, reason: str, now_ms: int) -> list[SlaveEffect]:
         """R27: the old log goes aside and the next handshake finds an empty one."""
@@ -360,9 +379,6 @@ class SlaveCore:
 
     def _next_byte_gone(self, offset: int, now_ms: int) -> list[SlaveEffect]:
         reason = f"our log ends at {self.log.max_offset}, the master's begins at {offset}"
-        if not self._proved:
-            # The view is no longer fresh at the next connection, which therefore wants a proof.
-            return self._hang_up(f"{reason}: it has to prove that it is the master", now_ms)
         if self.broker_id in self.view.sync_state_set:
             reason += (
                 ", yet this replica is in the SyncStateSet: nothing is dropped; compare both logs, "
@@ -412,7 +428,6 @@ class SlaveCore:
             self._redial.later(now_ms)
             return []
         self._move(Step.DIAL)
-        self._proved = not self.policy.proof_needed
         self.silence.begin(now_ms)
         return [Dial(self.view.master_ha_address)]
 
@@ -428,7 +443,6 @@ class SlaveCore:
         self.phase = phase
         if phase in (Phase.READY, Phase.STOPPED):
             self._peer = None
-            self._proved = False
             self.log.end_connection()
             self.silence.end_connection()
 

@@ -28,7 +28,7 @@ class SendToMaster(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProveMaster:
-    """Request the master's identity at its remoting address (1007), then feed `peer_proved`, or
+    """Request a Java master's identity at its remoting address (1007), then feed `peer_proved`, or
     `disconnected` if there is no answer."""
 
     view: RoleView

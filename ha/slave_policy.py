@@ -14,11 +14,6 @@ class SlavePolicy:
     sync_flush: bool = False
     sync_from_last_file: bool = False
     async_learner: bool = False
-    proof_needed: bool = False
-    """Whether a peer has to prove to be the master (R21): before a cut always, before a byte is
-    taken on every connection but the first one of a fresh view."""
-    fresh_ms: int = 3_000
-    """How long a view that names another master, or another epoch, is fresh."""
     retry_ms: int = 20
     retry_ms_max: int = 1_000
     diverged_retry_ms: int = 1_000

@@ -16,6 +16,7 @@ from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.config import UNACKNOWLEDGED_MS
 from batonmq.ha.links import ByteRate, OpenLinks
 from batonmq.ha.ports import HAListener, LogStore
+from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
@@ -33,7 +34,7 @@ from batonmq.ha.slave_effects import (
     SlaveEffect,
     TruncateTo,
 )
-from batonmq.ha.truncation import LocalLog, PeerIdentity
+from batonmq.ha.truncation import LocalLog
 from batonmq.ha.wire import MasterFrameReader, MasterHandshake, TransferHeader
 from batonmq.process import disk
 from batonmq.process.clock import wall_ms
@@ -50,7 +51,7 @@ _JOIN_BELOW = 32 << 10
 """Pieces smaller than this on average are joined into one write."""
 
 ProvePeer = Callable[[RoleView], Awaitable[PeerIdentity]]
-"""Requests the identity of the broker at a view's master_address (1007)."""
+"""Requests the identity of the Java broker at a view's master_address (1007)."""
 
 
 def local_log(store: LogStore) -> LocalLog:
@@ -128,7 +129,7 @@ class SlaveShell:
         store: LogStore,
         listener: HAListener,
         now_ms: Callable[[], int],
-        prove_master: ProvePeer | None,
+        prove_master: ProvePeer,
         open_links: OpenLinks,
     ) -> None:
         self._open_links = open_links
@@ -167,6 +168,9 @@ class SlaveShell:
         if not self._closed:
             self._run(self.core.follow(view, self._now_ms()))
 
+    def tables_followed(self, master_epoch: int) -> None:
+        self._run(self.core.tables_followed(master_epoch))
+
     def close(self) -> None:
         """Ends the connection; not a byte is written or acked after it (R1). Idempotent."""
         if self._closed:
@@ -187,7 +191,9 @@ class SlaveShell:
 
     def lost(self, link: MasterLink, reason: str) -> None:
         if link is self._link:
-            log.info("ha_master_lost address=%s reason=%s", self._address, reason)
+            log.info(
+                "ha_master_lost address=%s reason=%s", self.core.view.master_ha_address, reason
+            )
             self._link = None
             self._run(self.core.disconnected(self._now_ms()))
 
@@ -301,10 +307,14 @@ class SlaveShell:
                 self._spawn(self._prove(view))
             case Following(offset):
                 self._diverged = ""
-                log.info("ha_following address=%s offset=%d", self._address, offset)
+                log.info(
+                    "ha_following address=%s offset=%d", self.core.view.master_ha_address, offset
+                )
             case Diverged(reason):
                 self._diverged = reason
-                log.error("ha_diverged address=%s reason=%s", self._address, reason)
+                log.error(
+                    "ha_diverged address=%s reason=%s", self.core.view.master_ha_address, reason
+                )
                 self._listener.on_diverged(reason)
             case _:
                 raise AssertionError(f"no way to perform {effect}")
@@ -351,7 +361,7 @@ class SlaveShell:
         self._perform(self.core.append_failed(log_end, offset, reason, self._now_ms()))
 
     def _hang_up(self, reason: str) -> None:
-        log.info("ha_master_left address=%s reason=%s", self._address, reason)
+        log.info("ha_master_left address=%s reason=%s", self.core.view.master_ha_address, reason)
         link, self._link, self._dialled = self._link, None, None
         if link is not None:
             link.end()
@@ -397,7 +407,6 @@ class SlaveShell:
             self._run(self.core.disconnected(self._now_ms()))
 
     async def _prove(self, view: RoleView) -> None:
-        assert self._prove_master is not None
         link = self._link
         try:
             identity = await self._prove_master(view)
@@ -425,14 +434,10 @@ class SlaveShell:
         core, now_ms = self.core, self._now_ms()
         since_1970_ms = wall_ms() - now_ms
         return HAClientRuntimeInfo(
-            master_addr=self._address,
+            master_addr=self.core.view.master_ha_address,
             transferred_byte_in_second=self.rate.sample(core.log.bytes_received, now_ms),
             max_offset=self._store.max_phy_offset,
             last_read_timestamp=core.silence.read_ms + since_1970_ms,
             last_write_timestamp=core.log.sent_ms + since_1970_ms,
             master_flush_offset=0,
         )
-
-    @property
-    def _address(self) -> str:
-        return self.core.view.master_ha_address

@@ -213,13 +213,18 @@ class SyncState:
         *,
         learner: bool = False,
         whole: bool = True,
+        tables_awaited: bool = False,
     ) -> None:
-        """A newer connection of that id: only its acks count from now on (R18)."""
+        """A newer connection of that id: only its acks count from now on (R18). `tables_awaited`:
+        it will say when it holds the tables of this mastership (R42)."""
         if broker_id == self.broker_id:
             return
         follower = self._followers.setdefault(broker_id, Follower(broker_id, now_ms))
         if follower.following:
             follower.absent_since_ms = now_ms
+        if follower.holds_tables(self.master_epoch):
+            follower.tables_since_ms = now_ms
+        follower.tables_epoch = -1 if tables_awaited else None
         follower.connection_id = connection_id
         follower.learner = learner
         follower.whole = whole
@@ -269,6 +274,16 @@ class SyncState:
         if follower is not None and follower.connection_id == connection_id:
             follower.whole = whole
 
+    def tables_held(
+        self, broker_id: int, connection_id: int, epoch: int, now_ms: int
+    ) -> list[SyncEffect]:
+        """That slave holds the tables of the master of `epoch`; -1: of none."""
+        follower = self._followers.get(broker_id)
+        if follower is None or follower.connection_id != connection_id:
+            return []
+        follower.tables_epoch = epoch
+        return self._settle(now_ms)
+
     def set_dead(self, broker_ids: Iterable[int], now_ms: int) -> list[SyncEffect]:
         """The ids that the controllers call dead right now (R14)."""
         self.dead = frozenset(broker_ids) - {self.broker_id}
@@ -299,8 +314,12 @@ class SyncState:
     def begin_epoch(
         self, master_epoch: int, epoch_start_offset: int, recorded: RecordedSet, now_ms: int
     ) -> list[SyncEffect]:
-        """The same master goes on in a higher epoch; connections and acks stay."""
+        """The same master goes on in a higher epoch. Connections stay; no ack and no table of the
+        earlier epoch counts in this one."""
         assert master_epoch > self.master_epoch
+        for follower in self._followers.values():
+            follower.epoch_begins(now_ms)
+        self.joining.clear()
         self.master_epoch = master_epoch
         self.epoch_start_offset = epoch_start_offset
         return self.adopt(recorded, now_ms)
@@ -378,29 +397,30 @@ class SyncState:
         return []
 
     def _reason_to_remove(self, broker_id: int, now_ms: int) -> tuple[str, bool]:
-        """R14. Why a recorded member should leave, "" if it should stay; whether it was slow."""
+        """R14, R42. Why a member should leave, "" if it should stay; whether it was slow."""
         if broker_id in self.dead:
             return "is dead to the controllers", False
         policy = self.policy
         follower = self._followers[broker_id]
         if not follower.following and now_ms - follower.absent_since_ms >= policy.slave_silent_ms:
             return "is not connected", False
-        since_ms = self._unacked_since_ms(follower)
-        if since_ms is not None and now_ms - since_ms >= policy.slave_silent_ms:
-            return f"is behind for {now_ms - since_ms} ms", True
+        written_ms = self.log.written_ms(follower.held)  # of the oldest byte that it has not acked
+        if written_ms is not None:
+            behind_ms = now_ms - max(written_ms, follower.judged_from_ms)
+            if behind_ms >= policy.slave_silent_ms:
+                return f"is behind for {behind_ms} ms", True
         patience_ms = policy.slave_silent_ms if follower.pongs >= 2 else policy.quiet_slave_ms
         silent_ms = now_ms - follower.ack_ms
         if follower.following and silent_ms >= patience_ms:
             return f"is silent for {silent_ms} ms", True
+        lacking_ms = now_ms - follower.tables_since_ms
+        if not follower.holds_tables(self.master_epoch) and lacking_ms >= policy.tables_ms:
+            return f"has no tables of this epoch for {lacking_ms} ms", False
         return "", False
 
-    def _unacked_since_ms(self, follower: Follower) -> int | None:
-        """When the oldest byte was written that it has not acked; None if it acked all."""
-        written_ms = self.log.written_ms(follower.held)
-        return None if written_ms is None else max(written_ms, follower.judged_from_ms)
-
     def _may_join(self, follower: Follower, now_ms: int) -> bool:
-        """R13, but for confirmOffset: near, alive, of this epoch, complete, no learner."""
+        """R13 and R42, but for confirmOffset: near, alive, of this epoch, complete with its tables,
+        no learner."""
         broker_id = follower.broker_id
         return (
             follower.following
@@ -408,6 +428,7 @@ class SyncState:
             and broker_id not in self.dead
             and not follower.learner
             and follower.whole
+            and follower.holds_tables(self.master_epoch)
             and (self._candidates is None or broker_id in self._candidates)
             and follower.ack >= self.epoch_start_offset
             and now_ms >= follower.barred_until_ms

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from batonmq.epoch.entry import NO_CONSISTENT_POINT, EpochEntry, consistent_point, within_log
 from batonmq.ha.wire import MasterHandshake
-from batonmq.protocol.role_view import RoleView
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,34 +135,3 @@ def epochs_after(own: LocalLog, master: MasterHandshake) -> tuple[EpochEntry, ..
 def _brief(entries: tuple[EpochEntry, ...]) -> str:
     shown = [f"{e.epoch}@{e.start_offset}" for e in entries[-4:]]
     return "[" + ("… " if len(entries) > 4 else "") + " ".join(shown) + "]"
-
-
-@dataclass(frozen=True, slots=True)
-class PeerIdentity:
-    """A broker's reply to request 1007: who it is, and its last epoch."""
-
-    cluster_name: str
-    broker_name: str
-    broker_id: int
-    last_epoch: int
-
-
-def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) -> str:
-    """Why that is no proof; "" if it is. A Java master reports broker id 0.
-
-    `handshake_epoch`: the last epoch that the peer named on the HA connection.
-    """
-    is_master = (
-        identity.cluster_name == view.cluster_name
-        and identity.broker_name == view.broker_name
-        and identity.broker_id in (0, view.master_broker_id)
-        and identity.last_epoch >= view.master_epoch
-        and identity.last_epoch == handshake_epoch
-    )
-    if is_master:
-        return ""
-    return (
-        f"{view.master_address} is {identity.cluster_name}/{identity.broker_name}/"
-        f"{identity.broker_id} at epoch {identity.last_epoch}, not the master that was "
-        f"elected: nothing is cut for it, and nothing taken from it"
-    )

@@ -4,6 +4,12 @@ All integers are big-endian. Slave to master: one handshake, then acks. Master t
 handshake, then transfer frames; a transfer frame without a body is a heartbeat and carries the next
 offset that would be sent. Frames may cut messages anywhere.
 
+Two BatonMQ brokers send more, and send it to nobody else: a slave names itself in an identity frame
+in front of its handshake (SAFETY R41), the master answers with its own in front of its handshake,
+and the slave marks among its acks which epoch it has entered, and whose tables it holds (R42). A
+slave does this only where its role view shows that the master is one of ours, so Java brokers read
+and write what they always did.
+
 A reader takes bytes as they come, cut anywhere, and returns whole frames; the result is the same
 for every way of cutting the same stream. Log bytes are not collected: the slave's reader returns
 each piece of a body as a view of the receive buffer, so a frame of any size needs no memory of its
@@ -17,6 +23,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
+
+import msgspec
 
 from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.protocol.errors import RemoteProtocolError
@@ -32,6 +40,20 @@ class HAState(IntEnum):
     SHUTDOWN = 4
 
 
+class OwnState(IntEnum):
+    """The first i32 of the frames that only BatonMQ brokers exchange, as ASCII letters. A Java
+    broker closes a connection on which it finds a state that it does not know."""
+
+    IDENTITY = int.from_bytes(b"BATI")
+    EPOCH_MARK = int.from_bytes(b"BATE")
+    TABLES_MARK = int.from_bytes(b"BATT")
+
+
+IDENTITY_HEAD: Final = struct.Struct(
+    ">"
+    "i"  # 0  state, IDENTITY
+    "i"  # 4  size of the JSON that follows
+)
 SLAVE_HANDSHAKE: Final = struct.Struct(
     ">"
     "i"  # 0  state, HANDSHAKE
@@ -41,8 +63,8 @@ SLAVE_HANDSHAKE: Final = struct.Struct(
 )
 SLAVE_ACK: Final = struct.Struct(
     ">"
-    "i"  # 0  state, TRANSFER
-    "q"  # 4  end of the slave's log, exclusive
+    "i"  # 0  state, TRANSFER; or EPOCH_MARK, TABLES_MARK
+    "q"  # 4  end of the slave's log, exclusive; of a mark: the masterEpoch
 )
 MASTER_HANDSHAKE: Final = struct.Struct(
     ">"
@@ -70,22 +92,44 @@ EPOCHS_MAX: Final = 1 << 20
 """More entries than this in one handshake are refused (Java fails above 1,000)."""
 BODY_SIZE_MAX: Final = 1 << 30
 """A body never leaves one segment, and a segment is 1 GiB."""
+IDENTITY_SIZE_MAX: Final = 4096
+SLAVE_OPENING_SIZE_MAX: Final = IDENTITY_HEAD.size + IDENTITY_SIZE_MAX + SLAVE_HANDSHAKE.size
+"""What a slave may send before the master has answered."""
+
+
+class HAIdentity(msgspec.Struct, frozen=True, rename="camel"):
+    """Which process of which replica is at this end of a connection (R41)."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    incarnation: str
+    log_id: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cluster_name}/{self.broker_name}/{self.broker_id}"
+            f" (incarnation {self.incarnation}, log {self.log_id})"
+        )
 
 
 class SlaveHandshake(NamedTuple):
-    """A slave's first frame."""
+    """A slave's first frame. `identity` stands in a frame of its own before it; Java sends none."""
 
     broker_id: int
     sync_from_last_file: bool = False
     async_learner: bool = False
+    identity: HAIdentity | None = None
 
 
 class MasterHandshake(NamedTuple):
-    """The master's history. `entries` ascend; ends are filled in, the last one is unbounded."""
+    """The master's history. `entries` ascend; ends are filled in, the last one is unbounded.
+    `identity` stands in a frame of its own before it, for a slave that named itself."""
 
     max_offset: int
     last_epoch: int
     entries: tuple[EpochEntry, ...]
+    identity: HAIdentity | None = None
 
 
 class TransferHeader(NamedTuple):
@@ -102,8 +146,39 @@ class TransferHeader(NamedTuple):
     confirm_offset: int
 
 
+def encode_identity(identity: HAIdentity) -> bytes:
+    body = msgspec.json.encode(identity)
+    return IDENTITY_HEAD.pack(OwnState.IDENTITY, len(body)) + body
+
+
+def identity_size(head: bytes | bytearray | memoryview) -> int:
+    """The size of the identity frame that begins with these 8 bytes, 0 if it is another frame.
+
+    Raises RemoteProtocolError on a size that no identity has.
+    """
+    size: int
+    state, size = IDENTITY_HEAD.unpack_from(head)
+    if state != OwnState.IDENTITY:
+        return 0
+    if not 0 < size <= IDENTITY_SIZE_MAX:
+        raise RemoteProtocolError(f"HA identity of {size} bytes")
+    return IDENTITY_HEAD.size + size
+
+
+def decode_identity(frame: bytes | bytearray | memoryview) -> HAIdentity:
+    """Reads a whole frame. Raises RemoteProtocolError if it names no process."""
+    try:
+        identity = msgspec.json.decode(bytes(frame[IDENTITY_HEAD.size :]), type=HAIdentity)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"HA identity that cannot be read: {error}") from error
+    if not identity.incarnation:
+        raise RemoteProtocolError(f"HA identity without an incarnation: {identity}")
+    return identity
+
+
 def encode_slave_handshake(handshake: SlaveHandshake) -> bytes:
-    return SLAVE_HANDSHAKE.pack(
+    named = b"" if handshake.identity is None else encode_identity(handshake.identity)
+    return named + SLAVE_HANDSHAKE.pack(
         HAState.HANDSHAKE,
         handshake.sync_from_last_file,
         handshake.async_learner,
@@ -125,13 +200,26 @@ def encode_ack(max_offset: int) -> bytes:
     return SLAVE_ACK.pack(HAState.TRANSFER, max_offset)
 
 
-def encode_master_handshake(max_offset: int, entries: Sequence[EpochEntry]) -> bytes:
+def encode_epoch_mark(epoch: int) -> bytes:
+    """The slave has entered `epoch` durably on this connection: the acks behind it count in it."""
+    return SLAVE_ACK.pack(OwnState.EPOCH_MARK, epoch)
+
+
+def encode_tables_mark(epoch: int) -> bytes:
+    """The slave holds topics, groups and consumer offsets of the master of `epoch` (R42)."""
+    return SLAVE_ACK.pack(OwnState.TABLES_MARK, epoch)
+
+
+def encode_master_handshake(
+    max_offset: int, entries: Sequence[EpochEntry], identity: HAIdentity | None = None
+) -> bytes:
     """`max_offset` is the end of the master's log; `entries` ascend by epoch."""
+    named = b"" if identity is None else encode_identity(identity)
     last_epoch = entries[-1].epoch if entries else -1
     head = MASTER_HANDSHAKE.pack(
         HAState.HANDSHAKE, EPOCH_ENTRY.size * len(entries), max_offset, last_epoch
     )
-    return head + b"".join(EPOCH_ENTRY.pack(e.epoch, e.start_offset) for e in entries)
+    return named + head + b"".join(EPOCH_ENTRY.pack(e.epoch, e.start_offset) for e in entries)
 
 
 def master_handshake_size(head: bytes | bytearray | memoryview) -> int:
@@ -191,11 +279,18 @@ _HEADER_SIZE: Final = TRANSFER_HEADER.size
 
 
 class SlaveFrameReader:
-    """Reads what a slave sends: its 16-byte handshake once it is whole, then acks."""
+    """Reads what a slave sends: its handshake once it is whole, then acks and marks."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
+        self._identity: HAIdentity | None = None
         self.handshake: SlaveHandshake | None = None
+        self.marked = False
+        """Whether the last read brought a mark."""
+        self.entered_epoch = -1
+        """The last epoch mark; the acks that `feed` returned with it came behind it."""
+        self.tables_epoch = -1
+        """The last tables mark."""
 
     def feed(self, data: bytes | bytearray | memoryview) -> tuple[SlaveHandshake | None, list[int]]:
         """The handshake, if `data` completed it, and the acked offsets in order.
@@ -204,21 +299,47 @@ class SlaveFrameReader:
         """
         pending = self._pending
         pending += data
+        self.marked = False
         arrived: SlaveHandshake | None = None
         if self.handshake is None:
-            # All 16 bytes: Java starts to read at 12 and misreads a frame cut there.
-            if len(pending) < SLAVE_HANDSHAKE.size:
+            arrived = self.handshake = self._handshake_in(pending)
+            if arrived is None:
                 return None, []
-            arrived = self.handshake = decode_slave_handshake(pending)
-            del pending[: SLAVE_HANDSHAKE.size]
         whole = len(pending) - len(pending) % _ACK_SIZE
         acks: list[int] = []
         for state, offset in SLAVE_ACK.iter_unpack(bytes(pending[:whole])):
-            if state != HAState.TRANSFER:
-                raise RemoteProtocolError(f"HA frame of state {state} where an ack was expected")
-            acks.append(offset)
+            if state == HAState.TRANSFER:
+                acks.append(offset)
+            else:
+                self._mark(state, offset, acks)
         del pending[:whole]
         return arrived, acks
+
+    def _handshake_in(self, pending: bytearray) -> SlaveHandshake | None:
+        """Removes identity and handshake from `pending` as they become whole."""
+        if self._identity is None and len(pending) >= IDENTITY_HEAD.size:
+            size = identity_size(pending)
+            if size > len(pending):
+                return None
+            if size:
+                self._identity = decode_identity(pending[:size])
+                del pending[:size]
+        # All 16 bytes: Java starts to read at 12 and misreads a frame cut there.
+        if len(pending) < SLAVE_HANDSHAKE.size:
+            return None
+        handshake = decode_slave_handshake(pending)
+        del pending[: SLAVE_HANDSHAKE.size]
+        return handshake._replace(identity=self._identity)
+
+    def _mark(self, state: int, epoch: int, acks: list[int]) -> None:
+        if state not in (OwnState.EPOCH_MARK, OwnState.TABLES_MARK) or self._identity is None:
+            raise RemoteProtocolError(f"HA frame of state {state} where an ack was expected")
+        self.marked = True
+        if state == OwnState.EPOCH_MARK:
+            self.entered_epoch = epoch
+            acks.clear()
+        else:
+            self.tables_epoch = epoch
 
 
 class MasterFrameReader:
@@ -231,6 +352,7 @@ class MasterFrameReader:
     def __init__(self) -> None:
         self._pending = bytearray()
         self._wanted = MASTER_HANDSHAKE.size
+        self._identity: HAIdentity | None = None
         self._body_left = 0
         self.handshake: MasterHandshake | None = None
 
@@ -273,16 +395,23 @@ class MasterFrameReader:
             yield header
 
     def _feed_handshake(self, data: memoryview) -> int:
-        """Collects the handshake; returns how many bytes of `data` it took."""
+        """Collects identity and handshake; returns how many bytes of `data` it took."""
         at = 0
-        while len(self._pending) < self._wanted:
-            take = min(self._wanted - len(self._pending), len(data) - at)
+        pending = self._pending
+        while len(pending) < self._wanted:
+            take = min(self._wanted - len(pending), len(data) - at)
             if take == 0:
                 return at
-            self._pending += data[at : at + take]
+            pending += data[at : at + take]
             at += take
-            if len(self._pending) == MASTER_HANDSHAKE.size:
-                self._wanted = master_handshake_size(self._pending)
-        self.handshake = decode_master_handshake(self._pending)
-        self._pending.clear()
+            if len(pending) == MASTER_HANDSHAKE.size:
+                self._wanted = identity_size(pending) or master_handshake_size(pending)
+            if len(pending) == self._wanted and identity_size(pending):
+                if self._identity is not None:
+                    raise RemoteProtocolError("a second HA identity on one connection")
+                self._identity = decode_identity(pending)
+                pending.clear()
+                self._wanted = MASTER_HANDSHAKE.size
+        self.handshake = decode_master_handshake(pending)._replace(identity=self._identity)
+        pending.clear()
         return at

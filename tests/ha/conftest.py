@@ -17,9 +17,11 @@ import uvloop
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.config import HAConfig
+from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.slave_core import Phase
 from batonmq.ha.sync_state import Proposal
+from batonmq.ha.wire import HAIdentity
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.role_view import Replica, RoleView
 from batonmq.store.config import StoreConfig
@@ -74,12 +76,22 @@ class Node:
             self.config,
             self,
             store_config=self.store_config,
-            broker_id_of=lambda: self.broker_id,
+            identity_of=self.identity,
             prove_master=self.group.prove_master,
         )
         self.store.flushed_listeners.append(self.ha.notify_flushed)
         await self.ha.start("127.0.0.1")
         self.up = True
+
+    def identity(self) -> HAIdentity:
+        view = self.group.view
+        return HAIdentity(
+            view.cluster_name,
+            view.broker_name,
+            self.broker_id,
+            self.group.incarnation_of(self.broker_id),
+            self.store.log.log_id,
+        )
 
     async def stop(self) -> None:
         if self.up:
@@ -176,11 +188,12 @@ class Group:
         self.tmp_path = tmp_path
         self.segment_size = SEGMENT
         self.store_settings: dict[str, object] = {}
-        self.prove_master: Callable[[RoleView], Awaitable[object]] | None = None
+        self.prove_master: Callable[[RoleView], Awaitable[PeerIdentity]] = self._no_java_master
         self.nodes: dict[int, Node] = {}
         self.incarnations: dict[int, str] = {}
         self.view = RoleView(cluster_name="C", broker_name="broker-a")
         self.auto = True
+        self.tables = True
 
     async def add(self, broker_id: int, config: HAConfig | None = None) -> Node:
         root = self.tmp_path / f"b{broker_id}"
@@ -193,6 +206,13 @@ class Group:
         await node.stop()
         await node.start()
 
+    async def _no_java_master(self, view: RoleView) -> PeerIdentity:
+        raise AssertionError("a master of ours is not asked by 1007")
+
+    def incarnation_of(self, broker_id: int) -> str:
+        """ "" for a Java broker."""
+        return self.incarnations.get(broker_id, f"first start of {broker_id}")
+
     def registered(self) -> tuple[Replica, ...]:
         return tuple(
             Replica(
@@ -200,10 +220,18 @@ class Group:
                 ha_address=f"127.0.0.1:{node.ha.port}",
                 alive=node.up,
                 learner=node.config.async_learner,
-                incarnation=self.incarnations.get(broker_id, "first start"),
+                incarnation=self.incarnation_of(broker_id),
+                log_id=node.store.log.log_id,
             )
             for broker_id, node in sorted(self.nodes.items())
         )
+
+    def register(self) -> None:
+        """The controllers push who is registered by now to the master."""
+        self.view = replace(self.view, replicas=self.registered())
+        master = self.nodes.get(self.view.master_broker_id or 0)
+        if master is not None and master.up:
+            master.ha.adopt_view(self.view)
 
     def next_view(self, master: Node, *members: int) -> RoleView:
         """A committed election that nobody has heard of."""
@@ -212,6 +240,7 @@ class Group:
             master_broker_id=master.broker_id,
             master_address=f"remoting-{master.broker_id}",
             master_ha_address=f"127.0.0.1:{master.ha.port}",
+            master_incarnation=self.incarnation_of(master.broker_id),
             master_epoch=self.view.master_epoch + 1,
             sync_state_set_epoch=self.view.sync_state_set_epoch + 1,
             sync_state_set=frozenset(members or (master.broker_id,)),
@@ -224,11 +253,14 @@ class Group:
         await master.ha.change_to_master(self.next_view(master, *members))
         for node in list(self.nodes.values()) if others else ():
             if node is not master and node.up:
-                await node.ha.change_to_slave(self.view)
+                await self.follow(node)
 
     async def follow(self, node: Node) -> None:
-        """A registered node learns the view."""
+        """A registered node learns the view, as its master does, and takes the tables (R42)."""
+        self.register()
         await node.ha.change_to_slave(self.view)
+        if self.tables:
+            node.ha.tables_followed(self.view.master_epoch)
 
     def commit(self, new_set: frozenset[int]) -> RoleView:
         self.view = replace(

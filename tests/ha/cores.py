@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from batonmq.epoch.entry import EpochEntry, with_ends
 from batonmq.ha.follower import SyncPolicy
+from batonmq.ha.proof import PeerIdentity, Registrations
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
@@ -15,15 +16,40 @@ from batonmq.ha.slave_effects import (
     Confirm,
     Dial,
     Hangup,
+    ProveMaster,
     SendToMaster,
     SlaveEffect,
     TruncateTo,
 )
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
 from batonmq.ha.truncation import LocalLog
-from batonmq.ha.wire import MasterFrameReader, TransferHeader
+from batonmq.ha.wire import HAIdentity, MasterFrameReader, TransferHeader
+from batonmq.protocol.role_view import Replica
 
 NOW = 1_000_000
+
+
+def identity(
+    broker_id: int,
+    *,
+    cluster: str = "C",
+    name: str = "broker-a",
+    incarnation: str = "",
+    log_id: str = "",
+) -> HAIdentity:
+    return HAIdentity(
+        cluster, name, broker_id, incarnation or f"i{broker_id}", log_id or f"log {broker_id}"
+    )
+
+
+def registered(broker_id: int, *, incarnation: str = "", log_id: str = "") -> Replica:
+    """As `identity` names it."""
+    named = identity(broker_id, incarnation=incarnation, log_id=log_id)
+    return Replica(broker_id, incarnation=named.incarnation, log_id=named.log_id)
+
+
+def registrations(*replicas: Replica, master: int = 1) -> Registrations:
+    return Registrations(identity(master), replicas)
 
 
 def recorded_set(
@@ -85,10 +111,12 @@ class MemoryLog:
 
 
 class SlaveHost:
-    """Performs a slave core's effects on a MemoryLog. `sent` is what went to the master."""
+    """Performs a slave core's effects on a MemoryLog. `sent` is what went to the master. A Java
+    master is what the view says, unless the test `proves` by itself."""
 
-    def __init__(self, core: SlaveCore, log: MemoryLog) -> None:
+    def __init__(self, core: SlaveCore, log: MemoryLog, *, proves: bool = True) -> None:
         self.core = core
+        self.proves = proves
         self.log = log
         self.reader = MasterFrameReader()
         self.sent = bytearray()
@@ -123,6 +151,12 @@ class SlaveHost:
                     log.data = log.data[: offset - log.first]
                     log.entries = entries(*(e for e in log.history if e[1] < offset))
                     self.perform(self.core.log_changed(log.facts(), now_ms), now_ms)
+                case ProveMaster(view) if self.proves:
+                    assert self.core._peer is not None
+                    answer = PeerIdentity(
+                        view.cluster_name, view.broker_name, 0, self.core._peer.last_epoch
+                    )
+                    self.perform(self.core.peer_proved(answer, log.facts(), now_ms), now_ms)
                 case Confirm(offset):
                     assert log.confirm <= offset <= log.end
                     log.confirm = offset

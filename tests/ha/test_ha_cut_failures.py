@@ -12,7 +12,6 @@ from contextlib import suppress
 import pytest
 from failing_disk import failing
 
-from batonmq.ha.truncation import PeerIdentity
 from batonmq.process import disk
 from batonmq.replicas_manager.events import BecomeMaster
 from batonmq.replicas_manager.role_runner import MASTER_ATTEMPTS_MAX, RoleRunner
@@ -168,11 +167,8 @@ def test_r27_a_new_beginning_that_fails_anywhere_is_made_good(run_group, wait_un
     """1. 2 was away until its place in the log expired. 2. Its new beginning fails at the n-th
     change of its disk. 3. It tries again, or its process ends and starts: it becomes level."""
 
-    async def prove(view):
-        return PeerIdentity("C", "broker-a", 1, 1)
-
     async def play(group):
-        group.prove_master, group.segment_size = prove, 4096
+        group.segment_size = 4096
         one, two = await group.add(1), await group.add(2)
         await group.elect(one, 1)
         await group.follow(two)

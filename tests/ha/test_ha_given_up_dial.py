@@ -14,6 +14,7 @@ from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.protocol.role_view import RoleView
 from batonmq.store.health import StoreHealth
+from tests.ha.cores import identity
 
 
 class HangsUpAtOnce(SlaveCore):
@@ -53,7 +54,7 @@ def test_a_dial_cancelled_after_its_connection_was_made_is_counted_as_closed():
             log=SimpleNamespace(flushed_offset=0, health=StoreHealth()),
             epochs=epochs,
         )
-        core = HangsUpAtOnce(2, view, local_log(store), SlavePolicy(), 0)
+        core = HangsUpAtOnce(identity(2), view, local_log(store), SlavePolicy(), 0)
         links, made = OpenLinks(), asyncio.Event()
         count_made = links.made
         links.made = lambda: (count_made(), made.set())  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from batonmq.ha.wire import (
     encode_transfer_header,
 )
 from batonmq.protocol.role_view import RoleView
-from tests.ha.cores import NOW, mastership
+from tests.ha.cores import NOW, identity, mastership, registrations
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
 LOG_END = 6760
@@ -67,7 +67,14 @@ def our_master(stream, entries, *, written, recorded):
         written=written,
     )
     policy = MasterPolicy(segment_size=1 << 20, batch_bytes=32 << 10)
-    return MasterCore(sync, policy, entries(*history), min_offset=0, now_ms=NOW)
+    return MasterCore(
+        sync,
+        policy,
+        entries(*history),
+        min_offset=0,
+        now_ms=NOW,
+        registrations=registrations(master=master_id),
+    )
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -145,7 +152,7 @@ def test_our_slave_follows_the_java_master(stream, seed, memory_log, slave_host)
         master_ha_address="127.0.0.1:30912",
         master_epoch=epoch,
     )
-    core = SlaveCore(slave_id, view, log.facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(slave_id), view, log.facts(), SlavePolicy(), NOW)
     host = slave_host(core, log)
     host.perform(core.tick(NOW), NOW)
     host.connect(NOW)

@@ -5,13 +5,20 @@ import pytest
 from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
 from batonmq.ha.sync_state import ConfirmAdvanced
 from batonmq.ha.wire import SlaveHandshake, decode_transfer_header
-from tests.ha.cores import NOW, mastership
+from tests.ha.cores import NOW, mastership, registrations
 
 
 def master(entries, *, written=0, recorded=(1, 2), **policy):
     sync = mastership(recorded, written=written)
     policy.setdefault("segment_size", 1 << 20)
-    return MasterCore(sync, MasterPolicy(**policy), entries((1, 0)), min_offset=0, now_ms=NOW)
+    return MasterCore(
+        sync,
+        MasterPolicy(**policy),
+        entries((1, 0)),
+        min_offset=0,
+        now_ms=NOW,
+        registrations=registrations(),
+    )
 
 
 def following(core, ack=0, connection_id=7, broker_id=2, **handshake):

@@ -4,7 +4,8 @@ Each verb acts on a little group in memory; see `tests/shared/scripts.py`.
 
     log ID HISTORY END [confirm=N] [first=N]   a replica with that epoch list (1@0,2@50) and log
     lead ID EPOCH SET [batch=N] [window=N] [segment=N]
-    follow ID [SET] [epoch=N] [proof]          a slave core dials the leader of that epoch
+    follow ID [SET] [epoch=N] [java]           a slave core dials the leader of that epoch; both
+                                               name themselves, unless the leader is a Java broker
     settle                                     carries bytes both ways until there are none
     append N        the leader writes N bytes, one message
     epoch N         the leader is elected again
@@ -30,6 +31,7 @@ from batonmq.ha.master_core import (
     SendLog,
     SlaveFollowing,
 )
+from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.slave_core import Phase, SlaveCore
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
@@ -46,8 +48,8 @@ from batonmq.ha.slave_effects import (
 )
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
-from batonmq.ha.truncation import PeerIdentity
 from batonmq.ha.wire import (
+    HAState,
     SlaveFrameReader,
     SlaveHandshake,
     TransferHeader,
@@ -58,7 +60,7 @@ from batonmq.ha.wire import (
     encode_transfer_header,
 )
 from batonmq.protocol.role_view import RoleView
-from tests.ha.cores import mastership
+from tests.ha.cores import identity, mastership, registered, registrations
 
 SCRIPTS = sorted((Path(__file__).parent / "testdata").glob("*.txt"))
 
@@ -94,6 +96,7 @@ class Env:
         self.logs, self.slaves, self.links, self.readers = {}, {}, {}, {}
         self.leader = self.core = None
         self.wire = {}
+        self.replicas = {}
         self.next_connection = 0
         self.out = []
 
@@ -118,7 +121,8 @@ class Env:
                     assert len(data) == size
                     self.wire.setdefault(connection_id, bytearray()).extend(header + data)
                 case SendBytes(connection_id, data):
-                    kind = "handshake" if data[3] == 1 else "beat"
+                    head = int.from_bytes(data[:4], "big")
+                    kind = "beat" if head == HAState.TRANSFER else "handshake"
                     self.put(self.leader, f"-> {self.name(connection_id)} {kind}")
                     self.wire.setdefault(connection_id, bytearray()).extend(data)
                 case CloseConnection(connection_id, reason):
@@ -203,6 +207,10 @@ class Env:
         handshake, acks = self.readers[connection_id].feed(data)
         if handshake is not None:
             self.on_master(self.core.handshake_received(connection_id, handshake, self.now))
+        reader = self.readers[connection_id]
+        if reader.marked:
+            entered, tables = reader.entered_epoch, reader.tables_epoch
+            self.on_master(self.core.marks_received(connection_id, entered, tables, self.now))
         if acks:
             self.put(self.name(connection_id), f"acks {','.join(map(str, acks))}")
             self.on_master(self.core.acks_received(connection_id, acks, self.now))
@@ -241,28 +249,43 @@ class Env:
             batch_bytes=opts.get("batch", 1 << 20),
             window_bytes=opts.get("window", 8 << 20),
         )
-        self.core = MasterCore(sync, policy, log.entries, min_offset=log.first, now_ms=self.now)
+        self.core = MasterCore(
+            sync,
+            policy,
+            log.entries,
+            min_offset=log.first,
+            now_ms=self.now,
+            registrations=registrations(*self.replicas.values(), master=self.leader),
+        )
         self.on_master(self.core.dead_changed(frozenset(), self.now))
 
     def do_follow(self, who, *rest):
         broker_id = int(who)
-        members = next((ids(w) for w in rest if "=" not in w and w != "proof"), frozenset())
+        members = next((ids(w) for w in rest if "=" not in w and w != "java"), frozenset())
+        is_java = "java" in rest or self.core is None
         view = RoleView(
             "C",
             "broker-a",
             master_broker_id=self.leader or 99,
             master_address="master",
             master_ha_address=f"broker-{self.leader or 99}",
+            master_incarnation="" if is_java else f"i{self.leader}",
             master_epoch=options(rest).get(
                 "epoch", self.core.sync.master_epoch if self.core else 1
             ),
             sync_state_set=members,
         )
         log = self.logs[broker_id]
-        policy = SlavePolicy(proof_needed="proof" in rest)
-        core = SlaveCore(broker_id, view, log.facts(), policy, self.now)
-        self.slaves[broker_id] = self.slave_host(core, log)
+        core = SlaveCore(identity(broker_id), view, log.facts(), SlavePolicy(), self.now)
+        self.slaves[broker_id] = self.slave_host(core, log, proves="java" not in rest)
+        self.slaves[broker_id].core.tables_followed(view.master_epoch)
+        if not is_java:
+            self.register(broker_id)
         self.slave_event(broker_id, core.tick(self.now))
+
+    def register(self, broker_id):
+        self.replicas[broker_id] = registered(broker_id)
+        self.on_master(self.core.replicas_changed(tuple(self.replicas.values()), self.now))
 
     def slave_event(self, broker_id, effects):
         host = self.slaves[broker_id]
@@ -296,6 +319,8 @@ class Env:
         sync = self.core.sync
         recorded = RecordedSet(sync.recorded, sync.sync_state_set_epoch + 1)
         self.on_master(self.core.epoch_begun(int(epoch), recorded, log.entries, self.now))
+        for broker_id, host in self.slaves.items():
+            self.slave_event(broker_id, host.core.tables_followed(int(epoch)))
 
     def do_break(self, who):
         broker_id = int(who)

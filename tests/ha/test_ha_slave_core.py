@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from batonmq.ha.proof import PeerIdentity, proof_fault
 from batonmq.ha.received_log import ReceivedLog
 from batonmq.ha.slave_core import Phase, SlaveCore
 from batonmq.ha.slave_effects import (
@@ -18,9 +19,21 @@ from batonmq.ha.slave_effects import (
     SendToMaster,
 )
 from batonmq.ha.slave_policy import SlavePolicy
-from batonmq.ha.truncation import CutTo, LocalLog, PeerIdentity, Refuse, judge_log, proof_fault
-from batonmq.ha.wire import MasterHandshake, TransferHeader, encode_ack
+from batonmq.ha.truncation import CutTo, LocalLog, Refuse, judge_log
+from batonmq.ha.wire import (
+    MasterHandshake,
+    SlaveFrameReader,
+    SlaveHandshake,
+    TransferHeader,
+    encode_ack,
+    encode_epoch_mark,
+    encode_master_handshake,
+    encode_slave_handshake,
+    encode_tables_mark,
+    encode_transfer_header,
+)
 from batonmq.protocol.role_view import RoleView
+from tests.ha.cores import identity
 
 NOW = 1_000_000
 
@@ -37,6 +50,11 @@ def view(epoch=1, address="master:1", incarnation="i1", master=1, members=()):
     )
 
 
+def answer(max_offset, last_epoch, history, named=None):
+    """What the master of `view` answers, naming itself."""
+    return MasterHandshake(max_offset, last_epoch, history, named or identity(1))
+
+
 @pytest.fixture
 def slave(memory_log, slave_host, entries):
     """A host in TRANSFER on a log of 100 bytes of epoch 1, and a function to make one."""
@@ -44,12 +62,12 @@ def slave(memory_log, slave_host, entries):
     def make(policy=None, log=None, peer_end=100, history=((1, 0),), incarnation="i1"):
         log = log or memory_log(b"1" * 100, (1, 0))
         core = SlaveCore(
-            2, view(incarnation=incarnation), log.facts(), policy or SlavePolicy(), NOW
+            identity(2), view(incarnation=incarnation), log.facts(), policy or SlavePolicy(), NOW
         )
         host = slave_host(core, log)
         host.perform(core.tick(NOW), NOW)
         host.connect(NOW)
-        peer = MasterHandshake(peer_end, history[-1][0], entries(*history))
+        peer = answer(peer_end, history[-1][0], entries(*history))
         host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
         return host
 
@@ -94,11 +112,11 @@ def test_r24_a_lagging_confirm_offset_of_a_new_master_is_not_level(memory_log, s
     """The master of epoch 2 began at 200, its confirmOffset still stands at 50: what lies between
     may have been acknowledged in epoch 1, and this log ends at 100."""
     log = memory_log(b"1" * 100, (1, 0))
-    core = SlaveCore(2, view(epoch=2), log.facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(2), view(epoch=2), log.facts(), SlavePolicy(), NOW)
     host = slave_host(core, log)
     host.perform(core.tick(NOW), NOW)
     host.connect(NOW)
-    peer = MasterHandshake(200, 2, entries((1, 0), (2, 200)))
+    peer = answer(200, 2, entries((1, 0), (2, 200)))
     host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
     assert core.phase is Phase.TRANSFER
     beat(host, NOW + 10, confirm=50)
@@ -135,7 +153,7 @@ def test_ha_sync_flush_first_ack_waits_for_the_disk(slave):
 def test_a_failed_dial_is_repeated_after_20_ms_then_more_rarely(slave, memory_log, slave_host):
     """A failover waits for this: refused means that the new master is not there yet."""
     log = memory_log()
-    core = SlaveCore(2, view(), log.facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
     assert core.tick(NOW) == [Dial("master:1")]
     now, waits = NOW, []
     for _ in range(8):
@@ -147,7 +165,7 @@ def test_a_failed_dial_is_repeated_after_20_ms_then_more_rarely(slave, memory_lo
 
 
 def test_a_new_view_dials_at_once(memory_log):
-    core = SlaveCore(2, view(), memory_log().facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(2), view(), memory_log().facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     core.disconnected(NOW)
     assert core.follow(view(2, "other:1"), NOW + 1) == [Dial("other:1")]
@@ -196,7 +214,7 @@ def test_a_master_with_an_incarnation_is_given_2_s_from_the_first_byte(slave):
 
 def test_a_dial_that_nobody_answers_is_made_anew_after_1_s(memory_log):
     """TCP tries again after 1, 3, 7 ... s: a link that works again would wait for that."""
-    core = SlaveCore(2, view(), memory_log().facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(2), view(), memory_log().facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     dialled = [
         ms for ms in range(50, 4_100, 50) if [e for e in core.tick(NOW + ms) if isinstance(e, Dial)]
@@ -216,7 +234,7 @@ def test_r8_a_stall_of_our_own_is_not_the_masters_silence(slave):
 def test_an_unanswered_handshake_is_given_3_s(memory_log, slave_host):
     """A stopped process still accepts connections."""
     log = memory_log()
-    core = SlaveCore(2, view(), log.facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     core.connected(log.facts(), NOW)
     hung_up = [
@@ -240,12 +258,12 @@ def test_an_idle_slave_acks_on_its_own_after_1_s(slave):
 
 def test_diverged_is_said_once_per_reason_and_tried_ever_more_rarely(memory_log, entries):
     log = memory_log(b"1" * 100, (1, 0))
-    core = SlaveCore(2, view(9), log.facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(2), view(9), log.facts(), SlavePolicy(), NOW)
     now, reports, waits = NOW, 0, []
     core.tick(now)
     for _ in range(9):
         core.connected(log.facts(), now)
-        peer = MasterHandshake(500, 9, entries((9, 0)))
+        peer = answer(500, 9, entries((9, 0)))
         effects = core.handshake_received(peer, log.facts(), now)
         reports += len([e for e in effects if isinstance(e, Diverged)])
         waits.append(core.wakeup_ms - now)
@@ -266,7 +284,7 @@ def test_g8_a_damaged_record_is_asked_for_ever_more_rarely(slave):
         now = core.wakeup_ms
         core.tick(now)
         core.connected(host.log.facts(), now)
-        peer = MasterHandshake(100, 1, host.log.entries)
+        peer = answer(100, 1, host.log.entries)
         core.handshake_received(peer, host.log.facts(), now)
     core.append_failed(200, 200, "file at offset 200: CRC", now)
     waits.append(core.wakeup_ms - now)
@@ -286,7 +304,7 @@ def test_a_full_disk_is_said_once_and_tried_ever_more_rarely_until_bytes_were_ap
         now = core.wakeup_ms
         core.tick(now)
         core.connected(host.log.facts(), now)
-        peer = MasterHandshake(100, 1, host.log.entries)
+        peer = answer(100, 1, host.log.entries)
         core.handshake_received(peer, host.log.facts(), now)
     assert waits == [1_000, 2_000, 4_000, 8_000, 1_000, 2_000]
     assert reports == 2, "at the first failure, and when it was stuck again later in the log"
@@ -295,11 +313,11 @@ def test_a_full_disk_is_said_once_and_tried_ever_more_rarely_until_bytes_were_ap
 def test_the_ack_is_clamped_to_the_own_log(memory_log, slave_host, entries):
     """Java quirk: with its last epoch entry above its own end a slave reports more than it has."""
     log = memory_log(b"1" * 80, (1, 0), (2, 100))
-    core = SlaveCore(2, view(2), log.facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(2), view(2), log.facts(), SlavePolicy(), NOW)
     host = slave_host(core, log)
     host.perform(core.tick(NOW), NOW)
     host.connect(NOW)
-    peer = MasterHandshake(300, 2, entries((1, 0), (2, 100)))
+    peer = answer(300, 2, entries((1, 0), (2, 100)))
     host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
     assert host.take_sent().endswith(encode_ack(80))
     assert log.history == [(1, 0)]
@@ -308,10 +326,10 @@ def test_the_ack_is_clamped_to_the_own_log(memory_log, slave_host, entries):
 def test_an_older_log_without_a_common_epoch_begins_anew(memory_log, entries):
     """R27: the master's list begins above our end; its older epochs went with its segments."""
     log = memory_log(b"1" * 80, (1, 0))
-    core = SlaveCore(2, view(3), log.facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(2), view(3), log.facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     core.connected(log.facts(), NOW)
-    peer = MasterHandshake(900, 3, entries((3, 500)))
+    peer = answer(900, 3, entries((3, 500)))
     effects = core.handshake_received(peer, log.facts(), NOW)
     assert any(isinstance(e, BeginAt) and e.offset == 0 for e in effects)
     assert core.wakeup_ms == NOW
@@ -319,7 +337,7 @@ def test_an_older_log_without_a_common_epoch_begins_anew(memory_log, entries):
 
 def test_log_bytes_before_our_ack_are_refused(memory_log):
     log = memory_log()
-    core = SlaveCore(2, view(), log.facts(), SlavePolicy(), NOW)
+    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     core.connected(log.facts(), NOW)
     assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), NOW) == [], "Java's early beat"
@@ -330,9 +348,9 @@ def test_log_bytes_before_our_ack_are_refused(memory_log):
 # -- R21: proof of the peer
 
 
-def proving_slave(memory_log, entries, log=None, policy=None):
+def slave_of_java(memory_log, entries, log=None):
     log = log or memory_log(b"1" * 100, (1, 0))
-    core = SlaveCore(2, view(), log.facts(), policy or SlavePolicy(proof_needed=True), NOW)
+    core = SlaveCore(identity(2), view(incarnation=""), log.facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     return core, log, MasterHandshake(150, 1, entries((1, 0)))
 
@@ -342,67 +360,110 @@ def shake(core, log, peer, now):
     return core.handshake_received(peer, log.facts(), now)
 
 
-def test_r21_the_first_connection_of_a_fresh_view_streams_at_once(memory_log, entries):
-    """Nothing is to be cut, and the address came with the view: a failover does not wait."""
-    core, log, peer = proving_slave(memory_log, entries)
-    shake(core, log, peer, NOW + 50)
-    assert core.phase is Phase.TRANSFER
-
-
 @pytest.mark.parametrize("data", [b"1" * 100, b""])
-def test_r21_every_later_connection_proves_before_a_byte_is_taken(memory_log, entries, data):
+def test_r21_each_connection_proves_before_a_byte_is_taken(memory_log, entries, data):
     """Each group starts with epoch 1 at 0, so the history of whoever answers at a reused address
-    may fit; also that of an empty log, which fits any."""
+    may fit; also that of an empty log, which fits any. The first connection of a view is no
+    exception."""
     log = memory_log(data, *([(1, 0)] if data else []))
-    core, log, peer = proving_slave(memory_log, entries, log)
-    shake(core, log, peer, NOW + 50)
-    core.disconnected(NOW + 100)
-    core.tick(core.wakeup_ms)
-    assert shake(core, log, peer, NOW + 200) == [ProveMaster(core.view)]
-    assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), NOW + 200) == []
-    assert core.turn_ended(100, NOW + 200) == [], "not an ack before the proof"
-    core.peer_proved(PeerIdentity("C", "broker-a", 0, 1), log.facts(), NOW + 210)
-    assert core.phase is Phase.TRANSFER
-
-
-def test_r21_a_view_does_not_stay_fresh(memory_log, entries):
-    """The first dial may succeed hours after the view came."""
-    core, log, peer = proving_slave(memory_log, entries)
-    assert shake(core, log, peer, NOW + 3_000) == [ProveMaster(core.view)]
-
-
-def test_r21_a_newer_set_of_the_same_master_does_not_make_it_fresh(memory_log, entries):
-    core, log, peer = proving_slave(memory_log, entries)
-    shake(core, log, peer, NOW)
-    core.disconnected(NOW + 10)
-    core.follow(replace(view(members=(1,)), sync_state_set_epoch=9), NOW + 20)
-    assert shake(core, log, peer, NOW + 30) == [ProveMaster(core.view)]
-    core.disconnected(NOW + 40)
-    core.follow(view(epoch=2), NOW + 50)
-    newer = MasterHandshake(150, 2, entries((1, 0), (2, 150)))
-    shake(core, log, newer, NOW + 60)
-    assert core.phase is Phase.TRANSFER
+    core, log, peer = slave_of_java(memory_log, entries, log)
+    for now in (NOW + 50, NOW + 200):
+        assert shake(core, log, peer, now) == [ProveMaster(core.view)]
+        assert core.frame_received(TransferHeader(0, -1, 1, 0, 0), now) == []
+        assert core.turn_ended(100, now) == [], "not an ack before the proof"
+        core.peer_proved(PeerIdentity("C", "broker-a", 0, 1), log.facts(), now + 10)
+        assert core.phase is Phase.TRANSFER
+        core.disconnected(now + 20)
+        core.tick(core.wakeup_ms)
 
 
 def test_r21_who_proves_to_be_another_gets_nothing(memory_log, entries):
-    core, log, peer = proving_slave(memory_log, entries)
+    core, log, peer = slave_of_java(memory_log, entries)
     shake(core, log, peer, NOW + 5_000)
     stranger = PeerIdentity("C", "broker-b", 1, 1)
     (hangup,) = core.peer_proved(stranger, log.facts(), NOW + 5_001)
     assert isinstance(hangup, Hangup) and "broker-b" in hangup.reason
 
 
-def test_r21_r27_nothing_goes_aside_for_a_peer_without_proof(memory_log, entries):
-    """A fresh view, and the peer's first heartbeat is beyond our end: it proves itself first."""
-    core, log, peer = proving_slave(memory_log, entries)
-    shake(core, log, peer, NOW)
-    (hangup,) = core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW)
-    assert isinstance(hangup, Hangup) and "prove" in hangup.reason
-    core.tick(core.wakeup_ms)
-    shake(core, log, peer, NOW + 100)
-    core.peer_proved(PeerIdentity("C", "broker-a", 1, 1), log.facts(), NOW + 110)
-    effects = core.frame_received(TransferHeader(0, 500, 1, 0, 0), NOW + 120)
-    assert any(isinstance(e, BeginAt) for e in effects)
+# -- R41: both ends name themselves
+
+
+def named_slave(memory_log):
+    log = memory_log(b"1" * 100, (1, 0))
+    core = SlaveCore(identity(2), view(), log.facts(), SlavePolicy(), NOW)
+    core.tick(NOW)
+    return core, log
+
+
+def test_r41_the_slave_names_its_process_in_front_of_its_handshake(memory_log):
+    core, log = named_slave(memory_log)
+    (sent,) = core.connected(log.facts(), NOW)
+    handshake, _ = SlaveFrameReader().feed(sent.data)
+    assert handshake.identity == identity(2)
+
+
+def test_r41_a_java_master_gets_javas_handshake_and_no_mark(memory_log, slave_host, entries):
+    """Also when the tables of its epoch are here, and when a new epoch begins."""
+    core, log, _ = slave_of_java(memory_log, entries)
+    host = slave_host(core, log)
+    host.connect(NOW)
+    host.perform(core.tables_followed(1), NOW)
+    frame = encode_transfer_header(TransferHeader(0, 100, 2, 100, 0))
+    host.receive(encode_master_handshake(100, entries((1, 0))) + frame, NOW)
+    assert log.history == [(1, 0), (2, 100)]
+    sent = host.take_sent()
+    assert sent == encode_slave_handshake(SlaveHandshake(2)) + 2 * encode_ack(100)
+
+
+@pytest.mark.parametrize(
+    ("who", "why"),
+    [
+        (None, "does not name itself"),
+        (identity(1, cluster="Other"), "Other"),
+        (identity(1, name="broker-b"), "broker-b"),
+        (identity(3, incarnation="i1"), "broker-a/3"),
+        (identity(1, incarnation="earlier"), "incarnation earlier"),
+    ],
+    ids=["nameless", "cluster", "group", "id", "incarnation"],
+)
+def test_r41_nothing_is_taken_from_another_than_the_elected_process(memory_log, entries, who, why):
+    """Its history fits, its epoch fits; it is the first connection of a fresh view. Yet not a byte
+    is acked, and nothing is cut, though its log leaves ours."""
+    for end in (150, 50):
+        core, log = named_slave(memory_log)
+        peer = MasterHandshake(end, 1, entries((1, 0)), who)
+        (hangup,) = shake(core, log, peer, NOW)
+        assert isinstance(hangup, Hangup) and why in hangup.reason
+        assert core.phase is Phase.READY
+
+
+def test_r41_the_elected_process_is_followed_without_another_round_trip(memory_log, entries):
+    core, log = named_slave(memory_log)
+    effects = shake(core, log, answer(150, 1, entries((1, 0))), NOW)
+    assert core.phase is Phase.TRANSFER and SendToMaster(encode_ack(100)) in effects
+
+
+def test_r41_an_entered_epoch_is_marked_in_front_of_the_next_ack(slave):
+    """The epoch is durable first; the master counts the acks behind the mark only."""
+    host = slave()
+    host.take_sent()
+    frame = TransferHeader(0, 100, 2, 100, 0)
+    effects = host.core.frame_received(frame, NOW) + host.core.turn_ended(100, NOW)
+    assert effects == [
+        AppendEpoch(2, 100),
+        SendToMaster(encode_epoch_mark(2)),
+        SendToMaster(encode_ack(100)),
+    ]
+
+
+def test_r42_the_tables_are_marked_once_here_and_on_each_new_connection(slave):
+    host = slave()
+    assert host.core.tables_followed(1) == [SendToMaster(encode_tables_mark(1))]
+    host.core.disconnected(NOW + 10)
+    assert host.core.tables_followed(1) == [], "no connection"
+    host.core.tick(host.core.wakeup_ms)
+    effects = shake(host.core, host.log, answer(100, 1, host.log.entries), NOW + 50)
+    assert SendToMaster(encode_tables_mark(1)) in effects
 
 
 # -- R23: below the own confirmOffset
@@ -410,7 +471,7 @@ def test_r21_r27_nothing_goes_aside_for_a_peer_without_proof(memory_log, entries
 
 def judged(memory_log, entries, unclean_epoch, own=((1, 0),), master=((1, 0), (2, 60))):
     log = memory_log(b"1" * 100, *own, confirm=90)
-    master_log = MasterHandshake(200, master[-1][0], entries(*master))
+    master_log = answer(200, master[-1][0], entries(*master))
     return judge_log(log.facts(), master_log, member=False, unclean_epoch=unclean_epoch)
 
 
@@ -438,11 +499,13 @@ def test_r23_nothing_else_does(memory_log, entries, unclean_epoch, own, master):
 
 def test_r23_after_an_unclean_cut_the_confirm_offset_is_the_logs(memory_log, slave_host, entries):
     log = memory_log(b"1" * 100, (1, 0), confirm=90)
-    core = SlaveCore(2, replace(view(2), unclean_epoch=2), log.facts(), SlavePolicy(), NOW)
+    core = SlaveCore(
+        identity(2), replace(view(2), unclean_epoch=2), log.facts(), SlavePolicy(), NOW
+    )
     host = slave_host(core, log)
     host.perform(core.tick(NOW), NOW)
     host.connect(NOW)
-    peer = MasterHandshake(60, 2, entries((1, 0), (2, 60)))
+    peer = answer(60, 2, entries((1, 0), (2, 60)))
     host.perform(core.handshake_received(peer, log.facts(), NOW), NOW)
     assert core.phase is Phase.TRANSFER
     assert core.log.confirm_offset == core.log.max_offset == 60

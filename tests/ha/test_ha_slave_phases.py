@@ -12,6 +12,7 @@ from batonmq.ha.slave_core import TRANSITIONS, InvalidTransition, Phase, SlaveCo
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.truncation import LocalLog
 from batonmq.protocol.role_view import RoleView
+from tests.ha.cores import identity
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -26,7 +27,7 @@ def diagram() -> str:
 
 def core() -> SlaveCore:
     view = RoleView("C", "b", master_broker_id=1, master_ha_address="master:1", master_epoch=1)
-    return SlaveCore(2, view, LocalLog(0, 0, 0, ()), SlavePolicy(), 1_000)
+    return SlaveCore(identity(2), view, LocalLog(0, 0, 0, ()), SlavePolicy(), 1_000)
 
 
 def test_each_phase_but_the_last_can_be_left_reached_and_stopped() -> None:

@@ -15,6 +15,7 @@ from batonmq.ha.truncation import LocalLog
 from batonmq.ha.wire import SlaveHandshake, encode_slave_handshake
 from batonmq.protocol.role_view import RoleView
 from batonmq.store.health import StoreHealth
+from tests.ha.cores import identity
 
 VIEW = RoleView(
     "C", "b", master_broker_id=2, master_ha_address="h:2", master_incarnation="x", master_epoch=1
@@ -40,8 +41,8 @@ def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() ->
             log=SimpleNamespace(flushed_offset=0, health=StoreHealth()),
             epochs=SimpleNamespace(entries=()),
         )
-        core = SlaveCore(1, VIEW, LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
-        shell = SlaveShell(core, store, Mock(), lambda: 0, None, OpenLinks())  # type: ignore[arg-type]
+        core = SlaveCore(identity(1), VIEW, LocalLog(0, 0, 0, ()), SlavePolicy(), 0)
+        shell = SlaveShell(core, store, Mock(), lambda: 0, Mock(), OpenLinks())  # type: ignore[arg-type]
         shell._loop = Mock(wraps=loop)
         shell._loop.create_connection = create_connection
         shell.start()
@@ -56,7 +57,9 @@ def test_r2_a_connection_that_was_given_up_is_not_taken_for_the_new_masters() ->
         await asyncio.sleep(0)
         dialled[1].connection_made(second)
         assert core.phase is Phase.HANDSHAKE
-        second.write.assert_called_once_with(encode_slave_handshake(SlaveHandshake(1)))
+        second.write.assert_called_once_with(
+            encode_slave_handshake(SlaveHandshake(1, identity=identity(1)))
+        )
         first.write.assert_not_called()
         first.abort.assert_called_once()
         shell.close()

@@ -5,10 +5,12 @@ import struct
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batonmq.epoch.entry import EpochEntry, with_ends
 from batonmq.ha.wire import (
     MasterFrameReader,
     MasterHandshake,
@@ -17,11 +19,15 @@ from batonmq.ha.wire import (
     TransferHeader,
     decode_master_handshake,
     encode_ack,
+    encode_epoch_mark,
+    encode_identity,
     encode_master_handshake,
     encode_slave_handshake,
+    encode_tables_mark,
     encode_transfer_header,
 )
 from batonmq.protocol.errors import RemoteProtocolError
+from tests.ha.cores import identity
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "ha-streams.json"
 
@@ -152,3 +158,73 @@ def test_nonsense_of_a_slave_is_refused(frame):
 def test_nonsense_of_a_master_is_refused(frame):
     with pytest.raises(RemoteProtocolError):
         list(MasterFrameReader().feed(memoryview(frame)))
+
+
+# -- the frames of our own (R41, R42)
+
+NAMED = identity(7, cluster="C\u00e4", log_id="l" * 32)
+
+
+@given(st.lists(st.integers(0, 400)))
+def test_r41_a_slaves_name_and_marks_come_out_of_every_cut(points):
+    handshake = SlaveHandshake(7, async_learner=True, identity=NAMED)
+    data = encode_slave_handshake(handshake) + encode_tables_mark(2) + encode_ack(5)
+    data += encode_epoch_mark(3) + encode_ack(9)
+    reader = SlaveFrameReader()
+    arrived, acks = None, []
+    for piece in cuts_of(data, points):
+        came, more = reader.feed(piece)
+        arrived = arrived or came
+        acks += more
+    assert arrived == handshake
+    assert acks in ([9], [5, 9]), "an ack in front of the mark may be gone, none behind it"
+    assert (reader.entered_epoch, reader.tables_epoch) == (3, 2)
+
+
+@given(st.lists(st.integers(0, 400)))
+def test_r41_a_masters_name_comes_out_of_every_cut(points):
+    history = with_ends([EpochEntry(1, 0), EpochEntry(4, 100)])
+    data = encode_master_handshake(100, history, NAMED)
+    data += encode_transfer_header(TransferHeader(3, 100, 4, 100, 0)) + b"abc"
+    handshake, _, bodies = read_master(cuts_of(data, points))
+    assert handshake == MasterHandshake(100, 4, history, NAMED) and bodies == [b"abc"]
+
+
+def test_r41_an_ack_before_the_mark_of_one_read_does_not_follow_it():
+    reader = SlaveFrameReader()
+    reader.feed(encode_slave_handshake(SlaveHandshake(7, identity=NAMED)))
+    assert reader.feed(encode_ack(5) + encode_epoch_mark(3)) == (None, [])
+    assert reader.marked
+    assert reader.feed(encode_ack(5)) == (None, [5]) and not reader.marked
+
+
+def framed(body):
+    return struct.pack(">4si", b"BATI", len(body)) + body
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        framed(b"{}"),
+        framed(b"no json at all, yet long enough to be"),
+        framed(encode_identity(msgspec.structs.replace(NAMED, incarnation=""))[8:]),
+        struct.pack(">4si", b"BATI", 0),
+        struct.pack(">4si", b"BATI", 5_000),
+        struct.pack(">4si", b"BATI", -1),
+        2 * encode_identity(NAMED),
+    ],
+    ids=["empty", "noise", "no incarnation", "size 0", "too long", "size -1", "twice"],
+)
+def test_r41_a_name_that_cannot_be_is_refused_by_both_readers(frame):
+    frame += bytes(40)
+    with pytest.raises(RemoteProtocolError):
+        SlaveFrameReader().feed(frame)
+    with pytest.raises(RemoteProtocolError):
+        list(MasterFrameReader().feed(memoryview(frame)))
+
+
+def test_r41_marks_of_a_nameless_slave_are_refused():
+    reader = SlaveFrameReader()
+    reader.feed(encode_slave_handshake(SlaveHandshake(7)))
+    with pytest.raises(RemoteProtocolError):
+        reader.feed(encode_epoch_mark(1))

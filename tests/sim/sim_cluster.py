@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.replication import Replication
 from batonmq.broker.role_actions import RoleActions
+from batonmq.broker.slave_sync import Followed
 from batonmq.broker.write_path import WritePath
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
@@ -57,8 +59,16 @@ class _Table:
 
 
 class _NoSlaveSync:
-    def follow(self, followed: object) -> None:
-        pass
+    """Has the tables of each master at once."""
+
+    held_epoch = -1
+    failure = ""
+    on_tables: Callable[[int], None]
+
+    def follow(self, followed: Followed | None) -> None:
+        if followed is not None:
+            self.held_epoch = followed.master_epoch
+            asyncio.get_running_loop().call_soon(self.on_tables, followed.master_epoch)
 
     def fetch_offsets_again(self) -> None:
         pass

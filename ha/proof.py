@@ -1,0 +1,121 @@
+"""Who is at the other end of an HA connection, and whether that process counts. Pure.
+
+Between two brokers of ours both ends name themselves on the connection (`wire`), and each compares
+the name with what the controllers recorded: group, id, incarnation and log of the slave, group, id
+and incarnation of the master. That costs no round trip. A Java broker names nobody. Its slave
+counts by its id, as in Java; as a master it is asked by request 1007 (SAFETY R21, R41).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from batonmq.ha.wire import HAIdentity, SlaveHandshake
+from batonmq.protocol.role_view import Replica, RoleView
+
+
+class Standing(Enum):
+    """What a master makes of a slave's connection."""
+
+    COUNTS = "counts"
+    """It is the registered process, or a Java broker's."""
+    AWAITED = "awaited"
+    """It names a process of this group that the controllers have not named to this master. A new
+    process is often faster than the view that shows it; an earlier one is never shown again."""
+    REFUSED = "refused"
+
+
+class Registrations:
+    """The replicas of this group as the newest role view registers them."""
+
+    def __init__(self, own: HAIdentity, replicas: Sequence[Replica] = ()) -> None:
+        self.own = own
+        self._replicas: dict[int, Replica] = {}
+        self.renew(replicas)
+
+    def renew(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = {replica.broker_id: replica for replica in replicas}
+
+    def judge(self, handshake: SlaveHandshake) -> tuple[Standing, str]:
+        """What the connection with that handshake is, and why it does not count."""
+        own, broker_id, identity = self.own, handshake.broker_id, handshake.identity
+        if broker_id == own.broker_id:
+            return Standing.REFUSED, f"slave claims to be broker {broker_id}, this master"
+        registered = self._replicas.get(broker_id)
+        if identity is None:
+            if registered is None or not registered.incarnation:
+                return Standing.COUNTS, ""
+            return (
+                Standing.REFUSED,
+                f"it claims to be broker {broker_id} and does not name its process, which is"
+                f" registered as incarnation {registered.incarnation}",
+            )
+        named = (identity.cluster_name, identity.broker_name, identity.broker_id)
+        if named != (own.cluster_name, own.broker_name, broker_id):
+            return (
+                Standing.REFUSED,
+                f"it is {identity}, no replica {broker_id} of {own.cluster_name}/{own.broker_name}",
+            )
+        if registered is None:
+            return Standing.AWAITED, f"{identity} is not registered"
+        is_registered = identity.incarnation == registered.incarnation and (
+            not registered.log_id or identity.log_id == registered.log_id
+        )
+        if is_registered:
+            return Standing.COUNTS, ""
+        return (
+            Standing.AWAITED,
+            f"it is {identity}, registered are incarnation {registered.incarnation}"
+            f" and log {registered.log_id}",
+        )
+
+
+def master_fault(identity: HAIdentity | None, view: RoleView) -> str:
+    """Why the peer that answered our handshake is not the master of `view`; "" if it is."""
+    if identity is None:
+        return f"{view.master_ha_address} does not name itself: nothing is taken from it"
+    is_master = (
+        identity.cluster_name == view.cluster_name
+        and identity.broker_name == view.broker_name
+        and identity.broker_id == view.master_broker_id
+        and identity.incarnation == view.master_incarnation
+    )
+    if is_master:
+        return ""
+    return (
+        f"{view.master_ha_address} is {identity}, not the master that was elected:"
+        " nothing is cut for it, and nothing taken from it"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """A broker's reply to request 1007: who it is, and its last epoch."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    last_epoch: int
+
+
+def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) -> str:
+    """Why that is no proof of a Java master; "" if it is. A Java master reports broker id 0.
+
+    `handshake_epoch`: the last epoch that the peer named on the HA connection.
+    """
+    is_master = (
+        identity.cluster_name == view.cluster_name
+        and identity.broker_name == view.broker_name
+        and identity.broker_id in (0, view.master_broker_id)
+        and identity.last_epoch >= view.master_epoch
+        and identity.last_epoch == handshake_epoch
+    )
+    if is_master:
+        return ""
+    return (
+        f"{view.master_address} is {identity.cluster_name}/{identity.broker_name}/"
+        f"{identity.broker_id} at epoch {identity.last_epoch}, not the master that was "
+        f"elected: nothing is cut for it, and nothing taken from it"
+    )

@@ -1,0 +1,168 @@
+"""R42: a slave fetches the tables of its master by either port, retries, and tells how it goes."""
+
+import asyncio
+
+import pytest
+
+from batonmq.broker.slave_sync import (
+    EXT_CARRIED_OUT,
+    EXT_MASTER_EPOCH,
+    EXT_TABLE_VERSION,
+    BrokerTables,
+    Followed,
+    SlaveSynchronize,
+)
+from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.errors import ConnectError
+from batonmq.remoting.command import RemotingCommand
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.topic_config import TopicConfigManager
+
+MAIN, VIP = "10.0.0.1:10911", "10.0.0.1:10909"
+
+
+class Master:
+    """Answers at both ports of a master, and notes where it was asked."""
+
+    def __init__(self) -> None:
+        self.blocked: set[str] = set()
+        self.epoch = 3
+        self.carried_out = 1000
+        self.asked: list[str] = []
+        self.limits: list[int] = []
+
+    async def invoke(self, address, request, timeout_ms):
+        self.asked.append(address)
+        self.limits.append(timeout_ms)
+        await asyncio.sleep(0)
+        if address in self.blocked:
+            raise ConnectError(address, "no answer")
+        if request.code == RequestCode.GET_ALL_TOPIC_CONFIG:
+            return RemotingCommand.response_to(
+                request, body=TopicConfigAndMappingSerializeWrapper().encode()
+            )
+        if request.code == RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
+            return RemotingCommand.response_to(request, body=SubscriptionGroupWrapper().encode())
+        ext = {
+            EXT_MASTER_EPOCH: str(self.epoch),
+            EXT_TABLE_VERSION: "1",
+            EXT_CARRIED_OUT: str(self.carried_out),
+        }
+        body = b'{"dataVersion":{},"offsetTable":{"T@G":{"0":5}}}'
+        return RemotingCommand.response_to(request, ext=ext, body=body)
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Runs a scenario with a master and a slave that follows it in epoch 3."""
+
+    def run(scenario):
+        async def main():
+            tables = BrokerTables(
+                TopicConfigManager(
+                    tmp_path / "topics.json",
+                    cluster_name="C",
+                    broker_name="b",
+                    auto_create_topic=True,
+                    default_queue_nums=4,
+                ),
+                SubscriptionGroupManager(tmp_path / "groups.json"),
+                ConsumerOffsetManager(tmp_path / "offsets.json"),
+            )
+            master, told = Master(), []
+            sync = SlaveSynchronize(master, tables, 40, lambda: None)
+            sync.on_tables = told.append
+            sync.start()
+            try:
+                await scenario(master, sync, told, tables)
+            finally:
+                await sync.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+async def until(done):
+    while not done():  # noqa: ASYNC110  the task has no event of its own
+        await asyncio.sleep(0)
+
+
+def test_r42_the_tables_are_told_once_they_are_here(play):
+    async def scenario(master, sync, told, tables):
+        sync.follow(Followed(MAIN, 3))
+        await until(lambda: told)
+        assert told == [3] and sync.held_epoch == 3 and not sync.failure
+        assert tables.offsets.query("G", "T", 0) == 5
+        assert set(master.asked) == {VIP}
+        asked = len(master.asked)
+        await until(lambda: len(master.asked) >= asked + 3)
+        assert told == [3], "once for each epoch"
+        sync.follow(Followed(MAIN, 4))
+        assert sync.held_epoch == -1
+        master.epoch = 4
+        await until(lambda: told == [3, 4])
+
+    play(scenario)
+
+
+def test_r42_with_one_port_blocked_the_other_serves(play):
+    async def scenario(master, sync, told, tables):
+        master.blocked = {VIP}
+        sync.follow(Followed(MAIN, 3))
+        await until(lambda: told)
+        assert not sync.failure, "one way is enough"
+        asked = len(master.asked)
+        await until(lambda: len(master.asked) >= asked + 4)
+        assert set(master.asked[asked:]) == {MAIN}, "it stays with the port that answers"
+
+    play(scenario)
+
+
+def test_r42_with_both_ports_blocked_it_is_told_and_tried_for_ever(play):
+    async def scenario(master, sync, told, tables):
+        master.blocked = {VIP, MAIN}
+        sync.follow(Followed(MAIN, 3))
+        await until(lambda: "4 times" in sync.failure)
+        assert not told and MAIN in sync.failure and "no answer" in sync.failure
+        assert master.asked[:4] == [VIP, MAIN, VIP, MAIN]
+        assert master.limits[:4] == [1000, 1000, 2000, 2000], "big tables need longer"
+        master.blocked = set()
+        await until(lambda: told)
+        assert not sync.failure
+
+    play(scenario)
+
+
+def test_r42_a_master_that_has_not_opened_yet_is_asked_again_soon(play):
+    """It says -1: a slave hears of an election before the winner has opened."""
+
+    async def scenario(master, sync, told, tables):
+        master.epoch = -1
+        sync.follow(Followed(MAIN, 3))
+        await until(lambda: len(master.asked) >= 3)
+        assert not told and sync.held_epoch == -1 and not sync.failure
+        master.epoch = 3
+        await until(lambda: told)
+
+    play(scenario)
+
+
+def test_r39_r42_a_master_that_waits_for_this_replica_to_carry_out_deletions(play):
+    """After a failover the new master's confirmOffset lags, and with minInSyncReplicas 2 it needs a
+    second member before it rises. So the slave's join cannot wait for it: what the slave has is
+    newer. Its own offsets stay, and it asks on."""
+
+    async def scenario(master, sync, told, tables):
+        tables.offsets.deleted_end = 500
+        master.carried_out = 400
+        sync.follow(Followed(MAIN, 3))
+        await until(lambda: told)
+        assert tables.offsets.query("G", "T", 0) == -1
+        master.carried_out = 500
+        await until(lambda: tables.offsets.query("G", "T", 0) == 5)
+        assert told == [3]
+
+    play(scenario)

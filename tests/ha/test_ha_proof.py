@@ -1,0 +1,296 @@
+"""R41: an ack counts only for the process that it is from; R42: and only with its tables."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from batonmq.ha.config import HAConfig
+from batonmq.ha.follower import SyncPolicy
+from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
+from batonmq.ha.proof import Registrations
+from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet
+from batonmq.ha.wire import (
+    MasterFrameReader,
+    SlaveHandshake,
+    encode_ack,
+    encode_slave_handshake,
+)
+from batonmq.protocol.role_view import Replica, RoleView
+from tests.ha.cores import NOW, identity, mastership, recorded_set, registered, registrations
+
+MEMBER, OTHER = 7, 8
+
+
+def master(entries, members=(1, 2), *, written=0, policy=None, replicas=None):
+    sync = mastership(members, written=written, policy=policy)
+    known = (registered(1), registered(2)) if replicas is None else replicas
+    return MasterCore(
+        sync,
+        MasterPolicy(segment_size=1 << 20),
+        entries((1, 0)),
+        min_offset=0,
+        now_ms=NOW,
+        registrations=registrations(*known),
+    )
+
+
+def connect(core, connection_id, handshake, now=NOW):
+    core.connection_opened(connection_id, "slave", now)
+    return core.handshake_received(connection_id, handshake, now)
+
+
+def follow(core, connection_id=MEMBER, ack=0, now=NOW, named=None, tables=1):
+    named = named or identity(2)
+    effects = connect(core, connection_id, SlaveHandshake(named.broker_id, identity=named), now)
+    if tables is not None:
+        effects += core.marks_received(connection_id, -1, tables, now)
+    return effects + core.acks_received(connection_id, [ack], now)
+
+
+def of(kind, effects):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def to_connection(connection_id, effects):
+    return [e for e in effects if getattr(e, "connection_id", None) == connection_id]
+
+
+STRANGERS = {
+    "cluster": SlaveHandshake(2, identity=identity(2, cluster="Other")),
+    "group": SlaveHandshake(2, identity=identity(2, name="broker-b")),
+    "id": SlaveHandshake(2, identity=identity(3)),
+    "incarnation": SlaveHandshake(2, identity=identity(2, incarnation="earlier")),
+    "log": SlaveHandshake(2, identity=identity(2, log_id="another log")),
+    "nameless": SlaveHandshake(2),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
+def test_r41_a_stranger_displaces_nobody_and_never_counts(entries, stranger):
+    """1 member 2 follows. 2 somebody claims to be 2: not a byte is sent there, 2 goes on, and what
+    the stranger acks confirms nothing. 3 within half a second its connection is closed."""
+    core = master(entries)
+    follow(core)
+    core.appended(100, NOW)
+    effects = connect(core, OTHER, stranger)
+    effects += core.acks_received(OTHER, [0, 100], NOW + 1)
+    assert not of(ConfirmAdvanced, effects) and core.sync.required_set_whole
+    assert not to_connection(MEMBER, effects)
+    effects += core.tick(NOW + 500)
+    assert len(of(CloseConnection, to_connection(OTHER, effects))) == 1
+    assert not of(SendBytes, effects) and not of(SendLog, to_connection(OTHER, effects))
+    assert core.acks_received(MEMBER, [100], NOW + 501)[0] == ConfirmAdvanced(100)
+    core.check_invariants()
+
+
+@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
+def test_r41_a_stranger_does_not_count_in_the_members_absence_either(entries, stranger):
+    core = master(entries)
+    core.appended(100, NOW)
+    effects = connect(core, OTHER, stranger)
+    effects += core.acks_received(OTHER, [0, 100], NOW + 1)
+    assert not of(ConfirmAdvanced, effects) and not core.sync.required_set_whole
+
+
+def test_r41_the_masters_own_id_is_refused(entries):
+    effects = connect(master(entries), OTHER, SlaveHandshake(1, identity=identity(1)))
+    assert "this master" in of(CloseConnection, effects)[0].reason
+
+
+@pytest.mark.parametrize("known", [(), (registered(2, incarnation="first"),)], ids=["new", "again"])
+def test_r41_a_process_that_is_faster_than_its_registration_is_kept(entries, known):
+    """1 process i2 connects, and the controllers have not named it to the master yet: it waits. 2
+    the view comes: it is answered on this very connection, and counts."""
+    core = master(entries, replicas=(registered(1), *known))
+    assert connect(core, MEMBER, SlaveHandshake(2, identity=identity(2))) == []
+    effects = core.replicas_changed((registered(1), registered(2)), NOW + 20)
+    (answer,) = to_connection(MEMBER, effects)
+    (handshake,) = MasterFrameReader().feed(memoryview(answer.data))
+    assert handshake.identity == identity(1)
+    core.acks_received(MEMBER, [0], NOW + 21)
+    assert core.sync.required_set_whole
+
+
+def test_r12_r41_a_new_registration_ends_the_earlier_processes_connection_only(entries):
+    core = master(entries)
+    follow(core)
+    connect(core, OTHER, SlaveHandshake(2, identity=identity(2, incarnation="second")))
+    renewed = (registered(1), registered(2, incarnation="second"))
+    effects = core.replicas_changed(renewed, NOW + 20)
+    assert [e.connection_id for e in of(CloseConnection, effects)] == [MEMBER]
+    core.acks_received(OTHER, [0], NOW + 21)
+    assert core.sync.required_set_whole
+
+
+def test_r41_a_java_slave_counts_by_its_id_until_a_process_is_registered_for_it(entries):
+    """As in Java: no name, no proof. Its newest connection counts, and it has no tables to tell."""
+    core = master(entries, (1,), replicas=(registered(1), Replica(2)))
+    effects = connect(core, MEMBER, SlaveHandshake(2))
+    (handshake,) = MasterFrameReader().feed(memoryview(of(SendBytes, effects)[0].data))
+    assert handshake.identity is None
+    effects = core.acks_received(MEMBER, [0], NOW)
+    assert of(ProposeSet, effects)
+    effects = core.replicas_changed((registered(1), registered(2)), NOW + 20)
+    assert of(CloseConnection, effects)
+
+
+# -- a master that is elected again
+
+
+def elected_again(core, entries, start, now=NOW + 100):
+    recorded = recorded_set((1, 2), 2)
+    return core.epoch_begun(2, recorded, entries((1, 0), (2, start)), now)
+
+
+def test_r41_acks_of_an_earlier_epoch_confirm_nothing_in_the_next(entries):
+    """1 in epoch 1, 2 acks 100 of our 150 bytes. 2 the link breaks unheard; 2 follows a master of
+    epoch 2 in between, and its log is cut to 40 there. 3 we are elected again, over the connection
+    that for us still stands: its ack of 100 would confirm what 2 no longer has."""
+    core = master(entries, (1, 2, 3), replicas=tuple(map(registered, (1, 2, 3))))
+    follow(core)
+    core.appended(150, NOW)
+    core.acks_received(MEMBER, [100], NOW)
+    assert core.log.confirm_offset == 0, "3 is missing"
+    effects = elected_again(core, entries, 150)
+    effects += core.acks_received(MEMBER, [100], NOW + 101)  # was under way
+    assert core.log.confirm_offset == 0 and not of(ConfirmAdvanced, effects)
+    assert not core.sync.required_set_whole
+    assert not of(CloseConnection, effects), "it may be alive: no reconnect is asked of it"
+
+
+def test_r41_a_slave_that_follows_into_the_next_epoch_counts_on_the_same_connection(entries):
+    core = master(entries)
+    follow(core)
+    core.appended(150, NOW)
+    core.acks_received(MEMBER, [100], NOW)
+    effects = elected_again(core, entries, 150)
+    assert of(SendLog, effects), "the new epoch is announced at once"
+    core.marks_received(MEMBER, 2, 1, NOW + 101)
+    effects = core.acks_received(MEMBER, [150], NOW + 101)
+    assert ConfirmAdvanced(150) in effects and core.sync.required_set_whole
+
+
+def test_r41_a_java_slave_counts_again_with_the_first_byte_sent_since(entries):
+    """It marks nothing; what it acks above all that was sent before, it got in this epoch."""
+    core = master(entries, replicas=(registered(1), Replica(2)))
+    connect(core, MEMBER, SlaveHandshake(2))
+    core.acks_received(MEMBER, [0], NOW)
+    core.appended(150, NOW)
+    elected_again(core, entries, 150)
+    assert not of(ConfirmAdvanced, core.acks_received(MEMBER, [150], NOW + 101))
+    core.appended(160, NOW + 102)
+    assert ConfirmAdvanced(160) in core.acks_received(MEMBER, [160], NOW + 103)
+
+
+# -- R42
+
+
+def test_r42_a_slave_without_this_epochs_tables_does_not_join(entries):
+    core = master(entries, (1,))
+    assert not of(ProposeSet, follow(core, tables=None))
+    assert not of(ProposeSet, core.marks_received(MEMBER, -1, 0, NOW + 10)), "of an earlier epoch"
+    (proposed,) = of(ProposeSet, core.marks_received(MEMBER, -1, 1, NOW + 20))
+    assert proposed.proposal.add == {2}
+
+
+def test_r42_tables_belong_to_one_connection(entries):
+    """The next process of that replica may have lost them."""
+    core = master(entries, (1,))
+    follow(core, ack=0, tables=1)
+    core.proposal_refused(2003, NOW)
+    assert not of(ProposeSet, follow(core, OTHER, tables=None, now=NOW + 5_000))
+
+
+def test_r42_a_member_that_gets_no_tables_of_a_new_epoch_leaves(entries):
+    """It stays through the election (R9): what it has is as new as what the winner has. But not
+    for long: consumer offsets that nobody renews would come back with the next failover."""
+    policy = SyncPolicy(tables_ms=5_000)
+    core = master(entries, policy=policy)
+    follow(core, tables=None)
+    ended = []
+    for now in range(NOW + 50, NOW + 5_050, 50):
+        core.acks_received(MEMBER, [0], now)
+        ended = of(ProposeSet, core.tick(now))
+        assert bool(ended) == (now >= NOW + 5_000)
+    assert ended[0].proposal.remove == {2} and "no tables" in ended[0].proposal.reason
+
+
+def test_r42_reconnecting_gives_no_new_time(entries):
+    core = master(entries, policy=SyncPolicy(tables_ms=5_000))
+    effects = []
+    for now in range(NOW, NOW + 5_100, 50):
+        if now % 500 == 0:
+            effects += follow(core, now, tables=None, now=now)
+        effects += core.acks_received(now - now % 500, [0], now) + core.tick(now)
+        assert bool(of(ProposeSet, effects)) == (now >= NOW + 5_000)
+
+
+# -- over real connections
+
+
+def test_r41_a_slave_of_another_group_at_a_reused_address(run_group, wait_until, tmp_path):
+    """1 Member A-2 has lost its link. 2 B-2, whose own master once had that address, dials A-1:
+    nothing is sent to it, nothing that A-2 lacks is confirmed, and A-2 counts when it is back."""
+
+    async def play(group):
+        one, two = await group.add(1), await group.add(2)
+        group.auto = False
+        await group.elect(one, 1, 2)
+        one.put(3)
+        await group.level(one, two)
+        held = one.confirm_offset
+        await two.ha.stand_down()
+        other = type(group)(tmp_path / "B")
+        other.view = RoleView("C", "broker-b")
+        stranger = type(one)(other, 2, tmp_path / "B" / "b2", HAConfig())
+        await stranger.start()
+        address = f"127.0.0.1:{one.ha.port}"
+        view = replace(
+            other.view,
+            master_broker_id=1,
+            master_address="remoting",
+            master_ha_address=address,
+            master_incarnation="B-1",
+            master_epoch=1,
+            sync_state_set_epoch=1,
+            sync_state_set=frozenset({1, 2}),
+        )
+        await stranger.ha.change_to_slave(view)
+        stranger.ha.tables_followed(1)
+        end = one.put(2)
+        await wait_until(lambda: stranger.ha._slave.core._redial._lost._failures >= 2)
+        assert one.confirm_offset == held and stranger.store.max_phy_offset <= 0
+        assert not one.ha.required_set_whole
+        await group.follow(two)
+        await wait_until(lambda: one.confirm_offset == end)
+        await group.level(one, two)
+        await stranger.stop()
+
+    run_group(play)
+
+
+def test_r41_a_thousand_strangers_leave_the_member_its_connection(run_group, wait_until):
+    """Real sockets: the member's connection is the same one before and after."""
+
+    async def play(group):
+        one, two = await group.add(1), await group.add(2)
+        await group.elect(one, 1, 2)
+        await wait_until(lambda: one.ha.required_set_whole)
+        (before,) = one.ha._master.core.connections
+        for stranger in list(STRANGERS.values()) * 5:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.ha.port)
+            writer.write(encode_slave_handshake(stranger) + encode_ack(0))
+            assert await reader.read() == b""
+            writer.close()
+        assert list(one.ha._master.core.connections) == [before]
+        one.put(3)
+        await group.level(one, two)
+
+    run_group(play)
+
+
+def test_registrations_take_any_log_where_the_controllers_know_none():
+    known = Registrations(identity(1), [Replica(2, incarnation="i2")])
+    standing, _ = known.judge(SlaveHandshake(2, identity=identity(2)))
+    assert standing.value == "counts"
