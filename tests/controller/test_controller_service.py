@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import grpc.aio
@@ -302,6 +303,35 @@ def test_only_the_leader_grants_the_lease(with_cluster: WithCluster) -> None:
                 assert answer.leader_id == leader
                 assert answer.sent_ms == 77
                 assert (answer.master_epoch, answer.sync_state_set_epoch) == (1, 1)
+
+    with_cluster(scenario)
+
+
+def test_r35_a_controller_that_no_broker_has_dialled_yet_gives_the_lead_to_one_that_knows_them(
+    with_cluster: WithCluster,
+) -> None:
+    """1. A follower is started again. 2. Before any broker has dialled it, the leader dies: it is
+    the first heir. 3. The third one leads in the end."""
+
+    async def scenario(cluster: Cluster) -> None:
+        first = await cluster.leader()
+        async with cluster.brokers(1, 2) as sessions:
+            blind, knows = (node_id for node_id in sorted(cluster.services) if node_id != first)
+            await cluster.stop(blind)
+            await cluster.start(blind)
+            restarted = cluster.services[blind]
+            async with asyncio.timeout(LIMIT_S):
+                while not restarted.gate.had_followed or not restarted.state.groups:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            staying = [s for (_, node_id), s in sessions.items() if node_id == knows]
+            beating = [asyncio.create_task(session.live()) for session in staying]
+            cluster.services[first]._log.hand_over = AsyncMock()  # type: ignore[method-assign]
+            await cluster.stop(first)
+            async with asyncio.timeout(LIMIT_S):
+                await cluster.services[knows].gate.wait_open()
+            for task in beating:
+                task.cancel()
+            await asyncio.gather(*beating, return_exceptions=True)
 
     with_cluster(scenario)
 
