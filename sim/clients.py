@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from batonmq.client.admin.admin import Admin
@@ -17,6 +17,7 @@ from batonmq.client.consumer.options import (
     PushConsumerOptions,
 )
 from batonmq.client.consumer.push_consumer import PushConsumer
+from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.producer.producer import Producer, ProducerOptions
 from batonmq.protocol.bodies import TopicConfig
@@ -249,3 +250,71 @@ class Reader(Client):
             self.messages.note_delivered(self.group, sent, place)
         if self.rng.random() < 0.2:
             await asyncio.sleep(self.rng.uniform(0.0, 0.02))
+
+
+class Recreator(Client):
+    """Sends to a topic of its own, deletes it, and creates it again under its name.
+
+    Its `reader` is away meanwhile: one that reads on where it was in memory skips what comes to the
+    new topic below that offset.
+    """
+
+    TOPIC = "TopicC"
+
+    def __init__(self, world: World, messages: Messages, number: int, reader: Reader) -> None:
+        super().__init__(world, messages, "recreator", number)
+        self._reader = reader
+        self.stopping = False
+        self.settled = True  # the topic is there
+        self._names = itertools.count(1)
+
+    async def run(self) -> None:
+        options = ProducerOptions(send_timeout_ms=_SEND_MS)
+        client = ClientInstance(NAME_SERVERS, _OPTIONS)
+        await client.start()
+        producer = Producer("Recreators", options=options, client=client)
+        admin = Admin(client=client)
+        await producer.start()
+        while not self.settled or not self.stopping:
+            await self._recreate(admin)
+            for _ in range(self.rng.randint(3, 12)):
+                await asyncio.sleep(self.rng.uniform(0.01, 0.2))
+                await self._send(producer)
+        await producer.close()
+        await client.close()
+
+    async def _recreate(self, admin: Admin) -> None:
+        """Deletes it if it is there. Only what is sent from its next life on is promised."""
+        self.settled = False
+        self._reader.leave()
+        while self._reader.process is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        config = TopicConfig(topic_name=self.TOPIC, read_queue_nums=2, write_queue_nums=2)
+        self.messages.begin_deletion(self.TOPIC)
+        await self._until_done(lambda: admin.topics.delete(self.TOPIC, CLUSTER))
+        await self._until_done(lambda: admin.topics.create_or_update(config, cluster=CLUSTER))
+        self._reader.start()
+        self.settled = True
+
+    async def _until_done(self, work: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            try:
+                if await work():
+                    return
+            except BatonError as error:
+                self.world.tell(self.name, f"not yet: {error}")
+            await asyncio.sleep(0.1)
+
+    async def _send(self, producer: Producer) -> None:
+        life = self.messages.lives[self.TOPIC]
+        name = f"{self.address}-{self.starts}-{next(self._names)}"
+        sent = Sent(name, self.TOPIC, life=life)
+        try:
+            result = await producer.send(Message.of(self.TOPIC, sent.body(40), keys=name))
+        except BatonError as error:
+            self.messages.sends_failed += 1
+            self.world.tell(self.name, f"not sent: {error}")
+            return
+        if result.acknowledged:
+            place = (self.TOPIC, result.queue.queue_id, result.queue_offset)
+            self.messages.note_acked(sent, place)

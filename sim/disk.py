@@ -197,21 +197,6 @@ class HostDisk:
             else:
                 entry.unlink()
 
-    def flip(self) -> str | None:
-        """One bit of one file of the log turns; where, or None without a log."""
-        files = sorted(path for path in self.root.rglob("commitlog/*") if path.is_file())
-        if not files:
-            return None
-        path = self.rng.choice(files)
-        data = path.read_bytes().rstrip(b"\0")
-        if not data:
-            return None
-        at = self.rng.randrange(len(data))
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(bytes([data[at] ^ 1 << self.rng.randrange(8)]))
-        return f"{self.short(str(path))} at {at}"
-
 
 _CHANGING = frozenset(
     {"open", "pwrite", "write", "ftruncate", "posix_fallocate", "fsync", "fdatasync",

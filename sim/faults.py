@@ -39,9 +39,17 @@ WEIGHTS = {
     "crash at callback": 4,
     "slow disk": 2,
     "clock jump": 2,
+    "replace disk": 2,
+    "fail disk call": 3,
+    "short write": 2,
+    "full disk": 3,
     "kill client": 3,
     "leave": 3,
 }
+
+
+_LOOK_S = 0.2
+_FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link", "replace")
 
 
 @dataclass(frozen=True)
@@ -210,6 +218,56 @@ class DiskFaults(Kinds):
         host.disk.plan.crash_at = (calls, calls % 2 == 0)
         self._later(fault, host.start)
         return f"{host.name} at the {calls}th from now"
+
+    def replace_disk(self, fault: Fault) -> str | None:
+        """The machine is down until it has left the set, and comes back with an empty disk."""
+        host = self._of(list(self.cluster.brokers.values()), fault.pick)
+        if host is None or host.service is None or not self._is_member(host):
+            return None
+        broker_id = host.service.replication.broker_id()
+        host.kill()
+        self._later(fault, self._replace, host, broker_id)
+        return f"{host.name} is down"
+
+    def _replace(self, host: BrokerHost, broker_id: int) -> None:
+        group = self.cluster.promises.group
+        if host.is_up or group is None:
+            return
+        if broker_id in group.sync_state_set:
+            self.cluster.later(_LOOK_S, self._replace, host, broker_id)
+            return
+        host.wipe()
+        self.damaged.discard(host.number)
+        self.cluster.tell("fault", f"replace disk: {host.name} comes back with an empty one")
+        host.start()
+
+    def fail_disk_call(self, fault: Fault) -> str | None:
+        """EIO, once, at a controller: a broker is suspect after it, and where it was the last of
+        the set the group rightly waits for an operator."""
+        hosts = [host for host in self.cluster.controllers.values() if host.is_up]
+        host = self._of(hosts, fault.pick)
+        if host is None or host.disk.plan.fail_call is not None:
+            return None
+        name = _FAILING[int(fault.pick2 * len(_FAILING))]
+        call = 1 + int(fault.pick2 * 997) % 7
+        host.disk.plan.fail_call = (name, call)
+        self._later(fault, setattr, host.disk.plan, "fail_call", None)
+        return f"{host.name} at the {call}th {name} from now"
+
+    def short_write(self, fault: Fault) -> str | None:
+        host = self._of(self._up(), fault.pick)
+        if host is None:
+            return None
+        host.disk.plan.short_write = 1 + int(fault.pick2 * 10)
+        return f"{host.name} at the {host.disk.plan.short_write}th from now"
+
+    def full_disk(self, fault: Fault) -> str | None:
+        host = self._of(list(self.cluster.brokers.values()), fault.pick)
+        if host is None:
+            return None
+        host.disk.plan.full = True
+        self._later(fault, setattr, host.disk.plan, "full", False)
+        return f"{host.name} for {fault.for_s:.2f} s"
 
     def slow_disk(self, fault: Fault) -> str | None:
         host = self._of(self._up(), fault.pick)

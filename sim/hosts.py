@@ -283,6 +283,7 @@ def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:
             flush_disk_type="SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
             ha_sync_flush=settings.ha_sync_flush,
             clean_resource_interval=2_000,
+            clean_file_forcibly_enable=False,
         ),
         ha=HAConfig(
             ha_transfer_batch_size=settings.batch_bytes,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
 import itertools
 import random
 import struct
@@ -180,14 +181,20 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._serials
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception") or context["message"]
-        if not isinstance(error, Crash):
-            self.errors.append(error)
+        self._note(context.get("exception") or context["message"])
+
+    def _note(self, error: BaseException | str) -> None:
+        """Not those of a disk that was made to fail: asyncio logs them, and goes on."""
+        if isinstance(error, Crash):
+            return
+        if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ENOSPC):
+            return
+        self.errors.append(error)
 
     def note_raised(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, Crash):
-            self.errors.append(error)
+        if error is not None:
+            self._note(error)
 
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)

@@ -20,15 +20,16 @@ class Sent:
     topic: str
     key: str = ""
     n: int = 0
+    life: int = 0  # of its topic: how often that was deleted before
 
     def body(self, size: int) -> bytes:
-        head = f"{self.name}|{self.key}|{self.n}|".encode()
+        head = f"{self.name}|{self.key}|{self.n}|{self.life}|".encode()
         return head + _PADDING[: max(0, size - len(head))]
 
 
 def read_body(topic: str, body: bytes) -> Sent:
-    name, key, n, _ = body.split(b"|", 3)
-    return Sent(name.decode(), topic, key.decode(), int(n))
+    name, key, n, life, _ = body.split(b"|", 4)
+    return Sent(name.decode(), topic, key.decode(), int(n), int(life))
 
 
 Place = tuple[str, int, int]
@@ -54,8 +55,18 @@ class Messages:
         self.acked: dict[str, Sent] = {}
         self.groups: dict[str, Group] = {}
         self._acked_of_key: dict[str, list[int]] = {}
-        self.gone: set[str] = set()  # topics that were deleted: nothing of them is promised
+        self.lives: dict[str, int] = {}  # topic -> how often its deletion was begun
         self.sends_failed = 0
+
+    def is_gone(self, sent: Sent) -> bool:
+        """Whether its topic was deleted since: nothing is promised then."""
+        return sent.life < self.lives.get(sent.topic, 0)
+
+    def begin_deletion(self, topic: str) -> None:
+        """From now on what the topic holds may be gone, and its offsets may begin anew."""
+        self.lives[topic] = self.lives.get(topic, 0) + 1
+        for place in [place for place in self.at if place[0] == topic]:
+            del self.at[place]
 
     def join(self, group: str, topics: frozenset[str]) -> None:
         self.groups.setdefault(group, Group(topics))
@@ -73,7 +84,7 @@ class Messages:
         if sent.name in group.got:
             return
         group.got.add(sent.name)
-        if not sent.key or sent.topic in self.gone:
+        if not sent.key or self.is_gone(sent):
             return
         newest = group.newest.get(sent.key, 0)
         if sent.name in self.acked and sent.n < newest:
@@ -81,7 +92,7 @@ class Messages:
         group.newest[sent.key] = max(newest, sent.n)
 
     def _stands(self, sent: Sent, place: Place, how: str) -> None:
-        if sent.topic in self.gone:
+        if self.is_gone(sent):
             return
         known = self.at.setdefault(place, sent.name)
         if known != sent.name:
@@ -93,5 +104,5 @@ class Messages:
         return [
             name
             for name, sent in self.acked.items()
-            if name not in group.got and sent.topic in group.topics and sent.topic not in self.gone
+            if name not in group.got and sent.topic in group.topics and not self.is_gone(sent)
         ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Draw(Protocol):
     """What is used of `random.Random`."""
 
-    def choice(self, options: tuple[int, ...]) -> int: ...
+    def choice(self, options: tuple[T, ...]) -> T: ...
 
     def random(self) -> float: ...
 
@@ -24,6 +26,8 @@ class Settings:
     segment_size: int = 16_384
     queue_file_units: int = 200
     batch_bytes: int = 2_048
+    drift: float = 0.0  # how much faster or slower a clock may go
+    recreates: bool = False  # a topic is deleted and created again
 
     @property
     def acks_are_flushed(self) -> bool:
@@ -40,4 +44,6 @@ def draw_settings(rng: Draw) -> Settings:
         segment_size=rng.choice((8_192, 16_384, 65_536)),
         queue_file_units=rng.choice((20, 200)),
         batch_bytes=rng.choice((512, 2_048, 16_384)),
+        drift=rng.choice((0.0, 0.0, 0.005)),
+        recreates=rng.random() < 0.3,
     )

@@ -1,4 +1,4 @@
-"""Threads of simulated processes: real ones, of which one at a time runs, when the loop says so.
+"""Threads of simulated processes: stacks of their own, which run when the loop says so.
 
 `Threads` takes the place of the module `threading` in the code under test (and `Queues` of
 `queue`): the code of a thread runs as it is, but it waits in virtual time. A thread belongs to the
@@ -9,10 +9,11 @@ Where the loop itself waits for a thread (`join`, a lock that is held), that thr
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+import greenlet
 
 from sim.loop import Crash, Process, SimLoop, current_process
 
@@ -38,14 +39,13 @@ class Thread:
     ) -> None:
         assert target is not None
         self.name = name
-        self._target, self._args, self._kwargs = target, args, kwargs or {}
-        self._go = threading.Lock()
-        self._back = threading.Lock()
-        self._real: threading.Thread | None = None
+        self._call = (target, args, kwargs or {})
+        self._stack: greenlet.greenlet | None = None
         self._error: BaseException | None = None
         self._started = self._done = self._ending = False
         self._turn = 0  # of the pause that it is in
-        self._forced = False
+        self._woken = True
+        self.forced = False
         self._process: Process
         self._loop: SimLoop
 
@@ -70,17 +70,14 @@ class Thread:
     def end(self) -> None:
         """Its process was killed."""
         self._ending = True
-        if self._real is not None and not self._done and _current is not self:
+        if self._stack is not None and not self._done and _current is not self:
             self._switch()
 
     def force(self) -> None:
         """The loop waits for this thread: whatever it waits for ends now."""
-        self._forced = True
-        before = self._turn
+        self.forced = True
         self._switch()
-        self._forced = False
-        if not self._done and self._turn == before:
-            raise RuntimeError(f"thread {self.name} does not go on")
+        self.forced = False
 
     def _resume(self, turn: int) -> None:
         if turn == self._turn and not self._done:
@@ -90,42 +87,38 @@ class Thread:
         """Runs it until it waits again or has ended."""
         global _current
         before, _current = _current, self
-        self._back.acquire()
-        if self._real is None:
-            self._real = threading.Thread(target=self._main, name=self.name, daemon=True)
-            self._go.acquire()
-            self._real.start()
-        else:
-            self._go.release()
-        self._back.acquire()
-        self._back.release()
+        if self._stack is None:
+            self._stack = greenlet.greenlet(self._main)
+        self._stack.parent = greenlet.getcurrent()
+        self._stack.switch()
         _current = before
         error, self._error = self._error, None
         if error is not None and not isinstance(error, Crash):
             raise error
 
     def _main(self) -> None:
+        target, args, kwargs = self._call
         try:
-            self._context.run(self._target, *self._args, **self._kwargs)
+            self._context.run(target, *args, **kwargs)
         except BaseException as error:
             self._error = error
         self._done = True
         if self in self._process.threads:
             self._process.threads.remove(self)
         self._turn += 1
-        self._back.release()
 
     def pause(self, seconds: float | None) -> bool:
         """Called in this thread: waits until `wake` or for so long. False if time ran out."""
         if self._ending:
             raise Crash(self.name)
         self._turn += 1
-        turn = self._turn
         if seconds is not None:
-            self._loop.call_later(seconds, self._resume, turn, context=self._process.context.copy())
+            self._loop.call_later(
+                seconds, self._resume, self._turn, context=self._process.context.copy()
+            )
         self._woken = False
-        self._back.release()
-        self._go.acquire()
+        assert self._stack is not None and self._stack.parent is not None
+        self._stack.parent.switch()
         if self._ending:
             raise Crash(self.name)
         return self._woken
@@ -135,12 +128,6 @@ class Thread:
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._resume, self._turn, context=self._process.context.copy())
-
-    _woken = True
-
-    @property
-    def forced(self) -> bool:
-        return self._forced
 
 
 class Event:
