@@ -120,13 +120,10 @@ def _many(seeds: range, jobs: int) -> int:
 
 
 def _outcomes(seeds: range, jobs: int) -> Iterator[tuple[int, Outcome]]:
-    if jobs <= 1:
-        for seed in seeds:
-            yield run_numbered(seed)
-        return
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, maxtasksperchild=100) as pool:
-        yield from pool.imap_unordered(run_numbered, seeds)
+    """Each life in a process of its own: what one leaves behind must not change the next."""
+    context = multiprocessing.get_context("fork")
+    with context.Pool(max(1, jobs), maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(run_numbered, seeds, chunksize=1)
 
 
 if __name__ == "__main__":

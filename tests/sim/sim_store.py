@@ -85,6 +85,7 @@ class MemoryStore:
         self._flush_later = flush_later
         self._flush_asked = False
         self._turn: list[bytes] = []
+        self.room = SimpleNamespace(on_room=None)  # a disk that is never full
         self.flushed_listeners: list[Callable[[int], None]] = []
         self.writable = False
         # Recovery: a torn tail goes, what was confirmed is known as of the last checkpoint.

@@ -27,11 +27,11 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
     assert outcome.statistics.acked and outcome.statistics.delivered
 
 
-@pytest.mark.parametrize("seed", [3])
+@pytest.mark.parametrize("seed", [3, 8])
 def test_a_seed_is_the_same_life_in_every_process(seed: int) -> None:
-    """Whatever order the hashes of strings put sets into, and after whatever ran before."""
-    code = f"from sim.life import run; run(4); print(run({seed}).statistics.digest)"
-    digests = {run(seed).statistics.digest}
+    """Whatever order the hashes of strings put sets into."""
+    code = f"from sim.life import run; print(run({seed}).statistics.digest)"
+    digests = set()
     for hashes in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
