@@ -152,6 +152,7 @@ class ControllerService:
         # First: while the endpoints close, brokers already use the next leader.
         await self._log.hand_over(HAND_OVER_TIMEOUT_MS)
         if self._stepping_aside is not None:
+            self._stepping_aside.cancel()
             await asyncio.gather(self._stepping_aside, return_exceptions=True)
         await self._watch.close()
         await self._notes.close()
@@ -198,7 +199,8 @@ class ControllerService:
             return
         if unseen := self._core.never_saw():
             log.warning("lead_offered why='a broker was never seen here' groups=%s", unseen)
-            offer = self._log.hand_over(HAND_OVER_TIMEOUT_MS)
+            # After a session time-out it may judge by itself.
+            offer = self._log.hand_over(self.config.broker_session_timeout_ms)
             self._stepping_aside = asyncio.get_running_loop().create_task(offer)
 
     def _applied(self, commit: Commit) -> None:
