@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 RPC_TIMEOUT_MS = 1000
 RPC_TIMEOUT_MAX_MS = 10_000
 """Big tables need longer than a second: the limit doubles when both ways failed."""
-RETRY_FIRST_MS = 20
+RETRY_FIRST_MS = 100
+"""A winner that has not opened yet is not asked for tables while it opens."""
 EXT_MASTER_EPOCH = "batonMasterEpoch"
 NO_MASTER_EPOCH = -1
 """In the answer of a broker that is no master: no slave takes its tables over."""
