@@ -167,16 +167,12 @@ class HostFaults(Kinds):
 class DiskFaults(Kinds):
     """Power is lost, a process ends at a call to its disk, disks are slow."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster)
-        self.damaged: set[int] = set()  # hosts whose disk may lack what they acknowledged
-
     def lose_power(self, fault: Fault) -> str | None:
+        """Only where nothing is acknowledged unflushed: else the host may lose what it acked, and
+        may be, or become, the last of the set, when the group waits for an operator."""
         host = self._of(list(self.cluster.brokers.values()), fault.pick)
-        if host is None or not self.may_lose(host):
+        if host is None or not self.cluster.settings.acks_are_flushed:
             return None
-        if not self.cluster.settings.acks_are_flushed:
-            self.damaged.add(host.number)
         return self._down(fault, host, host.lose_power)
 
     def lose_power_of_controller(self, fault: Fault) -> str | None:
@@ -187,19 +183,6 @@ class DiskFaults(Kinds):
         for host in self.cluster.controllers.values():
             self._down(fault, host, host.lose_power)
         return f"for {fault.for_s:.2f} s"
-
-    def may_lose(self, host: BrokerHost) -> bool:
-        """Whether another member of the set has all that this host may lose (G1)."""
-        if self.cluster.settings.acks_are_flushed:
-            return True
-        group = self.cluster.promises.group
-        if group is None:
-            return False
-        for number in list(self.damaged):
-            if self._is_member(self.cluster.brokers[number]):
-                self.damaged.discard(number)
-        others = [h for h in self.cluster.brokers.values() if h is not host]
-        return any(self._is_member(h) and h.number not in self.damaged for h in others)
 
     def _is_member(self, host: BrokerHost) -> bool:
         """Whether this very process is recorded in the set."""
@@ -237,7 +220,6 @@ class DiskFaults(Kinds):
             self.cluster.later(_LOOK_S, self._replace, host, broker_id)
             return
         host.wipe()
-        self.damaged.discard(host.number)
         self.cluster.tell("fault", f"replace disk: {host.name} comes back with an empty one")
         host.start()
 
