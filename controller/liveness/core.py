@@ -159,8 +159,14 @@ class LivenessCore:
         return frozenset(record.broker_id for record in group.replicas) - self._dead(group, now_ms)
 
     def confirm_floor(self, broker_name: str) -> int:
-        """The highest confirmOffset reported that binds candidates, -1 if none (R16)."""
-        return self._watch(broker_name).floor.settled
+        """The highest confirmOffset reported that binds candidates, -1 if none (R16).
+
+        It binds once every candidate's own heartbeat is newer. Where the whole set is suspect it
+        binds at once: their logs end where their processes began, and do not grow (R17).
+        """
+        floor = self._watch(broker_name).floor
+        group = self._state.group(broker_name)
+        return floor.newest if group is not None and group.is_suspect else floor.settled
 
     def confirm_newest(self, broker_name: str) -> int:
         """The highest confirmOffset reported, -1 if none: what the log of a restarted member must
@@ -433,7 +439,7 @@ class LivenessCore:
         choice = choose_master(
             group,
             self.live(group.broker_name, now_ms),
-            confirm_floor=watch.floor.settled,
+            confirm_floor=self.confirm_floor(group.broker_name),
         )
         if choice.blocked:
             if choice.refusal == watch.blocked:

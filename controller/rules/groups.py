@@ -107,6 +107,12 @@ class BrokerGroup(msgspec.Struct, frozen=True):
                 return record
         return None
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether every member of the SyncStateSet is suspect (R17)."""
+        members = [each for each in self.replicas if each.broker_id in self.sync_state_set]
+        return bool(members) and all(each.suspect for each in members)
+
     def with_replica(self, record: ReplicaRecord) -> "BrokerGroup":
         """The group with that record replaced, or added if its id is new."""
         others = [other for other in self.replicas if other.broker_id != record.broker_id]

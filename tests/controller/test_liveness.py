@@ -216,6 +216,8 @@ class Env:
 
     def do_register(self, who="0", incarnation="", *flags):
         more = {"incarnation": incarnation} if incarnation else {}
+        if "suspect" in flags:
+            more["suspect"] = "another boot"
         live = self.core.live(NAME, self.now_ms)
         if "dead" in flags:
             live = tuple(seen for seen in live if seen.broker_id != int(who))
