@@ -134,7 +134,7 @@ class Relay:
 
     def _before(self, handler: Handler) -> Handler:
         def handle(request: RemotingCommand, channel: Connection) -> Response:
-            if not self._gate.is_master and self._may_take(channel, request):
+            if not self._gate.is_master and self._may_take(request):
                 self._take(channel, request, partial(channel.handle, request), ANSWER_MS)
                 return None
             return handler(request, channel)  # type: ignore[return-value]
@@ -155,14 +155,14 @@ class Relay:
         if self._gate.is_master or not self.enabled:
             return False
         request = decode_frame(header, body, kind)
-        if not self._may_take(channel, request):
+        if not self._may_take(request):
             return False
         again = partial(channel.handle_again, handler, kind, header, body)
         answer_ms = PULL_ANSWER_MS if request.code == RequestCode.PULL_MESSAGE else ANSWER_MS
         self._take(channel, request, again, answer_ms, for_any_role=for_any_role)
         return True
 
-    def _may_take(self, channel: Connection, request: RemotingCommand) -> bool:
+    def _may_take(self, request: RemotingCommand) -> bool:
         return (
             self.enabled
             and not self._gate.is_stopping
