@@ -7,13 +7,14 @@ SPARK_STAMP := $(VENV)/.spark-ready
 
 SIM_SEEDS ?= 300
 
-.PHONY: help setup setup-spark demo demo-spark test sim lint bench faults soak proto lock clean
+.PHONY: help setup setup-spark demo demo-spark test sim defects lint bench faults soak proto lock clean
 
 help:
 	@echo "make demo         a three-replica cluster, its master killed a few times, and the result"
 	@echo "make test         all tests (fast ones first; what a machine lacks is named)"
 	@echo "make setup        the virtual environment with .venv/bin/batonmq and .venv/bin/mqctl"
 	@echo "make sim          300 simulated lives of a whole cluster (SIM_SEEDS=300)"
+	@echo "make defects      whether the simulation finds each of the defects planted in its code"
 	@echo "make lint         formatting, lint, types, import layers"
 	@echo "make bench        side by side with Apache RocketMQ 5.3.3 (needs a JDK 17 and Maven)"
 	@echo "make faults       every fault 20 times on real processes, and the table of what it cost"
@@ -57,6 +58,10 @@ test: $(STAMP)
 sim: $(STAMP)
 	@$(BIN)/python -m sim --seeds $(SIM_SEEDS) --jobs 2
 
+# DEFECTS_ARGS='--only NAME': one of sim/defects/
+defects: $(STAMP)
+	@$(BIN)/python -m sim.defects --jobs 2 $(DEFECTS_ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -68,6 +73,7 @@ bench: $(STAMP)
 
 faults: $(STAMP)
 	@$(BIN)/python -m faults table $(FAULTS_ARGS)
+	@$(BIN)/python -m faults clients $(CLIENTS_ARGS)
 
 SOAK_MINUTES ?= 60
 soak: $(STAMP)

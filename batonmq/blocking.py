@@ -169,6 +169,7 @@ class BlockingProducer(_BlockingStartable[Producer]):
     send = _blocking(Producer.send)
     send_batch = _blocking(Producer.send_batch)
     send_oneway = _blocking(Producer.send_oneway)
+    recall = _blocking(Producer.recall)
     publish_queues = _blocking(Producer.publish_queues)
 
 

@@ -40,6 +40,9 @@ from batonmq.client.producer.producer import ProducerOptions as ProducerOptions
 from batonmq.client.producer.producer import QueueSelector as QueueSelector
 from batonmq.client.producer.sending import SendResult as SendResult
 from batonmq.client.producer.sending import SendStatus as SendStatus
+from batonmq.client.producer.transactions import TransactionProducer as TransactionProducer
+from batonmq.client.producer.transactions import TransactionResult as TransactionResult
+from batonmq.client.producer.transactions import TransactionState as TransactionState
 from batonmq.history.event import HistoryEvent as HistoryEvent
 from batonmq.protocol.bodies import BrokerReplicasInfo as BrokerReplicasInfo
 from batonmq.protocol.bodies import ClusterInfo as ClusterInfo

@@ -10,13 +10,11 @@ from typing import Final
 
 from bench.side import BROKERS, NAME_SERVERS, Side
 from lab.frames import BROKER_NAME
-from lab.java import JVM_OPENINGS, LIB
-from lab.processes import HOST, spawn, stop_all, tail
+from lab.java import BROKER_MAIN, NAMESRV_MAIN, start_server
+from lab.processes import HOST, stop_all, tail
 from lab.stores import wipe
 
 HEAP: Final = ("-Xms512m", "-Xmx512m", "-Xmn256m", "-XX:MaxDirectMemorySize=1g")
-NAMESRV_MAIN: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
-BROKER_MAIN: Final = "org.apache.rocketmq.broker.BrokerStartup"
 
 
 class JavaPeer(Side):
@@ -32,12 +30,9 @@ class JavaPeer(Side):
     def spawn(self) -> None:
         for i in range(NAME_SERVERS):
             home = self._home(f"namesrv-{i}")
-            config = home / "namesrv.conf"
-            config.write_text(_lines(self._name_server_config(i, home)))
-            self._name_servers.append(self._jvm(NAMESRV_MAIN, config, home))
+            settings = self._name_server_config(i, home)
+            self._name_servers.append(start_server(NAMESRV_MAIN, settings, home, HEAP))
         for address in self.brokers:
-            home = self._broker_home(address)
-            (home / "broker.conf").write_text(_lines(self._broker_config(address, home)))
             self.start_broker(address)
 
     def stop(self) -> None:
@@ -64,7 +59,8 @@ class JavaPeer(Side):
         if before is not None:
             before.wait()
         home = self._broker_home(address)
-        self._brokers[address] = self._jvm(BROKER_MAIN, home / "broker.conf", home)
+        settings = self._broker_config(address, home)
+        self._brokers[address] = start_server(BROKER_MAIN, settings, home, HEAP)
 
     def empty_store(self, address: str) -> None:
         wipe(self._broker_home(address) / "store")
@@ -80,12 +76,6 @@ class JavaPeer(Side):
 
     def _broker_home(self, address: str) -> Path:
         return self._home(f"broker-{self.brokers.index(address)}")
-
-    def _jvm(self, main: str, config: Path, home: Path) -> subprocess.Popen[bytes]:
-        homes = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
-        classpath = f"{home}:{LIB}/*"
-        argv = ["java", *HEAP, *homes, *JVM_OPENINGS, "-cp", classpath, main, "-c", str(config)]
-        return spawn(argv, home / "process.log", cwd=home)
 
     def _name_server_config(self, i: int, home: Path) -> dict[str, object]:
         return {
@@ -123,10 +113,6 @@ class JavaPeer(Side):
             "enablePropertyFilter": "true",
             "diskMaxUsedSpaceRatio": 95,
         }
-
-
-def _lines(config: dict[str, object]) -> str:
-    return "".join(f"{key}={value}\n" for key, value in config.items())
 
 
 assert BROKERS == 2, "the figures of the Java peer are those of two brokers"

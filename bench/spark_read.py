@@ -38,9 +38,9 @@ import numpy as np
 from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.record import NewMessage, decode_record, encode_blank, encode_record
-from batonmq.spark.options import ReadOptions
-from batonmq.spark.reading import Read
-from batonmq.spark.selection import Selection
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read
+from batonmq.spark.read.selection import Selection
 from bench.process_tree import TreeSampler, cpu_of_tree
 
 FILE_BYTES = 1 << 30

@@ -6,14 +6,19 @@ server finds it by them. A new code goes into the processor of its kind:
 | processor | codes |
 |---|---|
 | `send_processor` | 10, 310, 320 (raw: frame in, frame out) |
-| `pull_processor` | 11 (raw) |
+| `reply_processor` | answers to requests 324, 325; 326 to who waits |
+| `send_back` | what a consumer gives back 36 |
+| `pull_processor` | 11, 361 (raw) |
 | `query_processor` | offsets 14, 15, 29 to 32; messages by key 12, by id 33 |
-| `client_processor` | heartbeats and members of groups 34, 35, 38; notice 40 |
-| `admin_processor` | topics and groups 17, 200, 215, 351; status 28, 907, 1007; repair 60001 |
-| `slave_sync` | tables for slaves 21, 43, 45, 201 |
+| `client_processor` | heartbeats and members of groups 34, 35, 38; subscriptions 46; notice 40 |
+| `lock_processor` | queue locks of orderly groups 41, 42 |
+| `admin_processor` | topics 17, 215, 351; groups 200, 225, 352; status 28, 907, 1007; 60001 |
+| `group_admin` | positions 202, 208, 300; clients 203, 204, 307, 309; offsets 222, 223 |
+| `slave_sync` | tables for slaves 21, 43, 45, 201, 60002 |
 | `service` | 1008 |
 
-On a member that is not master, `relay` takes what only the master may do and passes it on.
+On a member that is not master, `relay` takes what only the master may do and passes it on. Before
+the store is open, `broker_endpoint` has the ports.
 
 Whatever stores a message of its own uses `write_path.WritePath`: gate, turn buffer, pending acks.
 `role_actions` is the only module that changes the role, `replication` joins HA and ReplicasManager,

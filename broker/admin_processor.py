@@ -1,4 +1,5 @@
-"""Administration: topics and groups (17, 215, 351, 200), status (28, 907, 1007), repair (60001).
+"""Administration: topics (17, 215, 351), groups (200, 225, 352), status (28, 907, 1007), repair
+(60001).
 
 A change is answered when every member of the required set has it (SAFETY R31): its record is in the
 log and confirmed. Origin: AdminBrokerProcessor in Java.
@@ -15,11 +16,12 @@ from batonmq.broker.write_path import WritePath
 from batonmq.protocol.bodies import (
     KVTable,
     SubscriptionGroupConfig,
+    SubscriptionGroupList,
     TopicConfig,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.topic_name import check_topic, is_system_topic
+from batonmq.protocol.topic_name import check_topic, group_problem, is_system_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.errors import StoreStateError
@@ -43,6 +45,10 @@ class AdminProcessor:
         processors.register(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete_topic)
         processors.register(RequestCode.GET_TOPIC_CONFIG, self.topic_config)
         processors.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_group)
+        processors.register(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.update_groups
+        )
+        processors.register(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.group_config)
         processors.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
         processors.register(RequestCode.GET_BROKER_HA_STATUS, self.ha)
         processors.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
@@ -117,12 +123,32 @@ class AdminProcessor:
         """200. Creates or changes a subscription group."""
         self._require_writable()
         config = SubscriptionGroupConfig.decode(request.body)
-        if not config.group_name:
-            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "the body lacks groupName")
+        _check_group(config)
         await self._path.wait_confirmed(
             self._topics.put_group(config), f"group {config.group_name}"
         )
         return RemotingCommand.response_to(request)
+
+    async def update_groups(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """225. The same for several: all of them, or none if one cannot be."""
+        self._require_writable()
+        configs = SubscriptionGroupList.decode(request.body).group_config_list
+        for config in configs:
+            _check_group(config)
+        if configs:
+            end = self._topics.put_groups(configs)
+            await self._path.wait_confirmed(end, f"{len(configs)} groups")
+        return RemotingCommand.response_to(request)
+
+    def group_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """352. The settings of one group."""
+        group = text(request, "group")
+        config = self._topics.groups.get(group)
+        if config is None:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {group} does not exist"
+            )
+        return RemotingCommand.response_to(request, body=config.encode())
 
     def runtime(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """28. Key-value texts, with the keys that clusterList and brokerStatus read."""
@@ -167,6 +193,12 @@ def _queues(request: RemotingCommand, key: str, default: int | None) -> int:
             ResponseCode.INVALID_PARAMETER, f"{key} is {value}, allowed are 1 to 65536"
         )
     return value
+
+
+def _check_group(config: SubscriptionGroupConfig) -> None:
+    problem = group_problem(config.group_name)
+    if problem is not None:
+        raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"groupName: {problem}")
 
 
 def _refuse_system_topic(topic: str) -> None:

@@ -1,4 +1,5 @@
-"""Clients: heartbeat (34), leave (35), members of a group (38), and the notice 40 to members.
+"""Clients: heartbeat (34), leave (35), members of a group (38), the check of a subscription (46),
+and the notice 40 to members.
 
 Origin: ClientManageProcessor, ConsumerManageProcessor and Broker2Client in Java.
 """
@@ -6,13 +7,24 @@ Origin: ClientManageProcessor, ConsumerManageProcessor and Broker2Client in Java
 from __future__ import annotations
 
 import logging
-from typing import cast
+from collections.abc import Hashable, Iterable
+from typing import Final, cast
 
+from batonmq.broker.consumer_filter import ConsumerFilterManager
 from batonmq.broker.consumer_manager import ConsumerManager, GroupChanged
+from batonmq.broker.pull_request import NO_SQL92
 from batonmq.broker.request_fields import text
+from batonmq.broker.sql_filter import compiled
+from batonmq.broker.sql_values import SqlError
 from batonmq.broker.topics import TopicService
 from batonmq.broker.write_path import WritePath
-from batonmq.protocol.bodies import GetConsumerListByGroupResponseBody, HeartbeatData
+from batonmq.protocol.bodies import (
+    SQL92,
+    TAG,
+    CheckClientRequestBody,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+)
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import retry_topic
@@ -20,6 +32,8 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 
 log = logging.getLogger(__name__)
+
+_NOTICES_AT_ONCE: Final = 128
 
 
 class ClientProcessor:
@@ -30,16 +44,25 @@ class ClientProcessor:
         clients: ConsumerManager,
         topics: TopicService,
         path: WritePath,
+        filters: ConsumerFilterManager,
+        *,
+        sql92: bool,
     ) -> None:
+        """`sql92`: whether filters of that kind are allowed (enablePropertyFilter)."""
+        self._filters = filters
+        self._sql92 = sql92
         self._clients = clients
         self._topics = topics
         self._gate = path.gate
         self._clock_ms = path.clock_ms
+        # Group -> members that still are to hear of its last change.
+        self._notices: dict[str, list[Hashable]] = {}
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.HEART_BEAT, self.heartbeat)
         processors.register(RequestCode.UNREGISTER_CLIENT, self.unregister)
         processors.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
+        processors.register(RequestCode.CHECK_CLIENT_CONFIG, self.check_config)
 
     def heartbeat(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
         """34. A consumer's heartbeat makes its group and its retry topic on a master."""
@@ -48,13 +71,16 @@ class ClientProcessor:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
         if self._gate.refusal is None:
             for consumer in data.consumer_data_set:
-                self._topics.group(consumer.group_name, writable=True)
+                group = self._topics.group(consumer.group_name, writable=True)
                 retry = retry_topic(consumer.group_name)
                 if self._topics.get(retry) is None:
-                    self._topics.for_send(retry, "", 1)
+                    self._topics.of_group(retry, max(1, group.retry_queue_nums))
         changes = self._clients.heartbeat(
             data, channel, request.language, request.version, self._clock_ms()
         )
+        if not data.without_sub:
+            for consumer in data.consumer_data_set:
+                self._filters.register(consumer.group_name, consumer.subscription_data_set)
         self.notify(changes)
         return RemotingCommand.response_to(
             request,
@@ -84,21 +110,66 @@ class ClientProcessor:
         body = GetConsumerListByGroupResponseBody(consumer_id_list=ids).encode()
         return RemotingCommand.response_to(request, body=body)
 
+    def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """46. A consumer asks at its start whether its subscription can be used: 23 for one that
+        does not compile, 1 where SQL92 is switched off."""
+        asked = CheckClientRequestBody.decode(request.body).subscription_data
+        if asked.expression_type in (TAG, ""):
+            return RemotingCommand.response_to(request)
+        if asked.expression_type != SQL92:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                f"expression type {asked.expression_type} is not supported,"
+                " allowed are TAG and SQL92",
+            )
+        if not self._sql92:
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, NO_SQL92)
+        try:
+            compiled(asked.sub_string)
+        except SqlError as error:
+            raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        return RemotingCommand.response_to(request)
+
     def disconnected(self, channel: Connection) -> None:
         """A connection closed: its client is gone from all groups."""
         self.notify(self._clients.channel_closed(channel))
 
-    def expire(self, now_ms: int) -> None:
-        """Drops clients that went silent."""
-        self.notify(self._clients.expire(now_ms))
+    def expire(self, now_ms: int) -> bool:
+        """Drops clients that went silent, a slice a call; whether there may be more."""
+        changes = self._clients.expire(now_ms)
+        self.notify(changes)
+        return bool(changes)
 
     def notify(self, changes: list[GroupChanged]) -> None:
-        """Sends 40 to the members of every changed group, so that they rebalance now."""
+        """Sends 40 to the members of every changed group, so that they rebalance now; to those of a
+        large group with the next tick, once for all changes by then."""
         for change in changes:
-            notice = RemotingCommand.request(
-                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": change.group}
-            )
-            for channel in change.channels:
-                connection = cast(Connection, channel)
-                if not connection.closed:
-                    connection.oneway(notice)
+            if not change.channels:
+                self._filters.unregister(change.group)
+            config = self._topics.groups.get(change.group)
+            if config is not None and not config.notify_consumer_ids_changed_enable:
+                continue
+            if len(change.channels) > _NOTICES_AT_ONCE or change.group in self._notices:
+                self._notices[change.group] = list(change.channels)
+            else:
+                _send_notices(change.group, change.channels)
+
+    def tick(self) -> bool:
+        """Sends a slice of the notices that wait; whether there are more."""
+        for group, members in self._notices.items():
+            _send_notices(group, members[-_NOTICES_AT_ONCE:])
+            del members[-_NOTICES_AT_ONCE:]
+            if not members:
+                del self._notices[group]
+            break
+        return bool(self._notices)
+
+
+def _send_notices(group: str, channels: Iterable[Hashable]) -> None:
+    notice = RemotingCommand.request(
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}
+    )
+    for channel in channels:
+        connection = cast(Connection, channel)
+        if not connection.closed:
+            connection.oneway(notice)

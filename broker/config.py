@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.message_id import host_bytes
+from batonmq.protocol.topic_name import TRACE_TOPIC, topic_problem
 from batonmq.replicas_manager.config import (
     ELECTION_PRIORITY_LAST,
     ReplicasManagerConfig,
@@ -25,6 +27,8 @@ from batonmq.store.config import StoreConfig
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who this broker is, where it listens, and how it treats clients.
 
+    `enableControllerMode` is on where controllers are named, if nothing is written. `brokerRole`
+    and `brokerId` count outside controller mode only; a master's id is 0, whatever is written.
     Raises ValueError for values that contradict each other; the loader names file and line.
     """
 
@@ -35,7 +39,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bind_address: str = msgspec.field(default="", name="bindAddress")
     listen_port: int = msgspec.field(default=10911, name="listenPort")
     namesrv_addr: str = msgspec.field(default="", name="namesrvAddr")
-    enable_controller_mode: bool = msgspec.field(default=True, name="enableControllerMode")
+    enable_controller_mode: bool | None = msgspec.field(default=None, name="enableControllerMode")
+    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = msgspec.field(
+        default="ASYNC_MASTER", name="brokerRole"
+    )
+    broker_id: int = msgspec.field(default=0, name="brokerId")
     auto_create_topic_enable: bool = msgspec.field(default=True, name="autoCreateTopicEnable")
     auto_create_subscription_group: bool = msgspec.field(
         default=True, name="autoCreateSubscriptionGroup"
@@ -49,7 +57,21 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         default=5_000, name="flushConsumerOffsetInterval"
     )
     slave_sync_interval: int = msgspec.field(default=500, name="slaveSyncIntervalMs")
+    transaction_time_out: int = msgspec.field(default=6_000, name="transactionTimeOut")
+    transaction_check_interval: int = msgspec.field(default=30_000, name="transactionCheckInterval")
+    transaction_check_max: int = msgspec.field(default=15, name="transactionCheckMax")
+    reject_transaction_message: bool = msgspec.field(default=False, name="rejectTransactionMessage")
+    recall_message_enable: bool = msgspec.field(default=False, name="recallMessageEnable")
     region_id: str = msgspec.field(default="DefaultRegion", name="regionId")
+    enable_property_filter: bool = msgspec.field(default=True, name="enablePropertyFilter")
+    lite_pull_message_enable: bool = msgspec.field(default=True, name="litePullMessageEnable")
+    use_server_side_reset_offset: bool = msgspec.field(
+        default=True, name="useServerSideResetOffset"
+    )
+    trace_topic_enable: bool = msgspec.field(default=False, name="traceTopicEnable")
+    msg_trace_topic_name: str = msgspec.field(default=TRACE_TOPIC, name="msgTraceTopicName")
+    store_reply_message_enable: bool = msgspec.field(default=True, name="storeReplyMessageEnable")
+    slave_read_enable: bool = msgspec.field(default=False, name="slaveReadEnable")
 
     def __post_init__(self) -> None:
         if not 3 <= self.listen_port <= 65535:
@@ -63,6 +85,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ):
             if not name or "#" in name:
                 raise ValueError(f"{key} is {name!r}: it must be non-empty and hold no '#'")
+        if problem := topic_problem(self.msg_trace_topic_name):
+            raise ValueError(f"msgTraceTopicName is {self.msg_trace_topic_name!r}: {problem}")
+        if self.transaction_time_out < 0 or self.transaction_check_interval < 100:
+            raise ValueError(
+                "transactionTimeOut is in ms, at least 0, transactionCheckInterval at least 100"
+            )
         if self.register_name_server_period < 1000:
             raise ValueError("registerNameServerPeriod is in ms, at least 1000")
 
@@ -143,10 +171,34 @@ class BrokerSections:
         """What slaves dial."""
         return f"{self.broker.ha_ip}:{self.store.ha_listen_port}"
 
+    def __post_init__(self) -> None:
+        if self.is_classic_slave and self.broker.broker_id < 1:
+            raise ValueError(
+                f"brokerId is {self.broker.broker_id}: a broker with brokerRole SLAVE needs one"
+                " above 0; 0 is its master's"
+            )
+
+    @property
+    def controller_mode(self) -> bool:
+        """Whether controllers give this broker its role."""
+        if self.broker.enable_controller_mode is not None:
+            return self.broker.enable_controller_mode
+        return bool(self.replicas.controller_addr or self.replicas.controller_grpc_addr)
+
+    @property
+    def is_classic_slave(self) -> bool:
+        return not self.controller_mode and self.broker.broker_role == "SLAVE"
+
+    @property
+    def needed_slaves(self) -> int:
+        """Outside controller mode: how many slaves must have a write before its ack."""
+        waits = self.broker.broker_role == "SYNC_MASTER"
+        return self.ha.in_sync_replicas - 1 if waits else 0
+
     @property
     def relays(self) -> bool:
         """Whether a member passes requests on to its master: there is one in controller mode."""
-        return self.broker.enable_controller_mode and self.replicas.relay_to_master
+        return self.controller_mode and self.replicas.relay_to_master
 
     def replicas_manager(self) -> ReplicasManagerConfig:
         """What the ReplicasManager of this broker needs to know."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice, takewhile
+from typing import Final, NamedTuple
 
 from batonmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 
 CLIENT_EXPIRED_MS: Final = 120_000
+_EXPIRED_AT_ONCE: Final = 128
 
 
 @dataclass(slots=True)
@@ -38,25 +40,44 @@ class ConsumerGroup:
     members: dict[Hashable, ClientChannel] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
 
+    sorted_ids: list[str] | None = None
+
     @property
     def client_ids(self) -> list[str]:
-        return sorted({member.client_id for member in self.members.values()})
+        """Each member asks for all of them at each rebalance."""
+        if self.sorted_ids is None:
+            self.sorted_ids = sorted({member.client_id for member in self.members.values()})
+        return self.sorted_ids
 
 
 @dataclass(frozen=True, slots=True)
 class GroupChanged:
-    """The members of `group` changed: each of `channels` gets a notice (code 40)."""
+    """The members of `group` changed: each of `channels` gets a notice (code 40). None: the last
+    one has left."""
 
     group: str
     channels: tuple[Hashable, ...]
+
+
+class _Seat(NamedTuple):
+    """A client's place in one group."""
+
+    is_consumer: bool
+    group: str
+    channel: Hashable
 
 
 class ConsumerManager:
     """Tables of consumer groups and producer groups. Times are ms of one monotonic clock."""
 
     def __init__(self) -> None:
+        # Seat -> last heartbeat, the oldest first; and the seats of each channel.
+        self._heard: dict[_Seat, int] = {}
+        self._seats: dict[Hashable, dict[_Seat, None]] = {}
         self.groups: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Hashable, ClientChannel]] = {}
+        # Of each producer, by its client id, the group and channel that it was last seen with.
+        self._producer_places: dict[str, tuple[str, Hashable]] = {}
 
     def heartbeat(
         self, data: HeartbeatData, channel: Hashable, language: int, version: int, now_ms: int
@@ -68,8 +89,11 @@ class ConsumerManager:
 
         for producer in data.producer_data_set:
             self.producers.setdefault(producer.group_name, {})[channel] = client()
+            self._producer_places[data.client_id] = (producer.group_name, channel)
+            self._hear(_Seat(False, producer.group_name, channel), now_ms)
         changed = []
         for consumer in data.consumer_data_set:
+            self._hear(_Seat(True, consumer.group_name, channel), now_ms)
             if self._consumer(consumer, client(), without_subscription=data.without_sub):
                 group = self.groups[consumer.group_name]
                 changed.append(GroupChanged(group.name, tuple(group.members)))
@@ -89,6 +113,8 @@ class ConsumerManager:
         known = group.members.get(client.channel)
         changed = known is None or known.client_id != client.client_id
         group.members[client.channel] = client
+        if changed:
+            group.sorted_ids = None
         if without_subscription:
             return changed
         wanted = {sub.topic: sub for sub in data.subscription_data_set}
@@ -107,26 +133,23 @@ class ConsumerManager:
         self, channel: Hashable, producer_group: str | None, consumer_group: str | None
     ) -> list[GroupChanged]:
         """A client leaves the named groups."""
+        seats = []
         if producer_group:
-            self._leave_producer(producer_group, channel)
-        return self._leave_consumers([consumer_group] if consumer_group else [], channel)
+            seats.append(_Seat(False, producer_group, channel))
+        if consumer_group:
+            seats.append(_Seat(True, consumer_group, channel))
+        return self._leave(seats)
 
     def channel_closed(self, channel: Hashable) -> list[GroupChanged]:
         """A client's connection is gone; so is the client, from all its groups."""
-        for group in list(self.producers):
-            self._leave_producer(group, channel)
-        return self._leave_consumers(list(self.groups), channel)
+        return self._leave(list(self._seats.get(channel, ())))
 
     def expire(self, now_ms: int) -> list[GroupChanged]:
-        """Drops clients whose last heartbeat is older than 120 s."""
+        """Drops clients from the groups that they sent no heartbeat for in 120 s; at most 128 a
+        call, those that are silent longest."""
         oldest = now_ms - CLIENT_EXPIRED_MS
-        silent = {
-            client.channel
-            for table in (*self.producers.values(), *(g.members for g in self.groups.values()))
-            for client in table.values()
-            if client.last_heartbeat_ms < oldest
-        }
-        return [change for channel in silent for change in self.channel_closed(channel)]
+        silent = takewhile(lambda seat: self._heard[seat] < oldest, self._heard)
+        return self._leave(list(islice(silent, _EXPIRED_AT_ONCE)))
 
     def client_ids(self, group: str) -> list[str]:
         """The members' ids, sorted; empty if there are none."""
@@ -137,19 +160,46 @@ class ConsumerManager:
         known = self.groups.get(group)
         return known.subscriptions.get(topic) if known else None
 
-    def _leave_producer(self, group: str, channel: Hashable) -> None:
-        members = self.producers.get(group)
-        if members and members.pop(channel, None) is not None and not members:
-            del self.producers[group]
+    def producer_channel(self, client_id: str) -> Hashable | None:
+        """The connection of a client that is a producer of any group."""
+        group, channel = self._producer_places.get(client_id, ("", None))
+        member = self.producers.get(group, {}).get(channel)
+        return member.channel if member is not None and member.client_id == client_id else None
 
-    def _leave_consumers(self, names: Iterable[str], channel: Hashable) -> list[GroupChanged]:
+    def message_model(self, group: str) -> str:
+        """CLUSTERING or BROADCASTING, as the group's members said last; "" if there are none."""
+        known = self.groups.get(group)
+        return known.message_model if known else ""
+
+    def _leave_producer(self, group: str, channel: Hashable) -> None:
+        members = self.producers[group]
+        gone = members.pop(channel)
+        if not members:
+            del self.producers[group]
+        if self._producer_places.get(gone.client_id) == (group, channel):
+            del self._producer_places[gone.client_id]
+
+    def _hear(self, seat: _Seat, now_ms: int) -> None:
+        self._heard.pop(seat, None)
+        self._heard[seat] = now_ms
+        self._seats.setdefault(seat.channel, {})[seat] = None
+
+    def _leave(self, seats: Iterable[_Seat]) -> list[GroupChanged]:
         changed = []
-        for name in names:
-            group = self.groups.get(name)
-            if group is None or group.members.pop(channel, None) is None:
+        for seat in seats:
+            if self._heard.pop(seat, None) is None:
                 continue
+            _, name, channel = seat
+            del self._seats[channel][seat]
+            if not self._seats[channel]:
+                del self._seats[channel]
+            if not seat.is_consumer:
+                self._leave_producer(name, channel)
+                continue
+            group = self.groups[name]
+            del group.members[channel]
+            group.sorted_ids = None
             if not group.members:
                 del self.groups[name]
-            else:
-                changed.append(GroupChanged(name, tuple(group.members)))
+            changed.append(GroupChanged(name, tuple(group.members)))
         return changed

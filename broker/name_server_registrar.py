@@ -1,8 +1,10 @@
 """Registration with every name server: at once when something changes, and every 30 s.
 
-One task per name server, each with its own event, so that a dead one delays no other. The body is
-RegisterBrokerBody, the masterEpoch travels as DataVersion.stateVersion.
-Origin: BrokerOuterAPI.registerBrokerAll in Java.
+One task per name server, so that a dead one delays no other. The body is RegisterBrokerBody, the
+masterEpoch travels as DataVersion.stateVersion. A name server that has the whole table gets only
+the topics that changed, at most every 20 ms: else thousands of new topics cost thousands of whole
+tables on either side. Over a new connection, after a failure and every 30 s it gets the whole one.
+Origin: BrokerOuterAPI.registerBrokerAll, BrokerController.registerIncrementBrokerData in Java.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, RequestTimeoutError
@@ -21,7 +23,11 @@ from batonmq.remoting.endpoint import RemotingClient
 log = logging.getLogger(__name__)
 
 RETRY_MS = 200
+MASTER_WANTED_MS = 1000
 RPC_TIMEOUT_MS = 3000
+CHANGES_APART_S = 0.02
+EXT_PARTIAL = "batonPartial"
+"""Of a registration with some topics only; a name server must not miss the others in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,7 @@ class Registration:
     address: str
     ha_address: str
     body: bytes
+    is_partial: bool = False
 
     def request(self) -> RemotingCommand:
         return RemotingCommand.request(
@@ -46,6 +53,7 @@ class Registration:
                 "brokerId": str(self.broker_id),
                 "compressed": "false",
                 "bodyCrc32": str(zlib.crc32(self.body) & 0x7FFFFFFF),
+                **({EXT_PARTIAL: "true"} if self.is_partial else {}),
             },
             self.body,
         )
@@ -62,21 +70,50 @@ class Registration:
         )
 
 
+#: The registration with these topics, or with all (None); None while there is none.
+Current = Callable[[Collection[str] | None], Registration | None]
+
+
+@dataclass(slots=True)
+class _Due:
+    """What one name server does not have yet. `something` is set by any change, `everything` by
+    one that goes beyond `topics`."""
+
+    something: asyncio.Event = field(default_factory=asyncio.Event)
+    everything: asyncio.Event = field(default_factory=asyncio.Event)
+    topics: dict[str, None] = field(default_factory=dict)
+
+    def take(self) -> Collection[str] | None:
+        """The topics that changed since the last call; None: register all."""
+        topics = None if self.everything.is_set() or not self.topics else self.topics
+        self.something.clear()
+        self.everything.clear()
+        self.topics = {}
+        return topics
+
+
 class NameServerRegistrar:
-    """Keeps this broker registered. `current()` is the registration, None while there is none."""
+    """Keeps this broker registered.
+
+    `master_told` gets the master's address and HA address that each reply names to a slave, "" if
+    none; while it answers False, this broker asks again every second.
+    """
 
     def __init__(
         self,
         client: RemotingClient,
         name_servers: tuple[str, ...],
         period_ms: int,
-        current: Callable[[], Registration | None],
+        current: Current,
+        master_told: Callable[[str, str], bool] = lambda address, ha_address: True,
     ) -> None:
         self._client = client
         self._name_servers = name_servers
         self._period_s = period_ms / 1000
         self._current = current
-        self._wakers = {address: asyncio.Event() for address in name_servers}
+        self._master_told = master_told
+        self._knows_master = True
+        self._due = {address: _Due() for address in name_servers}
         self._tasks: list[asyncio.Task[None]] = []
         self.registered: dict[str, bool] = dict.fromkeys(name_servers, False)
 
@@ -88,15 +125,22 @@ class NameServerRegistrar:
 
     def changed(self) -> None:
         """The registration changed: it goes to every name server now."""
-        for waker in self._wakers.values():
-            waker.set()
+        for due in self._due.values():
+            due.everything.set()
+            due.something.set()
+
+    def topics_changed(self, topics: Collection[str]) -> None:
+        """Only these changed, or are new."""
+        for due in self._due.values():
+            due.topics.update(dict.fromkeys(topics))
+            due.something.set()
 
     async def close(self) -> None:
         """Stops registering, and unregisters at the name servers that have this broker."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        registration = self._current()
+        registration = self._current(())
         if registration is not None:
             await asyncio.gather(
                 *(
@@ -108,25 +152,25 @@ class NameServerRegistrar:
             )
 
     async def _keep(self, address: str) -> None:
-        waker = self._wakers[address]
+        due = self._due[address]
         quiet = False
         while True:
-            waker.clear()
-            registration = self._current()
+            topics = due.take()
+            if not self.registered[address]:
+                topics = None
             wait_s = self._period_s
-            if registration is not None:
+            if (registration := self._current(topics)) is not None:
                 problem = await self._register(address, registration)
                 self.registered[address] = problem is None
                 if problem is not None:
                     wait_s = RETRY_MS / 1000
                     if not quiet:
                         log.warning("register_failed name_server=%s reason=%s", address, problem)
+                elif not self._knows_master:
+                    wait_s = MASTER_WANTED_MS / 1000
                 quiet = problem is not None
-            try:
-                async with asyncio.timeout(wait_s):
-                    await waker.wait()
-            except TimeoutError:
-                pass
+            await _until(due.everything, CHANGES_APART_S)
+            await _until(due.something, wait_s)
 
     async def _register(self, address: str, registration: Registration) -> str | None:
         try:
@@ -134,6 +178,8 @@ class NameServerRegistrar:
             if "registrar" not in connection.attachments:
                 connection.attachments["registrar"] = self
                 connection.on_close.append(lambda _: self._lost(address))
+                if registration.is_partial:
+                    registration = self._current(None) or registration
             reply = await connection.invoke(registration.request(), RPC_TIMEOUT_MS)
         except RequestTimeoutError as exc:
             # The host may have come back with another address: the next attempt dials anew.
@@ -143,9 +189,21 @@ class NameServerRegistrar:
             return str(exc)
         if reply.code != ResponseCode.SUCCESS:
             return f"code {reply.code}: {reply.remark}"
+        self._knows_master = self._master_told(
+            reply.ext.get("masterAddr") or "", reply.ext.get("haServerAddr") or ""
+        )
         return None
 
     def _lost(self, address: str) -> None:
         """A name server drops what came over a closed connection: register again."""
         self.registered[address] = False
-        self._wakers[address].set()
+        self._due[address].everything.set()
+        self._due[address].something.set()
+
+
+async def _until(event: asyncio.Event, limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        pass

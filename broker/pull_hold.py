@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 P = TypeVar("P", bound=Hashable)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Held(Generic[P]):
     """One waiting pull. `offset` is the first queue offset that would answer it."""
 
@@ -30,10 +30,12 @@ class Held(Generic[P]):
 
 
 class PullHold(Generic[P]):
-    """Held pulls by (topic, queue id), with one heap of deadlines."""
+    """Held pulls by (topic, queue id) and by owner, with one heap of deadlines."""
 
     def __init__(self) -> None:
-        self._by_queue: dict[tuple[str, int], list[Held[P]]] = {}
+        # Dicts without values: each pull leaves at the same cost, however many there are.
+        self._by_queue: dict[tuple[str, int], dict[Held[P], None]] = {}
+        self._by_owner: dict[object, dict[Held[P], None]] = {}
         self._deadlines: list[tuple[int, int, Held[P]]] = []
         self._counter = itertools.count()
         self._size = 0
@@ -44,27 +46,29 @@ class PullHold(Generic[P]):
     def hold(self, held: Held[P]) -> None:
         """Lets a pull wait until an arrival, its deadline, or the end of its owner."""
         held.done = False
-        self._by_queue.setdefault((held.topic, held.queue_id), []).append(held)
+        self._by_queue.setdefault((held.topic, held.queue_id), {})[held] = None
+        self._by_owner.setdefault(held.owner, {})[held] = None
         heapq.heappush(self._deadlines, (held.deadline_ms, next(self._counter), held))
         self._size += 1
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> list[Held[P]]:
         """Takes out the pulls of a queue that `max_offset` (exclusive) reaches."""
-        key = (topic, queue_id)
-        waiting = self._by_queue.get(key)
+        waiting = self._by_queue.get((topic, queue_id))
         if not waiting:
             return []
         woken = [held for held in waiting if held.offset < max_offset]
-        if woken:
-            self._keep(key, [held for held in waiting if held.offset >= max_offset])
-            self._finish(woken)
+        for held in woken:
+            self._remove(held)
         return woken
 
-    def expired(self, now_ms: int) -> list[Held[P]]:
-        """Takes out the pulls whose time is over, oldest deadline first."""
+    def expired(self, now_ms: int, limit: int) -> list[Held[P]]:
+        """Takes out up to `limit` pulls whose time is over, oldest deadline first."""
         late: list[Held[P]] = []
-        while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now_ms):
-            held = heapq.heappop(self._deadlines)[2]
+        while self._deadlines and len(late) < limit:
+            deadline_ms, _, held = self._deadlines[0]
+            if not held.done and deadline_ms > now_ms:
+                break
+            heapq.heappop(self._deadlines)
             if not held.done:
                 self._remove(held)
                 late.append(held)
@@ -72,7 +76,7 @@ class PullHold(Generic[P]):
 
     def drop_owner(self, owner: object) -> int:
         """Forgets the pulls of a closed connection; returns how many."""
-        gone = [held for held in self.all() if held.owner is owner]
+        gone = list(self._by_owner.get(owner, ()))
         for held in gone:
             self._remove(held)
         return len(gone)
@@ -81,8 +85,11 @@ class PullHold(Generic[P]):
         """Takes out everything: the broker's role changes or it stops."""
         every = list(self.all())
         self._by_queue.clear()
+        self._by_owner.clear()
         self._deadlines.clear()
-        self._finish(every)
+        self._size = 0
+        for held in every:
+            held.done = True
         return every
 
     def all(self) -> Iterator[Held[P]]:
@@ -93,17 +100,12 @@ class PullHold(Generic[P]):
         return list(self._by_queue)
 
     def _remove(self, held: Held[P]) -> None:
+        held.done = True
+        self._size -= 1
         key = (held.topic, held.queue_id)
-        self._keep(key, [other for other in self._by_queue[key] if other is not held])
-        self._finish([held])
-
-    def _keep(self, key: tuple[str, int], rest: list[Held[P]]) -> None:
-        if rest:
-            self._by_queue[key] = rest
-        else:
+        del self._by_queue[key][held]
+        if not self._by_queue[key]:
             del self._by_queue[key]
-
-    def _finish(self, helds: list[Held[P]]) -> None:
-        for held in helds:
-            held.done = True
-        self._size -= len(helds)
+        del self._by_owner[held.owner][held]
+        if not self._by_owner[held.owner]:
+            del self._by_owner[held.owner]

@@ -1,13 +1,14 @@
 """Look-ups: a group's progress (14, 15), what a queue holds (29 to 32), single messages (12, 33).
 
-Every offset in an answer comes from a consume queue, which ends at confirmOffset (SAFETY R28), and
-every record lies below it (G4). Origin: ConsumerManageProcessor, AdminBrokerProcessor and
-QueryMessageProcessor in Java.
+Every offset in an answer comes from a consume queue, which ends at confirmOffset (SAFETY R28), but
+for 30 with `committed` false; every record lies below it (G4). Origin: ConsumerManageProcessor,
+AdminBrokerProcessor and QueryMessageProcessor in Java.
 """
 
 from __future__ import annotations
 
-from batonmq.broker.offset_clamp import commit_refusal
+from batonmq.broker.offset_clamp import Progress, commit_refusal, queue_end
+from batonmq.broker.offset_resets import OffsetResets
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.slave_sync import BrokerTables
@@ -22,8 +23,11 @@ from batonmq.store.message_store import MessageStore
 class OffsetProcessor:
     """Answers from the store's queues and the group's offsets. Masters only, but for reading."""
 
-    def __init__(self, store: MessageStore, tables: BrokerTables, gate: RoleGate) -> None:
+    def __init__(
+        self, store: MessageStore, tables: BrokerTables, gate: RoleGate, resets: OffsetResets
+    ) -> None:
         self._store = store
+        self._resets = resets
         self._topics = tables.topics
         self._offsets = tables.offsets
         self._gate = gate
@@ -37,10 +41,11 @@ class OffsetProcessor:
         processors.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_time)
 
     def query_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """14. A miss is 0 if the queue still begins at 0 and the client allows it, else 22."""
+        """14, from whoever begins to read a queue. A miss is 0 if that still begins at 0 and the
+        client allows it, else 22."""
         group = text(request, "consumerGroup")
         topic, queue_id = _queue(request)
-        offset = self._offsets.query(group, topic, queue_id)
+        offset = self._offsets.begins(group, topic, queue_id)
         if offset < 0:
             begins = self._store.queries.min_offset_in_queue(topic, queue_id)
             if begins > 0 or not flag(request, "setZeroIfNotFound", default=True):
@@ -59,7 +64,10 @@ class OffsetProcessor:
         offset = number(request, "commitOffset")
         if topic not in self._topics:
             raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
-        if refusal := commit_refusal(self._gate, self._store, topic, queue_id, offset):
+        if self._resets.is_parked(group, topic, queue_id):  # progress from before the reset
+            return RemotingCommand.response_to(request)
+        progress = Progress(group, topic, queue_id, offset)
+        if refusal := commit_refusal(self._gate, self._store, self._offsets, progress):
             raise refusal
         self._offsets.commit(group, topic, queue_id, offset)
         return RemotingCommand.response_to(request)
@@ -80,8 +88,14 @@ class OffsetProcessor:
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def max_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """30. One past the last confirmed message of the queue."""
-        offset = self._store.queries.max_offset_in_queue(*_queue(request))
+        """30. One past the last confirmed message of the queue. With `committed` false, of a master
+        only: past the last one in its log, which a reader may wait for and is not shown."""
+        topic, queue_id = _queue(request)
+        if flag(request, "committed", default=True):
+            offset = self._store.queries.max_offset_in_queue(topic, queue_id)
+        else:
+            self._require_master()
+            offset = queue_end(self._store, topic, queue_id)
         return RemotingCommand.response_to(request, ext={"offset": str(offset)})
 
     def min_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

@@ -18,6 +18,7 @@ Bounded in number, bytes and time; what does not fit is refused as before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -48,12 +49,23 @@ RELAYED_CODES: Final = (
     RequestCode.QUERY_CONSUMER_OFFSET,
     RequestCode.UPDATE_CONSUMER_OFFSET,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.GET_CONSUME_STATS,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+    RequestCode.LOCK_BATCH_MQ,
+    RequestCode.SEND_REPLY_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+    RequestCode.UNLOCK_BATCH_MQ,
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     RequestCode.DELETE_TOPIC_IN_BROKER,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+    RequestCode.END_TRANSACTION,
+    RequestCode.RECALL_MESSAGE,
 )
 """Handled by the master alone. Sends and pulls have raw handlers, which come here by themselves."""
 
+PULL_CODES: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 WAIT_MS: Final = 2500
 """How long a request waits for a master: less than the 3 s after which a stock client gives up."""
 ANSWER_MS: Final = 3000
@@ -61,6 +73,7 @@ PULL_ANSWER_MS: Final = 35_000
 NOT_STORED: Final = {RELAY_FIELD: "refused"}
 """extFields of the reply to a relayed send that the gate did not take."""
 LOST_WAIT_MS: Final = 1000
+SETTLE_S: Final = 0.3
 PAUSE_FIRST_MS: Final = 25
 PAUSE_MAX_MS: Final = 200
 HELD_MAX: Final = 20_000
@@ -118,6 +131,7 @@ class Relay:
         self._waiting: deque[Asked] = deque()
         self._held = 0
         self._held_bytes = 0
+        self._settled: asyncio.Event | None = None
         self._next_slice: asyncio.Handle | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._pauses = Backoff(PAUSE_FIRST_MS, PAUSE_MAX_MS)
@@ -134,12 +148,18 @@ class Relay:
 
     def _before(self, handler: Handler) -> Handler:
         def handle(request: RemotingCommand, channel: Connection) -> Response:
-            if not self._gate.is_master and self._may_take(request):
-                self._take(channel, request, partial(channel.handle, request), ANSWER_MS)
+            if self.take(channel, request):
                 return None
             return handler(request, channel)  # type: ignore[return-value]
 
         return handle
+
+    def take(self, channel: Connection, request: RemotingCommand) -> bool:
+        """Takes a request of RELAYED_CODES; False: this broker answers it, if only by a refusal."""
+        if self._gate.is_master or not self._may_take(request):
+            return False
+        self._take(channel, request, partial(channel.handle, request), ANSWER_MS)
+        return True
 
     def take_raw(
         self,
@@ -158,7 +178,7 @@ class Relay:
         if not self._may_take(request):
             return False
         again = partial(channel.handle_again, handler, kind, header, body)
-        answer_ms = PULL_ANSWER_MS if request.code == RequestCode.PULL_MESSAGE else ANSWER_MS
+        answer_ms = PULL_ANSWER_MS if request.code in PULL_CODES else ANSWER_MS
         self._take(channel, request, again, answer_ms, for_any_role=for_any_role)
         return True
 
@@ -214,10 +234,15 @@ class Relay:
             self._refuse(asked, MASTER_GONE if asked.is_lost else NO_MASTER)
 
     async def close(self) -> None:
-        """Refuses all that waits."""
+        """Refuses all that waits; gives the master a moment to answer what was passed on."""
         while self._waiting:
             self._refuse(self._waiting.popleft(), STOPPING)
         self._look_again()
+        if self._held:
+            self._settled = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    await self._settled.wait()
         for dial in self._dials.values():
             dial.cancel()
         await asyncio.gather(*self._dials.values(), return_exceptions=True)
@@ -318,3 +343,5 @@ class Relay:
     def _release(self, asked: Asked) -> None:
         self._held -= 1
         self._held_bytes -= len(asked.request.body)
+        if self._settled is not None and not self._held:
+            self._settled.set()

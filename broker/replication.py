@@ -1,8 +1,8 @@
 """Replication as the broker uses it: HA service, ReplicasManager and role actions, or none of them.
 
 In controller mode the HA service confirms writes and proposes SyncStateSets; the ReplicasManager
-gets the proposals, and changes the role through `RoleActions`. Outside controller mode the broker
-is its own master.
+gets the proposals, and changes the role through `RoleActions`. Outside controller mode the
+configuration gives the role (`broker.classic`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from batonmq.broker.classic import ClassicReplication
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.role_actions import BrokerHooks, RoleActions
 from batonmq.broker.slave_sync import BrokerTables, SlaveSynchronize
 from batonmq.broker.write_path import WritePath
+from batonmq.ha.classic.service import ClassicHAService
 from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import Proposal
@@ -27,14 +29,13 @@ from batonmq.replicas_manager.service import ReplicasManager
 
 log = logging.getLogger(__name__)
 
-STANDALONE_EPOCH = 0
 PROOF_TIMEOUT_MS = 1000
 
 
 class Replication:
     """Implements `batonmq.ha.ports.HAListener`. One per broker, on its loop.
 
-    `ha` and `manager` are None outside controller mode.
+    `ha` and `manager` are None outside controller mode, `classic` is None in it.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Replication:
     ) -> None:
         self._config = config
         self._path = path
+        self._tables = tables
         self._client = client
         self._hooks = hooks
         self.slave_sync = slave_sync
@@ -55,7 +57,9 @@ class Replication:
         self.manager: ReplicasManager | None = None
         self.actions: RoleActions | None = None
         self._clamping: set[asyncio.Task[None]] = set()
-        if not config.broker.enable_controller_mode:
+        self.classic: ClassicReplication | None = None
+        if not config.controller_mode:
+            self.classic = ClassicReplication(config, path, tables, slave_sync, client, hooks)
             return
         self.ha = AutoSwitchHAService(
             path.store,
@@ -77,7 +81,10 @@ class Replication:
         )
 
     def broker_id(self) -> int:
-        """The id that the controllers assigned, 0 until then and outside controller mode."""
+        """The id that the controllers assigned, 0 until then; outside controller mode the one of
+        the configuration."""
+        if self.classic is not None:
+            return self.classic.broker_id
         return self.manager.broker_id if self.manager is not None else 0
 
     def _identity(self) -> HAIdentity:
@@ -93,18 +100,20 @@ class Replication:
         )
 
     async def start(self) -> None:
-        """Begins to register, or opens at once outside controller mode."""
+        """Begins to register, or takes its role at once outside controller mode."""
         path = self._path
         path.store.flushed_listeners.append(path.flushed)
-        if self.ha is None or self.manager is None:
-            path.acks.begin_epoch(STANDALONE_EPOCH)
-            path.store.advance_confirm_offset(path.store.max_phy_offset)
-            path.gate.opening(STANDALONE_EPOCH)
-            path.gate.open()
-            self._hooks.routes_changed()
-            return
-        await self.ha.start(self._config.broker.bind_host)
-        await self.manager.start()
+        if self.classic is not None:
+            path.store.flushed_listeners.append(self.classic.ha.notify_flushed)
+            await self.classic.start()
+        elif self.ha is not None and self.manager is not None:
+            await self.ha.start(self._config.broker.bind_host)
+            await self.manager.start()
+
+    async def hand_over(self) -> None:
+        """Before a planned stop a master makes another member master, if there is one."""
+        if self.manager is not None and self._path.gate.is_master:
+            await self.manager.hand_over()
 
     async def close(self, reason: str) -> None:
         """`reason` goes to the controllers, and from there into the history."""
@@ -116,6 +125,8 @@ class Replication:
             clamping.cancel()
         if self.ha is not None:
             await self.ha.close()
+        if self.classic is not None:
+            await self.classic.ha.close()
 
     def tick(self, now_ms: int) -> None:
         """Lease and required set may have changed with time."""
@@ -131,8 +142,19 @@ class Replication:
         return self.actions.offsets_clamped if self.actions is not None else 0
 
     def in_sync_count(self) -> int:
-        """The size of the recorded SyncStateSet."""
-        return self.ha.in_sync_count if self.ha is not None else 1
+        """The size of the recorded SyncStateSet, or the master and its slaves within the gap."""
+        return self.service.in_sync_count
+
+    @property
+    def service(self) -> AutoSwitchHAService | ClassicHAService:
+        """The HA service, whichever mode this broker is in."""
+        service = self.ha if self.classic is None else self.classic.ha
+        assert service is not None
+        return service
+
+    def master_told(self, address: str, ha_address: str) -> bool:
+        """A name server's reply; whether no other answer is needed."""
+        return self.classic is None or self.classic.master_told(address, ha_address)
 
     def role_notice(self, request: RemotingCommand) -> None:
         """1008: a hint that the role changed."""

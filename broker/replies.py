@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.json import encode as json_encode
 
@@ -26,7 +26,7 @@ _NO_FIELDS: Final[Mapping[str, str]] = {}
 
 _PULL: Final = (
     b'{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
-    b'"suggestWhichBrokerId":"0","groupSysFlag":"0","topicSysFlag":"0"},"flag":1,'
+    b'"suggestWhichBrokerId":"%d","groupSysFlag":"%d","topicSysFlag":"%d"},"flag":1,'
     b'"remark":"%s",' + _TAIL
 )
 
@@ -50,9 +50,17 @@ class SendReplies:
         )
 
     def ok(
-        self, opaque: int, msg_id: bytes, queue_id: int, queue_offset: int, unique_key: bytes
+        self,
+        opaque: int,
+        msg_id: bytes,
+        queue_id: int,
+        queue_offset: int,
+        unique_key: bytes,
+        recall_handle: bytes = b"",
     ) -> bytes:
         """The frame with code 0. `unique_key` must be free of quotes, backslashes, controls."""
+        if recall_handle:
+            unique_key += b'","recallHandle":"' + recall_handle
         header = self._template % (msg_id, queue_id, queue_offset, unique_key, opaque)
         size = len(header)
         return _LENGTHS.pack(4 + size, size) + header
@@ -90,11 +98,29 @@ def refusal_of(opaque: int, error: BatonError, fields: Mapping[str, str] = _NO_F
     return refusal(opaque, error.response_code, str(error), fields)
 
 
+class PullFlags(NamedTuple):
+    """What a pull's reply says beside its messages: from which broker id to read next, and the
+    sysFlags of group and topic."""
+
+    suggested_id: int = 0
+    group_sys_flag: int = 0
+    topic_sys_flag: int = 0
+
+
+class PullOffsets(NamedTuple):
+    """Offsets in a pull's reply: where to go on, and the visible range [min, max)."""
+
+    next_begin: int
+    minimum: int
+    maximum: int
+
+
 def pull_header(
-    opaque: int, code: int, remark: str, next_begin: int, min_offset: int, max_offset: int
+    opaque: int, code: int, remark: str, offsets: PullOffsets, flags: PullFlags
 ) -> bytes:
     """The header of a pull's reply; `remark` is a status name of plain letters."""
-    return _PULL % (code, max_offset, min_offset, next_begin, remark.encode("ascii"), opaque)
+    begin, minimum, maximum = offsets
+    return _PULL % (code, maximum, minimum, begin, *flags, remark.encode("ascii"), opaque)
 
 
 def pull_frame(header: bytes, size: int, parts: list[memoryview]) -> bytes:

@@ -33,6 +33,9 @@ class BrokerHooks(Protocol):
     def routes_changed(self) -> None:
         """Role or topics changed: the name servers must know."""
 
+    def master_opened(self) -> None:
+        """This broker takes writes as the master from now on."""
+
     def role_left(self) -> None:
         """This broker is not master: pulls that wait and deletions not confirmed end."""
 
@@ -72,7 +75,7 @@ class RoleActions:
         self._hooks = hooks
         self._report = report
         self._lease_lost_ms: int | None = None
-        self._clamp = OffsetClamp(tables.offsets, path.store)
+        self._clamp = OffsetClamp(tables, path.store)
 
     def log_facts(self) -> LogFacts:
         store = self._store
@@ -95,9 +98,11 @@ class RoleActions:
         self._tables.topics.set_state_version(view.master_epoch)
         self._tables.offsets.set_state_version(view.master_epoch)
         self._lease_lost_ms = None
-        self._gate.after_unclean = view.unclean_epoch == view.master_epoch
+        self._tables.locks.lead(self._path.clock_ms())
+        self._gate.after_unclean = view.unclean_epoch > 0
         self._gate.open()
         self._hold.release()
+        self._hooks.master_opened()
         self._hooks.routes_changed()
         log.info("master_opened master_epoch=%d log_end=%d", view.master_epoch, log_end)
         told = {"offsetsClamped": clamped} if clamped else {}

@@ -70,7 +70,8 @@ class RoleGate:
         self.changed: Callable[[], None] = lambda: None
         """Called after each change of the role or of the master that it names."""
         self.after_unclean = False
-        """This mastership began with an unclean election: clients may know of more than it has."""
+        """The group had an unclean election: clients may know of more than this master has, also
+        when a clean election has followed."""
 
     def opening(self, master_epoch: int) -> None:
         """Mastership of `master_epoch` begins; no write is taken before `open`."""

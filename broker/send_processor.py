@@ -2,8 +2,7 @@
 
 A request is checked, made a record in the store's turn buffer, and its finished reply waits in
 `PendingAcks` until confirmOffset passes the record's end: nothing else releases code 0 (SAFETY G1,
-R1, R4). WAIT=false does not lift that (R29). What this broker does not have (DELAY, TIMER_*,
-TRAN_MSG) is refused with 13, never stored as an ordinary message.
+R1, R4). WAIT=false does not lift that (R29).
 
 The controllers' history (HISTORY_TOPIC) is taken from them only. It records failovers and may not
 change what it records: its writes wait beside the clients', so that none of them is ever the first
@@ -15,24 +14,30 @@ Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks co
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from batonmq.broker.config import BrokerSections
+from batonmq.broker.put_hooks import refuse_to_wait
 from batonmq.broker.relay import NOT_STORED, Relay, relayed_by
 from batonmq.broker.replies import SendReplies, recode, refusal_of
 from batonmq.broker.role_gate import GateClosedError, Refusal
+from batonmq.broker.send_back import dead_letter_properties
 from batonmq.broker.send_properties import SendProperties
 from batonmq.broker.topics import TopicService
+from batonmq.broker.transaction_records import is_half, make_half
 from batonmq.broker.write_path import WritePath
 from batonmq.protocol.batch import split_batch
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, BrokerRefusal
 from batonmq.protocol.message_id import host_bytes, split_address
+from batonmq.protocol.properties import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY, decode_properties
+from batonmq.protocol.recall_handle import RecallHandle
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.topic_name import (
     HISTORY_TOPIC,
     RETRY_PREFIX,
+    TIMER_TOPIC,
     check_send_allowed,
     check_topic,
     dlq_topic,
@@ -45,6 +50,7 @@ from batonmq.remoting.headers import (
     decode_send_v1,
     decode_send_v2,
 )
+from batonmq.store.appender import PutResult
 
 FLAG_ONEWAY: Final = 2
 
@@ -59,8 +65,13 @@ class SendProcessor:
         topics: TopicService,
         in_sync_count: Callable[[], int],
         relay: Relay,
+        sent_half: Callable[[str, Connection], None],
     ) -> None:
+        """`sent_half` is told the group and the connection of each half message."""
         broker = config.broker
+        self._sent_half = sent_half
+        self._broker_name = broker.broker_name
+        self._rejects_transactions = broker.reject_transaction_message
         self._path = path
         self._store = path.store
         self._hold = path.hold
@@ -85,9 +96,13 @@ class SendProcessor:
         processors.register_raw(RequestCode.SEND_MESSAGE, self.send_v1)
         processors.register_raw(RequestCode.SEND_BATCH_MESSAGE, self.send_batch)
 
-    def topics_changed(self) -> None:
-        """Forgets what was looked up about topics."""
-        self._known.clear()
+    def topics_changed(self, topics: Collection[str] | None) -> None:
+        """Forgets what was looked up about these topics, or about all."""
+        if topics is None:
+            self._known.clear()
+            return
+        for topic in topics:
+            self._known.pop(topic, None)
 
     def send_v2(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """310."""
@@ -156,11 +171,35 @@ class SendProcessor:
     def _put_one(self, channel: Connection, request: SendFrame, body: bytes) -> None:
         ext = request.ext
         topic, queue_id = self._target(ext)
-        properties, tags, keys, unique_key = self._properties.prepare(ext.properties or "")
+        message = self._message(ext, topic, queue_id, body, channel)
+        if b"TRAN_MSG\x01" in message.properties and is_half(message.properties):
+            result = self._put_half(message, channel, ext)
+        else:
+            result = self._path.put_message(message)
+        if not request.flag & FLAG_ONEWAY:
+            reply = self._replies.ok(
+                request.opaque,
+                self._msg_id(result),
+                queue_id,
+                result.queue_offset,
+                message.uniq_key or b"",
+                self._recall_handle(message) if message.topic == TIMER_TOPIC else b"",
+            )
+            self._wait(topic, result.end_offset, channel, reply)
+        self.stored_total += 1
+        self._path.schedule_flush()
+
+    def _message(
+        self, ext: SendFields, topic: str, queue_id: int, body: bytes, channel: Connection
+    ) -> NewMessage:
+        given = ext.properties or ""
+        if topic != ext.topic:
+            given = dead_letter_properties(given)
+        properties, tags, keys, unique_key = self._properties.prepare(given)
         born_host = channel.attachments.get("born_host")
         if born_host is None or ext.relayed is not None:
             born_host = self._born_host(channel, ext)
-        message = NewMessage(
+        return NewMessage(
             topic,
             queue_id,
             body,
@@ -174,18 +213,54 @@ class SendProcessor:
             ext.sys_flag,
             ext.reconsume_times or 0,
         )
-        result = self._store.appender.put_message(message)
-        if not request.flag & FLAG_ONEWAY:
-            reply = self._replies.ok(
-                request.opaque,
-                self._msg_id_prefix + b"%016X" % result.physical_offset,
-                queue_id,
-                result.queue_offset,
-                unique_key,
+
+    def place_of(self, ext: SendFields) -> tuple[str, int]:
+        """Topic and queue of a send that another processor stores. Raises as a send is refused."""
+        if self._hold.active:
+            raise BrokerRefusal(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "the master of this group is changing: send the message again",
             )
-            self._wait(topic, result.end_offset, channel, reply)
+        return self._target(ext)
+
+    def put_for(
+        self, ext: SendFields, place: tuple[str, int], body: bytes, channel: Connection
+    ) -> tuple[PutResult, dict[str, str]]:
+        """Puts such a message; with it what its reply says of its place, once it is confirmed."""
+        result = self._path.put_message(self._message(ext, *place, body, channel))
         self.stored_total += 1
         self._path.schedule_flush()
+        told = {
+            "msgId": self._msg_id(result).decode("ascii"),
+            "queueOffset": str(result.queue_offset),
+        }
+        return result, told
+
+    def _msg_id(self, result: PutResult) -> bytes:
+        return self._msg_id_prefix + b"%016X" % result.physical_offset
+
+    def _recall_handle(self, message: NewMessage) -> bytes:
+        """What a producer needs to recall this timed message; a retry is recalled by nobody."""
+        properties = decode_properties(message.properties)
+        topic = properties[REAL_TOPIC]
+        if topic.startswith(RETRY_PREFIX):
+            return b""
+        time_ms = int(properties[TIMER_OUT_MS]) + 1
+        handle = RecallHandle(topic, self._broker_name, time_ms, properties.get(UNIQ_KEY, ""))
+        return handle.encode().encode()
+
+    def _put_half(self, message: NewMessage, channel: Connection, ext: SendFields) -> PutResult:
+        """A message of a transaction waits for its end in the half topic."""
+        if self._rejects_transactions:
+            raise BrokerRefusal(
+                ResponseCode.NO_PERMISSION,
+                "this broker takes no transactions (rejectTransactionMessage)",
+            )
+        make_half(message)
+        result = self._store.appender.put_message(message)
+        if ext.relayed is None:
+            self._sent_half(ext.producer_group, channel)
+        return result
 
     def _put_batch(self, channel: Connection, request: SendFrame, body: bytes) -> None:
         ext = request.ext
@@ -199,6 +274,7 @@ class SendProcessor:
             properties, tags, keys, unique_key = self._properties.prepare(
                 item.properties.decode("utf-8")
             )
+            refuse_to_wait(properties)
             unique_keys.append(unique_key)
             messages.append(
                 NewMessage(
@@ -222,9 +298,7 @@ class SendProcessor:
         if not request.flag & FLAG_ONEWAY:
             reply = self._replies.ok(
                 request.opaque,
-                b",".join(
-                    self._msg_id_prefix + b"%016X" % result.physical_offset for result in results
-                ),
+                b",".join(self._msg_id(result) for result in results),
                 queue_id,
                 results[0].queue_offset,
                 b",".join(unique_keys),
@@ -284,13 +358,19 @@ class SendProcessor:
         return topic, queues
 
     def _retry_target(self, ext: SendFields) -> str:
-        """A retry that was consumed often enough goes to the dead letters of its group."""
-        group = ext.topic[len(RETRY_PREFIX) :]
+        """A retry that was consumed often enough goes to the dead letters of its group; so does
+        each of a group that consumes in order, which sends only what it gives up."""
+        group = ext.topic[len(RETRY_PREFIX) :].partition("+")[0]
         config = self._topics.group(group, writable=True)
         allowed = ext.max_reconsume_times
         if allowed is None:
             allowed = config.retry_max_times
-        return dlq_topic(group) if (ext.reconsume_times or 0) > allowed else ext.topic
+        if (ext.reconsume_times or 0) <= allowed and not self._topics.locks.has_locks(
+            group, self._clock_ms()
+        ):
+            return ext.topic
+        self._topics.of_group(dlq_topic(group), 1)
+        return dlq_topic(group)
 
     def _born_host(self, channel: Connection, ext: SendFields) -> bytes:
         """The client's address as records carry it; a relayed send names its client."""

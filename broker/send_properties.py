@@ -1,8 +1,8 @@
 """The property string of a send on its way into a record.
 
-One pass that finds what the store needs (TAGS, KEYS, UNIQ_KEY), refuses what this broker does not
-do (delays, timers, transactions), and adds what every stored message carries. The common case
-searches the string a few times; anything unusual takes the slow way through a dictionary.
+One pass that finds what the store needs (TAGS, KEYS, UNIQ_KEY), drops what no client may set, and
+adds what every stored message carries. The common case searches the string a few times; anything
+unusual takes the slow way through a dictionary.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ import os
 from typing import Final
 
 from batonmq.process.clock import wall_ms
-from batonmq.protocol.codes import ResponseCode
-from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.message_id import UniqIdGenerator
 from batonmq.protocol.properties import decode_properties, encode_properties
 from batonmq.protocol.tags import tags_code
 
 SEPARATOR: Final = "\x02"
-_TIMER_KEYS: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 _DROPPED: Final = ("POP_CK", "__CRC32#")
 
 
@@ -35,18 +32,9 @@ class SendProperties:
         self._unique_ids = UniqIdGenerator(store_host[:-4], os.getpid(), wall_ms)
 
     def prepare(self, text: str) -> tuple[bytes, int, bytes | None, bytes]:
-        """(property bytes to store, tagsCode, KEYS or None, UNIQ_KEY).
-
-        Raises BrokerRefusal 13 for a delay, a timer or a transaction.
-        """
+        """(property bytes to store, tagsCode, KEYS or None, UNIQ_KEY)."""
         marked = "\x02" + text
-        if (
-            "\x02DELAY\x01" in marked
-            or "\x02TIMER_" in marked
-            or "\x02TRAN_MSG\x01" in marked
-            or "\x02POP_CK\x01" in marked
-            or "\x02__CRC32#\x01" in marked
-        ):
+        if "\x02POP_CK\x01" in marked or "\x02__CRC32#\x01" in marked:
             text = self._unusual(text)
             marked = "\x02" + text
         if text and text[-1] != SEPARATOR:
@@ -72,14 +60,6 @@ class SendProperties:
 
     def _unusual(self, text: str) -> str:
         properties = decode_properties(text)
-        level = properties.get("DELAY", "0")
-        if level.strip() not in ("", "0"):
-            raise _not_supported(f"DELAY {level}", "delayed messages")
-        for key in _TIMER_KEYS:
-            if key in properties:
-                raise _not_supported(key, "timer messages")
-        if properties.get("TRAN_MSG", "false").lower() == "true":
-            raise _not_supported("TRAN_MSG", "transactions")
         for key in _DROPPED:
             properties.pop(key, None)
         return encode_properties(properties)
@@ -88,10 +68,3 @@ class SendProperties:
 def _fits_into_a_reply(unique_key: str) -> bool:
     """Whether the reply's template may take it as it is: nothing in it needs escaping in JSON."""
     return unique_key.isprintable() and not set(unique_key) & {'"', "\\"} and unique_key != ""
-
-
-def _not_supported(what: str, feature: str) -> BrokerRefusal:
-    return BrokerRefusal(
-        ResponseCode.MESSAGE_ILLEGAL,
-        f"property {what}: this broker has no {feature} yet; the message was not stored",
-    )

@@ -1,8 +1,9 @@
 """The broker process: store, write path, replication, processors, endpoint, and its timers.
 
-Start: the store is opened and recovered; everything listens; then the ReplicasManager registers and
-the broker waits, fenced, for a role. Outside controller mode it is a master at once. Stop: writes
-are refused, the controllers get a Goodbye, then everything is closed from the outside in.
+Start: the endpoint listens; the store is opened and recovered; the endpoint opens; then the
+ReplicasManager registers and the broker waits, fenced, for a role. Outside controller mode it takes
+the role of its configuration at once. Stop: a master hands over; writes are refused, the
+controllers get a Goodbye, then everything is closed from the outside in.
 Origin: BrokerController and BrokerStartup in Java.
 """
 
@@ -11,32 +12,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 
+from batonmq.broker import sql_filter
 from batonmq.broker.admin_processor import AdminProcessor
+from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.client_processor import ClientProcessor
 from batonmq.broker.config import BrokerSections
+from batonmq.broker.consumer_filter import ConsumerFilterManager
 from batonmq.broker.consumer_manager import ConsumerManager
+from batonmq.broker.group_admin import GroupAdminProcessor
+from batonmq.broker.lock_processor import LockProcessor
 from batonmq.broker.name_server_registrar import NameServerRegistrar
 from batonmq.broker.pull_processor import PullProcessor
+from batonmq.broker.pull_request import PullChecks
+from batonmq.broker.put_hooks import PutHooks
 from batonmq.broker.query_processor import OffsetProcessor, QueryProcessor
-from batonmq.broker.relay import Relay
 from batonmq.broker.replication import Replication
+from batonmq.broker.reply_processor import ReplyProcessor
+from batonmq.broker.send_back import SendBackProcessor
 from batonmq.broker.send_processor import SendProcessor
 from batonmq.broker.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
 from batonmq.broker.status import BrokerStatus
 from batonmq.broker.topics import TopicService
+from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write_path import WritePath
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.record import RecordHead
-from batonmq.protocol.topic_name import METADATA_TOPIC
+from batonmq.protocol.topic_name import METADATA_TOPIC, PROGRESS_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
-from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+from batonmq.remoting.endpoint import RemotingClient
 from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.delay_offset import DelayOffsetManager
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
+from batonmq.store.queue_locks import QueueLockManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -46,32 +59,32 @@ TICK_S = 0.1
 WARM_UP_AFTER_S = 1.0
 SECOND_MS = 1000
 CLIENT_SCAN_MS = 10_000
+OnFatal = Callable[[BaseException], None]
+PLANNED_STOP = "planned stop"
 
 
 class BrokerService:
     """One broker. `start` once, `close` once, both on the loop that serves it.
 
     `on_fatal` is called when the process must end: its disk failed, or its log cannot be trusted.
+    `endpoint` may listen already.
     """
 
-    def __init__(self, config: BrokerSections, on_fatal: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, config: BrokerSections, on_fatal: OnFatal, endpoint: BrokerEndpoint | None = None
+    ) -> None:
         broker = config.broker
         self.config = config
+        self.endpoint = BrokerEndpoint(config) if endpoint is None else endpoint
+        self.relay = self.endpoint.relay
         self.address = broker.address
         self._on_fatal = on_fatal
-        self._stop_reason = "planned stop"
+        self._stop_reason = PLANNED_STOP
         self._tasks: list[asyncio.Task[None]] = []
         self.store = MessageStore(
-            config.store,
-            store_host=broker.store_host,
-            controller_mode=broker.enable_controller_mode,
+            config.store, store_host=broker.store_host, controller_mode=config.controller_mode
         )
-        self.path = WritePath(
-            self.store,
-            ack_wait_ms=config.store.slave_timeout,
-            sync_flush=config.store.sync_flush,
-            clock_ms=boot_ms,
-        )
+        self.path = _write_path(config, self.store, self.endpoint)
         self.tables = _tables(config)
         self.topics = TopicService(
             self.tables,
@@ -80,7 +93,7 @@ class BrokerService:
             auto_create_group=broker.auto_create_subscription_group,
             append=lambda body: self.path.put_system_record(METADATA_TOPIC, body),
             changed=self._tables_changed,
-            dropped=self.store.delete_topic,
+            dropped=self._topic_dropped,
         )
         self._client = RemotingClient(name="broker-out")
         self.slave_sync = SlaveSynchronize(
@@ -89,7 +102,11 @@ class BrokerService:
         self.replication = Replication(
             config, self.path, self.tables, self.slave_sync, self._client, self
         )
-        self.relay = Relay(self.path.gate, boot_ms, enabled=config.relays)
+        self.filters = ConsumerFilterManager(config.store.root / "config" / "consumerFilter.json")
+        clients = ConsumerManager()
+        self.waiting = WaitingMessages(
+            config, self.path, self.tables, self.topics, clients, self.replication.on_damage
+        )
         self.status = BrokerStatus(
             config, self.path, self.tables, self.replication, self._totals, self.relay
         )
@@ -98,36 +115,51 @@ class BrokerService:
             broker.name_servers,
             broker.register_name_server_period,
             self.status.registration,
+            self.replication.master_told,
         )
-        self._server = RemotingServer(self._build_processors(), name="broker")
-        self._server.on_disconnect = self._disconnected
+        self._processors = self._build_processors(clients)
+        self.endpoint.server.on_disconnect = self._disconnected
 
-    def _build_processors(self) -> Processors:
+    def _build_processors(self, clients: ConsumerManager) -> Processors:
         """Which processor answers which request codes is in `batonmq.broker`."""
         path, topics, offsets = self.path, self.topics, self.tables.offsets
-        clients = ConsumerManager()
-        self.send = SendProcessor(
-            self.config, path, topics, self.replication.in_sync_count, self.relay
+        in_sync, sent_half = self.replication.in_sync_count, self.waiting.producers.sent_half
+        self.send = SendProcessor(self.config, path, topics, in_sync, self.relay, sent_half)
+        broker = self.config.broker
+        checks = PullChecks(
+            topics, clients, self.filters, broker, lambda: path.gate.refusal is None
         )
         self.pull = PullProcessor(
             path,
-            topics,
-            clients,
+            checks,
             offsets,
-            long_polling=self.config.broker.long_polling_enable,
+            broker,
             damaged=self.replication.on_damage,
             relay=self.relay,
         )
-        self.clients = ClientProcessor(clients, topics, path)
+        self.clients = ClientProcessor(
+            clients, topics, path, self.filters, sql92=broker.enable_property_filter
+        )
+        self.locks = LockProcessor(path, topics, self.tables.locks)
         processors = Processors()
         for processor in (
             self.send,
+            self.waiting,
             self.pull,
             self.clients,
+            self.locks,
+            SendBackProcessor(path, topics),
+            ReplyProcessor(path, self.send, clients, stores=broker.store_reply_message_enable),
             AdminProcessor(path, topics, self.status),
-            OffsetProcessor(self.store, self.tables, path.gate),
+            OffsetProcessor(self.store, self.tables, path.gate, self.pull.resets),
+            GroupAdminProcessor(path, topics, clients, offsets, self.pull, broker),
             QueryProcessor(self.store),
-            SlaveSourceProcessor(self.tables, path.gate, lambda: self.store.confirm_offset),
+            SlaveSourceProcessor(
+                self.tables,
+                path.gate,
+                log_begin=lambda: self.store.min_phy_offset,
+                confirm_offset=lambda: self.store.confirm_offset,
+            ),
         ):
             processor.register(processors)
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_notice)
@@ -135,24 +167,26 @@ class BrokerService:
         return processors
 
     async def start(self) -> None:
-        """Opens, listens, registers. Raises BatonError or OSError."""
+        """Listens, opens, registers. Raises BatonError or OSError."""
         broker = self.config.broker
         self.store.on_system_record[METADATA_TOPIC] = self._metadata_record
+        self.store.on_system_record[PROGRESS_TOPIC] = self.waiting.progress_record
         self.store.on_unknown_topic = self.topics.seen_in_log
         self.store.before_checkpoint = self.tables.shown_by_the_log
+        self.slave_sync.on_log_begin = lambda at: self.store.positions.master_begins_at(at)
         self.store.on_new_beginning = self._new_beginning
-        # Before the store: its recovery shows records again that may be newer than these files.
-        self.tables.load()
-        self.store.open()
-        # Which of these records were deletions is not known any more: the last may be one.
-        self.tables.offsets.deleted_end = self.store.confirm_offset
+        try:
+            if not self.endpoint.is_listening:
+                await self.endpoint.listen()
+            await asyncio.to_thread(self._open_store)
+        except BaseException:
+            await self.endpoint.close()
+            raise
         try:
             self.store.start(asyncio.get_running_loop(), self.fatal)
-            self.store.arrival_listeners.append(self.pull.arrived)
-            if self.replication.ha is not None:
-                self.store.room.on_room = self.replication.ha.dial_now
-            await self._server.listen(broker.bind_host, broker.listen_port)
-            await self._server.listen(broker.bind_host, broker.listen_port - 2)
+            self.store.arrival_listeners += [self.pull.arrived, self.waiting.arrived]
+            self.store.room.on_room = self.replication.service.dial_now
+            await self.endpoint.open(self._processors)
             await self.replication.start()
         except BaseException:
             await self.close()
@@ -161,6 +195,7 @@ class BrokerService:
         self.slave_sync.start()
         self._tasks = [
             asyncio.create_task(self._tick_forever(), name="broker-tick"),
+            asyncio.create_task(self._tick_clients(), name="broker-clients"),
             asyncio.create_task(self._warm_up(), name="broker-warm-up"),
         ]
         log.info(
@@ -168,21 +203,32 @@ class BrokerService:
             broker.address,
             broker.broker_name,
             broker.broker_cluster_name,
-            broker.enable_controller_mode,
+            self.config.controller_mode,
         )
 
+    def _open_store(self) -> None:
+        """In a thread: the loop serves the endpoint meanwhile, and touches none of this."""
+        # Before the store: its recovery shows records again that may be newer than these files.
+        self.tables.load()
+        self.filters.load()
+        self.store.open()
+        # Which of these records were deletions is not known any more: the last may be one.
+        self.tables.offsets.deleted_end = self.store.confirm_offset
+
     async def close(self) -> None:
-        """Refuses writes, sends Goodbye, closes everything. Idempotent."""
+        """Hands over, refuses writes, sends Goodbye, closes everything. Idempotent."""
+        if self._stop_reason == PLANNED_STOP:
+            await self.replication.hand_over()
         self.path.gate.close("this broker is stopping: ask the name server for the master")
+        self.waiting.end()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         await self.replication.close(self._stop_reason)
-        await self.relay.close()
         await self.registrar.close()
         await self.slave_sync.close()
-        await self._server.close()
+        await self.endpoint.close()
         await self._client.close()
         if not self.store.health.has_failed:
             self._persist_tables()
@@ -198,16 +244,29 @@ class BrokerService:
 
     def _new_beginning(self) -> None:
         self.tables.offsets.begin_anew()
+        self.tables.delays.begin_anew()
         self.slave_sync.fetch_offsets_again()
 
-    def _tables_changed(self) -> None:
-        self.send.topics_changed()
-        self.routes_changed()
+    def _topic_dropped(self, topic: str) -> None:
+        self.store.delete_topic(topic)
+        self.pull.queues_deleted(topic)
+
+    def _tables_changed(self, topics: Collection[str] | None = None) -> None:
+        """`topics`: only these were made or changed."""
+        self.send.topics_changed(topics)
+        if topics is None:
+            self.routes_changed()
+        elif self.path.gate.is_master:  # name servers take topics from a master only
+            self.registrar.topics_changed(topics)
 
     def routes_changed(self) -> None:
         self.registrar.changed()
 
+    def master_opened(self) -> None:
+        self.waiting.begin()
+
     def role_left(self) -> None:
+        self.waiting.end()
         self.pull.role_changed()
         self.topics.role_left()
 
@@ -240,33 +299,62 @@ class BrokerService:
         sys.setswitchinterval(interval_s / 10)
         try:
             await asyncio.to_thread(IndexService.preload)
+            await asyncio.to_thread(sql_filter.preload)
         finally:
             sys.setswitchinterval(interval_s)
 
     async def _tick_forever(self) -> None:
-        next_second = next_scan = next_persist = boot_ms()
+        next_second = next_persist = boot_ms()
         while True:
             await asyncio.sleep(TICK_S)
             now_ms = boot_ms()
             self.replication.tick(now_ms)
             self.path.tick(now_ms)
-            self.pull.tick(now_ms)
             self.relay.tick(now_ms)
             if now_ms >= next_second:
                 next_second = now_ms + SECOND_MS
                 self.status.tick(now_ms)
-            if now_ms >= next_scan:
-                next_scan = now_ms + CLIENT_SCAN_MS
-                self.clients.expire(now_ms)
+                self.locks.tick(now_ms)
             if now_ms >= next_persist:
                 next_persist = now_ms + self.config.broker.flush_consumer_offset_interval
                 self._persist_tables()
 
+    async def _tick_clients(self) -> None:
+        """What there is to do for clients at any time, in slices: there may be 10,000 of them."""
+        next_scan = boot_ms()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_ms = boot_ms()
+            await _in_slices(partial(self.pull.tick, now_ms))
+            await _in_slices(self.clients.tick)
+            if now_ms >= next_scan:
+                next_scan = now_ms + CLIENT_SCAN_MS
+                await _in_slices(partial(self.clients.expire, now_ms))
+
     def _persist_tables(self) -> None:
         if self.store.health.pauses:
             return  # they would pile up behind what waits for room
-        for job in self.tables.writes_due():
+        for job in (*self.tables.writes_due(), *self.filters.writes_due()):
             self.store.background.run_job(job)
+
+
+def _write_path(config: BrokerSections, store: MessageStore, endpoint: BrokerEndpoint) -> WritePath:
+    return WritePath(
+        store,
+        ack_wait_ms=config.store.slave_timeout,
+        sync_flush=config.store.sync_flush,
+        clock_ms=boot_ms,
+        gate=endpoint.gate,
+        hooks=PutHooks(config.store),
+    )
+
+
+async def _in_slices(step: Callable[[], bool]) -> None:
+    """Calls `step`, once a turn, until it says that there is no more."""
+    is_more = True
+    while is_more:
+        is_more = step()
+        await asyncio.sleep(0)
 
 
 def _tables(config: BrokerSections) -> BrokerTables:
@@ -278,7 +366,10 @@ def _tables(config: BrokerSections) -> BrokerTables:
             broker_name=broker.broker_name,
             auto_create_topic=broker.auto_create_topic_enable,
             default_queue_nums=broker.default_topic_queue_nums,
+            trace_topic=broker.msg_trace_topic_name if broker.trace_topic_enable else "",
         ),
         SubscriptionGroupManager(folder / "subscriptionGroup.json"),
         ConsumerOffsetManager(folder / "consumerOffset.json"),
+        DelayOffsetManager(folder / "delayOffset.json"),
+        QueueLockManager(folder / "queueLocks.json"),
     )

@@ -1,7 +1,8 @@
 """What a slave fetches from its master beside the log, and how a master answers it.
 
-Topics and groups travel in the log (`broker.topics`); what lies before the slave's first byte is
-fetched once after the slave follows a master, and again when a version differs. Consumer offsets
+Topics, groups and how far delayed messages are delivered travel in the log (`broker.topics`,
+`broker.progress`); what lies before the slave's first byte is fetched once after the slave follows
+a master, and again when a version differs. Consumer offsets
 are fetched twice a second (SAFETY R31: at the slaves within 1 s, with the masterEpoch; lower epochs
 are ignored). Codes 21, 43, 45 and 201 on the master's port - 2, as a Java slave uses them, or on
 its main port where that fails. Until all of them are here for the epoch that is followed, the
@@ -29,6 +30,8 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.delay_offset import DelayOffsetManager
+from batonmq.store.queue_locks import QueueLockManager, QueueLockTable
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -37,6 +40,8 @@ log = logging.getLogger(__name__)
 RPC_TIMEOUT_MS = 1000
 RPC_TIMEOUT_MAX_MS = 10_000
 """Big tables need longer than a second: the limit doubles when both ways failed."""
+JAVA_PAUSE_MS = 1000
+"""A Java master has no versions for us: each answer brings whole tables."""
 RETRY_FIRST_MS = 100
 """A winner that has not opened yet is not asked for tables while it opens."""
 EXT_MASTER_EPOCH = "batonMasterEpoch"
@@ -47,25 +52,32 @@ EXT_OFFSET_VERSION = "batonOffsetVersion"
 EXT_CARRIED_OUT = "batonCarriedOut"
 """The log offset up to which the master had carried out deletions when it answered (R39)."""
 
+EXT_LOG_BEGIN = "batonLogBegin"
+"""Where the master's log begins: no slave lets go of what lies behind (R27)."""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerTables:
-    """The three tables of a broker that are files beside the log."""
+    """The tables of a broker that are files beside the log."""
 
     topics: TopicConfigManager
     groups: SubscriptionGroupManager
     offsets: ConsumerOffsetManager
+    delays: DelayOffsetManager
+    locks: QueueLockManager
 
     def load(self) -> None:
-        for table in (self.topics, self.groups, self.offsets):
+        for table in (self.topics, self.groups, self.offsets, self.delays, self.locks):
             table.load()
 
     def shown_by_the_log(self) -> list[Callable[[], None]]:
-        """The writes that are due of topics and groups, and of offsets if a deletion took some:
-        below a checkpoint the log does not show them again (R31, R39)."""
+        """The writes that are due of topics, groups, delays and locks, and of offsets if a deletion
+        took some: below a checkpoint the log does not show them again (R30, R31, R39)."""
         return [
             *self.topics.writes_due(),
             *self.groups.writes_due(),
+            *self.delays.writes_due(),
+            *self.locks.writes_due(),
             *self.offsets.deletions_due(),
         ]
 
@@ -123,6 +135,8 @@ class SlaveSynchronize:
         """The master of which epoch the tables are of that were fetched last."""
         self.failure = ""
         """Why they cannot be fetched, "" while they can."""
+        self.on_log_begin: Callable[[int | None], None] = lambda offset: None
+        """Called with where the master's log begins; None: a Java master does not say."""
         self._by_main_port = False
 
     def start(self) -> None:
@@ -146,7 +160,7 @@ class SlaveSynchronize:
 
     def fetch_offsets_again(self) -> None:
         """The own offsets may not be the master's any more, though it has not changed its own."""
-        self._offset_version = ""
+        self._offset_version = self._table_version = ""
         self._wake.set()
 
     async def _run(self) -> None:
@@ -165,12 +179,15 @@ class SlaveSynchronize:
                 self._note_failure(followed, exc)
             if is_level:
                 self._retry.reset()
-            pause_s = self._interval_s if is_level else self._retry.next_ms() / 1000
+            pause_s = self._pause_s() if is_level else self._retry.next_ms() / 1000
             try:
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    def _pause_s(self) -> float:
+        return self._interval_s if self._offset_version else JAVA_PAUSE_MS / 1000
 
     def _note_failure(self, followed: Followed, exc: Exception) -> None:
         if followed is not self._followed:
@@ -201,6 +218,8 @@ class SlaveSynchronize:
             # It is not master yet, or a later incarnation, whose tables may lack what the log
             # showed us.
             return False
+        begin = reply.ext.get(EXT_LOG_BEGIN)
+        self.on_log_begin(None if begin is None else int(begin))
         end = reply.ext.get(EXT_CARRIED_OUT)
         carried_out = int(end) if end is not None else None
         if reply.body and not self._tables.offsets.apply_from_master(
@@ -215,7 +234,7 @@ class SlaveSynchronize:
         self._offset_version = reply.ext.get(EXT_OFFSET_VERSION, "")
         version = reply.ext.get(EXT_TABLE_VERSION, "")
         if not version or version != self._table_version:
-            if not await self._fetch_tables(way, followed):
+            if not await self._fetch_tables(way, followed, ours=EXT_MASTER_EPOCH in reply.ext):
                 return False
             self._table_version = version
         self._note_held(epoch)
@@ -226,18 +245,30 @@ class SlaveSynchronize:
             self.held_epoch = epoch
             self.on_tables(epoch)
 
-    async def _fetch_tables(self, way: tuple[str, int], followed: Followed) -> bool:
-        """False if the answers may be older than what is here: to be fetched again."""
-        before = self._tables.version
+    async def _fetch_tables(self, way: tuple[str, int], followed: Followed, *, ours: bool) -> bool:
+        """False if the answers may be older than what is here: to be fetched again. A master that
+        is not `ours` keeps its queue locks in memory, for itself."""
+        locks = self._tables.locks
+        before, locks_before = self._tables.version, locks.change_count
         topics = await self._ask(way, RequestCode.GET_ALL_TOPIC_CONFIG, {})
         groups = await self._ask(way, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
-        if followed is not self._followed or self._tables.version != before:
+        delays = await self._ask(way, RequestCode.GET_ALL_DELAY_OFFSET, {})
+        held = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}) if ours else None
+        is_same = (self._tables.version, locks.change_count) == (before, locks_before)
+        if followed is not self._followed or not is_same:
             # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
         topic_table = TopicConfigAndMappingSerializeWrapper.decode(topics.body)
         group_table = SubscriptionGroupWrapper.decode(groups.body)
-        self._tables.topics.replace_all(topic_table.topic_config_table, topic_table.data_version)
-        self._tables.groups.replace_all(group_table)
+        tables = self._tables
+        tables.delays.apply_from_master(delays.body)
+        if held is not None:
+            locks.replace_all(QueueLockTable.decode(held.body))
+        changed = tables.topics.replace_all(
+            topic_table.topic_config_table, topic_table.data_version
+        )
+        if not tables.groups.replace_all(group_table) and not changed:
+            return True
         self._tables_changed()
         log.info(
             "tables_followed master=%s topics=%d groups=%d",
@@ -260,18 +291,26 @@ class SlaveSourceProcessor:
     NO_MASTER_EPOCH while it is no master."""
 
     def __init__(
-        self, tables: BrokerTables, gate: RoleGate, confirm_offset: Callable[[], int]
+        self,
+        tables: BrokerTables,
+        gate: RoleGate,
+        log_begin: Callable[[], int],
+        confirm_offset: Callable[[], int],
     ) -> None:
         """`confirm_offset`: up to where the log is carried out."""
         self._tables = tables
         self._gate = gate
+        self._log_begin = log_begin
         self._confirm_offset = confirm_offset
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics)
         processors.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets)
         processors.register(RequestCode.GET_ALL_DELAY_OFFSET, self.all_delay_offsets)
+        processors.register(RequestCode.GET_TIMER_CHECK_POINT, self.timer_check_point)
         processors.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_groups)
+        processors.register(RequestCode.BATON_GET_QUEUE_LOCKS, self.all_locks)
+        processors.register(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.all_request_modes)
 
     def all_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """21."""
@@ -294,6 +333,10 @@ class SlaveSourceProcessor:
             body=wrapper.encode(),
         )
 
+    def all_locks(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """60002, our own: who has which queue."""
+        return RemotingCommand.response_to(request, body=self._tables.locks.encode_json())
+
     def all_consumer_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """43. Without a body if the slave already has this version."""
         master_epoch = self._gate.master_epoch if self._gate.is_master else NO_MASTER_EPOCH
@@ -303,14 +346,22 @@ class SlaveSourceProcessor:
             EXT_OFFSET_VERSION: version,
             EXT_TABLE_VERSION: self._tables.version,
             EXT_CARRIED_OUT: str(self._confirm_offset()),
+            EXT_LOG_BEGIN: str(max(0, self._log_begin())),
         }
         known = request.ext.get(EXT_OFFSET_VERSION) == version
-        body = b"" if known else self._tables.offsets.encode_json()
+        body = b"" if known else self._tables.offsets.encode_for_slaves()
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
+    def timer_check_point(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """60."""
+        return RemotingCommand.response_to(request, body=self._tables.delays.timer_check())
+
     def all_delay_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """45. No delay level has any progress in a broker that takes no delayed messages."""
-        body = msgspec.json.encode(
-            {"dataVersion": {"counter": 0, "stateVersion": 0, "timestamp": 0}, "offsetTable": {}}
+        """45."""
+        return RemotingCommand.response_to(request, body=self._tables.delays.encode_json())
+
+    def all_request_modes(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """402. No group has another mode than PULL in a broker that refuses to set one (401)."""
+        return RemotingCommand.response_to(
+            request, body=msgspec.json.encode({"messageRequestModeMap": {}})
         )
-        return RemotingCommand.response_to(request, body=body)

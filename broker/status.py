@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.name_server_registrar import Registration
@@ -84,16 +84,17 @@ class BrokerStatus:
 
     def ha(self) -> HARuntimeInfo:
         """907."""
-        if self._replication.ha is not None:
-            return self._replication.ha.runtime_info()
-        end_offset = self._path.store.max_phy_offset
-        return HARuntimeInfo(master=True, master_commit_log_max_offset=end_offset)
+        return self._replication.service.runtime_info()
 
-    def registration(self) -> Registration | None:
-        """For the name servers: id 0 for a master, its own id for a slave; None without a role."""
+    def registration(self, topics: Collection[str] | None = None) -> Registration | None:
+        """For the name servers: id 0 for a master, its own id for a slave; None without a role.
+        `topics`: those it names, by default all."""
         gate, broker = self._path.gate, self._config.broker
         if gate.role is Role.FENCED:
             return None
+        table = self._tables.topics.table
+        if topics is not None:
+            table = {topic: table[topic] for topic in topics if topic in table}
         return Registration(
             broker.broker_cluster_name,
             broker.broker_name,
@@ -103,9 +104,10 @@ class BrokerStatus:
             RegisterBrokerBody(
                 topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
                     data_version=self._tables.topics.data_version,
-                    topic_config_table=dict(self._tables.topics.table),
+                    topic_config_table=dict(table),
                 )
             ).encode(),
+            is_partial=topics is not None,
         )
 
     def table(self) -> dict[str, str]:
@@ -161,12 +163,11 @@ class BrokerStatus:
         path, replication = self._path, self._replication
         store, gate = path.store, path.gate
         refusal = gate.refusal.remark if gate.refusal is not None else store.appender.refusal
-        following = replication.ha.following_problem if replication.ha is not None else ""
         found = {
             "refuses writes": refusal if gate.is_master else "",
             "its disk is full": store.room.reason,
             "its log is suspect": store.trust.reason,
-            "cannot follow its master": following,
+            "cannot follow its master": replication.service.following_problem,
             "gets no tables and consumer offsets from its master": replication.slave_sync.failure,
         }
         return [f"{what}: {why}" for what, why in found.items() if why]

@@ -1,6 +1,6 @@
-"""Topics and groups of this broker: created, changed, deleted, replicated (SAFETY R31).
+"""Topics, groups and queue locks of this broker: changed and replicated (SAFETY R31).
 
-A change of a topic or a group is a record of the system topic `rmq_sys_BATON_METADATA`. It is
+A change of one of them is a record of the system topic `rmq_sys_BATON_METADATA`. It is
 replicated, confirmed, truncated and recovered like any message, in order with the messages that
 need it, so "on every member of the set before it is answered" is nothing but confirmOffset. A Java
 replica stores such a record and does nothing with it.
@@ -18,7 +18,7 @@ seconds instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -28,6 +28,8 @@ from batonmq.protocol.bodies import PERM_WRITE, SubscriptionGroupConfig, TopicCo
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.topic_name import METADATA_TOPIC, is_retry_or_dlq, pop_retry_topics
+from batonmq.store.queue_locks import LockChange
+from batonmq.store.topic_config import topic_config
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class MetadataChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     topics: dict[str, TopicConfig] = {}
     deleted_topics: list[str] = []
     groups: dict[str, SubscriptionGroupConfig] = {}
+    locks: list[LockChange] = []
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -67,7 +70,8 @@ class TopicService:
     """The broker's view of its topics and groups.
 
     `append` puts a metadata record into the log and returns its end offset; `changed` is called
-    after every change of the topic table (routes are registered again), `dropped` for a topic
+    after every change of the topic table (routes are registered again) with the topics that were
+    made or changed, or None where more may have changed, `dropped` for a topic
     whose queues go; it raises OSError. `deleting` holds the topics whose deletion is in this
     master's log and not confirmed yet: here it is kept.
     """
@@ -80,11 +84,12 @@ class TopicService:
         auto_create_topic: bool,
         auto_create_group: bool,
         append: Callable[[bytes], int],
-        changed: Callable[[], None],
+        changed: Callable[[Collection[str] | None], None],
         dropped: Callable[[str], object],
     ) -> None:
         self.topics = tables.topics
         self.groups = tables.groups
+        self.locks = tables.locks
         self._offsets = tables.offsets
         self._auto_create_topic = auto_create_topic
         self._auto_create_group = auto_create_group
@@ -106,11 +111,15 @@ class TopicService:
         config = self.topics.get(topic)
         if config is None:
             config = self._create_from_template(topic, default_topic, queue_nums)
+        self._require_writable(config)
+        return config
+
+    def _require_writable(self, config: TopicConfig) -> None:
         if not config.perm & PERM_WRITE:
             raise BrokerRefusal(
-                ResponseCode.NO_PERMISSION, f"topic {topic} may not be written: perm {config.perm}"
+                ResponseCode.NO_PERMISSION,
+                f"topic {config.topic_name} may not be written: perm {config.perm}",
             )
-        return config
 
     def _create_from_template(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
         derived = self.topics.derived(topic, default_topic, max(1, queue_nums))
@@ -128,6 +137,18 @@ class TopicService:
         self.put_topic(config)
         return config
 
+    def of_group(self, topic: str, queue_nums: int) -> int:
+        """How many queues the retry or dead-letter topic of a group has for messages that come now,
+        at most `queue_nums`; made with so many if it is not there. Raises BrokerRefusal 16 if it
+        may not be written."""
+        self._refuse_while_deleting(topic)
+        config = self.topics.get(topic)
+        if config is None:
+            config = topic_config(topic, queue_nums)
+            self.put_topic(config)
+        self._require_writable(config)
+        return max(1, min(queue_nums, config.write_queue_nums))
+
     def put_topic(self, config: TopicConfig) -> int:
         """Creates or changes a topic; the change is safe once the returned offset is confirmed."""
         self._refuse_while_deleting(config.topic_name)
@@ -140,7 +161,7 @@ class TopicService:
             config.write_queue_nums,
             config.perm,
         )
-        self._changed()
+        self._changed((config.topic_name,))
         return end
 
     def delete_topic(self, topic: str) -> int:
@@ -152,7 +173,7 @@ class TopicService:
             topics += [name for name in pop_retry_topics(group, topic) if name in self.topics]
         end = self._append(MetadataChange(deleted_topics=topics).encode())
         self._deleting.update(topics)
-        self._changed()  # a sender that remembers the topic as writable looks it up again
+        self._changed(topics)  # a sender that remembers the topic as writable looks it up again
         return end
 
     def _refuse_while_deleting(self, topic: str) -> None:
@@ -163,8 +184,18 @@ class TopicService:
 
     def put_group(self, config: SubscriptionGroupConfig) -> int:
         """Creates or changes a subscription group; same safety as `put_topic`."""
-        self.groups.put(config)
-        return self._append(MetadataChange(groups={config.group_name: config}).encode())
+        return self.put_groups([config])
+
+    def put_groups(self, configs: Sequence[SubscriptionGroupConfig]) -> int:
+        """The same for several, as one change."""
+        self.groups.put_all(configs)
+        return self._append(
+            MetadataChange(groups={config.group_name: config for config in configs}).encode()
+        )
+
+    def put_locks(self, change: LockChange) -> int:
+        """A change of queue locks that is applied here already; same safety as `put_topic`."""
+        return self._append(MetadataChange(locks=[change]).encode())
 
     def group(self, name: str, *, writable: bool) -> SubscriptionGroupConfig:
         """The group's configuration, created with defaults on a master that allows it.
@@ -198,7 +229,7 @@ class TopicService:
         if change is not None:
             self._put(change)
             self._deleting.update(change.deleted_topics)
-            self._changed()
+            self._changed(change.deleted_topics)
 
     def own_record_confirmed(self, body: bytes, end_offset: int) -> None:
         """A record of this master's log, which ends at `end_offset`, is on every member of the set.
@@ -224,8 +255,10 @@ class TopicService:
         for group in change.groups.values():
             if self.groups.get(group.group_name) != group:
                 self.groups.put(group)
+        for lock in change.locks:
+            self.locks.apply(lock)
         if change.topics:
-            self._changed()
+            self._changed(tuple(change.topics))
 
     def _delete(self, change: MetadataChange, end_offset: int) -> None:
         for topic in change.deleted_topics:
@@ -235,7 +268,7 @@ class TopicService:
             self._offsets.delete_topic(topic, end_offset)
             log.info("topic_deleted topic=%s", topic)
         if change.deleted_topics:
-            self._changed()
+            self._changed(None)
 
     def seen_in_log(self, topic: str, queue_id: int) -> None:
         """A slave finds a message of a queue that its table lacks: it creates the queue (R31)."""
@@ -246,7 +279,7 @@ class TopicService:
             return
         self.topics.create_by_message(topic, queue_id + 1)
         log.info("topic_seen_in_log topic=%s queues=%d", topic, queue_id + 1)
-        self._changed()
+        self._changed((topic,))
 
 
 def _readable(body: bytes) -> MetadataChange | None:

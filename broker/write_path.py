@@ -17,12 +17,16 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from batonmq.broker.pending_acks import AckPause, PendingAcks
+from batonmq.broker.put_hooks import PutHooks
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.send_hold import SendHold
+from batonmq.process.clock import wall_ms
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.role_view import Role
+from batonmq.store.appender import PutResult
+from batonmq.store.config import StoreConfig
 from batonmq.store.message_store import MessageStore
 
 NOT_REPLICATED = "stored, but not on every required replica in time"
@@ -40,8 +44,8 @@ class Replicator(Protocol):
 class WritePath:
     """The parts that every write passes, and the two ends of it. Times are ms of `clock_ms`.
 
-    Without a replicator, outside controller mode, this broker is the whole required set: what is
-    written, or flushed under SYNC_FLUSH, is confirmed.
+    Outside controller mode what is written here, or flushed under SYNC_FLUSH, is confirmed: readers
+    see it. It is acknowledged at once, or as a SYNC_MASTER when enough slaves have it.
     """
 
     def __init__(
@@ -51,18 +55,27 @@ class WritePath:
         ack_wait_ms: int,
         sync_flush: bool,
         clock_ms: Callable[[], int],
+        hooks: PutHooks | None = None,
+        gate: RoleGate | None = None,
     ) -> None:
+        """`hooks` None: those of RocketMQ's settings."""
         self.store = store
         self.clock_ms = clock_ms
-        self.gate = RoleGate()
+        self.gate = RoleGate() if gate is None else gate
         self.hold = SendHold()
         self.acks = PendingAcks(ack_wait_ms)
+        self._hooks = hooks or PutHooks(StoreConfig())
         self._sync_flush = sync_flush
         self._replicator: Replicator | None = None
+        self._confirms_itself = True
         self._pause: AckPause | None = None
         self._first_acked: Callable[[int], None] = lambda waited_ms: None
         self._scheduled = False
         self._told_end = 0
+        self._own_end = 0
+        self._slaves_end: int | None = None
+        """Outside controller mode: what this broker has, and what enough slaves have, None where no
+        slave is needed."""
 
     def replicate(
         self,
@@ -73,8 +86,26 @@ class WritePath:
         """Controller mode: `replicator` confirms. `first_acked` gets how long the first write of
         a mastership waited."""
         self._replicator = replicator
+        self._confirms_itself = False
         self._pause = AckPause(lease_valid)
         self._first_acked = first_acked
+
+    def replicate_classic(self, replicator: Replicator, *, waits: bool) -> None:
+        """Outside controller mode: `replicator` only ships the log. `waits`: acknowledgements wait
+        for `held_by_slaves`."""
+        self._replicator = replicator
+        self._confirms_itself = True
+        self._slaves_end = 0 if waits else None
+
+    def put_message(self, message: NewMessage) -> PutResult:
+        """Puts a message of a client, or one that the broker makes for a group: where it belongs,
+        or where it waits (`put_hooks`). `message` is changed then. Call `schedule_flush` next.
+
+        Raises PutRefused, and BrokerRefusal 13 for a wish that is none; nothing is stored then.
+        """
+        if b"DELAY\x01" in message.properties or b"TIMER_" in message.properties:
+            self._hooks.apply(message, wall_ms())
+        return self.store.appender.put_message(message)
 
     def put_system_record(self, topic: str, body: bytes) -> int:
         """Appends a record of this broker's own; returns the end offset that it is safe at. On a
@@ -102,6 +133,13 @@ class WritePath:
         self.acks.add_waiter(end_offset, self.clock_ms(), outcome)
         return future
 
+    def still_master(self, what: str) -> Awaitable[None]:
+        """Done when this broker is shown to be the master still: all that its log has is confirmed,
+        and no pause of its own keeps its acks (R8). Raises BrokerRefusal that names `what`."""
+        waits = self.wait_confirmed(self.store.max_phy_offset, what)
+        self.confirmed(self.store.confirm_offset)
+        return waits
+
     def schedule_flush(self) -> None:
         """Something was put: `end_turn` follows at the end of this loop turn."""
         if not self._scheduled:
@@ -114,8 +152,8 @@ class WritePath:
         end_offset = self._told_end = self.store.end_turn()
         if self._replicator is not None:
             self._replicator.notify_append(end_offset)
-        elif not self._sync_flush:
-            self.confirmed(end_offset)
+        if self._confirms_itself and not self._sync_flush:
+            self._on_own_disk(end_offset)
         if self._sync_flush:
             self.store.background.request_flush()
 
@@ -123,12 +161,31 @@ class WritePath:
         """All below `flushed_offset` is on this broker's disk."""
         if self._replicator is not None:
             self._replicator.notify_flushed(flushed_offset)
-        elif self._sync_flush:
-            self.confirmed(flushed_offset)
+        if self._confirms_itself and self._sync_flush and self.gate.is_master:
+            self._on_own_disk(flushed_offset)
+
+    def _on_own_disk(self, offset: int) -> None:
+        """Outside controller mode the own disk rule holds for all below `offset`."""
+        self._own_end = offset
+        if self._slaves_end is None:
+            self.confirmed(offset)
+        else:
+            self._release(min(offset, self._slaves_end))
+            self.store.advance_confirm_offset(offset)
+
+    def held_by_slaves(self, offset: int) -> None:
+        """As SYNC_MASTER: enough slaves have all below `offset`."""
+        if self._slaves_end is not None:
+            self._slaves_end = offset
+            self._release(min(offset, self._own_end))
 
     def confirmed(self, offset: int) -> None:
         """All below `offset` is on every required member. Code 0 leaves only here, and only for
         the epoch in which its write was taken (R4)."""
+        self._release(offset)
+        self.store.advance_confirm_offset(offset)
+
+    def _release(self, offset: int) -> None:
         gate, acks = self.gate, self.acks
         paused = self._pause is not None and self._pause.holds(self.clock_ms())
         if not paused and gate.role is Role.MASTER and acks.master_epoch == gate.master_epoch:
@@ -139,7 +196,6 @@ class WritePath:
                     self._first_acked(waited_ms)
             else:
                 acks.confirm(offset)
-        self.store.advance_confirm_offset(offset)
 
     def tick(self, now_ms: int) -> None:
         """Releases what a pause that has ended kept; fails what waited too long. States queue
@@ -148,7 +204,7 @@ class WritePath:
             self.schedule_flush()
         if self.gate.is_master and self.store.max_phy_offset != self._told_end:
             self.end_turn()  # a full disk kept records of an earlier turn (R45)
-        if self._replicator is not None:
+        if not self._confirms_itself:
             self.confirmed(self.store.confirm_offset)
         self.acks.expire(now_ms, self._why_late)
 

@@ -2,8 +2,8 @@
 
 The rules in `rules.elect_policy` choose by what a command carries. Here is what they cannot know,
 since it is measured on this node's own clock (R8): how long a group has waited for its first
-election (R19), and what was last seen of the members of a set that an unclean election passes over
-(R44).
+election (R19), whether all had the time to report their logs before a suspect wins (R17), and what
+was last seen of the members of a set that an unclean election passes over (R44).
 
 An unclean election waits until the old master's lease is over (R7). That proves something of a
 master that needs other replicas: some member of the recorded set hears of the election, and
@@ -26,9 +26,11 @@ from batonmq.history.event import REASON_SIZE_MAX
 
 __all__ = [
     "STILL_ANSWERS",
+    "SUSPECT_WAITS",
     "LastHeard",
     "LastSeen",
     "cut_reason",
+    "elects_suspect",
     "last_seen",
     "passes_over",
     "when_first",
@@ -36,6 +38,11 @@ __all__ = [
 ]
 
 STILL_ANSWERS: Final = "the master still answers: an unclean election waits until its lease is over"
+
+SUSPECT_WAITS: Final = (
+    "only a replica that may lack confirmed messages could be elected, and this controller leads"
+    " only since a moment ago: another replica may report a longer log"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,18 @@ def cut_reason(command: ElectMaster, passed: Sequence[LastSeen]) -> str:
     known = ", ".join(f"broker {each.broker_id} ({each.when})" for each in passed)
     reason = f"{command.reason or 'an operator'}: later acks are cut of {known}"
     return reason[:REASON_SIZE_MAX]
+
+
+def elects_suspect(group: BrokerGroup, command: ElectMaster) -> bool:
+    """Whether a suspect would win though no operator named it (R17). `command` has its liveness."""
+    choice = choose_master(
+        group,
+        command.live,
+        asker=max(command.broker_id, NO_BROKER),
+        designate=command.designate,
+        confirm_floor=command.confirm_floor,
+    )
+    return choice.unclean
 
 
 def when_first(group: BrokerGroup, command: ElectMaster, joined_for_ms: int) -> ElectMaster | str:

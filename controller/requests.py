@@ -16,8 +16,10 @@ from msgspec.structs import replace
 from batonmq.controller.config import ControllerConfig, Peer, RuntimeConfig
 from batonmq.controller.elections import (
     STILL_ANSWERS,
+    SUSPECT_WAITS,
     LastSeen,
     cut_reason,
+    elects_suspect,
     passes_over,
     when_first,
     why_not_cut,
@@ -90,6 +92,8 @@ class LivenessView(Protocol):
     def joined_for_ms(self, broker_name: str, now_ms: int) -> int: ...
 
     def unclean_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
+
+    def suspect_wait_ms(self, broker_name: str, now_ms: int) -> int: ...
 
     def last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]: ...
 
@@ -255,12 +259,14 @@ class ControllerRequests:
         return command
 
     def _admitted(self, command: ElectMaster) -> ElectMaster | str:
-        """The command as it may be proposed now, or why it may not (R7, R19, R44)."""
+        """The command as it may be proposed now, or why it may not (R7, R17, R19, R44)."""
         name, now_ms = command.broker_name, boot_ms()
         group = self._log.state.group(name)
         if group is None:
             return command
         if not command.unclean or group.master_epoch == 0:
+            if self._liveness.suspect_wait_ms(name, now_ms) > 0 and elects_suspect(group, command):
+                return SUSPECT_WAITS
             return when_first(group, command, self._liveness.joined_for_ms(name, now_ms))
         if self._liveness.unclean_wait_ms(name, now_ms) > 0:
             return STILL_ANSWERS

@@ -1,4 +1,4 @@
-"""`python -m faults table|soak|list`: see the package."""
+"""`python -m faults table|clients|soak|list`: see the package."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import random
 import signal
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from faults.catalogue import BY_NAME, FAULTS
+from faults.clients import CLIENT_FAULTS, CLIENT_FAULTS_BY_NAME, ClientFault, run_clients
 from faults.harmless import FullLoad
 from faults.soak import run_soak
 from faults.table import run_table
@@ -19,12 +21,20 @@ def _progress(text: str) -> None:
     print(text, flush=True)
 
 
+def _client_names(text: str) -> list[ClientFault]:
+    return [CLIENT_FAULTS_BY_NAME[name] for name in _known(text, CLIENT_FAULTS_BY_NAME)]
+
+
 def _names(text: str) -> list[str]:
+    return _known(text, BY_NAME)
+
+
+def _known(text: str, allowed: Collection[str]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in BY_NAME]
+    unknown = [name for name in names if name not in allowed]
     if unknown or not names:
         raise argparse.ArgumentTypeError(
-            f"unknown fault {', '.join(unknown)}; allowed are {', '.join(BY_NAME)}"
+            f"unknown fault {', '.join(unknown)}; allowed are {', '.join(allowed)}"
         )
     return names
 
@@ -40,12 +50,25 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--json", type=Path, help="every trial, written after each fault")
     table.add_argument("--resume", action="store_true", help="keep what the JSON file has already")
     table.add_argument("--full-load-minutes", type=float, default=10.0, help="one trial of it")
+    clients = commands.add_parser("clients", help="what stock Java clients see of a fault")
+    clients.add_argument("--trials", type=int, default=10)
+    clients.add_argument("--only", type=_client_names, help="NAME,NAME,…")
+    clients.add_argument("--replicas", type=int, default=3)
+    clients.add_argument("--groups", type=int, default=1)
+    clients.add_argument("--no-replica-routes", action="store_true")
+    clients.add_argument("--log", type=Path, help="folder for logs")
     soak = commands.add_parser("soak", help="random faults for a long time")
     soak.add_argument("--minutes", type=float, default=60.0)
     for one in (table, soak):
         one.add_argument("--seed", type=int, default=None)
         one.add_argument("--log", type=Path, help="folder for logs, and for what fails")
     return parser
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
+    folder: Path = arguments.log or Path(tempfile.mkdtemp(prefix="batonmq-faults-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def main() -> int:
@@ -56,9 +79,18 @@ def main() -> int:
         return 0
     # SIGTERM ends it as ctrl-C does: processes and namespaces are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if arguments.command == "clients":
+        return run_clients(
+            arguments.only or CLIENT_FAULTS,
+            trials=arguments.trials,
+            replicas=arguments.replicas,
+            groups=arguments.groups,
+            replica_routes=not arguments.no_replica_routes,
+            folder=_folder(arguments),
+            progress=_progress,
+        )
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
-    folder = arguments.log or Path(tempfile.mkdtemp(prefix="batonmq-faults-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(arguments)
     if arguments.command == "soak":
         return run_soak(minutes=arguments.minutes, seed=seed, folder=folder, progress=_progress)
     FullLoad.last_for(arguments.full_load_minutes)

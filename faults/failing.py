@@ -23,10 +23,14 @@ BURN = "while True: pass"
 
 
 class Failing(Fault):
-    """One process fails while it goes on; `fail` says how."""
+    """One process fails while it goes on; `fail` says how.
+
+    `endures`: what it is that must not end the process, empty if it may.
+    """
 
     measure: ClassVar[Measure] = "gap"
     watch_s = 2.5
+    endures: ClassVar[str] = ""
 
     def inject(self, lab: Lab, rng: random.Random) -> InjectedFault:
         process = self.subject(lab, rng)
@@ -41,10 +45,35 @@ class Failing(Fault):
     def fail(self, process: Process, rng: random.Random) -> str:
         raise NotImplementedError
 
-    def heal(self, lab: Lab, injected: InjectedFault) -> None:
+    @staticmethod
+    def failing(lab: Lab, injected: InjectedFault) -> Process:
+        """The process that `inject` chose."""
         (process,) = (p for p in lab.cluster.processes if p.name == injected.notes["subject"])
+        return process
+
+    def heal(self, lab: Lab, injected: InjectedFault) -> None:
+        process = self.failing(lab, injected)
         injected.notes["ended"] = not process.runs
         process.make_sound()
+
+    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
+        if self.endures and injected.notes["ended"]:
+            return [Finding("ended", f"{self.endures} ended a process: {injected.notes}")]
+        return []
+
+
+class AtSlave(Failing):
+    """The same at a slave."""
+
+    def subject(self, lab: Lab, rng: random.Random) -> Process:
+        return lab.cluster.brokers[lab.slaves(rng)[0]]
+
+
+class AtAnyProcess(Failing):
+    """The same anywhere."""
+
+    def subject(self, lab: Lab, rng: random.Random) -> Process:
+        return rng.choice(lab.cluster.processes)
 
 
 class FullDiskMaster(Failing):
@@ -52,24 +81,17 @@ class FullDiskMaster(Failing):
 
     name = "full-disk-master"
     title = "the master's disk is full: longest gap between acks"
+    endures = "a full disk"
 
     def fail(self, process: Process, rng: random.Random) -> str:
         rules = "room * ENOSPC"
         process.fail_disk(rules)
         return rules
 
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
-        if injected.notes["ended"]:
-            return [Finding("ended", f"a full disk ended a broker: {injected.notes}")]
-        return []
 
-
-class FullDiskSlave(FullDiskMaster):
+class FullDiskSlave(AtSlave, FullDiskMaster):
     name = "full-disk-slave"
     title = "a slave's disk is full: longest gap between acks"
-
-    def subject(self, lab: Lab, rng: random.Random) -> Process:
-        return lab.cluster.brokers[lab.slaves(rng)[0]]
 
 
 class ErrorAtSyncMaster(Failing):
@@ -84,33 +106,23 @@ class ErrorAtSyncMaster(Failing):
         return rules
 
 
-class ErrorAtSyncSlave(ErrorAtSyncMaster):
+class ErrorAtSyncSlave(AtSlave, ErrorAtSyncMaster):
     name = "eio-sync-slave"
     title = "EIO at one fdatasync of a slave's log: longest gap between acks"
 
-    def subject(self, lab: Lab, rng: random.Random) -> Process:
-        return lab.cluster.brokers[lab.slaves(rng)[0]]
 
-
-class ClockJump(Failing):
+class ClockJump(AtAnyProcess):
     """R8: no deadline, no order and no deletion goes by the wall clock of one machine."""
 
     name = "clock-jump"
     title = "the wall clock of one process jumps, later back: longest gap between acks"
     elections = (0, 0)
-
-    def subject(self, lab: Lab, rng: random.Random) -> Process:
-        return rng.choice(lab.cluster.processes)
+    endures = "a clock that jumped"
 
     def fail(self, process: Process, rng: random.Random) -> str:
         jump = rng.choice((*JUMPS, _past_delete_when()))
         process.jump_clock(jump)
         return jump
-
-    def check(self, lab: Lab, injected: InjectedFault) -> list[Finding]:
-        if injected.notes["ended"]:
-            return [Finding("ended", f"a clock that jumped ended a process: {injected.notes}")]
-        return []
 
 
 def _past_delete_when() -> str:
@@ -120,7 +132,7 @@ def _past_delete_when() -> str:
     return f"+{EXPIRED_S + seconds % DAY_S}"
 
 
-class Starved(Failing):
+class Starved(AtAnyProcess):
     """One process comes last for the processors, and two others want all of them."""
 
     name = "starved"
@@ -128,9 +140,6 @@ class Starved(Failing):
 
     def __init__(self) -> None:
         self._burning: list[subprocess.Popen[bytes]] = []
-
-    def subject(self, lab: Lab, rng: random.Random) -> Process:
-        return rng.choice(lab.cluster.processes)
 
     def fail(self, process: Process, rng: random.Random) -> str:
         _set_nice(process, NICE_MAX)
@@ -142,7 +151,7 @@ class Starved(Failing):
         burning, self._burning = self._burning, []
         stop_all(burning)
         super().heal(lab, injected)
-        (process,) = (p for p in lab.cluster.processes if p.name == injected.notes["subject"])
+        process = self.failing(lab, injected)
         try:
             _set_nice(process, 0)
         except PermissionError:  # only root may: it is replaced

@@ -6,16 +6,15 @@ know too (flushDiskType, haSyncFlush, minInSyncReplicas, haListenPort, segment s
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from batonmq.ha.follower import SyncPolicy
-from batonmq.ha.master_core import MasterPolicy
 from batonmq.ha.slave_policy import SlavePolicy
 
-UNACKNOWLEDGED_MS: Final = 2_500
-"""TCP's limit for an HA connection: both ends send several times a second."""
+if TYPE_CHECKING:
+    from batonmq.ha.master_core import MasterPolicy
 
 
 class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -27,6 +26,10 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ha_max_time_slave_not_catchup: int = 15_000  # for slaves that do not answer heartbeats
     ha_flow_control_enable: bool = False
     max_ha_transfer_byte_in_second: int = 100 << 20
+    ha_master_address: str = ""  # outside controller mode; "": a name server knows it
+    ha_max_gap_not_in_sync: int = 256 << 20
+    ha_slave_fallbehind_max: int | None = None  # the same, as RocketMQ 4 called it
+    in_sync_replicas: int = 2  # SYNC_MASTER waits for one less; 1: for nobody
     sync_from_last_file: bool = False
     async_learner: bool = False
 
@@ -54,8 +57,27 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             )
         if self.ha_housekeeping_interval <= 2 * self.ha_send_heartbeat_interval:
             raise ValueError("haHousekeepingInterval must exceed two haSendHeartbeatInterval")
+        if self.in_sync_replicas < 1:
+            raise ValueError("inSyncReplicas is 1 or more: the master is one of them")
+        if self.gap_bytes < 1:
+            raise ValueError("haMaxGapNotInSync is in bytes, 1 or more")
+        host, colon, port = self.ha_master_address.rpartition(":")
+        if self.ha_master_address and not (host and colon and port.isdigit()):
+            raise ValueError(f"haMasterAddress is {self.ha_master_address!r}: host:port is allowed")
         if self.ha_transfer_window_size < self.ha_transfer_batch_size:
             raise ValueError("haTransferWindowSize must hold one haTransferBatchSize")
+
+    @property
+    def gap_bytes(self) -> int:
+        """A classic slave further behind counts for nothing."""
+        if self.ha_slave_fallbehind_max is not None:
+            return self.ha_slave_fallbehind_max
+        return self.ha_max_gap_not_in_sync
+
+    @property
+    def flow_bytes_per_s(self) -> int | None:
+        """How much may go to one slave in a second; None: as much as it takes."""
+        return self.max_ha_transfer_byte_in_second if self.ha_flow_control_enable else None
 
     def sync_policy(self, *, min_in_sync_replicas: int, sync_flush: bool) -> SyncPolicy:
         return SyncPolicy(
@@ -68,7 +90,9 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
     def master_policy(self, *, segment_size: int) -> MasterPolicy:
-        flow = self.max_ha_transfer_byte_in_second if self.ha_flow_control_enable else None
+        # Settings are read before a broker's endpoint listens; the core is loaded behind it.
+        from batonmq.ha.master_core import MasterPolicy
+
         return MasterPolicy(
             segment_size=segment_size,
             batch_bytes=self.ha_transfer_batch_size,
@@ -76,7 +100,7 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             heartbeat_ms=self.ha_send_heartbeat_interval,
             confirm_beat_ms=self.ha_confirm_beat_interval,
             housekeeping_ms=self.ha_housekeeping_interval,
-            flow_bytes_per_s=flow,
+            flow_bytes_per_s=self.flow_bytes_per_s,
         )
 
     def slave_policy(self, *, ha_sync_flush: bool) -> SlavePolicy:

@@ -1,14 +1,23 @@
 """What every HA connection needs, whatever its protocol.
 
-OpenLinks lets a closing service wait for its last socket. WaitingLinks keeps slaves that connect
-before the mastership has begun. ByteRate measures throughput.
+SlaveLink and MasterLink are its two ends; LinkTasks is what a slave awaits for one. OpenLinks lets a
+closing service wait for its last socket. WaitingLinks keeps slaves that connect before the
+mastership has begun. ByteRate measures throughput.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Generic, Protocol, TypeVar
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, Protocol, TypeVar, cast
 
+from batonmq.process.sockets import limit_unacknowledged_of
+
+log = logging.getLogger(__name__)
+
+UNACKNOWLEDGED_MS: Final = 2_500
+"""TCP's limit for an HA connection: a living peer's kernel acknowledges within milliseconds."""
 WAIT_S: Final = 0.5
 WAITING_MAX: Final = 64
 
@@ -110,3 +119,193 @@ class ByteRate:
             self._per_second = (total - self._total) * 1_000 // elapsed_ms
             self._since_ms, self._total = now_ms, total
         return self._per_second
+
+
+R = TypeVar("R")
+
+
+class MasterSide(Protocol[R]):
+    """What serves the slaves' connections: the shell of a mastership."""
+
+    def attach(self, link: SlaveLink[R]) -> None: ...
+
+    def received(self, link: SlaveLink[R], data: bytes) -> None: ...
+
+    def lost(self, link: SlaveLink[R]) -> None: ...
+
+
+class SlaveSide(Protocol[R]):
+    """What follows a master: it gets the events of its connection."""
+
+    def made(self, link: MasterLink[R]) -> None: ...
+
+    def received(self, link: MasterLink[R], data: memoryview) -> None: ...
+
+    def lost(self, link: MasterLink[R], reason: str) -> None: ...
+
+
+class SlaveLink(asyncio.Protocol, Generic[R]):
+    """One accepted HA connection. `attach` gives it to the acting master, or lets it wait for one
+    (`adopt`); bytes received meanwhile are kept."""
+
+    def __init__(
+        self,
+        connection_id: int,
+        attach: Callable[[SlaveLink[R]], None],
+        left: Callable[[SlaveLink[R]], None],
+        open_links: OpenLinks,
+        reader: R,
+        early_max: int,
+    ) -> None:
+        """`early_max`: how many bytes may come before `adopt`."""
+        self.connection_id = connection_id
+        self._open_links = open_links
+        self.address = "?"
+        self.rate = ByteRate()
+        self.reader = reader
+        self._early_max = early_max
+        self.transport: asyncio.Transport | None = None
+        self._attach = attach
+        self._left = left
+        self._shell: MasterSide[R] | None = None
+        self._early = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's.
+        transport = cast(asyncio.Transport, transport)
+        self._open_links.made()
+        peer = transport.get_extra_info("peername")
+        self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self.transport = transport
+        limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
+        self._attach(self)
+
+    def adopt(self, shell: MasterSide[R]) -> None:
+        """This replica is master now, or was already when the slave connected."""
+        self._shell = shell
+        shell.attach(self)
+        early, self._early = self._early, b""
+        if early:
+            shell.received(self, early)
+
+    def data_received(self, data: bytes) -> None:
+        if self._shell is not None:
+            self._shell.received(self, data)
+            return
+        # A slave sends its handshake and waits: more bytes than that are no handshake.
+        self._early += data
+        if len(self._early) > self._early_max:
+            self.end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open_links.lost()
+        self._left(self)
+        shell, self._shell, self.transport = self._shell, None, None
+        if shell is not None:
+            shell.lost(self)
+
+    def end(self) -> None:
+        """Closes the socket and releases all views of the log. No event of it follows."""
+        transport, self.transport, self._shell = self.transport, None, None
+        if transport is not None:
+            transport.abort()
+
+    def end_after_flush(self) -> None:
+        """Closes once the peer has received what was sent; `end` may still interrupt that."""
+        self._shell = None
+        if self.transport is not None:
+            self.transport.close()
+
+
+class MasterLink(asyncio.BufferedProtocol, Generic[R]):
+    """The connection to the master. Everything received is consumed before the next read."""
+
+    def __init__(
+        self, shell: SlaveSide[R], buffer: memoryview, open_links: OpenLinks, reader: R
+    ) -> None:
+        self._open_links = open_links
+        self._counted = False
+        self.reader = reader
+        self.transport: asyncio.Transport | None = None
+        self._shell: SlaveSide[R] | None = shell
+        self._buffer = buffer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's.
+        transport = cast(asyncio.Transport, transport)
+        self._open_links.made()
+        self._counted = True
+        self.transport = transport
+        limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
+        if self._shell is None:
+            transport.abort()
+        else:
+            self._shell.made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._shell is not None:
+            self._shell.received(self, self._buffer[:nbytes])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._count_lost()
+        shell, self._shell, self.transport = self._shell, None, None
+        if shell is not None:
+            shell.lost(self, str(exc) if exc is not None else "closed by the master")
+
+    def end(self) -> None:
+        transport, self.transport, self._shell = self.transport, None, None
+        if transport is not None:
+            transport.abort()
+
+    async def dial(self, loop: asyncio.AbstractEventLoop, address: str) -> bool:
+        """Connects to `host:port`; False if that failed."""
+        host, _, port = address.rpartition(":")
+        try:
+            await loop.create_connection(lambda: self, host.strip("[]"), int(port))
+        except asyncio.CancelledError:
+            self._dial_cancelled()
+            raise
+        except (OSError, ValueError) as error:
+            log.debug("ha_dial_failed address=%s reason=%s", address, error)
+            return False
+        return True
+
+    def _dial_cancelled(self) -> None:
+        """The dial was cancelled before it returned, perhaps after the connection was made.
+
+        uvloop then closes the transport without a `connection_lost`; what waits for the last
+        link must not wait for that.
+        """
+        self.end()
+        self._count_lost()
+
+    def _count_lost(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._open_links.lost()
+
+
+class LinkTasks:
+    """What a slave awaits for one connection: the dial, and answers about its master."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            await work
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """The connection ends. The task that calls this goes on to its own end."""
+        running = asyncio.current_task() if self._tasks else None
+        for task in self._tasks:
+            if task is not running:
+                task.cancel()

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import cast
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.ha.config import UNACKNOWLEDGED_MS
-from batonmq.ha.links import ByteRate, OpenLinks
+from batonmq.ha.links import SlaveLink
 from batonmq.ha.master_core import (
     CloseConnection,
     MasterCore,
@@ -24,8 +22,7 @@ from batonmq.ha.master_core import (
 )
 from batonmq.ha.ports import EpochList, HAListener, LogStore
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
-from batonmq.ha.wire import SLAVE_OPENING_SIZE_MAX, SlaveFrameReader
-from batonmq.process.sockets import limit_unacknowledged_of
+from batonmq.ha.wire import SlaveFrameReader
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.role_view import RoleView
@@ -36,73 +33,7 @@ _FLUSH_S = 1.0
 """How long a connection that we close may take to deliver what was sent on it before."""
 
 
-class SlaveLink(asyncio.Protocol):
-    """One accepted HA connection. `attach` gives it to the acting master, or lets it wait for one
-    (`adopt`); bytes received meanwhile are kept."""
-
-    def __init__(
-        self,
-        connection_id: int,
-        attach: Callable[[SlaveLink], None],
-        left: Callable[[SlaveLink], None],
-        open_links: OpenLinks,
-    ) -> None:
-        self.connection_id = connection_id
-        self._open_links = open_links
-        self.address = "?"
-        self.rate = ByteRate()
-        self.reader = SlaveFrameReader()
-        self.transport: asyncio.Transport | None = None
-        self._attach = attach
-        self._left = left
-        self._shell: MasterShell | None = None
-        self._early = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
-        transport = cast(asyncio.Transport, transport)
-        self._open_links.made()
-        peer = transport.get_extra_info("peername")
-        self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
-        self.transport = transport
-        limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
-        self._attach(self)
-
-    def adopt(self, shell: MasterShell) -> None:
-        """This replica is master now, or was already when the slave connected."""
-        self._shell = shell
-        shell.attach(self)
-        early, self._early = self._early, b""
-        if early:
-            shell.received(self, early)
-
-    def data_received(self, data: bytes) -> None:
-        if self._shell is not None:
-            self._shell.received(self, data)
-            return
-        # A slave sends its handshake and waits: more bytes than that are no handshake.
-        self._early += data
-        if len(self._early) > SLAVE_OPENING_SIZE_MAX:
-            self.end()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._open_links.lost()
-        self._left(self)
-        shell, self._shell, self.transport = self._shell, None, None
-        if shell is not None:
-            shell.lost(self)
-
-    def end(self) -> None:
-        """Closes the socket and releases all views of the log. No event of it follows."""
-        transport, self.transport, self._shell = self.transport, None, None
-        if transport is not None:
-            transport.abort()
-
-    def end_after_flush(self) -> None:
-        """Closes once the peer has received what was sent; `end` may still interrupt that."""
-        self._shell = None
-        if self.transport is not None:
-            self.transport.close()
+AutoSwitchLink = SlaveLink[SlaveFrameReader]
 
 
 class MasterShell:
@@ -120,8 +51,8 @@ class MasterShell:
         self._listener = listener
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
-        self._links: dict[int, SlaveLink] = {}
-        self._leaving: set[SlaveLink] = set()
+        self._links: dict[int, AutoSwitchLink] = {}
+        self._leaving: set[AutoSwitchLink] = set()
         self._reported = ""
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
@@ -144,11 +75,11 @@ class MasterShell:
         for link in links:
             link.end()
 
-    def attach(self, link: SlaveLink) -> None:
+    def attach(self, link: AutoSwitchLink) -> None:
         self._links[link.connection_id] = link
         self.core.connection_opened(link.connection_id, link.address, self._now_ms())
 
-    def received(self, link: SlaveLink, data: bytes) -> None:
+    def received(self, link: AutoSwitchLink, data: bytes) -> None:
         try:
             handshake, acks = link.reader.feed(data)
         except RemoteProtocolError as error:
@@ -178,7 +109,7 @@ class MasterShell:
         if acks:
             self.perform(self.core.acks_received(link.connection_id, acks, now_ms))
 
-    def lost(self, link: SlaveLink) -> None:
+    def lost(self, link: AutoSwitchLink) -> None:
         if self._links.pop(link.connection_id, None) is not None:
             log.info("ha_slave_lost address=%s", link.address)
             self.perform(self.core.connection_closed(link.connection_id, self._now_ms()))
@@ -287,13 +218,13 @@ class MasterShell:
             else:
                 link.end()
 
-    def _end_after_flush(self, link: SlaveLink) -> None:
+    def _end_after_flush(self, link: AutoSwitchLink) -> None:
         """The peer should receive our last frame (R27), within a second."""
         self._leaving.add(link)
         link.end_after_flush()
         self._loop.call_later(_FLUSH_S, self._cut_off, link)
 
-    def _cut_off(self, link: SlaveLink) -> None:
+    def _cut_off(self, link: AutoSwitchLink) -> None:
         self._leaving.discard(link)
         link.end()
 

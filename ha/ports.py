@@ -45,6 +45,9 @@ class LogBytes(Protocol):
 class ReplicaLog(Protocol):
     """`SlaveLog`: what only a replica does to its log."""
 
+    @property
+    def whole_end(self) -> int: ...
+
     def append_replicated(self, offset: int, data: memoryview | bytes) -> int: ...
 
     def truncate_to(
@@ -127,3 +130,22 @@ class HAListener(Protocol):
 
     def on_fatal(self, exc: BaseException) -> None:
         """The log or the epoch file can no longer be written: the process must stop."""
+
+
+class ClassicListener(Protocol):
+    """The events for a broker outside controller mode, under the same rules."""
+
+    def on_acknowledged(self, offset: int) -> None:
+        """As master: as many slaves as are needed have all below `offset`."""
+
+    def on_slaves_missing(self, wanted: int, present: int) -> None:
+        """As master: no write can be acknowledged now."""
+
+    def on_diverged(self, reason: str) -> None:
+        """As slave: cannot follow until an operator has acted."""
+
+    def on_master_lost(self) -> None:
+        """As slave: the connection ended; the address may be another now."""
+
+    def on_fatal(self, exc: BaseException) -> None:
+        """The log can no longer be written: the process must stop."""

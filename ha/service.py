@@ -14,15 +14,15 @@ import logging
 from collections.abc import Callable
 
 from batonmq.ha.config import HAConfig
-from batonmq.ha.links import OpenLinks, WaitingLinks
+from batonmq.ha.links import OpenLinks, SlaveLink, WaitingLinks
 from batonmq.ha.master_core import MasterCore
-from batonmq.ha.master_shell import MasterShell, SlaveLink, append_epoch
+from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
 from batonmq.ha.ports import HAListener, LogStore
 from batonmq.ha.proof import Registrations
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_shell import ProvePeer, SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
-from batonmq.ha.wire import HAIdentity
+from batonmq.ha.wire import SLAVE_OPENING_SIZE_MAX, HAIdentity, SlaveFrameReader
 from batonmq.process.clock import boot_ms
 from batonmq.process.sockets import listening_as
 from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
@@ -67,7 +67,7 @@ class AutoSwitchHAService:
         self._tables_epoch = -1
         self._links_made = 0
         self._open_links = OpenLinks()
-        self._waiting_links: WaitingLinks[SlaveLink] = WaitingLinks()
+        self._waiting_links: WaitingLinks[AutoSwitchLink] = WaitingLinks()
         self.port = 0
 
     # -- start and stop
@@ -263,13 +263,18 @@ class AutoSwitchHAService:
 
     # -- inside
 
-    def _new_link(self) -> SlaveLink:
+    def _new_link(self) -> AutoSwitchLink:
         self._links_made += 1
         return SlaveLink(
-            self._links_made, self._attach, self._waiting_links.remove, self._open_links
+            self._links_made,
+            self._attach,
+            self._waiting_links.remove,
+            self._open_links,
+            SlaveFrameReader(),
+            SLAVE_OPENING_SIZE_MAX,
         )
 
-    def _attach(self, link: SlaveLink) -> None:
+    def _attach(self, link: AutoSwitchLink) -> None:
         if self._master is not None:
             link.adopt(self._master)
         else:

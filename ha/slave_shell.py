@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import cast
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.ha.config import UNACKNOWLEDGED_MS
-from batonmq.ha.links import ByteRate, OpenLinks
+from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks
 from batonmq.ha.ports import HAListener, LogStore
 from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.slave_core import SlaveCore
@@ -38,7 +36,6 @@ from batonmq.ha.truncation import LocalLog
 from batonmq.ha.wire import MasterFrameReader, MasterHandshake, TransferHeader
 from batonmq.process import disk
 from batonmq.process.clock import wall_ms
-from batonmq.process.sockets import limit_unacknowledged_of
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 from batonmq.protocol.role_view import RoleView
@@ -64,60 +61,41 @@ def local_log(store: LogStore) -> LocalLog:
     )
 
 
-class MasterLink(asyncio.BufferedProtocol):
-    """The connection to the master. Everything received is consumed before the next read."""
+class ReceivedPieces:
+    """What was received in a row and is not in the log yet; it goes there with one write."""
 
-    def __init__(self, shell: SlaveShell, buffer: memoryview, open_links: OpenLinks) -> None:
-        self._open_links = open_links
-        self._counted = False
-        self.reader = MasterFrameReader()
-        self.transport: asyncio.Transport | None = None
-        self._shell: SlaveShell | None = shell
-        self._buffer = buffer
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._parts: list[memoryview] = []
+        self._offset = 0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
-        transport = cast(asyncio.Transport, transport)
-        self._open_links.made()
-        self._counted = True
-        self.transport = transport
-        limit_unacknowledged_of(transport, UNACKNOWLEDGED_MS)
-        if self._shell is None:
-            transport.abort()
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def add(self, piece: AppendLog) -> None:
+        if not self._parts:
+            self._offset = piece.offset
+        self._parts.append(piece.data)
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def write(self) -> bool:
+        """Whether there was anything. Small pieces are joined first. Raises what
+        `append_replicated` raises."""
+        parts, self._parts = self._parts, []
+        if not parts:
+            return False
+        offset = self._offset
+        if len(parts) > 1 and sum(map(len, parts)) < _JOIN_BELOW * len(parts):
+            self._store.slave_log.append_replicated(offset, b"".join(parts))
         else:
-            self._shell.made(self)
+            for part in parts:
+                offset = self._store.slave_log.append_replicated(offset, part)
+        return True
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
 
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._shell is not None:
-            self._shell.received(self, self._buffer[:nbytes])
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._count_lost()
-        shell, self._shell, self.transport = self._shell, None, None
-        if shell is not None:
-            shell.lost(self, str(exc) if exc is not None else "closed by the master")
-
-    def end(self) -> None:
-        transport, self.transport, self._shell = self.transport, None, None
-        if transport is not None:
-            transport.abort()
-
-    def dial_cancelled(self) -> None:
-        """The dial was cancelled before it returned, perhaps after the connection was made.
-
-        uvloop then closes the transport without a `connection_lost`; what waits for the last
-        link must not wait for that.
-        """
-        self.end()
-        self._count_lost()
-
-    def _count_lost(self) -> None:
-        if self._counted:
-            self._counted = False
-            self._open_links.lost()
+AutoSwitchLink = MasterLink[MasterFrameReader]
 
 
 class SlaveShell:
@@ -141,13 +119,12 @@ class SlaveShell:
         self._prove_master = prove_master
         self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(_BUFFER_SIZE))
-        self._link: MasterLink | None = None
-        self._dialled: MasterLink | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._link: AutoSwitchLink | None = None
+        self._dialled: AutoSwitchLink | None = None
+        self._tasks = LinkTasks(self._loop)
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
-        self._parts: list[memoryview] = []
-        self._parts_offset = 0
+        self._pieces = ReceivedPieces(store)
         self._turn_scheduled = False
         self._may_be_suspect = True
         self._diverged = ""
@@ -179,17 +156,16 @@ class SlaveShell:
         self._run(self.core.stop())
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
-    def made(self, link: MasterLink) -> None:
+    def made(self, link: AutoSwitchLink) -> None:
         if link is not self._dialled:
             link.end()  # cancelled while its connection was being made
             return
         self._link = link
         self._run(self.core.connected(local_log(self._store), self._now_ms()))
 
-    def lost(self, link: MasterLink, reason: str) -> None:
+    def lost(self, link: AutoSwitchLink, reason: str) -> None:
         if link is self._link:
             log.info(
                 "ha_master_lost address=%s reason=%s", self.core.view.master_ha_address, reason
@@ -197,7 +173,7 @@ class SlaveShell:
             self._link = None
             self._run(self.core.disconnected(self._now_ms()))
 
-    def received(self, link: MasterLink, data: memoryview) -> None:
+    def received(self, link: AutoSwitchLink, data: memoryview) -> None:
         core = self.core
         now_ms = self._now_ms()
         core.silence.read_ms = now_ms  # a part of a frame counts, too
@@ -214,16 +190,16 @@ class SlaveShell:
                     self._perform(effects)
                     if link is not self._link:
                         break
-            self._write_parts()
+            self._write_pieces()
         except RemoteProtocolError as error:
-            self._parts.clear()
+            self._pieces.clear()
             self._hang_up(str(error))
             core.disconnected(now_ms)
         except CorruptLogError as error:
-            self._parts.clear()
+            self._pieces.clear()
             self._refuse_record(error)
         except (OSError, BatonError) as error:
-            self._parts.clear()
+            self._pieces.clear()
             self._store_failed(error)
         if len(data) == _BUFFER_SIZE:
             core.log.read_filled(now_ms)
@@ -258,21 +234,19 @@ class SlaveShell:
         """Performs effects outside a read, and handles the errors of the store."""
         try:
             self._perform(effects)
-            self._write_parts()
+            self._write_pieces()
         except (OSError, BatonError) as error:
-            self._parts.clear()
+            self._pieces.clear()
             self._store_failed(error)
         self._arm()
 
     def _perform(self, effects: Iterable[SlaveEffect]) -> None:
         for effect in effects:
             if type(effect) is AppendLog:
-                if not self._parts:
-                    self._parts_offset = effect.offset
-                self._parts.append(effect.data)
+                self._pieces.add(effect)
                 continue
-            if self._parts:
-                self._write_parts()
+            if self._pieces:
+                self._write_pieces()
             if type(effect) is SendToMaster:
                 link = self._link
                 # R37: a log that failed vouches for nothing, however far it seems to reach.
@@ -287,7 +261,7 @@ class SlaveShell:
     def _perform_rarely(self, effect: SlaveEffect) -> None:
         match effect:
             case Dial(address):
-                self._spawn(self._dial(address))
+                self._tasks.spawn(self._dial(address))
             case Hangup(reason):
                 self._hang_up(reason)
             case AppendEpoch(epoch, start):
@@ -304,7 +278,7 @@ class SlaveShell:
             case FlushTo():
                 self._store.background.request_flush()
             case ProveMaster(view):
-                self._spawn(self._prove(view))
+                self._tasks.spawn(self._prove(view))
             case Following(offset):
                 self._diverged = ""
                 log.info(
@@ -319,19 +293,9 @@ class SlaveShell:
             case _:
                 raise AssertionError(f"no way to perform {effect}")
 
-    def _write_parts(self) -> None:
-        """One write for what was received in a row; small pieces are joined first."""
-        parts = self._parts
-        if not parts:
-            return
-        self._parts = []
-        offset = self._parts_offset
-        if len(parts) > 1 and sum(map(len, parts)) < _JOIN_BELOW * len(parts):
-            self._store.slave_log.append_replicated(offset, b"".join(parts))
-        else:
-            for part in parts:
-                offset = self._store.slave_log.append_replicated(offset, part)
-        self._cannot_append = ""
+    def _write_pieces(self) -> None:
+        if self._pieces.write():
+            self._cannot_append = ""
 
     def _truncate(self, from_offset: int, offset: int, *, unclean: bool) -> None:
         log.warning(
@@ -365,8 +329,7 @@ class SlaveShell:
         link, self._link, self._dialled = self._link, None, None
         if link is not None:
             link.end()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     def _store_failed(self, error: Exception) -> None:
         """A full disk may get space again; any other failed write ends this side and the process
@@ -386,24 +349,9 @@ class SlaveShell:
 
     # -- tasks and timer
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        task = self._loop.create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _dial(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        link = self._dialled = MasterLink(self, self._buffer, self._open_links)
-        try:
-            await self._loop.create_connection(lambda: link, host.strip("[]"), int(port))
-        except asyncio.CancelledError:
-            link.dial_cancelled()
-            raise
-        except (OSError, ValueError) as error:
-            log.debug("ha_dial_failed address=%s reason=%s", address, error)
+        link = self._dialled = MasterLink(self, self._buffer, self._open_links, MasterFrameReader())
+        if not await link.dial(self._loop, address):
             self._run(self.core.disconnected(self._now_ms()))
 
     async def _prove(self, view: RoleView) -> None:

@@ -76,10 +76,10 @@ def judge_log(
         )
     point = consistent_point(own.entries, own.max_offset, master.entries, master.max_offset)
     if point == NO_CONSISTENT_POINT:
-        if master.entries and master.entries[0].start_offset > own.max_offset and not member:
+        if not member and _is_before_history(own, master):
             return BeginAnew(
-                f"our log ends at {own.max_offset}, the master's history begins at "
-                f"{master.entries[0].start_offset}"
+                f"our log ends at {own.max_offset}, confirmed up to {own.confirm_offset}, the "
+                f"master's history begins at {master.entries[0].start_offset}"
             )
         if not member and _dropped_by(unclean_epoch, own, master):
             return BeginAnew(
@@ -105,6 +105,17 @@ def judge_log(
             "move this store aside and restart"
         )
     return CutTo(point, unclean)
+
+
+def _is_before_history(own: LocalLog, master: MasterHandshake) -> bool:
+    """Whether what the group confirmed of our log is expired at the master, with its epochs. Bytes
+    behind that, of an older epoch than any that it has, were never confirmed."""
+    if not master.entries:
+        return False
+    first = master.entries[0]
+    if first.start_offset >= own.max_offset:
+        return True
+    return own.last_epoch < first.epoch and own.confirm_offset <= first.start_offset > 0
 
 
 def _dropped_by(unclean_epoch: int, own: LocalLog, master: MasterHandshake) -> bool:

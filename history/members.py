@@ -56,6 +56,8 @@ class Group:
     controllers_started_ms: int = 0
     started_ms: int = 0
     begun: int = 0
+    looks_at: int = 0
+    """How many stories may be open before the next look for finished ones."""
 
     def begin(self, kind: str, event: HistoryEvent) -> Story:
         self.begun += 1
@@ -68,11 +70,15 @@ class Group:
         """Removes an open story whose steps went to another one."""
         self.open = [each for each in self.open if each is not story]
 
-    def take_finished(self) -> list[Story]:
-        """Removes the stories that no event can continue, and returns them."""
+    def take_finished(self, patience: int) -> list[Story]:
+        """Removes stories that no event can continue, and returns them; not before there can be
+        more than `patience`."""
+        if len(self.open) < self.looks_at:
+            return []
         while len(self.elections) > ELECTIONS_KEPT:
             del self.elections[next(iter(self.elections))]
         held = set(map(id, self._held()))
+        self.looks_at = len(held) + patience + 1 if patience else 0
         if len(held) == len(self.open):
             return []
         finished = [story for story in self.open if id(story) not in held]

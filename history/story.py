@@ -19,6 +19,7 @@ CHAIN: Final = (
     "opened", "first ack",
 )  # fmt: skip
 """Steps that a change of master has; each can be once in a story."""
+_RANKS: Final = {name: rank for rank, name in enumerate(CHAIN)}
 _LEADERS: Final = ("committed", "pushed")
 CAUSAL: Final = tuple(name for name in CHAIN if name not in _LEADERS)
 """Those that follow from one another. A broker may have received from another controller, a little
@@ -100,16 +101,26 @@ class Story:
     """The new master changed its set or drained: it served, though its reports may be missing."""
     next: Story | None = field(default=None, repr=False)
     """The next election of the group, or its loss of the master."""
+    _times: dict[str, int] = field(default_factory=dict, repr=False)
 
     def add(self, name: str, time_ms: int, clock: str, text: str, broker_id: int = 0) -> None:
         """A step that has a time; of a step of the chain the first one counts."""
-        if time_ms <= 0 or (name in CHAIN and self.time_of(name)):
+        if time_ms <= 0 or (name in _RANKS and name in self._times):
             return
-        self.steps.append(Step(name, time_ms, clock, text, broker_id))
+        self._take(Step(name, time_ms, clock, text, broker_id))
+
+    def absorb(self, other: Story) -> None:
+        """The steps of a story that turned out to be a part of this one."""
+        for step in other.steps:
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        self.steps.append(step)
+        self._times.setdefault(step.name, step.time_ms)
 
     def time_of(self, name: str) -> int:
         """The time of that step, 0 if there is none."""
-        return next((step.time_ms for step in self.steps if step.name == name), 0)
+        return self._times.get(name, 0)
 
     @property
     def detected_ms(self) -> int:
@@ -153,7 +164,7 @@ class Story:
         """The causal steps in their order, and the others where their times put them."""
         causal = [step for step in self.steps if step.name in CAUSAL]
         beside = [step for step in self.steps if step.name not in CAUSAL]
-        causal.sort(key=lambda step: CAUSAL.index(step.name))
+        causal.sort(key=lambda step: _RANKS[step.name])
         beside.sort(key=lambda step: step.time_ms)
         ordered: list[Step] = []
         next_beside = 0
@@ -206,8 +217,12 @@ class Story:
         None while there is no end, or where steps are out of order. The silence of a hung master
         before the first sign is `silent_ms`.
         """
+        return self.outage_ms(self.out_of_order())
+
+    def outage_ms(self, wrong: Mapping[int, str]) -> int | None:
+        """`unavailable_ms`, with the result of `out_of_order`."""
         end_ms = self.served_ms
-        if not self.is_election or self.overtaken or not end_ms or self.out_of_order():
+        if not self.is_election or self.overtaken or not end_ms or wrong:
             return None
         span_ms = end_ms - self.start_ms
         return span_ms if span_ms >= 0 else None

@@ -59,19 +59,25 @@ class Reply:
 
 
 def encode(
-    code: int, ext: Mapping[str, object], opaque: int, body: bytes = b"", flag: int = 0
+    code: int,
+    ext: Mapping[str, object],
+    opaque: int,
+    body: bytes = b"",
+    flag: int = 0,
+    *,
+    language: str = "PYTHON",
 ) -> bytes:
     """A whole request frame with a JSON header.
 
-    It calls itself Python: a slave passes the sends of other clients on to the master, and who
-    answered would not be who acknowledged.
+    It calls itself Python unless told otherwise: a slave passes the sends of other clients on to
+    the master, and who answered would not be who acknowledged.
     """
     header = json.dumps(
         {
             "code": code,
             "extFields": {key: str(value) for key, value in ext.items()},
             "flag": flag,
-            "language": "PYTHON",
+            "language": language,
             "opaque": opaque,
             "serializeTypeCurrentRPC": "JSON",
             "version": VERSION,

@@ -15,11 +15,11 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from lab.processes import ROOT, spawn_talking, stop_all, tail
+from lab.processes import ROOT, spawn, spawn_talking, stop_all, tail
 
 PEER_VERSION: Final = "5.3.3"
 POM: Final = ROOT / "lab" / "pom.xml"
@@ -36,6 +36,8 @@ JVM_OPENINGS: Final = (
 )
 # Short-lived programs: the first compiler alone starts fastest and leaves the brokers their cores.
 SMALL_JVM: Final = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+BROKER_MAIN: Final = "org.apache.rocketmq.broker.BrokerStartup"
+NAMESRV_MAIN: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
 T = TypeVar("T")
 
 
@@ -115,6 +117,20 @@ def _run(argv: list[str]) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise JavaError(f"{argv[0]} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+def start_server(
+    main: str, settings: Mapping[str, object], home: Path, heap: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    """A server of RocketMQ with a configuration file and a home folder of its own, which gets its
+    logs and what it prints (`process.log`)."""
+    home.mkdir(parents=True, exist_ok=True)
+    config = home / "server.conf"
+    config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    homes = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
+    classpath = f"{home}{os.pathsep}{LIB}/*"
+    argv = ["java", *heap, *homes, *JVM_OPENINGS, "-cp", classpath, main, "-c", str(config)]
+    return spawn(argv, home / "process.log", cwd=home)
 
 
 class JavaProgram:

@@ -37,7 +37,12 @@ FAMILIES: dict[str, dict[str, str]] = {
         "queryMsgById": "message",
         "queryMsgByKey": "message",
     },
-    "Consumers": {"consumerProgress": "consumer"},
+    "Consumers": {
+        "consumerProgress": "consumer",
+        "consumerConnection": "consumer",
+        "resetOffset": "consumer",
+        "skip": "consumer",
+    },
     "Replication": {
         "getSyncStateSet": "ha",
         "haStatus": "ha",

@@ -108,6 +108,7 @@ class NamesrvEndpoint:
             heartbeat_timeout_ms=request.get_int("heartbeatTimeoutMillis", 0) or None,
             enable_acting_master=None if acting is None else acting.lower() == "true",
             zone_name=request.ext.get("__ZONE_NAME"),
+            is_partial=request.get_bool("batonPartial"),
         )
         try:
             body = RegisterBrokerBody.decode_wire(request.body, request.version)

@@ -47,6 +47,8 @@ class BrokerRegistration:
     heartbeat_timeout_ms: int | None = None
     enable_acting_master: bool | None = None
     zone_name: str | None = None
+    is_partial: bool = False
+    """It names only topics that changed; the others are as they were."""
 
 
 class Outcome(enum.Enum):
@@ -202,7 +204,8 @@ class RouteInfoManager:
     ) -> None:
         name = registration.broker_name
         changed = self.is_changed(registration.cluster_name, registration.broker_addr, version)
-        if changed and self.delete_topic_with_broker_registration:
+        deletes = self.delete_topic_with_broker_registration and not registration.is_partial
+        if changed and deletes:
             self._topics.remove_group(name, but=topics)
         acting = registration.broker_id != MASTER_ID and group.enable_acting_master
         for topic, config in topics.items():

@@ -32,6 +32,16 @@ mkdir = os.mkdir
 listdir = os.listdir
 
 
+def syncfs(fd: int) -> None:
+    """All that was written to the file system of `fd` so far is durable on return. Since Linux 5.8
+    it raises what a write-back there has met, be it of another process."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 def read_bytes(path: Path) -> bytes:
     """A whole file."""
     return path.read_bytes()
@@ -84,6 +94,7 @@ CALLS = (
     "posix_fallocate",
     "fsync",
     "fdatasync",
+    "syncfs",
     "link",
     "rename",
     "replace",

@@ -7,7 +7,7 @@ leaves the old or the new content under the name, never a mixture and never noth
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -17,8 +17,13 @@ from batonmq.process import disk
 T = TypeVar("T")
 
 BACKUP_SUFFIX = ".bak"
+#: Of file systems: holes begin and end at multiples of it.
+BLOCK_SIZE = 4096
 _TEMP_SUFFIX = ".tmp"
 _ZERO_BYTES = 1 << 16
+_START_BYTES = 1 << 16
+_ZEROS = bytes(1 << 20)
+_SYNCED_ONE_BY_ONE = 32
 
 
 def backup_path(path: Path) -> Path:
@@ -45,21 +50,35 @@ def zero_range(fd: int, begin: int, end: int) -> bool:
     True if anything was written; the caller syncs.
     """
     changed = False
+    room = BLOCK_SIZE - begin % BLOCK_SIZE  # mostly a hole begins there
     while begin < end:
-        chunk = disk.pread(fd, min(_ZERO_BYTES, end - begin), begin)
+        chunk = disk.pread(fd, min(room, end - begin), begin)
+        room = _ZERO_BYTES
         if not chunk:
             break
-        if chunk.count(0) != len(chunk):
+        if not is_zero(chunk):
             write_all(fd, bytes(len(chunk)), begin)
             changed = True
-        begin += len(chunk)
-        try:
-            begin = max(begin, os.lseek(fd, begin, os.SEEK_DATA))
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
+        next_begin = next_data(fd, begin + len(chunk))
+        if next_begin is None:
             break
+        begin = next_begin
     return changed
+
+
+def is_zero(data: bytes) -> bool:
+    """Whether all bytes are 0; at most 1 MiB at a time is quick."""
+    return data == _ZEROS[: len(data)] if len(data) <= len(_ZEROS) else not any(data)
+
+
+def next_data(fd: int, position: int) -> int | None:
+    """Where the first byte at or behind `position` is that is in no hole; None if none is."""
+    try:
+        return os.lseek(fd, position, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return None
 
 
 def sync_directory(directory: Path) -> None:
@@ -82,6 +101,22 @@ def sync_file(path: Path) -> None:
         return
     try:
         disk.fdatasync(fd)
+    finally:
+        disk.close(fd)
+
+
+def sync_below(folder: Path, paths: Sequence[Path]) -> None:
+    """`sync_file` of each of `paths`, which lie in `folder`; any thread may call this.
+
+    Many cost one sync of their file system: a small one of each waits for the disk as often.
+    """
+    if len(paths) <= _SYNCED_ONE_BY_ONE:
+        for path in paths:
+            sync_file(path)
+        return
+    fd = disk.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        disk.syncfs(fd)
     finally:
         disk.close(fd)
 
@@ -141,6 +176,26 @@ def show_file(path: Path, text: str) -> None:
     temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
     temp.write_text(text)
     disk.replace(temp, path)
+
+
+def why_no_room(root: Path) -> str:
+    """Why the small files that a start writes would find no room in the folder `root`, empty if
+    they would. Raises OSError for other reasons."""
+    trial = root / ".room"
+    try:
+        disk.makedirs(root)
+        fd = disk.open(trial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            write_all(fd, bytes(_START_BYTES), 0)
+        finally:
+            disk.close(fd)
+    except OSError as error:
+        if not disk.is_full(error):
+            raise
+        return f"{root}: {error.strerror}"
+    finally:
+        disk.remove(trial)
+    return ""
 
 
 def remove_file(path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 PACKAGES: Final = {
     "server": {
         "cryptography": "cryptography",
+        "lark": "lark",
         "numpy": "numpy",
         "pysyncobj": "pysyncobj",
         "yaml": "pyyaml",

@@ -24,6 +24,7 @@ import uvloop
 
 from batonmq.process.durable_file import show_file
 from batonmq.process.fault_points import FaultRuleError, install_fault_points
+from batonmq.process.service_manager import manager_of_this_process
 from batonmq.process.settings import load_settings
 from batonmq.protocol.errors import BatonError, ConfigError
 
@@ -40,6 +41,7 @@ class ServerMain:
         self.sections = sections
         self._stop = asyncio.Event()
         self.failure: BaseException | None = None
+        self.manager = manager_of_this_process()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -51,9 +53,18 @@ class ServerMain:
             self.failure = exc
         self._stop.set()
 
+    def serving(self) -> None:
+        """The service manager learns that this process answers; its loop is watched from now on.
+        What the start has loaded stays until the end: the garbage collector need not scan it again,
+        which takes 20 ms with 10,000 queues."""
+        gc.freeze()
+        self.manager.serving()
+
     async def stopped(self) -> None:
-        """Waits for a signal or a failure."""
+        """Waits for a signal or a failure. Who calls it serves."""
+        self.serving()
         await self._stop.wait()
+        self.manager.stopping()
 
 
 def _ends_on_a_broken_invariant(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -110,18 +121,24 @@ def run_server(name: str, sections: Mapping[str, type[msgspec.Struct]], serve: S
 
 async def _run(name: str, sections: Mapping[str, Any], serve: Serve) -> int:
     main = ServerMain(sections)
-    # What the start made stays until the end: the garbage collector need not scan it again.
-    gc.collect()
-    gc.freeze()
+    keep_what_is_loaded()
     try:
         await serve(main)
     except (BatonError, OSError, ValueError) as exc:
         print(f"{name}: {_reason(exc)}", file=sys.stderr)
         return 1
+    finally:
+        main.manager.close()
     if main.failure is not None:
         print(f"{name}: stopped: {_reason(main.failure)}", file=sys.stderr)
         return 1
     return 0
+
+
+def keep_what_is_loaded() -> None:
+    """What the start made stays until the end: the garbage collector need not scan it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _reason(exc: BaseException) -> str:

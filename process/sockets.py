@@ -36,6 +36,11 @@ def keep_alive(sock: socket.socket, *, every_s: int, failures: int) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, failures)
 
 
+def name_senders(sock: socket.socket) -> None:
+    """The kernel names the process that sent each datagram of a Unix socket (SCM_CREDENTIALS)."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+
+
 def check_port_free(host: str, port: int) -> None:
     """Raises OSError (EADDRINUSE, EACCES, ...) if this process could not listen there."""
     family, kind, proto, _, address = socket.getaddrinfo(

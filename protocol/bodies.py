@@ -4,7 +4,7 @@
 `remoting.protocol.route`, `.body`, `.heartbeat`, `.admin`, and `common.TopicConfig`.
 """
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -149,6 +149,12 @@ class SubscriptionGroupConfig(Body):
     which_broker_when_consume_slowly: int = 1
 
 
+class SubscriptionGroupList(Body):
+    """Body of 225."""
+
+    group_config_list: list[SubscriptionGroupConfig] = msgspec.field(default_factory=list)
+
+
 class SubscriptionGroupWrapper(Body):
     data_version: DataVersion = DataVersion()
     forbidden_table: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
@@ -209,6 +215,24 @@ class ResetOffsetBody(QueueKeyedBody):
     offset_table: dict[MessageQueue, int] = msgspec.field(default_factory=dict)
 
 
+class GetConsumerStatusBody(QueueKeyedBody):
+    """Answer of a consumer to 221: the offsets that it has stored."""
+
+    QUEUE_MAP: ClassVar[str] = "messageQueueTable"
+
+    message_queue_table: dict[MessageQueue, int] = msgspec.field(default_factory=dict)
+
+
+class ConsumeMessageDirectlyResult(Body):
+    """Answer of a consumer to 309."""
+
+    auto_commit: bool = True
+    consume_result: str = "CR_SUCCESS"
+    order: bool = False
+    remark: str | None = None
+    spent_time_mills: int = 0
+
+
 class GroupList(Body):
     group_list: list[str] = msgspec.field(default_factory=list)
 
@@ -224,6 +248,10 @@ CLUSTERING: Final = "CLUSTERING"
 FROM_LAST_OFFSET: Final = "CONSUME_FROM_LAST_OFFSET"
 FROM_FIRST_OFFSET: Final = "CONSUME_FROM_FIRST_OFFSET"
 FROM_TIMESTAMP: Final = "CONSUME_FROM_TIMESTAMP"
+
+
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
 
 
 class SubscriptionData(Body):

@@ -29,6 +29,10 @@ MASTER_EPOCH_HINT = "batonMasterEpoch"
 # masterEpoch that the member knows and the client.
 RELAY_FIELD = "batonRelay"
 
+# extField of a pull that this project's client sends to a slave on purpose, since the master
+# suggested it: the slave answers what it can and sends the rest back.
+READ_REPLICA_FIELD = "batonReadReplica"
+
 
 class RequestCode(IntEnum):
     SEND_MESSAGE = 10
@@ -86,6 +90,7 @@ class RequestCode(IntEnum):
     INVOKE_BROKER_TO_RESET_OFFSET = 222
     INVOKE_BROKER_TO_GET_CONSUMER_STATUS = 223
     GET_TOPICS_BY_CLUSTER = 224
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST = 225
     QUERY_TOPIC_CONSUME_BY_WHO = 300
     QUERY_CONSUME_TIME_SPAN = 303
     GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
@@ -129,6 +134,8 @@ class RequestCode(IntEnum):
     CONTROLLER_GET_SYNC_STATE_DATA = 1006
     # Ours, far from Java's: an operator trusts a suspect log again.
     BATON_REPAIR_REPLICA = 60_001
+    # Ours: the queue locks of a master, for its slaves.
+    BATON_GET_QUEUE_LOCKS = 60_002
     GET_BROKER_EPOCH_CACHE = 1007
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     UPDATE_CONTROLLER_CONFIG = 1009

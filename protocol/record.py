@@ -20,8 +20,9 @@ import msgspec
 from batonmq.protocol.layout import BLANK, HOST_V4_SIZE, HOST_V6_SIZE, RECORD_V4, record_layout
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import encode_offset_msg_id, host_text
-from batonmq.protocol.properties import decode_properties
+from batonmq.protocol.properties import decode_properties, find_property
 from batonmq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from batonmq.protocol.tags import tags_code
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -247,6 +248,44 @@ def decode_record(
     )
 
 
+def raw_properties(record: Buffer) -> bytes:
+    """The property bytes of a whole record that was checked before, the CRC tail included.
+
+    Raises CorruptRecord.
+    """
+    size, magic = _FIRST.unpack_from(record, 0)
+    return bytes(record[_locate(record, 0, size, magic)[4] : size])
+
+
+def message_to_store(buf: Buffer, pos: int = 0) -> NewMessage:
+    """The message of the record that begins at `pos`, to be stored again: body, properties and all
+    that is its own; not its place. Raises CorruptRecord as `decode_record` does."""
+    if len(buf) - pos < 8:
+        raise CorruptRecord("cut off within its first 8 bytes")
+    size, magic = _FIRST.unpack_from(buf, pos)
+    if (magic != MAGIC_V1 and magic != MAGIC_V2) or len(buf) - pos < size:
+        raise CorruptRecord(_describe_magic(size, magic))
+    head, body_at, topic_at, topic_end, properties_at = _locate(buf, pos, size, magic)
+    properties = bytes(buf[properties_at : pos + size])
+    if properties[-CRC_TAIL_SIZE:].startswith(CRC_PROPERTY):
+        properties = properties[:-CRC_TAIL_SIZE]
+    return NewMessage(
+        topic=bytes(buf[topic_at:topic_end]).decode("utf-8", "replace"),
+        queue_id=head[3],
+        body=bytes(buf[body_at : body_at + head[14]]),
+        properties=properties,
+        tags_code=tags_code(find_property(properties, b"TAGS")),
+        keys=find_property(properties, b"KEYS"),
+        uniq_key=find_property(properties, b"UNIQ_KEY"),
+        born_timestamp=head[8],
+        born_host=head[9],
+        flag=head[4],
+        sys_flag=head[7],
+        reconsume_times=head[12],
+        prepared_transaction_offset=head[13],
+    )
+
+
 def _message(head: _Head, body: bytes, topic: bytes, properties: bytes) -> MessageExt:
     store_host = head[11]
     return MessageExt(
@@ -366,5 +405,7 @@ __all__ = [
     "decode_records",
     "encode_blank",
     "encode_record",
+    "message_to_store",
+    "raw_properties",
     "scan_record",
 ]

@@ -34,6 +34,8 @@ REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 # Ours: topic and group changes travel in the log as records of this topic (R31). No consume queue.
 METADATA_TOPIC: Final = "rmq_sys_BATON_METADATA"
+# Ours: how far the broker has delivered what waits, as records of the log. No consume queue.
+PROGRESS_TOPIC: Final = "rmq_sys_BATON_PROGRESS"
 # Ours: the failover history, published by the leading controller. One queue, free to read.
 HISTORY_TOPIC: Final = "BATON_SYS_HISTORY"
 HISTORY_PRODUCER: Final = "BATON_SYS_CONTROLLER"
@@ -53,6 +55,8 @@ SYSTEM_TOPICS: Final = frozenset(
         HISTORY_TOPIC,
     }
 )
+# Their consume queues hold when each message is due instead of its tags.
+DUE_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 # What a client may not send to, though the topic exists.
 NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
     {
@@ -63,6 +67,8 @@ NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
         METADATA_TOPIC,
+        PROGRESS_TOPIC,
+        TIMER_TOPIC,
         HISTORY_TOPIC,
     }
 )
@@ -150,6 +156,7 @@ __all__ = [
     "AUTO_CREATE_TOPIC",
     "BENCHMARK_TOPIC",
     "DLQ_PREFIX",
+    "DUE_TOPICS",
     "GROUP_LENGTH_MAX",
     "HISTORY_PRODUCER",
     "HISTORY_TOPIC",
@@ -158,6 +165,7 @@ __all__ = [
     "NOT_ALLOWED_SEND_TOPICS",
     "OFFSET_MOVED_TOPIC",
     "OLD_SYSTEM_TOPIC_PREFIX",
+    "PROGRESS_TOPIC",
     "REPLY_TOPIC_POSTFIX",
     "RETRY_PREFIX",
     "RETRY_TOPIC_LENGTH_MAX",

@@ -23,38 +23,50 @@ from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
 # Length field included, as Java counts.
 FRAME_SIZE_MAX: Final = 16_777_216
 BUFFER_SIZE: Final = 65_536
-# A buffer up to this size is kept between large frames; a larger one is given back.
-BUFFER_SIZE_KEPT: Final = 1 << 20
 
 _FRAME: Final = struct.Struct(">II")
 _unpack: Final = _FRAME.unpack_from
 
 
+def receive_buffer() -> memoryview:
+    """A buffer for the readers of all connections of one loop."""
+    return memoryview(bytearray(BUFFER_SIZE))
+
+
 class FrameReader:
     """Use: read into `get_buffer()`, then iterate over `received(n)` to its end.
 
-    Header and body are copied out, because the next read overwrites the buffer. Invariant:
-    `get_buffer()` is never empty, and one frame alone makes the buffer grow beyond its 64 KiB, to
-    that frame's size, known from its first 8 bytes and limited to 16 MiB.
+    All connections of a loop read into one buffer, so an idle one has none; between two reads a
+    connection keeps only the beginning of a frame that is not complete. Header and body are copied
+    out, because the next read overwrites the buffer. Invariant: `get_buffer()` is never empty. A
+    frame that does not fit into the shared buffer gets one of its own, of its size, known from its
+    first 8 bytes and limited to 16 MiB.
     """
 
-    __slots__ = ("_buffer", "_end", "_size", "_start", "_view")
+    __slots__ = ("_kept", "_large", "_large_end", "_shared")
 
-    def __init__(self) -> None:
-        self._buffer = bytearray(BUFFER_SIZE)
-        self._view = memoryview(self._buffer)
-        self._size = BUFFER_SIZE
-        self._start = 0
-        self._end = 0
+    def __init__(self, shared: memoryview) -> None:
+        """`shared` is from `receive_buffer`; nobody else may write to it between `get_buffer` and
+        `received`, but between two reads anybody."""
+        self._shared = shared
+        self._kept = b""
+        self._large: memoryview | None = None
+        self._large_end = 0
 
     @property
     def waiting(self) -> int:
         """Bytes of a frame that is not complete yet."""
-        return self._end - self._start
+        return len(self._kept) if self._large is None else self._large_end
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes go. Never empty."""
-        return self._view[self._end :]
+        if self._large is not None:
+            return self._large[self._large_end :]
+        kept = self._kept
+        if kept:
+            self._shared[: len(kept)] = kept
+            return self._shared[len(kept) :]
+        return self._shared
 
     def received(self, n: int) -> Iterator[tuple[int, bytes, bytes]]:
         """(header type, header, body) of each frame that is complete after `n` more bytes.
@@ -62,59 +74,56 @@ class FrameReader:
         Raises RemoteProtocolError at a malformed frame, after those before it; the connection
         cannot be used any more.
         """
-        self._end += n
-        view = self._view
-        start = self._start
+        large = self._large
+        view = self._shared if large is None else large
+        end = self.waiting + n
+        start = 0
         needed = 8
-        while self._end - start >= 8:
+        while end - start >= 8:
             length, mark = _unpack(view, start)
             header_len = mark & 0xFFFFFF
             needed = length + 4
             if needed > FRAME_SIZE_MAX or header_len + 4 > length or mark >> 25 or not header_len:
-                raise RemoteProtocolError(self._complaint(length, mark, start))
-            if self._end - start < needed:
+                first = bytes(view[start : min(end, start + 16)])
+                raise RemoteProtocolError(_complaint(length, mark, first))
+            if end - start < needed:
                 break
             body_at = start + 8 + header_len
             stop = start + needed
-            self._start = stop
             yield mark >> 24, view[start + 8 : body_at].tobytes(), view[body_at:stop].tobytes()
             start = stop
             needed = 8
-        self._make_room(needed)
-
-    def _make_room(self, needed: int) -> None:
-        """Room for a frame of `needed` bytes whose beginning is kept."""
-        waiting = self._end - self._start
-        if waiting == 0:
-            self._start = self._end = 0
-            if self._size > BUFFER_SIZE_KEPT:
-                self._replace(BUFFER_SIZE, b"")
-        elif needed > self._size:
-            self._replace(needed, bytes(self._view[self._start : self._end]))
-        elif self._start:
-            self._view[:waiting] = bytes(self._view[self._start : self._end])
-            self._start, self._end = 0, waiting
-
-    def _replace(self, size: int, kept: bytes) -> None:
-        self._buffer = bytearray(size)
-        self._view = memoryview(self._buffer)
-        self._size = size
-        self._view[: len(kept)] = kept
-        self._start, self._end = 0, len(kept)
-
-    def _complaint(self, length: int, mark: int, start: int) -> str:
-        first = bytes(self._view[start : min(self._end, start + 16)])
-        if first[0] == 0x16:
-            return "a TLS handshake, but this port speaks plaintext"
-        if length + 4 > FRAME_SIZE_MAX:
-            what = f"frame of {length + 4} bytes is over the limit of {FRAME_SIZE_MAX}"
-        elif mark >> 25:
-            what = f"header type {mark >> 24} is neither JSON (0) nor binary (1)"
-        elif not mark & 0xFFFFFF:
-            what = "frame without a header"
+        if large is not None and start == 0:
+            self._large_end = end
+            return
+        self._large = None
+        if start == end:
+            self._kept = b""
         else:
-            what = f"header of {mark & 0xFFFFFF} bytes does not fit into a frame of {length}"
-        return f"{what}; it begins with {first!r}"
+            self._keep(view[start:end], needed)
+
+    def _keep(self, rest: memoryview, needed: int) -> None:
+        """The beginning of a frame of `needed` bytes."""
+        if needed <= BUFFER_SIZE:
+            self._kept = rest.tobytes()
+            return
+        self._large, self._large_end = memoryview(bytearray(needed)), len(rest)
+        self._large[: len(rest)] = rest
+        self._kept = b""
+
+
+def _complaint(length: int, mark: int, first: bytes) -> str:
+    if first[0] == 0x16:
+        return "a TLS handshake, but this port speaks plaintext"
+    if length + 4 > FRAME_SIZE_MAX:
+        what = f"frame of {length + 4} bytes is over the limit of {FRAME_SIZE_MAX}"
+    elif mark >> 25:
+        what = f"header type {mark >> 24} is neither JSON (0) nor binary (1)"
+    elif not mark & 0xFFFFFF:
+        what = "frame without a header"
+    else:
+        what = f"header of {mark & 0xFFFFFF} bytes does not fit into a frame of {length}"
+    return f"{what}; it begins with {first!r}"
 
 
 _UNSET: Final = msgspec.UNSET
@@ -403,5 +412,6 @@ __all__ = [
     "encode_header",
     "peek_code",
     "peek_is_response",
+    "receive_buffer",
     "whole_code",
 ]

@@ -31,6 +31,7 @@ from batonmq.remoting.codec import (
     encode_frame,
     peek_code,
     peek_is_response,
+    receive_buffer,
 )
 from batonmq.remoting.command import FLAG_ONEWAY, RemotingCommand
 from batonmq.remoting.pending import PendingRequests
@@ -72,6 +73,16 @@ class Processors:
         """Sets the handler of all other codes."""
         self.default_handler = handler
 
+    def replace(self, other: "Processors") -> None:
+        """The handlers of `other` take the place of all, on open connections, too."""
+        for mine, theirs in (
+            (self.handlers, other.handlers),
+            (self.raw_handlers, other.raw_handlers),
+        ):
+            mine.clear()
+            mine.update(theirs)  # type: ignore[arg-type]
+        self.default_handler = other.default_handler
+
     def _assert_free(self, code: int) -> None:
         assert code not in self.handlers, f"request code {code} has a handler already"
         assert code not in self.raw_handlers, f"request code {code} has a raw handler already"
@@ -95,6 +106,7 @@ class Dispatcher:
     def __init__(self, loop: asyncio.AbstractEventLoop, processors: Processors) -> None:
         self.raw_handlers = processors.raw_handlers
         self.tasks: set[asyncio.Task[None]] = set()
+        self.receive_buffer = receive_buffer()
         self._loop = loop
         self._processors = processors
 
@@ -217,7 +229,7 @@ class Connection(asyncio.BufferedProtocol):
         self._lost = lost
         self._batch_end = batch_end
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader()
+        self._reader = FrameReader(dispatcher.receive_buffer)
         self._out: list[bytes | memoryview] = []
         self._out_size = 0
         self._dirty = False

@@ -13,7 +13,13 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from batonmq.protocol.codes import RELAY_FIELD, LanguageCode, RequestCode, ResponseCode
+from batonmq.protocol.codes import (
+    READ_REPLICA_FIELD,
+    RELAY_FIELD,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+)
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.remoting.codec import (
     binary_fields,
@@ -63,6 +69,7 @@ class PullFields(msgspec.Struct, rename="camel", gc=False):
     expression_type: str | None = None
     max_msg_bytes: I32 | None = None
     request_source: I32 | None = None
+    read_replica: bool | None = msgspec.field(name=READ_REPLICA_FIELD, default=None)
 
 
 class SendFrame(msgspec.Struct, gc=False):
@@ -171,6 +178,13 @@ def decode_send(serialize_type: int, header: bytes) -> SendFrame:
     return decode_send_v2(serialize_type, header)
 
 
+def send_fields(code: int, ext: dict[str, str]) -> SendFields:
+    """The same of a request that is decoded already: 324 has long names, 325 has short ones."""
+    if code == RequestCode.SEND_REPLY_MESSAGE:
+        return _as_v2(_convert(ext, _SendFieldsV1, {}))
+    return _convert(ext, SendFields, _LONG_NAMES)
+
+
 def decode_pull(serialize_type: int, header: bytes) -> PullFrame:
     """The header of a pull (11, 361)."""
     if serialize_type == TYPE_JSON:
@@ -229,4 +243,5 @@ __all__ = [
     "decode_send",
     "decode_send_v1",
     "decode_send_v2",
+    "send_fields",
 ]

@@ -25,8 +25,9 @@ class LogFacts:
     """End of the written log in bytes, exclusive."""
     confirm_offset: int
     min_offset: int
-    """Where the log begins. Behind `max_offset` while the replica does not know where its queues
-    go on counting: the controllers add nobody to a set whose log begins behind the master's."""
+    """From where on it has what its group has: of a master, where its log begins. Behind
+    `max_offset` while the replica does not know where its queues go on counting: the controllers
+    add nobody to a set with whom this begins behind the master's."""
     log_id: str
     """Random id made with the empty commit log and kept in its folder."""
     suspect: str = ""

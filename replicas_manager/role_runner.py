@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from batonmq.process import disk
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.role_view import RoleView
 from batonmq.replicas_manager.actions import BrokerActions, SyncStateSetActions
@@ -34,7 +35,8 @@ from batonmq.replicas_manager.events import (
 log = logging.getLogger(__name__)
 
 MASTER_ATTEMPTS_MAX = 5
-"""After so many failures to become master of one epoch another replica should be elected."""
+"""After so many failures to become master of one epoch another replica should be elected: the
+process ends, but for want of room it gives way and goes on trying (R45)."""
 
 _Outcome = ProposalRefused | ProposalUnknown
 RunnerEffect = RoleAction | AdoptView | SetDead | LeaseChanged | _Outcome
@@ -42,8 +44,9 @@ RunnerEffect = RoleAction | AdoptView | SetDead | LeaseChanged | _Outcome
 
 class RoleRunner:
     """`persist` stores a masterEpoch durably (it may block: it runs in a thread);
-    `on_failed` is called for a role change that raised, `on_fatal`, if given, for one that failed
-    MASTER_ATTEMPTS_MAX times."""
+    `on_failed` is called for a role change that raised; for one to master that failed
+    MASTER_ATTEMPTS_MAX times `on_fatal`, if given, or each time again `on_no_room` where the disk
+    was full."""
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class RoleRunner:
         persist: Callable[[int], None],
         durable_master_epoch: int,
         on_failed: Callable[[RoleView], None],
+        on_no_room: Callable[[], None],
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.delivered_key = (0, 0)
@@ -61,6 +65,7 @@ class RoleRunner:
         self._persist = persist
         self._durable_master_epoch = durable_master_epoch
         self._on_failed = on_failed
+        self._on_no_room = on_no_room
         self._on_fatal = on_fatal
         self._failed_epoch = 0
         self._failures = 0
@@ -120,10 +125,12 @@ class RoleRunner:
                 await self._actions.stand_down(view)
         except Exception as error:
             # Whatever failed in the broker, the group needs this replica in its role: try again.
-            log.exception(
-                "role_change_failed action=%s master_epoch=%d",
+            log.warning(
+                "role_change_failed action=%s master_epoch=%d why=%s",
                 type(action).__name__,
                 view.master_epoch,
+                error,
+                exc_info=not disk.is_full(error),
             )
             self._on_failed(view)
             if isinstance(action, BecomeMaster):
@@ -144,6 +151,10 @@ class RoleRunner:
         if view.master_epoch != self._failed_epoch:
             self._failed_epoch, self._failures = view.master_epoch, 0
         self._failures += 1
+        if disk.is_full(error):
+            if self._failures % MASTER_ATTEMPTS_MAX == 0:
+                self._on_no_room()
+            return
         is_damaged = isinstance(error, CorruptLogError)  # another attempt does not repair it (R24)
         hopeless = is_damaged or self._failures == MASTER_ATTEMPTS_MAX
         if hopeless and self._on_fatal is not None:

@@ -69,8 +69,8 @@ class ReplicasManager:
     `start` raises IdentityError or RoleFileError if the data folder does not fit; otherwise it
     returns at once and goes on in the background: the broker stays fenced until `actions` gets a
     role. `incarnation` is made anew at each process start. `on_fatal` is called if this broker,
-    elected, fails again and again to become master: it should stop, so that the sessions end and
-    another is elected.
+    elected, fails again and again to become master, or cannot keep its id: it should stop, so that
+    the sessions end and another is elected.
     """
 
     def __init__(
@@ -201,6 +201,7 @@ class ReplicasManager:
             self._role_file.store,
             highest,
             lambda view: self._step(ActionFailed(view)),
+            self._give_way,
             self._on_fatal,
         )
         self._note_suspicion()
@@ -213,10 +214,28 @@ class ReplicasManager:
         )
         self._step(Started())
 
+    def _give_way(self) -> None:
+        """R45: this broker was elected, and has no room to become master. It lives, but to the
+        controllers its sessions broke: they elect another one, if there is one."""
+        for session in self._sessions.values():
+            session.drop("elected, and no room to become master")
+
     async def wait_registered(self) -> int:
         """Wait until the controllers know this process; returns its broker id."""
         await self._registered.wait()
         return self.broker_id
+
+    async def hand_over(self) -> bool:
+        """Before a planned stop: a master switches (R33) to the member of its set that has most of
+        the log. Whether it did; at once where no controller leads, or where there is no other."""
+        view, leader = self.view, self.leader
+        if self.role is not Role.MASTER or view is None or leader is None:
+            return False
+        others = view.sync_state_set - {self.broker_id}
+        if not others:
+            return False
+        heir = max(others, key=lambda other: self._actions.switch_progress(other).ack)
+        return await self._switch.hand_over(leader, heir, view.master_epoch)
 
     async def close(self, reason: str = "planned stop") -> None:
         """Say Goodbye to every controller and stop. A role change under way is awaited."""
@@ -239,8 +258,15 @@ class ReplicasManager:
         state = self._state
         if self._closed or state is None:
             return
-        for effect in state.step(event, self._clock_ms()):
-            self._perform(effect)
+        try:
+            for effect in state.step(event, self._clock_ms()):
+                self._perform(effect)
+        except OSError as error:  # of the id that was assigned: nothing goes on without it
+            log.error("broker_id_not_kept path=%s error=%s", self._config.identity_path, error)
+            if self._on_fatal is None:
+                raise
+            self._on_fatal(error)
+            return
         self._arm()
 
     def _arm(self) -> None:

@@ -163,10 +163,13 @@ class ControllerSession:
                 continue
             try:
                 accepted = await self._talk()
-            except Exception:
+            except Exception as error:
                 # The consumer of an event failed. That must not end the session for good.
                 log.exception("session_failed controller=%s", self.address)
                 accepted = False
+                if isinstance(error, AssertionError):  # it ends a server, see `server_main`
+                    context = {"message": "a session's consumer failed", "exception": error}
+                    asyncio.get_running_loop().call_exception_handler(context)
             if self._drop_reason:
                 log.info("session_dropped controller=%s why=%s", self.address, self._drop_reason)
                 self._drop_reason = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
@@ -31,6 +32,8 @@ from batonmq.replicas_manager.switch import (
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 0.2
+HAND_OVER_S = 1.0
+"""A switch lasts some 0.05 s, and 0.9 s at most (R33)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,34 @@ class SwitchRunner:
             self.core.requested(task, master_epoch=master_epoch, lease=lease, now_ms=now_ms)
         )
         self.poll()
+
+    async def hand_over(self, leader: str, broker_id: int, master_epoch: int) -> bool:
+        """Asks for a switch of this mastership to that replica, as an operator would. Returns when
+        its outcome is known, or HAND_OVER_S later: whether it was carried out."""
+        request = pb.ElectMasterRequest(
+            cluster_name=self._config.cluster_name,
+            broker_name=self._config.broker_name,
+            broker_id=broker_id,
+            designate=True,
+            expected_master_epoch=master_epoch,
+            request_id=f"stop:{secrets.token_hex(8)}",
+            reason="the master stops",
+        )
+        try:
+            reply = await self._ports.channels.stub(leader).ElectMaster(
+                request, timeout=HAND_OVER_S
+            )
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not is_only_the_call_cancelled():
+                raise
+            log.info("not_handed_over broker_id=%d why=%s", broker_id, error)
+            return False
+        if reply.status.code != ResponseCode.SUCCESS:
+            log.info("not_handed_over broker_id=%d why=%s", broker_id, reply.status.remark)
+            return False
+        if reply.HasField("view"):
+            self._ports.take_view(leader, role_view_from_pb(reply.view))
+        return True
 
     def poll(self) -> None:
         """Acks came, or the timer expired."""

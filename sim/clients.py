@@ -248,8 +248,9 @@ class Reader(Client):
             sent = read_body(message.topic, message.body)
             place = (message.topic, message.queue_id, message.queue_offset)
             self.messages.note_delivered(self.group, sent, place)
-        if self.rng.random() < 0.2:
-            await asyncio.sleep(self.rng.uniform(0.0, 0.02))
+        chance = self.rng.random()
+        if chance < 0.2:
+            await asyncio.sleep(self.rng.uniform(0.2, 2.5) if chance < 0.03 else 0.02 * chance)
 
 
 class Recreator(Client):
@@ -277,9 +278,14 @@ class Recreator(Client):
         await producer.start()
         while not self.settled or not self.stopping:
             await self._recreate(admin)
-            for _ in range(self.rng.randint(3, 12)):
+            sends = self.rng.randint(3, 12)
+            joins_after = self.rng.randint(0, sends)  # it may find messages, or come before them
+            for n in range(sends + 1):
+                if n == joins_after:
+                    self._reader.start()
                 await asyncio.sleep(self.rng.uniform(0.01, 0.2))
                 await self._send(producer)
+        self._reader.start()
         await producer.close()
         await client.close()
 
@@ -293,7 +299,6 @@ class Recreator(Client):
         self.messages.begin_deletion(self.TOPIC)
         await self._until_done(lambda: admin.topics.delete(self.TOPIC, CLUSTER))
         await self._until_done(lambda: admin.topics.create_or_update(config, cluster=CLUSTER))
-        self._reader.start()
         self.settled = True
 
     async def _until_done(self, work: Callable[[], Awaitable[object]]) -> None:

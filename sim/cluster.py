@@ -10,12 +10,16 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from sim.ambient import ambient
+from sim.decisions import fault_of_vote
 from sim.hosts import BROKERS, CONTROLLERS, BrokerHost, ControllerHost, Host
 from sim.loop import process_here
 from sim.promises import Promises
+from sim.raft import SimRaftTransport
 from sim.settings import Settings
+from sim.sightings import Sightings
 from sim.world import Tell, Violation, World
 
 _WATCH_S = 0.05
@@ -31,7 +35,20 @@ class Cluster(World):
         self.promises = Promises(self, self.brokers)
         self.brokers.update({n: BrokerHost(self, n, self.promises) for n in BROKERS})
         self.controllers = {n: ControllerHost(self, n, self.promises) for n in CONTROLLERS}
-        self.checks: list[Callable[[], None]] = [self._check_cores, self.promises.check_r1]
+        sightings = self.promises.sightings = Sightings(
+            self.brokers.values(), self.controllers.values(), lambda: self.now_s, self.violate
+        )
+        self.checks: list[Callable[[], None]] = [
+            self._check_cores,
+            self.promises.check_r1,
+            sightings.check,
+        ]
+        SimRaftTransport.watches = [self._watch_vote]
+
+    def _watch_vote(self, sender: str, receiver: str, message: Any) -> None:
+        fault = fault_of_vote(self.disks.host(sender.rpartition(":")[0]), message, receiver)
+        if fault:
+            self.violate(fault)
 
     @property
     def hosts(self) -> list[Host]:

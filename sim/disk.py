@@ -135,8 +135,28 @@ class HostDisk:
         file.dirty.clear()
         file.size = os.fstat(fd).st_size
 
+    def sync_everything(self) -> None:
+        for file in self.files.values():
+            file.dirty.clear()
+            if os.path.exists(file.path):
+                file.size = os.stat(file.path).st_size
+        self.undo.clear()
+
+    def lose_unsynced(self) -> None:
+        """A write-back of all files failed."""
+        for file in self.files.values():
+            file.lost.update(file.dirty)
+            file.dirty.clear()
+
     def changed(self, folder: str, undo: Callable[[], None]) -> None:
         self.undo.setdefault(folder, []).append(undo)
+
+    def is_durable(self, path: Path) -> bool:
+        """Whether a loss of power would leave that file as it is, under its name."""
+        if self.undo.get(os.path.dirname(path)):
+            return False
+        file = self.files.get(os.stat(path).st_ino)
+        return file is None or file.is_clean
 
     def bury(self, path: str) -> str:
         """A second name for a file, so that its removal can be taken back."""
@@ -199,7 +219,7 @@ class HostDisk:
 
 
 _CHANGING = frozenset(
-    {"open", "pwrite", "write", "ftruncate", "posix_fallocate", "fsync", "fdatasync",
+    {"open", "pwrite", "write", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "syncfs",
      "link", "rename", "replace", "unlink", "mkdir", "makedirs", "remove", "rmtree"}
 )  # fmt: skip
 
@@ -321,8 +341,8 @@ class SimDisks(NameCalls):
     def calls(self) -> dict[str, Callable[..., Any]]:
         """For `process.disk.replace_calls`."""
         names = (
-            "open close pread pwrite write ftruncate posix_fallocate fsync fdatasync link rename"
-            " replace unlink mkdir makedirs remove rmtree listdir read_bytes map_read"
+            "open close pread pwrite write ftruncate posix_fallocate fsync fdatasync syncfs link"
+            " rename replace unlink mkdir makedirs remove rmtree listdir read_bytes map_read"
         )
         return {name: getattr(self, name) for name in names.split()}
 
@@ -420,6 +440,17 @@ class SimDisks(NameCalls):
 
     def fdatasync(self, fd: int) -> None:
         self._sync("fdatasync", fd)
+
+    def syncfs(self, fd: int) -> None:
+        disk, _, path = self._at(fd)
+        self._wait(disk)
+        try:
+            disk.before("syncfs", path)
+        except OSError:
+            disk.lose_unsynced()
+            raise
+        disk.sync_everything()
+        disk.after("syncfs", path)
 
     def _sync(self, name: str, fd: int) -> None:
         disk, file, path = self._at(fd)

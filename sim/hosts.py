@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
+from batonmq.broker.replication import Replication
 from batonmq.broker.service import BrokerService
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Commit, Machine
@@ -18,6 +19,7 @@ from batonmq.controller.service import ControllerService, _raft_settings
 from batonmq.ha.config import HAConfig
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.namesrv.service import NamesrvService
+from batonmq.namesrv.state import RouteInfoManager
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.role_view import Role
 from batonmq.store.config import StoreConfig
@@ -58,6 +60,10 @@ class Watch(Protocol):
     def confirmed(self, host: BrokerHost) -> None: ...
 
     def opened(self, host: BrokerHost) -> None: ...
+
+    def promised(self, host: BrokerHost, offset: int) -> None: ...
+
+    def routes(self, host: ControllerHost, routes: RouteInfoManager) -> None: ...
 
     def applied(self, host: ControllerHost, commit: Commit) -> None: ...
 
@@ -191,6 +197,7 @@ class BrokerHost(Host):
             watch.opened(self)
 
         gate.open = open_gate  # type: ignore[method-assign]
+        self._watch_replication(service.replication)
         self.checked = 0
         self.confirms.clear()
         await service.start()
@@ -199,6 +206,16 @@ class BrokerHost(Host):
             await stop.wait()
         finally:
             await service.close()
+
+    def _watch_replication(self, replication: Replication) -> None:
+        """Told before the broker acts on it: what is confirmed."""
+        confirm, watch = replication.on_confirm_offset, self.watch
+
+        def on_confirm_offset(offset: int) -> None:
+            watch.promised(self, offset)
+            confirm(offset)
+
+        replication.on_confirm_offset = on_confirm_offset  # type: ignore[method-assign]
 
     def _fatal(self, error: BaseException) -> None:
         self.last_failure = error
@@ -243,6 +260,7 @@ class ControllerHost(Host):
         raft = RaftLog(settings, Machine(), on_fatal=self._raft_fatal)
         raft.on_applied(lambda commit: watch.applied(self, commit))
         raft.on_role(lambda leads: world.tell(self.name, "leads" if leads else "leads no more"))
+        watch.routes(self, namesrv.routes)
         self.service = namesrv.controller = ControllerService(config, replicated_log=raft)
         await namesrv.start()
         try:

@@ -104,6 +104,7 @@ class Life:
         self.cluster = cluster
         self.plan = plan
         self.messages = Messages(cluster.violate)
+        self.messages.is_confirmed = cluster.promises.is_confirmed
         self._topics = Topics(cluster, self.messages, 9, TOPICS)
         self._senders = [Sender(cluster, self.messages, n, TOPICS) for n in (1, 2)]
         self._readers = [Reader(cluster, self.messages, n, "GroupA", tuple(TOPICS)) for n in (3, 4)]

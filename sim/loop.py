@@ -115,9 +115,8 @@ def current_process() -> Process:
     return process
 
 
-def process_here() -> Process | None:
-    """The process that runs now; None in the world's own callbacks."""
-    return _PROCESS.get()
+process_here: Callable[[], Process | None] = _PROCESS.get
+"""The process that runs now; None in the world's own callbacks."""
 
 
 def at_world(loop: SimLoop, when_s: float, callback: Callable[..., object], *args: Any) -> None:

@@ -57,6 +57,8 @@ class Messages:
         self._acked_of_key: dict[str, list[int]] = {}
         self.lives: dict[str, int] = {}  # topic -> how often its deletion was begun
         self.sends_failed = 0
+        self.is_confirmed: Callable[[str], bool] = lambda name: True
+        """Whether a master has confirmed the message of that name."""
 
     def is_gone(self, sent: Sent) -> bool:
         """Whether its topic was deleted since: nothing is promised then."""
@@ -72,6 +74,8 @@ class Messages:
         self.groups.setdefault(group, Group(topics))
 
     def note_acked(self, sent: Sent, place: Place) -> None:
+        if not self.is_confirmed(sent.name):
+            self._violate(f"G1: {sent.name} is acknowledged, and no master has confirmed it")
         self._stands(sent, place, "acknowledged")
         self.acked[sent.name] = sent
         if sent.key:
@@ -81,6 +85,8 @@ class Messages:
         group = self.groups[group_name]
         self._stands(sent, place, f"delivered to {group_name}")
         group.deliveries += 1
+        if self.is_gone(sent) and sent.name in self.acked:
+            self._violate(f"R39: {group_name} gets {sent.name} of a topic that was deleted")
         if sent.name in group.got:
             return
         group.got.add(sent.name)

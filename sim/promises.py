@@ -10,9 +10,13 @@ from collections.abc import Mapping
 
 from batonmq.controller.raft.log import Commit
 from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.namesrv.state import RouteInfoManager
 from batonmq.protocol.role_view import Role
 from batonmq.store.message_store import MessageStore
+from sim.copies import Copies
+from sim.decisions import Decisions
 from sim.hosts import GROUP, BrokerHost, ControllerHost
+from sim.sightings import Sightings
 from sim.world import World
 
 _DIGEST_EVERY = 4
@@ -24,6 +28,9 @@ class Promises:
     def __init__(self, world: World, brokers: Mapping[int, BrokerHost]) -> None:
         self._world = world
         self._brokers = brokers
+        self._copies = Copies(brokers, world.settings)
+        self._decisions = Decisions(self._copies, world.violate)
+        self.sightings: Sightings
         self.truth = bytearray()
         self.truth_ends: dict[int, int] = {}  # masterEpoch -> how much of it stood in that epoch
         self.masters: dict[int, str] = {}
@@ -40,6 +47,8 @@ class Promises:
         if service is None:
             return
         store, gate = service.store, service.path.gate
+        if fault := self._copies.shown(host):
+            self._violate(fault)
         epoch, end = gate.master_epoch, store.confirm_offset
         if gate.role is Role.MASTER:
             first = self.masters.setdefault(epoch, host.incarnation)
@@ -64,6 +73,10 @@ class Promises:
             self.truth_ends[epoch] = end
             self._no_newer_master_lacks(host, epoch, end)
 
+    def is_confirmed(self, name: str) -> bool:
+        """Whether a message of that name stands in what was confirmed."""
+        return self.truth.rfind(f"{name}|".encode()) >= 0
+
     def _no_newer_master_lacks(self, host: BrokerHost, epoch: int, end: int) -> None:
         for other in self._brokers.values():
             service = other.service
@@ -74,6 +87,15 @@ class Promises:
                     f"G1: {host.incarnation} confirms {end} in epoch {epoch}, {other.incarnation}"
                     f" is master of {service.path.gate.master_epoch} without it"
                 )
+
+    def promised(self, host: BrokerHost, offset: int) -> None:
+        """The master takes all below `offset` for confirmed, and will acknowledge it."""
+        fault = self._copies.fault(host, self.group, offset)
+        if fault:
+            self._violate(fault)
+
+    def routes(self, host: ControllerHost, routes: RouteInfoManager) -> None:
+        self.sightings.watch_routes(host, routes)
 
     def opened(self, host: BrokerHost) -> None:
         """One that hung may open long after its epoch was over: it can confirm nothing (R1)."""
@@ -92,6 +114,7 @@ class Promises:
     # Controllers.
 
     def applied(self, host: ControllerHost, commit: Commit) -> None:
+        self._decisions.applied(commit)
         state = commit.state
         index = state.applied_index
         if index % _DIGEST_EVERY == 0:
@@ -110,6 +133,7 @@ class Promises:
 
     def check_r1(self) -> None:
         """A master waits for the recorded set, whatever else it waits for."""
+        self._copies.note()
         group = self.group
         if group is None:
             return

@@ -12,7 +12,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import pysyncobj.pickle
 from pysyncobj.node import Node, TCPNode
@@ -113,6 +113,9 @@ class RaftStream(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         if self._transport is not None:
+            if self.node is not None:
+                for watch in self._owner.watches:
+                    watch(self._owner.own_address, self.node.id, message)
             data = pysyncobj.pickle.dumps(message)
             self._transport.write(_LENGTH.pack(len(data)) + data)
 
@@ -145,6 +148,9 @@ class RaftStream(asyncio.Protocol):
 
 class SimRaftTransport(MendedTransport):
     """Takes the place of `GuardedTransport`; its methods run in the tick thread."""
+
+    watches: ClassVar[list[Callable[[str, str, Any], None]]] = []
+    """They get sender, receiver and each message before it leaves."""
 
     def __init__(
         self,

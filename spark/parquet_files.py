@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from batonmq.spark.options import ReadOptions
-from batonmq.spark.reading import Read, Work
-from batonmq.spark.selection import Selection
-from batonmq.spark.storage import Storage, locate
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read, Work
+from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.storage import Storage, locate
 
 _ROW_GROUP_BYTES: Final = 32 << 20
 # Few values many times: the others would only fill a dictionary and leave it again.

@@ -22,11 +22,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from batonmq.spark.options import ReadOptions
-from batonmq.spark.predicates import selection_of
-from batonmq.spark.reading import Read, Work, schema_of
-from batonmq.spark.schemas import LIVE_TABLE
-from batonmq.spark.selection import Selection
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.predicates import selection_of
+from batonmq.spark.read.reading import Read, Work, schema_of
+from batonmq.spark.read.schemas import LIVE_TABLE
+from batonmq.spark.read.selection import Selection
 
 
 class WorkPartition(InputPartition):

@@ -17,6 +17,7 @@ from batonmq.protocol.errors import DISK_FULL
 from batonmq.protocol.properties import PROPERTIES_SIZE_MAX
 from batonmq.protocol.record import END_FILE_MIN_BLANK, NewMessage, encode_blank, encode_record
 from batonmq.protocol.sysflag import TRANSACTION_MASK, TRANSACTION_ROLLBACK, has_queue_unit
+from batonmq.protocol.topic_name import DUE_TOPICS
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import NO_UNIT, Pending
@@ -58,6 +59,7 @@ class Appender:
         self._store_host = store_host
         self._clock_ms = clock_ms
         self._body_max = config.max_message_size
+        self._delay_levels = config.delay_levels
         self._size_max = log.segment_size - END_FILE_MIN_BLANK
         self._append_prop_crc = config.enabled_append_prop_crc
         crc_tail_max = _CRC_TAIL_MAX if self._append_prop_crc else 0
@@ -142,7 +144,11 @@ class Appender:
         if not stored_at:
             stored_at = self._turn_ms = self._clock_ms()
         queue_offset, has_unit = queue.next_offset, True
-        if queue.handler is not None or message.sys_flag & TRANSACTION_MASK:
+        if not queue.is_plain or message.sys_flag & TRANSACTION_MASK:
+            if queue.topic in DUE_TOPICS:
+                message.tags_code = self._delay_levels.tags_code(
+                    queue.topic, message.properties, stored_at
+                )
             has_unit = queue.handler is None and has_queue_unit(message.sys_flag)
             queue_offset = queue_offset if has_unit else 0
             if message.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:

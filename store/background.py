@@ -16,7 +16,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.health import StoreHealth
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
 _RETRY_S = 1.0
+_SLICE_PAUSE_S = 0.01
 
 
 class FlushService:
@@ -186,13 +187,46 @@ class Background:
             try:
                 work()
             except OSError as error:
-                if not self._health.passes(error):
-                    self._fail(error)
+                if not self._failed(error):
                     return
-                self._health.no_room(error)
             self.repeat(name, period_s, work)
 
         self._timers[name] = self._loop.call_later(period_s, run)
+
+    def _failed(self, error: OSError) -> bool:
+        """Whether it will pass; else the broker is stopped."""
+        if not self._health.passes(error):
+            self._fail(error)
+            return False
+        self._health.no_room(error)
+        return True
+
+    def is_slicing(self, name: str) -> bool:
+        """Whether the last work of `in_slices` under that name has not ended."""
+        return name in self._timers
+
+    def in_slices(self, name: str, work: Iterator[None]) -> None:
+        """Go through `work`: now to its first step, then a step every 10 ms; all of it now before
+        `start` and after `stop_threads`. `stop_timers` ends it where it is. Errors count as in
+        `repeat`."""
+        loop = self._loop
+        if loop is None:
+            for _ in work:
+                pass
+            return
+
+        def step() -> None:
+            self._timers.pop(name, None)
+            try:
+                next(work)
+            except StopIteration:
+                return
+            except OSError as error:
+                self._failed(error)
+                return
+            self._timers[name] = loop.call_later(_SLICE_PAUSE_S, step)
+
+        step()
 
     def run_job(self, job: Callable[[], None]) -> None:
         """Something that waits for the disk: in the thread for that, in the order of the calls, and

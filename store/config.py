@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from batonmq.protocol.layout import UNIT_SIZE
+from batonmq.store.delay_levels import DelayLevels
 
 HOURS_OF_DAY = 24
 SEGMENT_SIZE_MIN = 4096
@@ -30,6 +31,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_message_size: int = 4 * 1024 * 1024  # bytes of one body
     enabled_append_prop_crc: bool = msgspec.field(name="enabledAppendPropCRC", default=True)
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+    timer_wheel_enable: bool = True
+    timer_max_delay_sec: int = 259_200  # and never longer than fileReservedTime
 
     flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = "ASYNC_FLUSH"
     ha_sync_flush: bool = False
@@ -69,6 +73,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             raise ValueError("flush intervals must be above 0 ms")
         if self.ha_sync_flush and self.flush_disk_type != "SYNC_FLUSH":
             raise ValueError("haSyncFlush needs flushDiskType SYNC_FLUSH")
+        if self.timer_max_delay_sec <= 0:
+            raise ValueError("timerMaxDelaySec must be above 0 s")
+        self.delay_levels  # noqa: B018  raises if messageDelayLevel is no list of delays
         self.delete_hours  # noqa: B018  raises if deleteWhen is not a list of hours
 
     @property
@@ -89,6 +96,15 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def consume_queue_file_size(self) -> int:
         """Bytes of one consume queue file: whole units, as Java rounds it up."""
         return -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
+
+    @property
+    def timer_max_delay_ms(self) -> int:
+        """How far ahead a timed message may be due: the log must still have it then."""
+        return min(self.timer_max_delay_sec, self.file_reserved_time * 3600) * 1000
+
+    @property
+    def delay_levels(self) -> DelayLevels:
+        return DelayLevels(self.message_delay_level)
 
     @property
     def delete_hours(self) -> frozenset[int]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
+from batonmq.process.durable_file import is_zero
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.store.file_handles import FileHandles
@@ -47,9 +48,11 @@ class ConsumeQueue:
     """Units of one (topic, queue id). Offsets are unit indexes unless the name has `phy`."""
 
     __slots__ = (
+        "_dirty",
         "_files",
         "_health",
         "_minimum",
+        "_minimum_phy",
         "_tail",
         "_tail_position",
         "last_physical_end",
@@ -60,17 +63,19 @@ class ConsumeQueue:
 
     def __init__(
         self,
-        directory: Path,
+        directory: str | Path,
         topic: str,
         queue_id: int,
         *,
         file_size: int = 6_000_000,
         handles: FileHandles | None = None,
         health: StoreHealth | None = None,
+        dirty: dict["ConsumeQueue", None] | None = None,
     ) -> None:
         """Nothing is created on disk before the first unit is written back.
 
         `file_size` in bytes, rounded up to whole units. Call `load` if the folder may hold files.
+        The queue adds itself to `dirty` when it gets something for `write_back`.
         """
         self.topic = topic
         self.queue_id = queue_id
@@ -79,9 +84,12 @@ class ConsumeQueue:
             directory, whole_units, FileHandles(8) if handles is None else handles
         )
         self._health = health or StoreHealth()
+        self._dirty: dict[ConsumeQueue, None] = {} if dirty is None else dirty
         self._tail = bytearray()
         self._tail_position = 0
         self._minimum = 0
+        # Where the record of unit `_minimum` begins, as far as known; else -1.
+        self._minimum_phy = -1
         #: End (exclusive) in the commit log of the last record built here; 0 if none.
         self.last_physical_end = 0
         #: Units below it were found in the files; the others are this process's own.
@@ -111,6 +119,8 @@ class ConsumeQueue:
         On a full disk it stays in memory (R45). Raises OSError if the disk fails.
         """
         tail = self._tail
+        if not tail:
+            self._dirty[self] = None
         tail += _pack(phy_offset, size, tags_code)
         self.last_physical_end = phy_offset + size
         if len(tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
@@ -155,6 +165,7 @@ class ConsumeQueue:
         if not self._files.starts and not self._tail:
             self._tail_position = index * UNIT_SIZE
             self._minimum = index
+            self._minimum_phy = -1
             return
         missing = index - self.max_offset
         if missing * UNIT_SIZE > self._files.file_size:
@@ -171,15 +182,28 @@ class ConsumeQueue:
             self.max_offset,
             phy_offset,
         )
+        self._dirty[self] = None
         self._tail += FILLER * missing
+
+    @property
+    def folder(self) -> Path:
+        """Of its files; it may not be there yet."""
+        return Path(self._files.directory)
 
     def write_back(self) -> list[Path]:
         """Bring the tail into the files (page cache); the paths to sync since the last call.
 
-        Folders of new files are among them; `sync_file` takes them as well.
+        Folders of new files are among them; `sync_file` takes them as well. Raises OSError (disk
+        full); then no path is taken, and the next call tries again.
         """
         self.write_tail()
+        self._dirty.pop(self, None)
         return self._files.take_unsynced()
+
+    @property
+    def needs_file(self) -> bool:
+        """Whether `write_back` makes a file, which takes ten times as long as writing to one."""
+        return self._tail_position + len(self._tail) > self._files.end
 
     def write_tail(self) -> None:
         """Bring the tail into the files (page cache). Raises OSError (disk full); then the tail is
@@ -228,6 +252,7 @@ class ConsumeQueue:
     def replace_unit(self, index: int, phy_offset: int, size: int, tags_code: int) -> None:
         """Overwrite a unit that was damaged in its file; durable with the next flush."""
         assert index * UNIT_SIZE < self._tail_position
+        self._dirty[self] = None
         self._files.write(index * UNIT_SIZE, memoryview(_pack(phy_offset, size, tags_code)))
 
     def unit_at(self, index: int) -> tuple[int, int, int] | None:
@@ -292,7 +317,16 @@ class ConsumeQueue:
 
     def correct_min_offset(self, log_min_offset: int) -> None:
         """Move min_offset to the first unit whose record begins at or above the log's minimum."""
+        if log_min_offset <= self._minimum_phy:
+            return
         self._minimum = max(self._minimum, self._first_index_at_or_above(log_min_offset))
+        unit = self.unit_at(self._minimum)
+        is_known = unit is not None and unit[1] != FILLER_SIZE
+        self._minimum_phy = unit[0] if unit is not None and is_known else -1
+
+    def _ends_at_or_below(self, phy_offset: int) -> bool:
+        """Whether the newest unit alone shows that no record here ends above `phy_offset`."""
+        return 0 < self.last_physical_end <= phy_offset
 
     def truncate_dirty(self, phy_offset: int) -> bool:
         """Drop the units of records beginning at or above `phy_offset`; True if any was there.
@@ -300,6 +334,8 @@ class ConsumeQueue:
         Durable on return: a unit that came back after a crash would point into newer bytes.
         The queue keeps its place: the next unit gets the index of the first one dropped.
         """
+        if self._ends_at_or_below(phy_offset):
+            return False
         index = self._first_index_at_or_above(phy_offset)
         if index >= self.max_offset:
             return False
@@ -312,6 +348,8 @@ class ConsumeQueue:
         Units grow with the log, so one that points too far, with lower ones behind it, is damage;
         so is any, if the log is known to be whole (`expects_none`). Raises CorruptLogError.
         """
+        if self._ends_at_or_below(phy_offset):
+            return
         index = self._first_index_at_or_above(phy_offset)
         if index >= self.max_offset:
             return
@@ -334,10 +372,8 @@ class ConsumeQueue:
             self._tail_position = position
             self._files.cut(position, written_end)
         self._minimum = min(self._minimum, position // UNIT_SIZE)
+        self._minimum_phy = -1
         self.loaded_end = min(self.loaded_end, position // UNIT_SIZE)
-        self._refresh_last_physical_end()
-
-    def _refresh_last_physical_end(self) -> None:
         self.last_physical_end = 0
         unit = self.unit_at(self.max_offset - 1) if self.max_offset else None
         if unit is not None and unit[1] != FILLER_SIZE:
@@ -346,7 +382,8 @@ class ConsumeQueue:
     def delete_expired(self, log_min_offset: int) -> int:
         """Remove files all of whose records the log no longer has; never the last file.
 
-        Returns how many were removed, and corrects min_offset.
+        Returns how many were removed, and corrects min_offset. The caller syncs the `folder`: a
+        file that came back after a crash would only be removed again.
         """
         files, removed = self._files, 0
         while len(files.starts) > 1:
@@ -357,8 +394,8 @@ class ConsumeQueue:
             files.drop_first()
             removed += 1
         if removed:
-            files.sync_folder()
             self._minimum = max(self._minimum, files.starts[0] // UNIT_SIZE)
+            self._minimum_phy = -1
         self.correct_min_offset(log_min_offset)
         return removed
 
@@ -381,41 +418,22 @@ class ConsumeQueue:
             return
         self._minimum = files.starts[0] // UNIT_SIZE
         self._tail_position = files.end
-        position = self._good_end(files.starts[-_RECOVERED_FILES_MAX:][0])
-        if position < files.end and self._has_safe_unit(position, safe_offset):
+        start = files.starts[-_RECOVERED_FILES_MAX:][0]
+        position, first, last = _good_end(files, start)
+        is_clear = files.is_clear_behind(position)
+        if not is_clear and _has_safe_unit(files, position, safe_offset):
             raise CorruptLogError(
                 *files.place_of(position), "a unit that no writer made, with synced ones behind it"
             )
         self.loaded_end = files.end // UNIT_SIZE
-        self._cut_to(position)
-
-    def _good_end(self, position: int) -> int:
-        """Where the good units from `position` on end: at the first that no writer made."""
-        files, chunk_units = self._files, _FIRST_SCAN_UNITS
-        while position < files.end:
-            room = files.file_size - position % files.file_size
-            units = files.read(position, position + min(chunk_units * UNIT_SIZE, room))
-            good = _good_units(units) * UNIT_SIZE
-            position += good
-            if good < len(units):
-                break
-            chunk_units = min(4 * chunk_units, _SCAN_UNITS)
-        return position
-
-    def _has_safe_unit(self, position: int, safe_offset: int) -> bool:
-        """Whether a unit of a record below `safe_offset` stands behind the one at `position`."""
-        files = self._files
-        position += UNIT_SIZE
-        while position < files.end:
-            room = files.file_size - position % files.file_size
-            units = files.read(position, position + min(_SCAN_UNITS * UNIT_SIZE, room))
-            if not any(units):
-                return False  # as far as was ever written
-            for phy_offset, size, _ in _unpack_each(units):
-                if 0 <= phy_offset < safe_offset and 0 < size < FILLER_SIZE:
-                    return True
-            position += len(units)
-        return False
+        if not is_clear or not last or _is_filler(last):
+            self._cut_to(position)
+            return
+        self._tail_position, self.loaded_end = position, position // UNIT_SIZE
+        phy_offset, size, _ = UNIT.struct.unpack(last)
+        self.last_physical_end = phy_offset + size
+        if start == files.starts[0] and not _is_filler(first):
+            self._minimum_phy = UNIT.struct.unpack(first)[0]
 
     def close(self) -> None:
         """Write back and close descriptors; not synced (see `write_back`)."""
@@ -425,8 +443,50 @@ class ConsumeQueue:
     def forget_files(self) -> None:
         """Start as an empty queue; whose files they are now is the caller's business."""
         self._files.forget()
+        self._dirty.pop(self, None)
+        self._minimum_phy = -1
         self._tail.clear()
         self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0
+
+
+def _good_end(files: QueueFiles, position: int) -> tuple[int, bytes, bytes]:
+    """Where the good units from `position` on end, at the first that no writer made; the first
+    and the last of them, empty if there are none."""
+    chunk_units = _FIRST_SCAN_UNITS
+    first = last = b""
+    while position < files.end:
+        room = files.file_size - position % files.file_size
+        units = files.read(position, position + min(chunk_units * UNIT_SIZE, room))
+        good = _good_units(units) * UNIT_SIZE
+        if good:
+            first = first or units[:UNIT_SIZE]
+            last = units[good - UNIT_SIZE : good]
+        position += good
+        if good < len(units):
+            break
+        chunk_units = min(4 * chunk_units, _SCAN_UNITS)
+    return position, first, last
+
+
+def _has_safe_unit(files: QueueFiles, position: int, safe_offset: int) -> bool:
+    """Whether a unit of a record below `safe_offset` stands behind the one at `position`."""
+    chunk_units = _FIRST_SCAN_UNITS
+    written = files.next_data(position + UNIT_SIZE)
+    while written is not None:
+        position = written - written % UNIT_SIZE
+        room = files.file_size - position % files.file_size
+        units = files.read(position, position + min(chunk_units * UNIT_SIZE, room))
+        if not is_zero(units):
+            for phy_offset, size, _ in _unpack_each(units):
+                if 0 <= phy_offset < safe_offset and 0 < size < FILLER_SIZE:
+                    return True
+        chunk_units = min(4 * chunk_units, _SCAN_UNITS)
+        written = files.next_data(position + len(units))
+    return False
+
+
+def _is_filler(unit: bytes) -> bool:
+    return bool(UNIT.struct.unpack(unit)[1] == FILLER_SIZE)
 
 
 def _good_units(units: bytes) -> int:

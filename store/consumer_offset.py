@@ -15,12 +15,12 @@ Origin: Java `ConsumerOffsetManager`, and `SlaveSynchronize`, which compares no 
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from batonmq.process.clock import wall_ms
+from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from batonmq.store.config_file import ConfigManager
 
@@ -30,6 +30,7 @@ SEPARATOR = "@"
 NO_OFFSET = -1
 # Java moves the data version once per so many commits, not at each.
 _COMMITS_PER_VERSION = 500
+_DELETED_TOPICS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,57 @@ class Lowered:
     topic: str
     queues: int
     messages: int
+
+
+class OldPositions:
+    """Consumers that go on running while their topic is deleted and made again hold positions in
+    queues that are gone (R39).
+
+    Of topics that were deleted while this process ran, the newest 4096. No position of a group
+    counts in such a queue before the group has begun anew in it: it asked where to begin, or is at
+    the first message, or has progress there. From the first use of the topic made again this goes
+    on for `KEPT_MS`.
+    """
+
+    KEPT_MS = 3_600_000
+
+    def __init__(self, clock_ms: Callable[[], int] = boot_ms) -> None:
+        self._clock_ms = clock_ms
+        self._topics: dict[str, _Renewed] = {}
+
+    def deleted(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+        self._topics[topic] = _Renewed()
+        if len(self._topics) > _DELETED_TOPICS_MAX:
+            del self._topics[next(iter(self._topics))]
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._topics
+
+    def begins(self, group: str, topic: str, queue_id: int) -> None:
+        """The group asks, or knows, where it begins in the queue."""
+        if (renewed := self._topics.get(topic)) is not None:
+            renewed.begun.add((group, queue_id))
+
+    def is_old(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a position of the group in this queue, which is there, may be of a queue that is
+        gone."""
+        renewed = self._topics.get(topic)
+        if renewed is None or (group, queue_id) in renewed.begun:
+            return False
+        now_ms = self._clock_ms()
+        if renewed.until_ms is None:
+            renewed.until_ms = now_ms + self.KEPT_MS
+        elif now_ms >= renewed.until_ms:
+            del self._topics[topic]
+            return False
+        return True
+
+
+@dataclass(slots=True)
+class _Renewed:
+    begun: set[tuple[str, int]] = field(default_factory=set)
+    until_ms: int | None = None
 
 
 class _OffsetFile(ConsumerOffsetSerializeWrapper):
@@ -63,6 +115,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         self._received: Mapping[str, Mapping[int, int]] = {}
         self._received_end = 0
         self._deletion_due = False
+        self._old = OldPositions()
 
     def load(self) -> None:
         """Take over what is on disk. Raises CorruptLogError if nothing there can be used."""
@@ -79,6 +132,33 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         """The committed offset, -1 if there is none."""
         offsets = self._table.get(f"{topic}@{group}")
         return NO_OFFSET if offsets is None else offsets.get(queue_id, NO_OFFSET)
+
+    def begins(self, group: str, topic: str, queue_id: int) -> int:
+        """`query` for a consumer that asks where to begin: what it holds from now on counts."""
+        self._old.begins(group, topic, queue_id)
+        return self.query(group, topic, queue_id)
+
+    def was_deleted(self, topic: str) -> bool:
+        """Whether consumers may hold positions in queues of this name that are gone."""
+        return topic in self._old
+
+    def is_old(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        first_offset_of: Callable[[str, int], int],
+    ) -> bool:
+        """Whether a consumer's position may be of a queue of this name that was deleted: the group
+        skips what is new there if it counts. `first_offset_of`(topic, queue id) as it is now."""
+        if not self._old.is_old(group, topic, queue_id):
+            return False
+        first_offset = first_offset_of(topic, queue_id)
+        if offset > first_offset and self.query(group, topic, queue_id) == NO_OFFSET:
+            return True
+        self._old.begins(group, topic, queue_id)
+        return False
 
     def offsets_of(self, group: str, topic: str) -> dict[int, int]:
         """Queue id -> offset of a group in a topic (a copy)."""
@@ -117,6 +197,12 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
             group_topic_map=group_topics,
             offset_table=self._table,
         )
+
+    def encode_for_slaves(self) -> bytes:
+        """The 43 body: without what is derived, for slaves ask twice a second."""
+        return ConsumerOffsetSerializeWrapper(
+            data_version=self.data_version, offset_table=self._table
+        ).encode()
 
     # Changing.
 
@@ -177,6 +263,7 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         made again.
         """
         self.deleted_end = max(self.deleted_end, record_end)
+        self._old.deleted(topic)
         prefix = topic + SEPARATOR
         for key in [key for key in self._table if key.startswith(prefix)]:
             if self._received_end >= record_end and key in self._received:

@@ -19,8 +19,8 @@ from batonmq.protocol.properties import find_property
 from batonmq.protocol.record import RecordHead
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from batonmq.protocol.tags import tags_code
-from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.store.commit_log import CommitLog
+from batonmq.store.delay_levels import DelayLevels
 from batonmq.store.index_service import IndexService
 from batonmq.store.log_scan import LogScanner, fault_behind, quick_record
 from batonmq.store.queue_table import Queue, QueueTable
@@ -49,31 +49,6 @@ class Pending(NamedTuple):
     store_timestamp: int
 
 
-_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_UNKNOWN_LEVEL_MS: Final = 1_000
-
-
-class DelayLevels:
-    """Level n (from 1) of a list like `1s 5s 10m`; levels above the last count as the last."""
-
-    def __init__(self, text: str) -> None:
-        """Raises ValueError for a word that is no number with s, m, h or d behind it."""
-        self._delays_ms = [_delay_ms(word) for word in text.split()]
-
-    def deliver_at(self, level: int, store_timestamp: int) -> int:
-        """The due time in ms since the epoch of a message stored at `store_timestamp`."""
-        level = min(level, len(self._delays_ms))
-        delay_ms = self._delays_ms[level - 1] if level > 0 else _UNKNOWN_LEVEL_MS
-        return store_timestamp + delay_ms
-
-
-def _delay_ms(word: str) -> int:
-    unit = _UNITS_MS.get(word[-1])
-    if unit is None or not word[:-1].isdigit():
-        raise ValueError(f"messageDelayLevel holds {word!r}, which is no delay such as 10s or 2h")
-    return int(word[:-1]) * unit
-
-
 class Dispatcher:
     """Feeds consume queues and index from the log up to the confirmed offset.
 
@@ -88,7 +63,9 @@ class Dispatcher:
         delay_levels: DelayLevels,
         verified: VerifiedLog,
         arrival_listeners: list[ArrivalListener],
+        commits: deque[int],
     ) -> None:
+        """`commits` takes the prepared offsets of committed transactions that the log shows."""
         self._log = log
         self.verified = verified
         self.queues = queues
@@ -100,6 +77,7 @@ class Dispatcher:
         self.has_more = False  # the last `advance` stopped at its limit, not at the end of records
         self.last_store_timestamp = 0
         self._arrival_listeners = arrival_listeners
+        self._commits = commits
 
     def restart_at(self, offset: int) -> None:
         """Forget what is queued; the log is read from `offset`, a record boundary, on."""
@@ -274,24 +252,19 @@ class Dispatcher:
         properties = head.properties
         transaction = head.sys_flag & TRANSACTION_MASK
         is_indexed = transaction != TRANSACTION_ROLLBACK
+        if transaction == TRANSACTION_COMMIT:
+            self._commits.append(head.prepared_transaction_offset)
         return Pending(
             head.physical_offset + head.size,
             head.physical_offset,
             head.size,
             queue,
             head.queue_offset if transaction in (0, TRANSACTION_COMMIT) else NO_UNIT,
-            self._tags_code(queue.topic, head),
+            self._delay_levels.tags_code(queue.topic, properties, head.store_timestamp),
             find_property(properties, b"KEYS") if is_indexed else None,
             find_property(properties, b"UNIQ_KEY") if is_indexed else None,
             head.store_timestamp,
         )
-
-    def _tags_code(self, topic: str, head: RecordHead) -> int:
-        if topic == SCHEDULE_TOPIC:
-            level = find_property(head.properties, b"DELAY")
-            if level is not None and level.isdigit() and int(level) > 0:
-                return self._delay_levels.deliver_at(int(level), head.store_timestamp)
-        return tags_code(find_property(head.properties, b"TAGS"))
 
 
 def _put_nowhere(

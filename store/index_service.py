@@ -57,7 +57,7 @@ class IndexService:
     ) -> None:
         """`root` is the `index` folder; `slot_num` and `index_num` are maxHashSlotNum and
         maxIndexNum. Wall time only names new files."""
-        self._root = root
+        self.root = root
         self._health = health or StoreHealth()
         self._slot_num = slot_num
         self._index_num = index_num
@@ -197,7 +197,7 @@ class IndexService:
             self._dirty.add(last.path)
         self._files.append(
             IndexFile.create(
-                self._root / self._next_name(),
+                self.root / self._next_name(),
                 self._slot_num,
                 self._index_num,
                 self._handles,
@@ -279,7 +279,7 @@ class IndexService:
         self._files.remove(file)
         self._dirty.discard(file.path)
         file.destroy()
-        sync_directory(self._root)
+        sync_directory(self.root)
 
     def _find_end(self) -> None:
         newest = next((file for file in reversed(self._files) if not file.is_empty), None)
@@ -300,11 +300,11 @@ class IndexService:
         and those behind it are removed, to be built again from the log.
         """
         assert not self._files and not self._noted
-        if not self._root.is_dir():
+        if not self.root.is_dir():
             return
-        names = sorted(name for name in disk.listdir(self._root) if name.isdigit())
+        names = sorted(name for name in disk.listdir(self.root) if name.isdigit())
         for name in names:
-            file = self._open(self._root / name)
+            file = self._open(self.root / name)
             if file is None:
                 self.was_cut = True
                 break
@@ -318,9 +318,9 @@ class IndexService:
         dropped = names[len(self._files) :]
         for name in dropped:
             log.warning("index_file_dropped file=%s", name)
-            disk.unlink(self._root / name)
+            disk.unlink(self.root / name)
         if dropped:
-            sync_directory(self._root)
+            sync_directory(self.root)
         newest = self._files[-1] if self._files else None
         if (
             not clean

@@ -56,6 +56,7 @@ class PositionRounds:
         self._piece_max = min(_PIECE_BYTES_MAX, log.segment_size // 4, config.max_message_size)
         self._round: _Round | None = None
         self._is_master = False
+        self._master_begin: int | None = 0
         self.due_at = _NEVER
 
     def begin_mastership(self) -> None:
@@ -73,25 +74,37 @@ class PositionRounds:
         self._round = None
         self.due_at = _NEVER
 
+    def master_begins_at(self, offset: int | None) -> None:
+        """Where the log of the followed master begins; None: a Java master, which does not say."""
+        self._master_begin = offset
+        if offset is not None:
+            self._queues.positions.group_begins_at(offset)
+
     @property
     def may_expire_below(self) -> int:
-        """No segment that ends above it may go yet: the log must go on holding all positions.
+        """No segment that ends above it may go yet: the log must go on holding all positions, and
+        a slave all that its master has, whatever its own disk (R27).
 
         A slave waits for its master's rounds only while they come: a Java master writes none.
         """
         stated = self._queues.positions.stated_from
-        segment_size, end = self._log.segment_size, self._log.max_offset
-        if self._is_master or end - stated <= 3 * segment_size:
+        if self._is_master:
             return stated
-        return end
+        segment_size, end = self._log.segment_size, self._log.max_offset
+        bound = stated if end - stated <= 3 * segment_size else end
+        return bound if self._master_begin is None else min(bound, self._master_begin)
 
     @property
     def whole_from(self) -> int:
-        """Where this replica is whole from, log and positions: behind its log's end while it does
-        not know where every queue goes on. It must not join a group then."""
-        if self._queues.positions.are_known:
-            return self._log.min_offset
-        return self._log.max_offset + 1
+        """From where on this replica has what its group has, log and positions: behind its log's
+        end while it does not know where every queue goes on. It must not join a group then.
+
+        What expired here had expired at a master, so a slave may lack it: only where its log began
+        anew counts, until a master is known that begins there or later.
+        """
+        if not self._queues.positions.are_known:
+            return self._log.max_offset + 1
+        return self._log.min_offset if self._is_master else self._queues.positions.began_at
 
     def put_if_due(self) -> bool:
         """`put_piece` for a master that has no other writes."""

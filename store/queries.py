@@ -7,6 +7,7 @@ Every answer lies below the confirmed end (R28). Origin: Java `DefaultMessageSto
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +26,7 @@ from batonmq.store.appender import Appender
 from batonmq.store.consume_queue import Boundary
 from batonmq.store.dispatch import Dispatcher
 from batonmq.store.log_scan import check_record
-from batonmq.store.reader import GetMessageResult, GetMessageStatus, QueueReader
+from batonmq.store.reader import GetMessageResult, GetMessageStatus, QueueReader, Wanted
 from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,9 @@ class StoreQueries:
         max_num: int,
         max_bytes: int | None = None,
         wanted: frozenset[int] | None = None,
+        matches: Callable[[bytes], bool] | None = None,
     ) -> GetMessageResult:
-        """Messages of a queue from `offset` on, whose tag hash is in `wanted` (None: all).
+        """Messages of a queue from `offset` on, as `Wanted` describes them.
 
         At most `max_num`, and from the second on at most `max_bytes` (None: the store's limits).
         Raises CorruptLogError, with file and offset, if the record to be returned first fails its
@@ -85,9 +87,33 @@ class StoreQueries:
         minimum = queue.consume_queue.min_offset
         maximum = queue.consume_queue.max_offset
         if minimum <= offset < maximum:
-            return self._reader.read(queue, offset, max_num, max_bytes, wanted)
+            found = self._reader.read(queue, offset, max_num, max_bytes, Wanted(wanted, matches))
+            found.suggest_pulling_from_slave = self._reader.is_on_disk_only(
+                found.behind_bytes, on_slave=self._appender.refusal is not None
+            )
+            return found
         status, next_offset = self._outside(offset, minimum, maximum, queue.next_offset)
         return GetMessageResult(status, next_offset, minimum, maximum)
+
+    def units(
+        self, topic: str, queue_id: int, offset: int, count: int
+    ) -> list[tuple[int, int, int]]:
+        """(physical offset, size, tags code) of up to `count` visible messages from `offset` on;
+        none outside the queue, fewer at a border of its files. Raises CorruptLogError."""
+        queue = self._queues.get(topic, queue_id)
+        return self._reader.checked_units(queue, offset, count) if queue is not None else []
+
+    def raw_units(self, topic: str, queue_id: int, offset: int, count: int) -> bytes:
+        """Up to `count` units from `offset` on as they are in the files; not checked."""
+        queue = self._queues.get(topic, queue_id)
+        return queue.consume_queue.read_units(offset, count) if queue is not None else b""
+
+    def record_at(self, phy_offset: int, size: int) -> memoryview | None:
+        """The record of a unit that `units` gave; None if the log has it no more, or if the unit is
+        a filler."""
+        if phy_offset < self._log.min_offset or size == FILLER_SIZE:
+            return None
+        return self._log.view(phy_offset, size)
 
     def _outside(
         self, offset: int, minimum: int, maximum: int, assigned: int

@@ -9,7 +9,15 @@ import os
 from pathlib import Path
 
 from batonmq.process import disk
-from batonmq.process.durable_file import sync_directory, sync_file, write_all, zero_range
+from batonmq.process.durable_file import (
+    BLOCK_SIZE,
+    is_zero,
+    next_data,
+    sync_directory,
+    sync_file,
+    write_all,
+    zero_range,
+)
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.file_handles import FileHandles
 
@@ -21,14 +29,15 @@ class QueueFiles:
 
     __slots__ = ("_directory", "_handles", "_unsynced", "file_size", "starts")
 
-    def __init__(self, directory: Path, file_size: int, handles: FileHandles) -> None:
+    def __init__(self, directory: str | Path, file_size: int, handles: FileHandles) -> None:
         """Nothing is created on disk before the first `write`."""
         self._directory = str(directory)
         self._handles = handles
         self.file_size = file_size
-        self.starts: list[int] = []
+        # Tuples of plain values: the garbage collector does not look at them in each queue.
+        self.starts: tuple[int, ...] = ()
         # Files and folders to sync: with a new file also the folders that lead to it.
-        self._unsynced: set[str] = set()
+        self._unsynced: tuple[str, ...] = ()
 
     @property
     def directory(self) -> str:
@@ -50,7 +59,7 @@ class QueueFiles:
     def load(self) -> None:
         """Find the files. An empty last one is removed. Raises CorruptLogError for a file of
         another length, a missing one, and a folder without any."""
-        self.starts = []
+        self.starts = ()
         try:
             names = sorted(n for n in disk.listdir(self._directory) if n.isdigit())
         except FileNotFoundError:
@@ -69,7 +78,7 @@ class QueueFiles:
                 )
             if self.starts and int(name) != self.end:
                 raise CorruptLogError(self._path(self.end), 0, "consume queue file is missing")
-            self.starts.append(int(name))
+            self.starts += (int(name),)
 
     def read(self, position: int, end: int) -> bytes:
         """The bytes [position, end) of one file. Raises CorruptLogError if it is shorter."""
@@ -79,6 +88,28 @@ class QueueFiles:
             raise CorruptLogError(path, within, f"{len(data)} bytes where {end - position} belong")
         return data
 
+    def next_data(self, position: int) -> int | None:
+        """The first position from `position` on that was ever written, as far as the file system
+        knows (it may be earlier by a block); None if there is none."""
+        while position < self.end:
+            path, within = self.place_of(position)
+            found = next_data(self._handles.fd(path), within)
+            if found is not None:
+                return position - within + found
+            position += self.file_size - within
+        return None
+
+    def is_clear_behind(self, position: int) -> bool:
+        """Whether there is no file behind that of `position`, and only zeros behind it in that."""
+        if position >= self.end:
+            return True
+        path, within = self.place_of(position)
+        if position - within != self.starts[-1]:
+            return False
+        fd = self._handles.fd(path)
+        block = disk.pread(fd, BLOCK_SIZE - within % BLOCK_SIZE, within)
+        return is_zero(block) and next_data(fd, within + len(block)) is None
+
     def write(self, position: int, data: memoryview) -> None:
         """Write over as many files as it takes. Raises OSError; then it can be done again."""
         done = 0
@@ -87,7 +118,7 @@ class QueueFiles:
             self._ensure(position + done - within)
             count = min(len(data) - done, self.file_size - within)
             write_all(self._handles.fd(path), data[done : done + count], within)
-            self._unsynced.add(path)
+            self._note_unsynced(path)
             done += count
 
     def _ensure(self, start: int) -> None:
@@ -95,20 +126,34 @@ class QueueFiles:
             return
         assert not self.starts or self.end == start
         if not self.starts:
-            disk.makedirs(self._directory)
-            self._unsynced.update(map(str, Path(self._directory).parents[:2]))
+            self._make_folder()
         fd = disk.open(self._path(start), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             disk.ftruncate(fd, self.file_size)
         finally:
             disk.close(fd)
-        self._unsynced.add(self._directory)
-        self.starts.append(start)
+        self._note_unsynced(self._directory)
+        self.starts += (start,)
+
+    def _make_folder(self) -> None:
+        try:
+            disk.mkdir(self._directory)  # mostly that of the topic is there
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            disk.makedirs(self._directory)
+        topic, _, _ = self._directory.rpartition("/")
+        self._note_unsynced(topic)
+        self._note_unsynced(topic.rpartition("/")[0])
+
+    def _note_unsynced(self, path: str) -> None:
+        if path not in self._unsynced:
+            self._unsynced += (path,)
 
     def take_unsynced(self) -> list[Path]:
         """Files and folders to sync since the last call; `sync_file` takes both."""
         paths = [Path(path) for path in sorted(self._unsynced, reverse=True)]
-        self._unsynced.clear()
+        self._unsynced = ()
         return paths
 
     def cut(self, position: int, written_end: int) -> None:
@@ -118,7 +163,8 @@ class QueueFiles:
         """
         removed = False
         while len(self.starts) > 1 and self.starts[-1] >= position:
-            self._unlink(self.starts.pop())
+            self._unlink(self.starts[-1])
+            self.starts = self.starts[:-1]
             removed = True
         if removed:
             sync_directory(Path(self._directory))
@@ -129,17 +175,15 @@ class QueueFiles:
             sync_file(Path(path))
 
     def drop_first(self) -> None:
-        """Remove the oldest file; the caller syncs the folder (`sync_folder`)."""
-        self._unlink(self.starts.pop(0))
-
-    def sync_folder(self) -> None:
-        sync_directory(Path(self._directory))
+        """Remove the oldest file; the caller syncs the folder."""
+        self._unlink(self.starts[0])
+        self.starts = self.starts[1:]
 
     def _unlink(self, start: int) -> None:
         path = self._path(start)
         self._handles.forget(path)
         disk.unlink(path)
-        self._unsynced.discard(path)
+        self._unsynced = tuple(other for other in self._unsynced if other != path)
 
     def close(self) -> None:
         """Close the descriptors; nothing is synced."""
@@ -149,8 +193,8 @@ class QueueFiles:
     def forget(self) -> None:
         """Go on as if there were no files."""
         self.close()
-        self.starts.clear()
-        self._unsynced.clear()
+        self.starts = ()
+        self._unsynced = ()
 
 
 __all__ = ["QueueFiles"]

@@ -71,8 +71,9 @@ def decode_positions(body: bytes) -> PositionRecord | None:
 
 
 class _Stored(msgspec.Struct, kw_only=True, rename="camel"):
-    """The file. Offsets are of the log; -1: none."""
+    """The file. Offsets are of the log; -1: none. `began`: see `began_at`."""
 
+    began: int = 0
     wanted: int = -1
     stated: int = -1
     stated_end: int = -1
@@ -123,6 +124,12 @@ class QueuePositions:
         return max(self._state.stated, 0)
 
     @property
+    def began_at(self) -> int:
+        """Where the log began anew, while no master is known that begins there or later: a
+        replica may begin at its master's last segment. Else 0."""
+        return self._state.began
+
+    @property
     def placed(self) -> dict[str, dict[int, int]]:
         """Topic -> queue id -> position; read only."""
         return self._state.placed
@@ -166,8 +173,14 @@ class QueuePositions:
 
     def begin_at(self, offset: int) -> None:
         """The log begins anew, empty, at `offset`. Durable on return; raises OSError."""
-        self._state = _Stored(wanted=offset if offset else -1)
+        self._state = _Stored(began=offset, wanted=offset if offset else -1)
         self._store_now()
+
+    def group_begins_at(self, offset: int) -> None:
+        """A master's log begins at `offset`: the group has let go of what lies before."""
+        if 0 < self._state.began <= offset:
+            self._state.began = 0
+            self._is_stored = False
 
     def want_from(self, offset: int) -> None:
         """Queues are rebuilt from a log that begins at `offset`: it must hold all positions.
@@ -175,6 +188,8 @@ class QueuePositions:
         state = self._state
         state.stated = state.stated_end = -1
         state.wanted = offset if offset else -1
+        if self.was_damaged:
+            state.began = offset
         self._store_now()
 
     def log_ends_at(self, offset: int, log_begin: int) -> bool:
@@ -195,7 +210,8 @@ class QueuePositions:
         return misplaced
 
     def declare_known(self) -> None:
-        """This replica leads: the group numbers on from what is here."""
+        """This replica leads: the group goes on, and numbers on, from what is here."""
+        self.group_begins_at(self._state.began)
         if not self.are_known:
             log.warning("queue_positions_unknown log_begin=%d", self._state.wanted)
             self._state.wanted = -1

@@ -16,7 +16,7 @@ from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.record import RecordHead
-from batonmq.protocol.topic_name import METADATA_TOPIC, SCHEDULE_TOPIC
+from batonmq.protocol.topic_name import DUE_TOPICS, METADATA_TOPIC
 from batonmq.store.consume_queue import ConsumeQueue
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.health import StoreHealth
@@ -49,12 +49,13 @@ class ConsumeQueueStore:
         health: StoreHealth | None = None,
     ) -> None:
         """`root` is the `consumequeue` folder, `file_size` is mappedFileSizeConsumeQueue."""
-        self._root = root
+        self.root = root
         self._deleted = root.with_name(f"{root.name}.deleted")
         self._aside: list[Path] = []
         self._health = health or StoreHealth()
         self._file_size = file_size
         self._handles = FileHandles(open_files_max)
+        self._dirty: dict[ConsumeQueue, None] = {}
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
 
     def load(self, safe_offset: int = 0) -> list[CorruptLogError]:
@@ -82,10 +83,10 @@ class ConsumeQueueStore:
         return damaged
 
     def _queues_on_disk(self) -> Iterator[tuple[str, int]]:
-        if not self._root.is_dir():
+        if not self.root.is_dir():
             return
-        for topic in sorted(disk.listdir(self._root)):
-            folder = self._root / topic
+        for topic in sorted(disk.listdir(self.root)):
+            folder = self.root / topic
             if folder.is_dir():
                 for name in sorted(disk.listdir(folder)):
                     if name.isdigit():
@@ -93,12 +94,13 @@ class ConsumeQueueStore:
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         return ConsumeQueue(
-            self._root / topic / str(queue_id),
+            f"{self.root}/{topic}/{queue_id}",
             topic,
             queue_id,
             file_size=self._file_size,
             handles=self._handles,
             health=self._health,
+            dirty=self._dirty,
         )
 
     # Lookup.
@@ -151,24 +153,19 @@ class ConsumeQueueStore:
         for queue in self._queues.values():
             queue.correct_min_offset(log_min_offset)
 
-    def delete_expired(self, log_min_offset: int) -> int:
-        """Remove files that hold only units below `log_min_offset`; how many."""
-        return sum(queue.delete_expired(log_min_offset) for queue in self._queues.values())
-
     # Flushing and deletion.
+
+    def dirty(self) -> list[ConsumeQueue]:
+        """The queues that have something for `ConsumeQueue.write_back` now."""
+        return list(self._dirty)
 
     def write_back(self) -> list[Path]:
         """Bring all tails into the page cache; the paths that `sync_file` then makes durable.
 
         Call it on the owner's thread, and `sync_file` for each path on any thread. Raises OSError
-        (disk full); then no path is taken, and the next call tries again.
+        (disk full).
         """
-        for queue in self._queues.values():
-            queue.write_tail()
-        paths: list[Path] = []
-        for queue in self._queues.values():
-            paths += queue.write_back()
-        return paths
+        return [path for queue in self.dirty() for path in queue.write_back()]
 
     def delete_topic(self, topic: str) -> int:
         """Remove all queues of a topic from table and disk; how many there were.
@@ -179,7 +176,7 @@ class ConsumeQueueStore:
         keys = [key for key in self._queues if key[0] == topic]
         for key in keys:
             self._queues.pop(key).forget_files()
-        self._take_away(self._root / topic)
+        self._take_away(self.root / topic)
         return len(keys)
 
     def _take_away(self, folder: Path) -> None:
@@ -217,7 +214,7 @@ class ConsumeQueueStore:
 
     def _destroy(self, queue: ConsumeQueue) -> None:
         queue.forget_files()
-        self._take_away(self._root / queue.topic / str(queue.queue_id))
+        self._take_away(self.root / queue.topic / str(queue.queue_id))
 
     def destroy_all(self) -> None:
         """Remove every queue (an empty log has none)."""
@@ -238,6 +235,7 @@ class Queue:
         "consume_queue",
         "handler",
         "is_gapless",
+        "is_plain",
         "next_offset",
         "queue_id",
         "topic",
@@ -251,13 +249,15 @@ class Queue:
         self.consume_queue = consume_queue
         self.next_offset = consume_queue.max_offset
         self.handler: SystemRecordHandler | None = None
+        #: Whether its records just go to the consume queue, with the hash of TAGS.
+        self.is_plain = topic not in DUE_TOPICS
         #: Whether each message is put at the offset behind the one before (not after a deletion).
         self.is_gapless = True
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether its records just go to the consume queue, with the hash of TAGS."""
-        return self.handler is None and self.topic != SCHEDULE_TOPIC
+    def handled_by(self, handler: SystemRecordHandler | None) -> None:
+        """Its records go to `handler`, unless that is None."""
+        self.handler = handler
+        self.is_plain = self.is_plain and handler is None
 
 
 class QueueTable:
@@ -320,9 +320,9 @@ class QueueTable:
             consume_queue = self.consume_queues.find_or_create(topic, queue_id)
             queue = self.queues[topic, queue_id] = Queue(topic, queue_id, consume_queue)
             if (topic, queue_id) == (METADATA_TOPIC, POSITIONS_QUEUE):
-                queue.handler = self._take_positions
+                queue.handled_by(self._take_positions)
             else:
-                queue.handler = self._on_system_record.get(topic)
+                queue.handled_by(self._on_system_record.get(topic))
         return queue
 
     def _take_positions(self, head: RecordHead, body: bytes) -> None:

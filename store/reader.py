@@ -12,22 +12,23 @@ from __future__ import annotations
 import enum
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, RECORD_HEAD, UNIT, UNIT_SIZE
-from batonmq.protocol.properties import find_property
-from batonmq.protocol.record import RecordHead
-from batonmq.protocol.tags import tags_code
-from batonmq.protocol.topic_name import SCHEDULE_TOPIC
+from batonmq.protocol.record import RecordHead, raw_properties
+from batonmq.protocol.topic_name import DUE_TOPICS
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.config import StoreConfig
 from batonmq.store.consume_queue import ConsumeQueue
+from batonmq.store.delay_levels import DelayLevels
 from batonmq.store.log_scan import LogScanner, check_record
 from batonmq.store.queue_table import Queue
 from batonmq.store.verified_log import VerifiedLog
 
+SLAVE_RATIO_LESS: Final = 10  # points of accessMessageInMemoryMaxRatio
 SCAN_UNITS_MIN: Final = 16_000 // UNIT_SIZE  # Java: max(16000 bytes, maxMsgNums units)
 
 _unpack_each: Final = UNIT.struct.iter_unpack
@@ -62,6 +63,21 @@ class GetMessageResult:
     message_count: int = 0
     size: int = 0
     suggest_pulling_from_slave: bool = False
+    """What was read lies so far behind that it is on disk only."""
+    behind_bytes: int = 0
+    """From the last message that was looked at to the end of the log."""
+
+
+class Wanted(NamedTuple):
+    """Which messages of a queue are read: those whose tag hash is in `codes` (None: all), and whose
+    properties, with a byte 2 on either side, pass `matches` (None: all)."""
+
+    codes: frozenset[int] | None = None
+    matches: Callable[[bytes], bool] | None = None
+
+
+def _properties(record: memoryview) -> bytes:
+    return b"\x02%b\x02" % raw_properties(record)
 
 
 class _BadUnit(Exception):
@@ -83,8 +99,9 @@ _SCAN_BYTES_MAX: Final = 64 << 20
 class UnitChecks:
     """Which units, and the records that they point to, were found good since the start."""
 
-    def __init__(self, commit_log: CommitLog) -> None:
+    def __init__(self, commit_log: CommitLog, delay_levels: DelayLevels) -> None:
         self._log = commit_log
+        self._delay_levels = delay_levels
         # One bit for each unit, in blocks, for each queue that was read.
         self._good: dict[tuple[ConsumeQueue, int], bytearray] = {}
 
@@ -109,7 +126,7 @@ class UnitChecks:
         scanner = LogScanner(self._log, begin, end, check_crc=True)
         while (head := scanner.next()) is not None:
             if _is_message(head, queue, index):
-                unit = (head.physical_offset, head.size, _tags_code(head))
+                unit = (head.physical_offset, head.size, self._tags_code(queue, head))
                 queue.consume_queue.replace_unit(index, *unit)
                 file, offset = queue.consume_queue.place_of(index)
                 log.error("consume_queue_unit_mended file=%s offset=%d", file, offset)
@@ -148,9 +165,12 @@ class UnitChecks:
             return f"unit {index} points to {phy_offset}, where no record begins"
         if head.size != size or not _is_message(head, queue, index):
             return f"unit {index} points to a record of another size or place"
-        if queue.topic != SCHEDULE_TOPIC and tags != _tags_code(head):
+        if queue.topic not in DUE_TOPICS and tags != self._tags_code(queue, head):
             return f"unit {index} has another tags code than its record"
         return ""
+
+    def _tags_code(self, queue: Queue, head: RecordHead) -> int:
+        return self._delay_levels.tags_code(queue.topic, head.properties, head.store_timestamp)
 
     def _is_known_place(self, phy_offset: int, queue: Queue, index: int) -> bool:
         """Whether a bad record of that queue offset lies there by its own head."""
@@ -168,23 +188,17 @@ def _is_message(head: RecordHead, queue: Queue, index: int) -> bool:
     )
 
 
-def _tags_code(head: RecordHead) -> int:
-    return tags_code(find_property(head.properties, b"TAGS"))
-
-
 class QueueReader:
     """`read` for one pull after another; holds the limits and the verification state."""
 
     def __init__(self, log: CommitLog, config: StoreConfig, verified: VerifiedLog) -> None:
         self._log = log
         self._verified = verified
-        self._unit_checks = UnitChecks(log)
-        self._memory_bytes = (
-            os.sysconf("SC_PHYS_PAGES")
-            * os.sysconf("SC_PAGE_SIZE")
-            * config.access_message_in_memory_max_ratio
-            // 100
-        )
+        self._unit_checks = UnitChecks(log, config.delay_levels)
+        percent_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 100
+        ratio = config.access_message_in_memory_max_ratio
+        self._memory_bytes = percent_bytes * ratio
+        self._slave_memory_bytes = percent_bytes * max(0, ratio - SLAVE_RATIO_LESS)
         self._memory_limits = (
             config.max_transfer_bytes_on_message_in_memory,
             config.max_transfer_count_on_message_in_memory,
@@ -200,14 +214,13 @@ class QueueReader:
         offset: int,
         max_num: int,
         max_bytes: int | None,
-        wanted: frozenset[int] | None,
+        wanted: Wanted,
     ) -> GetMessageResult:
         """Messages from queue offset `offset`, which must lie within the queue, on.
 
         At least one is returned if any matches, at most `max_num` and, from the second on,
-        `max_bytes`. `wanted` holds tag hashes; None takes all. Raises CorruptLogError for a
-        damaged first record; a later one just ends the result before it. A bad unit of the queue
-        itself is mended from the log.
+        `max_bytes`. Raises CorruptLogError for a damaged first record; a later one just ends the
+        result before it. A bad unit of the queue itself is mended from the log.
         """
         try:
             return self._read(queue, offset, max_num, max_bytes, wanted)
@@ -216,13 +229,31 @@ class QueueReader:
                 raise bad.error from None
         return self._read(queue, offset, max_num, max_bytes, wanted)
 
+    def checked_units(self, queue: Queue, offset: int, count: int) -> list[tuple[int, int, int]]:
+        """(physical offset, size, tags code) of up to `count` messages from queue offset `offset`
+        on; none outside the queue. Raises CorruptLogError, and mends bad units, as `read` does."""
+        units = list(_unpack_each(queue.consume_queue.read_units(offset, count)))
+        good: list[tuple[int, int, int]] = []
+        for index, unit in enumerate(units, offset):
+            if index < queue.consume_queue.loaded_end or unit[0] < self._verified.start:
+                try:
+                    self._unit_checks.ensure(queue, index, unit)
+                except CorruptLogError:
+                    if good:
+                        break
+                    if not self._unit_checks.repair(queue, index):
+                        raise
+                    return self.checked_units(queue, offset, count)
+            good.append(unit)
+        return good
+
     def _read(
         self,
         queue: Queue,
         offset: int,
         max_num: int,
         max_bytes: int | None,
-        wanted: frozenset[int] | None,
+        wanted: Wanted,
     ) -> GetMessageResult:
         consume_queue = queue.consume_queue
         result = GetMessageResult(
@@ -245,9 +276,9 @@ class QueueReader:
         units: bytes,
         max_num: int,
         max_bytes: int | None,
-        wanted: frozenset[int] | None,
+        wanted: Wanted,
     ) -> None:
-        log = self._log
+        log, (codes, matches) = self._log, wanted
         log_min, log_end = log.min_offset, log.max_offset
         verified_start, loaded_end = self._verified.start, queue.consume_queue.loaded_end
         size_sum = count = phy_offset = 0
@@ -261,7 +292,9 @@ class QueueReader:
             if phy_offset < log_min or size == FILLER_SIZE:
                 result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
                 continue
-            if wanted is not None and tags not in wanted:
+            if codes is not None and tags not in codes:
+                continue
+            if matches is not None and not matches(_properties(log.view(phy_offset, size))):
                 continue
             if count:
                 if count >= max_num or (max_bytes is not None and size_sum + size > max_bytes):
@@ -285,7 +318,12 @@ class QueueReader:
         result.next_begin_offset = queue_offset
         result.message_count = count
         result.size = size_sum
-        result.suggest_pulling_from_slave = log_end - phy_offset > self._memory_bytes
+        result.behind_bytes = log_end - phy_offset
+
+    def is_on_disk_only(self, behind_bytes: int, *, on_slave: bool) -> bool:
+        """Whether a message so far behind the log's end has left the memory, as far as a broker
+        can guess. A slave guesses a smaller share, as in Java."""
+        return behind_bytes > (self._slave_memory_bytes if on_slave else self._memory_bytes)
 
     def _is_good_unit(
         self, queue: Queue, index: int, unit: tuple[int, int, int], *, first: bool

@@ -88,6 +88,11 @@ class SlaveLog:
         except (CorruptLogError, OSError) as error:
             self._fail(error)
 
+    @property
+    def whole_end(self) -> int:
+        """Where the last whole record ends that was checked."""
+        return self._verified.end
+
     def drop_unverified(self) -> int:
         """Cut what was appended behind the last whole, good record; the log's new end. Raises
         StoreFailedError."""

@@ -24,6 +24,9 @@ SYSTEM_GROUPS = (
     "CID_RMQ_SYS_TRANS",
 )
 
+# Java `PermName.INDEX_PERM_READ`: which bit of a forbidden entry stands for reading.
+_READ_BIT = 1 << 2
+
 
 class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, SubscriptionGroupConfig]):
     """Group name -> SubscriptionGroupConfig. One thread only."""
@@ -52,6 +55,10 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
             forbidden_table=self._forbidden,
             subscription_group_table=dict(self._table),
         )
+
+    def is_forbidden(self, group: str, topic: str) -> bool:
+        """Whether an operator has taken from a group the right to read a topic."""
+        return bool(self._forbidden and self._forbidden.get(group, {}).get(topic, 0) & _READ_BIT)
 
     def delete(self, name: str) -> bool:
         """Remove a group with what was forbidden to it; a system group stays."""

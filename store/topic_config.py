@@ -40,10 +40,15 @@ def topic_config(name: str, queue_nums: int, perm: int = _READ_WRITE) -> TopicCo
 
 
 def system_topics(
-    cluster_name: str, broker_name: str, *, auto_create_topic: bool, default_queue_nums: int
+    cluster_name: str,
+    broker_name: str,
+    *,
+    auto_create_topic: bool,
+    default_queue_nums: int,
+    trace_topic: str = "",
 ) -> list[TopicConfig]:
     """What a broker owns from the start, as a fresh Java broker makes it, and the history's topic
-    of ours."""
+    of ours. `trace_topic`: where clients send their message traces, "" for none."""
     topics = [
         topic_config(names.SELF_TEST_TOPIC, 1),
         topic_config(names.BENCHMARK_TOPIC, _BENCHMARK_QUEUES),
@@ -59,6 +64,8 @@ def system_topics(
         topic_config(names.TIMER_TOPIC, 1),
         topic_config(names.HISTORY_TOPIC, 1),
     ]
+    if trace_topic:
+        topics.append(topic_config(trace_topic, 1))
     if auto_create_topic:
         topics.append(
             topic_config(names.AUTO_CREATE_TOPIC, default_queue_nums, PERM_INHERIT | _READ_WRITE)
@@ -77,6 +84,7 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
         broker_name: str = "broker",
         auto_create_topic: bool = True,
         default_queue_nums: int = 8,
+        trace_topic: str = "",
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         """`path` is `config/topics.json`; call `load` next. `clock_ms` stamps the version."""
@@ -85,6 +93,7 @@ class TopicConfigManager(NamedTable[TopicConfigSerializeWrapper, TopicConfig]):
             broker_name,
             auto_create_topic=auto_create_topic,
             default_queue_nums=default_queue_nums,
+            trace_topic=trace_topic,
         )
         system = {config.topic_name: config for config in topics}
         super().__init__(path, TopicConfigSerializeWrapper, clock_ms, system)

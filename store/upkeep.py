@@ -13,14 +13,16 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from batonmq.process import disk
 from batonmq.process.clock import boot_ms
-from batonmq.process.durable_file import sync_directory, sync_file
+from batonmq.process.durable_file import sync_below, sync_directory
 from batonmq.store.background import Background
 from batonmq.store.config import StoreConfig
 from batonmq.store.dispatch import Dispatcher
@@ -29,6 +31,14 @@ from batonmq.store.room import RoomWatch
 from batonmq.store.store_files import StoreFiles
 
 log = logging.getLogger(__name__)
+
+# What a slice of a round may cost, in writes to a file of a queue (20 us each). There are at most a
+# hundred slices a second: upkeep never takes more than a tenth of the loop.
+_SLICE_COST: Final = 48
+_FLUSH: Final = "flush-slices"
+_TRIM: Final = "trim-slices"
+_TRIMMED_AT_ONCE: Final = 32
+_FILE_COST: Final = 8
 
 
 def disk_use(folders: tuple[Path, ...]) -> DiskUse:
@@ -41,10 +51,9 @@ def disk_use(folders: tuple[Path, ...]) -> DiskUse:
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
-    """What one round makes durable: files, and then this checkpoint."""
+class Round:
+    """The checkpoint that one round of upkeep leads to."""
 
-    paths: tuple[Path, ...]
     dispatched_offset: int
     log_timestamp: int
     index_timestamp: int
@@ -161,74 +170,106 @@ class CheckpointWriter:
         self._background = background
         self._lock = threading.Lock()
         self._generation = 0
-        self._unsynced: tuple[Path, ...] = ()  # taken by a round that found no room
+        # Written, and handed to no job yet; of the queues and of the index.
+        self._queue_paths: list[Path] = []
+        self._index_paths: list[Path] = []
         self._is_running = False
 
+    @property
+    def covered_offset(self) -> int:
+        """Up to where a start after a crash need not read the log, -1 if it is not known."""
+        offset = self._checkpoint.recovery_offset
+        return -1 if offset is None else offset
+
     def flush_derived(self) -> None:
-        """Bring consume queues, index and checkpoint to disk; in a thread while the loop runs.
+        """Bring consume queues, index and checkpoint to disk: in slices, and in a thread, while the
+        loop runs, else all of it now.
 
         On a full disk nothing is lost, and the next call tries again what waits (R45). A store that
         failed writes nothing more (R37).
         """
         if self._health.has_failed:
             return
-        run_job, epochs = self._background.run_job, self._files.epochs
-        self._background.retry_jobs()
-        if self._room.is_waiting:
+        background, epochs = self._background, self._files.epochs
+        background.retry_jobs()
+        if self._room.is_waiting or background.is_slicing(_FLUSH):
             return
         probe = self._room.begin_probe()
         if self._before_checkpoint is not None:
             for job in self._before_checkpoint():
-                run_job(job)
+                background.run_job(job)
         for job in self._files.positions.writes_due():
-            run_job(job)
+            background.run_job(job)
         if not epochs.is_settled:
-            run_job(epochs.settle)
+            background.run_job(epochs.settle)
+        background.in_slices(_FLUSH, self._round(probe))
+
+    def _round(self, probe: int | None) -> Iterator[None]:
+        """One round in the owner's thread, a slice a step. `probe`: of a disk that was full."""
         work = self.begin()
         if work is not None:
-            run_job(work)
+            try:
+                yield from self._write_queues(work)
+            except OSError as error:
+                if not self._health.passes(error):
+                    raise
+                self._health.no_room(error)
+            else:
+                self._hand_over(work)
         if probe is not None:
-            run_job(lambda: self._room.end_probe(probe))
+            self._background.run_job(lambda: self._room.end_probe(probe))
 
-    def begin(self) -> Callable[[], None] | None:
-        """Start a round, in the owner's thread; the rest of it, for any thread, or None.
+    def begin(self) -> Round | None:
+        """What a round makes durable is what is dispatched now; queues may get more meanwhile.
 
-        None if the last round still runs, there is nothing new, or there is no room. The rest
-        raises OSError; on a full disk it can be done again.
+        None if the last round still runs, or there is no room for the index.
         """
         if self._is_running or self._health.has_failed:
             return None
         try:
-            self._unsynced = (*self._unsynced, *self._files.index.write_back())
-            paths = (*self._unsynced, *self._files.consume_queues.write_back())
+            self._index_paths += self._files.index.write_back()
         except OSError as error:
             if not self._health.passes(error):
                 raise
             self._health.no_room(error)
             return None
-        self._unsynced = ()
-        dispatched = self._dispatcher.offset
-        checkpoint = self._checkpoint
-        is_level = (
-            checkpoint.recovery_offset == dispatched == checkpoint.confirm_phy_offset and not paths
-        )
-        if is_level:
-            return None
-        self._is_running = True
-        work = _Round(
-            paths,
-            dispatched,
+        return Round(
+            self._dispatcher.offset,
             self._dispatcher.last_store_timestamp,
             self._files.index.end_timestamp,
             self._generation,
         )
-        return lambda: self._finish(work)
 
-    def _finish(self, work: _Round) -> None:
+    def _write_queues(self, work: Round) -> Iterator[None]:
+        """Bring every tail of the round into its file. Raises OSError; what was written by then is
+        synced by the next round."""
+        left = _SLICE_COST
+        for queue in self._files.consume_queues.dirty():
+            left -= _FILE_COST if queue.needs_file else 1
+            self._queue_paths += queue.write_back()
+            if left <= 0:
+                yield
+                left = _SLICE_COST
+
+    def _hand_over(self, work: Round) -> None:
+        """The rest of a round waits for the disk, so it is a job; none if nothing is new."""
+        checkpoint = self._checkpoint
+        is_level = checkpoint.recovery_offset == work.dispatched_offset
+        is_level = is_level and checkpoint.confirm_phy_offset == work.dispatched_offset
+        if is_level and not self._queue_paths and not self._index_paths:
+            return
+        queues, index = self._queue_paths, self._index_paths
+        self._queue_paths, self._index_paths = [], []
+        self._is_running = True
+        self._background.run_job(lambda: self.finish(work, queues, index))
+
+    def finish(self, work: Round, queues: Sequence[Path], index: Sequence[Path]) -> None:
+        """Make durable what a round has written, and then say so; in any thread. Raises OSError; on
+        a full disk it can be done again."""
         try:
             self._files.log.datasync_to(work.dispatched_offset)
-            for path in work.paths:
-                _sync_derived(path)
+            _sync_derived(self._files.consume_queues.root, queues)
+            _sync_derived(self._files.index.root, index)
             with self._lock:
                 if work.generation == self._generation:
                     self._write(work)
@@ -237,7 +278,7 @@ class CheckpointWriter:
             raise
         self._is_running = False
 
-    def _write(self, work: _Round) -> None:
+    def _write(self, work: Round) -> None:
         self._files.log.health.check_usable()  # no checkpoint any more after that (R37, R40)
         checkpoint = self._checkpoint
         # A damaged log is dispatched less far than it was; only a truncation lowers this.
@@ -257,12 +298,12 @@ class CheckpointWriter:
             self._generation += 1
 
 
-def _sync_derived(path: Path) -> None:
+def _sync_derived(folder: Path, paths: Sequence[Path]) -> None:
     """Raises OSError; not as on a full disk, for what was lost in a write-back is lost (R40)."""
     try:
-        sync_file(path)
+        sync_below(folder, paths)
     except OSError as error:
-        raise OSError(errno.EIO, f"not written back: {error}", str(path)) from error
+        raise OSError(errno.EIO, f"not written back: {error}", str(folder)) from error
 
 
 class Expirer:
@@ -291,13 +332,16 @@ class Expirer:
     def clean_expired(self, *, manual: bool = False) -> int:
         """Take expired segments off (`manual`: at any hour), refuse puts on a full disk.
 
-        How many were taken. Files are unlinked in a thread while the loop runs.
+        How many were taken. Files are unlinked in a thread while the loop runs, and queues follow
+        in slices: until then they show units whose records are gone, as they may at any time.
         """
+        if self._background.is_slicing(_TRIM):
+            return 0
         decision = self._decide(self._clock_ms(), manual=manual)
         commit_log = self._files.log
         removed = [commit_log.take_first_segment() for _ in range(decision.count)]
         if removed:
-            self._trim(commit_log.min_offset)
+            self._background.in_slices(_TRIM, self._trim(commit_log.min_offset))
             log.info(
                 "segments_expired count=%d reason=%s min_offset=%d",
                 len(removed), decision.reason, commit_log.min_offset,
@@ -333,8 +377,7 @@ class Expirer:
             manual=manual,
         )
 
-    def _trim(self, min_offset: int) -> None:
-        self._files.consume_queues.delete_expired(min_offset)
+    def _trim(self, min_offset: int) -> Iterator[None]:
         self._files.index.delete_expired(min_offset)
         try:
             self._files.epochs.truncate_prefix_by_offset(min_offset)
@@ -342,6 +385,13 @@ class Expirer:
             if not disk.is_full(error):
                 raise
             log.warning("epochs_not_trimmed reason=%s", error)  # the segments must go all the more
+        queues, folders = self._files.consume_queues, list[Path]()
+        for number, queue in enumerate(queues.queues(), 1):
+            if queue.delete_expired(min_offset):
+                folders.append(queue.folder)
+            if number % _TRIMMED_AT_ONCE == 0:
+                yield
+        self._background.run_job(partial(sync_below, queues.root, folders))
 
 
 def unlink_segments(segments: list[Segment]) -> None:

@@ -266,7 +266,9 @@ def test_no_module_lives_for_tests_only() -> None:
         for name in re.findall(r"batonmq(?:\.\w+)+", module.text):
             if name != _dotted(module.name):
                 used[name] += 1
-    entry = re.compile(r"(__init__|__main__|main|conftest)\.py$|^mqctl/commands/|^spark/jobs/")
+    entry = re.compile(
+        r"(__init__|__main__|main|conftest)\.py$|^mqctl/commands/|^spark/jobs/|^pyspark_"
+    )
     orphans = [name for dot, name in dotted.items() if not used[dot] and not entry.search(name)]
     refuse(orphans)
 

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from batonmq.launcher.layout import Node
+from batonmq.launcher.watchdog import TICK_MS, NotifySocket, Watchdog, activity_of
 from batonmq.process.backoff import Backoff
 from batonmq.process.clock import boot_ms
 
 PR_SET_PDEATHSIG: Final = 1
 TERM_GRACE_S: Final = 10.0
+HUNG_GRACE_S: Final = 0.1
 ADOPT_POLL_S: Final = 0.2
 LIVED_MS: Final = 3_000
 RESPAWN_FIRST_MS: Final = 200
@@ -38,6 +40,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     pid: int | None = None
     started_ms: int = 0
+    hung: bool = False
     pauses: Backoff = field(default_factory=lambda: Backoff(RESPAWN_FIRST_MS, RESPAWN_MAX_MS))
 
 
@@ -74,15 +77,27 @@ class Children:
         nodes: tuple[Node, ...],
         changed: Callable[[ChildChanged], None],
         respawn: Callable[[str], bool],
+        watchdog_s: float = 0.0,
     ) -> None:
+        """`watchdog_s`: how long the loop of a child may stand still before it is ended, 0: for
+        ever."""
         self.by_name = {node.name: Child(node, node.data_dir / "process.log") for node in nodes}
         self._changed = changed
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.respawn = respawn
         self.stopping = False
+        self._watchdog_s = watchdog_s
+        self._watchdog = Watchdog(int(watchdog_s * 1000), activity_of)
+        self._notify: NotifySocket | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start_all(self) -> None:
         """Starts every process at once."""
+        if self._watchdog_s > 0:
+            self._notify = NotifySocket(
+                lambda pid, message: self._watchdog.heard(pid, message, boot_ms())
+            )
+            self._watching = asyncio.create_task(self._watch_loops(), name="watch-loops")
         await asyncio.gather(*(self.start(name) for name in self.by_name))
 
     async def start(self, name: str) -> None:
@@ -99,18 +114,42 @@ class Children:
                 stdout=output,
                 stderr=output,
                 preexec_fn=_die_with_parent,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | self._watched(),
             )
         child.pid = child.process.pid
         child.started_ms = boot_ms()
         self._changed(ChildChanged(child.node, child.pid, "started"))
         self._watchers[name] = asyncio.create_task(self._watch(child), name=f"watch-{name}")
 
+    def _watched(self) -> dict[str, str]:
+        return self._notify.environ(self._watchdog_s) if self._notify is not None else {}
+
+    async def _watch_loops(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            for pid in self._watchdog.tick(boot_ms()):
+                for child in self.by_name.values():
+                    if child.pid == pid:
+                        await self._end_hung(child, pid)
+
+    async def _end_hung(self, child: Child, pid: int) -> None:
+        """SIGABRT first: faulthandler writes to its log where the loop stands. Nothing waits for
+        that longer than a moment; a process that is stopped takes SIGKILL only."""
+        child.hung = True
+        _signal(pid, signal.SIGABRT)
+        if not await self._gone(child, pid, HUNG_GRACE_S):
+            _signal(pid, signal.SIGKILL)
+
     async def _watch(self, child: Child) -> None:
         assert child.process is not None
         code = await child.process.wait()
+        self._watchdog.gone(child.process.pid)
         child.pid = None
-        self._changed(ChildChanged(child.node, None, describe_exit(code)))
+        how = describe_exit(code)
+        if child.hung:
+            child.hung = False
+            how = f"{how}, its loop stood still for {self._watchdog_s:g} s"
+        self._changed(ChildChanged(child.node, None, how))
         if self.stopping:
             return
         if self.respawn(child.node.name):
@@ -151,11 +190,16 @@ class Children:
     async def stop_all(self, order: list[list[str]]) -> None:
         """Ends all processes, one group of names after the other."""
         self.stopping = True
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         for names in order:
             await asyncio.gather(*(self.stop(name) for name in names))
         for watcher in self._watchers.values():
             watcher.cancel()
         await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+        if self._notify is not None:
+            self._notify.close()
 
     async def _gone(self, child: Child, pid: int, seconds: float) -> bool:
         ours = child.process is not None and child.process.pid == pid

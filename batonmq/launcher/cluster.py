@@ -40,14 +40,21 @@ POLL_S = 0.5
 class Cluster:
     """A local cluster of this process's children. Use `start`, then `stop`, in one event loop."""
 
-    def __init__(self, layout: Layout, reporter: Reporter, *, respawn: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        reporter: Reporter,
+        *,
+        respawn: bool = False,
+        watchdog_s: float = 0.0,
+    ) -> None:
         self.layout = layout
         self.view = ClusterView()
         self.whole = False
         self.announced = False
         """Whether `~/.batonmq/current` names this cluster while it runs."""
         self._reporter = reporter
-        self.children = Children(layout.nodes, self._child_changed, self._comes_back)
+        self.children = Children(layout.nodes, self._child_changed, self._comes_back, watchdog_s)
         self._respawn = respawn
         self._started_at_ms = 0
         self._written: dict[str, object] | None = None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from batonmq.launcher.layout import DEFAULT_BASE_PORT
+from batonmq.launcher.layout import DEFAULT_BASE_PORT, DEFAULT_WATCHDOG_S, LEAST_WATCHDOG_S
 from batonmq.process.extras import need_server
 
 SERVERS = {
@@ -67,6 +67,14 @@ def main() -> None:
     show_default=True,
     help="Start a process again when it dies.",
 )
+@click.option(
+    "--watchdog",
+    default=DEFAULT_WATCHDOG_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="End a process whose loop stands still for so long, at least 1; 0: never."
+    " Only with --respawn.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON event a line.")
 def up(
     controllers: int,
@@ -76,6 +84,7 @@ def up(
     base_port: int,
     config: Path | None,
     respawn: bool,
+    watchdog: float,
     as_json: bool,
 ) -> None:
     """Run a local cluster until ctrl-C or SIGTERM.
@@ -87,6 +96,10 @@ def up(
     from batonmq.launcher.preparation import StartError, read_overrides
     from batonmq.launcher.up import run_up
 
+    if watchdog != 0 and watchdog < LEAST_WATCHDOG_S:
+        raise click.UsageError(
+            f"--watchdog is {watchdog:g}, allowed are 0 or at least {LEAST_WATCHDOG_S:g} s"
+        )
     try:
         layout = plan(
             data,
@@ -99,7 +112,11 @@ def up(
     except LayoutError as exc:
         raise click.UsageError(str(exc)) from exc
     try:
-        sys.exit(run_up(layout, respawn=respawn, as_json=as_json))
+        sys.exit(
+            run_up(
+                layout, respawn=respawn, watchdog_s=watchdog if respawn else 0.0, as_json=as_json
+            )
+        )
     except StartError as exc:
         click.echo(f"batonmq up: {exc}", err=True)
         sys.exit(exc.exit_code)

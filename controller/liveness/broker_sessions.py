@@ -141,6 +141,12 @@ class BrokerSessions:
                 self._drained_ms = now_ms + self._config.drain_ms
         self._last_ms = now_ms
 
+    def led_for_ms(self, now_ms: int) -> int:
+        """How long this node has led, without the times in which it stood still (R8)."""
+        if self._gate_opened_ms is None:
+            return 0
+        return self._awake_ms(now_ms) - self._gate_opened_awake_ms
+
     def gate_opened(self, now_ms: int) -> None:
         """From now on verdicts count; silence is measured from here on."""
         self._gate_opened_ms = now_ms

@@ -202,6 +202,16 @@ class LivenessCore:
         answered_ms = max(self._watch(broker_name).master_answered_ms, self._gate_opened_ms)
         return max(0, answered_ms + lease_ms - now_ms)
 
+    def suspect_wait_ms(self, broker_name: str, now_ms: int) -> int:
+        """How long the election of a suspect must still wait (R17): until this node has led for a
+        session time-out, in which each living replica reports its log (R35); 0 if all have."""
+        waits_ms = self._config.session_timeout_ms - self._sessions.led_for_ms(now_ms)
+        group = self._state.group(broker_name)
+        here = {seen.broker_id for seen in self.live(broker_name, now_ms) if seen.max_offset >= 0}
+        if group is None or all(each.learner or each.broker_id in here for each in group.replicas):
+            return 0
+        return max(0, waits_ms)
+
     def last_seen(self, broker_name: str, now_ms: int) -> tuple[LastSeen, ...]:
         """What this node last saw of each member of the SyncStateSet, ascending (R44)."""
         self._sessions.notice_time(now_ms)
@@ -258,7 +268,7 @@ class LivenessCore:
                 return effects + (self._check(event.broker_name, now_ms) if first else [])
             case RemotingChannelClosed():
                 names = self._sessions.channel_closed(event.channel_id, now_ms)
-                return self._check_each(names, now_ms)
+                return [effect for name in names for effect in self._check(name, now_ms)]
             case GateOpened():
                 return self._gate_opened(now_ms)
             case GateClosed():
@@ -303,7 +313,12 @@ class LivenessCore:
             is_old = group.unclean_epoch > 0 and seen.epoch < group.unclean_epoch
             if seen.broker_id in group.sync_state_set and not is_old:
                 watch.floor.newest = max(watch.floor.newest, seen.confirm_offset)
-            if seen.broker_id == group.master_broker_id and self._gate_opened_ms is not None:
+            # R3: another process of the master's id has no lease, and never gets one by waiting.
+            leads = (seen.broker_id, incarnation) == (
+                group.master_broker_id,
+                group.master_incarnation,
+            )
+            if leads and self._gate_opened_ms is not None:
                 watch.master_answered_ms = now_ms
         return self._check(event.broker_name, now_ms) if watch.unsettled else []
 
@@ -319,7 +334,7 @@ class LivenessCore:
         # The views that this node pushed last may be from long before it led.
         names = self._state.broker_names()
         pushes: list[LivenessEffect] = [AliveChanged(broker_name) for broker_name in names]
-        return pushes + self._check_each(names, now_ms)
+        return pushes + [effect for name in names for effect in self._check(name, now_ms)]
 
     def _state_applied(self, state: ControllerState, now_ms: int) -> list[LivenessEffect]:
         before, self._state = self._state, state
@@ -351,7 +366,7 @@ class LivenessCore:
             for watch in self._watches.values():
                 watch.floor.age()
         names = self._state.broker_names()
-        effects = self._check_each(names, now_ms)
+        effects = [effect for name in names for effect in self._check(name, now_ms)]
         for broker_name in names:
             effects += self._check_stale(self._state.groups[broker_name], now_ms)
         return effects
@@ -386,13 +401,6 @@ class LivenessCore:
         process = (record.broker_id, record.incarnation)
         registered_ms = self._watch(group.broker_name).registered_ms.get(process, now_ms)
         return self._sessions.judge(group.broker_name, *process, registered_ms, now_ms)
-
-    def _check_each(
-        self, broker_names: tuple[str, ...] | list[str], now_ms: int
-    ) -> list[LivenessEffect]:
-        return [
-            effect for broker_name in broker_names for effect in self._check(broker_name, now_ms)
-        ]
 
     def _check(self, broker_name: str, now_ms: int) -> list[LivenessEffect]:
         """Decides what the group needs now. Nothing while the gate is closed."""
@@ -446,6 +454,8 @@ class LivenessCore:
                 return []
             watch.blocked, watch.needs_operator = choice.refusal, True
             return [ElectionBlocked(group.broker_name, choice.refusal)]
+        if choice.unclean and self.suspect_wait_ms(group.broker_name, now_ms) > 0:
+            return []
         # Without a candidate a command is useful only to depose a dead master.
         if choice.winner == NO_BROKER and need.standing != "dead":
             if group.master_epoch == 0 or choice.refusal == watch.blocked:

@@ -23,8 +23,11 @@ completes this contains operation 3. Until then it may make no node leader, see 
 
 Invariant: `sync` returns before any message about the entries is sent. It is called where the
 commit index advances (a leader counts itself) and by the transport. Any OSError here ends the
-process: the state of the disk is unknown after it. pysyncobj's own journal never syncs, has no
-checksums, and rewrites itself in place.
+process: the state of the disk is unknown after it. The next start sees in the page cache what may
+be on no disk, and a sync alone would return 0 over pages whose write-back failed. So a start writes
+what it read once more, byte for byte in place: that needs no room on a full disk, and a crash in it
+leaves what was there. pysyncobj's own journal never syncs, has no checksums, and rewrites itself in
+place.
 
 So a quorum that is killed or loses its power all at once has everything that it acknowledged when
 it starts again.
@@ -113,6 +116,7 @@ class DurableJournal:
         self._voted_for: str | None = None
         disk.makedirs(folder)
         sync_directory(folder.parent)
+        sync_directory(folder)  # names that an earlier process replaced, and could not sync
         self._fd = -1
         self._end = 0
         try:
@@ -282,10 +286,12 @@ class DurableJournal:
 
     def _open_journal(self) -> None:
         self._fd = disk.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        self._end = self._load(disk.read_bytes(self._path))
-        if self._end < os.fstat(self._fd).st_size:
+        content = disk.read_bytes(self._path)
+        self._end = self._load(content)
+        if self._end < len(content):
             disk.ftruncate(self._fd, self._end)
-            disk.fsync(self._fd)
+        write_all(self._fd, content[: self._end], 0)
+        disk.fsync(self._fd)
 
     def _load(self, data: bytes) -> int:
         if not data.startswith(_MAGIC):

@@ -89,19 +89,20 @@ class ElectionOrder:
     time. If both followers stood at the same moment they would split the votes and wait for the
     time-out after all; so they stand one after the other, in the order of their addresses. A broken
     connection proves nothing (R6): an unnecessary election moves the lead and costs some
-    milliseconds, and a link that breaks again and again causes one only once in `PAUSE_S`. Any
-    message of a leader resets the time-out. Times are seconds of the Raft clock.
+    milliseconds, and a link that breaks again and again takes the lead from its two ends only once
+    in `PAUSE_S`. Another leader that is killed within that time is succeeded as fast. Any message
+    of a leader resets the time-out. Times are seconds of the Raft clock.
     """
 
     def __init__(self) -> None:
-        self._pause_until_s = 0.0
+        self._pause_until_s: dict[str, float] = {}
 
     def stand_at(self, now_s: float, own: str, leader: str, members: Iterable[str]) -> float | None:
         """When `own` should ask for votes after the connection to `leader` broke; None if its
         ordinary time-out should decide."""
-        if now_s < self._pause_until_s:
+        if now_s < self._pause_until_s.get(leader, 0.0):
             return None
-        self._pause_until_s = now_s + PAUSE_S
+        self._pause_until_s[leader] = now_s + PAUSE_S
         candidates = sorted(member for member in members if member != leader)
         return now_s + STEP_S * candidates.index(own)
 

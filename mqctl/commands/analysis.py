@@ -27,6 +27,8 @@ from batonmq.process import extras
 
 ANALYSIS_FOLDER: Final = "analysis"
 HELP: Final = ("--help", "-h")
+_SMALL_WITHOUT_JVM: Final = frozenset({"epoch_history"})
+"""Jobs that do small inputs by themselves; for others they say what Spark lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,17 @@ def kept_in(folder: Path) -> Kept:
 def lacking(
     environ: Mapping[str, str],
     find: Callable[[str], object | None] = importlib.util.find_spec,
+    *,
+    jvm: bool = True,
 ) -> str:
-    """What a job needs and this machine does not have, as one sentence; empty if all is there."""
+    """What a job needs and this machine does not have, as one sentence; empty if all is there.
+    `jvm`: it always runs on Spark."""
     missing = extras.lacking("spark", find)
     if missing:
         return f"this command runs on Spark and needs {missing} (in a clone: make setup-spark)"
     home = environ.get("JAVA_HOME")
     path = f"{home}/bin" if home else environ.get("PATH", os.defpath)
-    if shutil.which("java", path=path) is None:
+    if jvm and shutil.which("java", path=path) is None:
         where = f"JAVA_HOME ({home})" if home else "PATH"
         return f"this command runs on Spark and needs a JDK 17: there is no `java` in {where}"
     return ""
@@ -122,7 +127,7 @@ def fresh_folder(parent: Path, job: str, now_s: float) -> Path:
 
 def become(job: str, arguments: Sequence[str]) -> NoReturn:
     """Replaces this process by the job. Exits with 2 and a sentence if something is missing."""
-    why_not = lacking(os.environ)
+    why_not = lacking(os.environ, jvm=job not in _SMALL_WITHOUT_JVM)
     if why_not:
         raise click.UsageError(why_not)
     sys.stdout.flush()

@@ -1,12 +1,18 @@
-"""How far consumer groups are. Origin: ConsumerProgressSubCommand."""
+"""How far consumer groups are, who consumes, and where a group goes on.
+
+Origin: ConsumerProgressSubCommand, ConsumerConnectionSubCommand, ResetOffsetByTimeCommand,
+SkipAccumulationSubCommand.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from batonmq.mqctl.context import CommandContext, CommandFailed
-from batonmq.mqctl.output import BAD, Cell, when
-from batonmq.mqctl.params import command, option
+from batonmq.mqctl.output import BAD, Cell, plain, when
+from batonmq.mqctl.params import INDEX, Timestamp, command, option
 
 if TYPE_CHECKING:
     from batonmq.client.admin.types import GroupProgress, QueueProgress
@@ -44,6 +50,100 @@ async def consumer_progress(
             for name, progress in found.items()
         ]
         context.out.table(["Group", "Members", "Queues", "Diff Total"], rows)
+
+
+@command("consumerConnection")
+@option("-g", "--consumerGroup", required=True, metavar="GROUP", help="Consumer group.")
+async def consumer_connection(context: CommandContext, consumer_group: str) -> None:
+    """Who is connected as a member of a group, and what it subscribes to.
+
+    JSON: RocketMQ's ConsumerConnection. Exit code 1 if nobody is connected.
+    """
+    async with context.admin() as admin:
+        found = await admin.consumer_groups.connections(consumer_group)
+    if found is None:
+        raise CommandFailed(f"no member of group {consumer_group} is connected")
+    if context.out.as_json:
+        context.out.document(plain(found))
+        return
+    rows = [[c.client_id, c.client_addr, c.language, c.version] for c in found.connection_set]
+    context.out.table(["Client", "Address", "Language", "Version"], rows)
+    context.out.line()
+    subscriptions = sorted(found.subscription_table.items())
+    context.out.table(
+        ["Topic", "Type", "Expression"],
+        [[topic, each.expression_type, each.sub_string] for topic, each in subscriptions],
+    )
+    context.out.line()
+    context.out.fields(
+        [
+            ("Consume type", found.consume_type),
+            ("Message model", found.message_model),
+            ("Consume from", found.consume_from_where),
+        ]
+    )
+
+
+@command("resetOffset")
+@option("-g", "--group", required=True, metavar="GROUP", help="Consumer group.")
+@option("-t", "--topic", required=True, help="Topic name.")
+@option("-s", "--timestamp", "timestamp_ms", type=Timestamp(), help="Store time; 0: the beginning.")
+@option("-b", "--brokerName", metavar="NAME", help="With -q and -o: one queue of this group.")
+@option("-q", "--queueId", type=INDEX, help="Queue number.")
+@option("-o", "--offset", type=INDEX, help="Offset of the next message.")
+async def reset_offset(
+    context: CommandContext,
+    group: str,
+    topic: str,
+    timestamp_ms: int | None,
+    broker_name: str | None,
+    queue_id: int | None,
+    offset: int | None,
+) -> None:
+    """Lets a group go on at a store time, or one queue of it at an offset. Running members follow
+    at once.
+
+    JSON: RocketMQ's ResetOffsetBody, {"offsetTable": [...]} with the queue and offset of each.
+    """
+    queue = None
+    if broker_name is not None and queue_id is not None and offset is not None:
+        queue = (broker_name, queue_id, offset)
+    elif (broker_name, queue_id, offset) != (None, None, None):
+        raise click.UsageError("one queue needs all of -b, -q and -o")
+    if (queue is None) == (timestamp_ms is None):
+        raise click.UsageError("say where to go on: -s TIME, or -b, -q and -o")
+    await _reset(context, group, topic, timestamp_ms or 0, queue)
+
+
+@command("skip")
+@option("-g", "--group", required=True, metavar="GROUP", help="Consumer group.")
+@option("-t", "--topic", required=True, help="Topic name.")
+async def skip(context: CommandContext, group: str, topic: str) -> None:
+    """Lets a group go on at the end of a topic: what waits for it now is skipped.
+
+    JSON: as resetOffset.
+    """
+    await _reset(context, group, topic, -1, None)
+
+
+async def _reset(
+    context: CommandContext,
+    group: str,
+    topic: str,
+    timestamp_ms: int,
+    queue: tuple[str, int, int] | None,
+) -> None:
+    async with context.admin() as admin:
+        offsets = await admin.consumer_groups.reset_offsets(group, topic, timestamp_ms, queue)
+    if context.out.as_json:
+        table = [
+            {"topic": q.topic, "brokerName": q.broker_name, "queueId": q.queue_id, "offset": at}
+            for q, at in offsets.items()
+        ]
+        context.out.document({"offsetTable": table})
+        return
+    rows = [[q.topic, q.broker_name, q.queue_id, at] for q, at in offsets.items()]
+    context.out.table(["Topic", "Broker", "QID", "Offset"], rows)
 
 
 def _seen(progress: GroupProgress) -> bool:

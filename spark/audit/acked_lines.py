@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from batonmq.spark.storage import Storage, locate
+from batonmq.spark.read.storage import Storage, locate
 
 #: Columns of a list, any of which may be absent; others are ignored.
 COLUMNS: Final = (

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from batonmq.spark.audit.acked_lines import ALLOWED, COLUMNS, first_fault, has_torn_end, place_of
 from batonmq.spark.audit.kept import Kept
-from batonmq.spark.storage import locate
+from batonmq.spark.read.storage import locate
 
 _BAD: Final = "_bad_line"
 _FILE: Final = "_bad_file"

@@ -28,7 +28,7 @@ from batonmq.spark.audit.replicas import ReplicaGroup, find_groups, log_files, o
 from batonmq.spark.audit.scan import RangeTask, ScanOptions, plan_tasks
 from batonmq.spark.audit.scan_source import scan_frame
 from batonmq.spark.fitting import SMALL, SMALL_LOG_BYTES, fitted
-from batonmq.spark.storage import Storage, locate
+from batonmq.spark.read.storage import Storage, locate
 
 Step = Callable[[str], AbstractContextManager[None]]
 _SORTS_MAX: Final = 1000

@@ -15,9 +15,8 @@ from batonmq.spark.audit.disagreement import MajorityVote, Place
 from batonmq.spark.audit.findings import Finding
 from batonmq.spark.audit.replicas import ReplicaGroup
 from batonmq.spark.audit.sides import Absent, Items, Side, Stretch
-from batonmq.spark.log_range import Block
-from batonmq.spark.record_columns import Bools, Records
-from batonmq.spark.record_scan import Int64s
+from batonmq.spark.read.log_range import Block
+from batonmq.spark.read.record_columns import Bools, Int64s, Records
 
 AnySide = Side | Absent
 

@@ -17,9 +17,8 @@ from batonmq.spark.audit.layout import Message, differences, message_at
 from batonmq.spark.audit.misplaced_records import MisplacedRecord, misplaced_records
 from batonmq.spark.audit.replicas import ReplicaGroup
 from batonmq.spark.audit.sides import Absent, Items, Side, Stretch
-from batonmq.spark.log_range import Damage
-from batonmq.spark.record_columns import Records
-from batonmq.spark.record_scan import is_record
+from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.record_columns import Records, is_record
 
 AnySide = Side | Absent
 # (window, base, one row, replicas that have it, replicas that lack it, whether it is the truth)

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batonmq.protocol.properties import UNIQ_KEY
-from batonmq.spark.property_columns import PropertyPairs
-from batonmq.spark.record_columns import take_fields
+from batonmq.spark.read.property_columns import PropertyPairs
+from batonmq.spark.read.record_columns import take_fields
 
 _NAME = UNIQ_KEY.encode()
 

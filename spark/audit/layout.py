@@ -11,8 +11,7 @@ from batonmq.protocol.layout import record_layout
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.record import decode_record
 from batonmq.spark.audit.keys import own_key
-from batonmq.spark.record_columns import Records
-from batonmq.spark.record_scan import Int64s
+from batonmq.spark.read.record_columns import Int64s, Records
 
 HEADER: Final = "header"
 BODY: Final = "body"

@@ -14,8 +14,7 @@ from batonmq.protocol.layout import RECORD_HEAD
 from batonmq.protocol.record import CorruptRecord, scan_record
 from batonmq.spark.audit.layout import Message, message_at
 from batonmq.spark.audit.sides import Absent, Items, Side, Stretch
-from batonmq.spark.record_columns import locate
-from batonmq.spark.record_scan import Int64s, magics
+from batonmq.spark.read.record_columns import Int64s, locate, magics
 
 AnySide = Side | Absent
 _OFFSET_AT: Final = RECORD_HEAD.at["physical_offset"]

@@ -12,19 +12,19 @@ from typing import Any, Final
 import numpy as np
 
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
-from batonmq.protocol.topic_name import LMQ_PREFIX, SCHEDULE_TOPIC
+from batonmq.protocol.topic_name import DUE_TOPICS, LMQ_PREFIX
 from batonmq.spark.audit.findings import BEHIND, CRITICAL, Finding
 from batonmq.spark.audit.replicas import Replica, ReplicaGroup
 from batonmq.spark.audit.sequence import Numbered
-from batonmq.spark.queue_units import (
+from batonmq.spark.read.queues import (
     Queue,
     Units,
     decode_units,
     last_written,
 )
-from batonmq.spark.record_scan import Int64s
-from batonmq.spark.storage import OpenFile
-from batonmq.spark.store_facts import Segment
+from batonmq.spark.read.record_columns import Int64s
+from batonmq.spark.read.storage import OpenFile
+from batonmq.spark.read.store_facts import Segment
 
 # So many units are read as they are; more are first narrowed down.
 _FEW_UNITS: Final = 4096
@@ -88,7 +88,7 @@ class _Checker:
         self, queue: Queue, offsets: Int64s, starts: Int64s, sizes: Int64s, tags: Int64s
     ) -> Iterator[Finding | dict[str, Any]]:
         """Findings of one queue against its messages."""
-        with_tags = self._with_tags and queue.topic != SCHEDULE_TOPIC
+        with_tags = self._with_tags and queue.topic not in DUE_TOPICS
         right = np.zeros(len(offsets), np.bool_)
         order = np.argsort(offsets, kind="stable")
         ascending = offsets[order]

@@ -12,12 +12,11 @@ import numpy as np
 
 from batonmq.protocol.record import FIXED_SIZE_V1
 from batonmq.spark.audit.findings import CRITICAL, INFO, WARNING, Finding
-from batonmq.spark.log_range import Block, LogRange, RangeReader
-from batonmq.spark.queue_units import Queue
-from batonmq.spark.queues import list_queues
-from batonmq.spark.selection import HIGH, Selection
-from batonmq.spark.storage import Storage, locate
-from batonmq.spark.store_facts import (
+from batonmq.spark.read.log_range import Block, LogRange, RangeReader
+from batonmq.spark.read.queues import Queue, list_queues
+from batonmq.spark.read.selection import HIGH, Selection
+from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.read.store_facts import (
     NAME_DIGITS,
     Segment,
     StoreError,

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from batonmq.protocol.properties import TAGS
 from batonmq.protocol.tags import tags_code
-from batonmq.spark.arrow_parts import binaries, integers_or_null, texts
 from batonmq.spark.audit.compare import Comparison, Held
 from batonmq.spark.audit.findings import (
     COUNT,
@@ -30,9 +29,9 @@ from batonmq.spark.audit.queue_check import check_queues
 from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
 from batonmq.spark.audit.sequence import Collector, check_sequence
 from batonmq.spark.audit.sides import Stretch, open_sides
-from batonmq.spark.property_columns import split_properties
-from batonmq.spark.record_columns import Bools
-from batonmq.spark.record_scan import Int64s
+from batonmq.spark.read.arrow_parts import binaries, integers_or_null, texts
+from batonmq.spark.read.property_columns import split_properties
+from batonmq.spark.read.record_columns import Bools, Int64s
 
 _ROWS = 4096
 

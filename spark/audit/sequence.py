@@ -15,8 +15,7 @@ from batonmq.protocol.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTIO
 from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.spark.audit.findings import CRITICAL, QUEUE, WARNING, Finding
 from batonmq.spark.audit.replicas import ReplicaGroup
-from batonmq.spark.record_columns import Bools, Records
-from batonmq.spark.record_scan import Int64s
+from batonmq.spark.read.record_columns import Bools, Int64s, Records
 
 #: Records of these topics have no place in a consume queue.
 _UNQUEUED: Final = (METADATA_TOPIC,)

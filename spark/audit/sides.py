@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from batonmq.spark.audit.replicas import LogFile, ReplicaGroup
-from batonmq.spark.log_range import Block, Damage, LogRange, RangeReader
-from batonmq.spark.record_scan import Int64s
-from batonmq.spark.selection import HIGH
-from batonmq.spark.storage import OpenFile
+from batonmq.spark.read.log_range import Block, Damage, LogRange, RangeReader
+from batonmq.spark.read.record_columns import Int64s
+from batonmq.spark.read.selection import HIGH
+from batonmq.spark.read.storage import OpenFile
 
 # A stretch is read with so much behind its end, for its last record.
 _PAD_BYTES = 1 << 16

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -26,25 +27,24 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from batonmq.protocol.errors import BatonError
-from batonmq.spark.damage import DamagedFile
 from batonmq.spark.jobs.progress import Progress
-from batonmq.spark.live.cluster import ClusterError
-from batonmq.spark.session import open_session
-from batonmq.spark.storage import split_paths
-from batonmq.spark.store_facts import StoreError
+from batonmq.spark.read.damage import DamagedFile
+from batonmq.spark.read.storage import split_paths
+from batonmq.spark.read.store_facts import StoreError
+
+if TYPE_CHECKING:  # starting Spark takes seconds, importing it already one: see `Job.is_local`
+    from pyspark.sql import SparkSession
 
 DONE: Final = 0
 FOUND: Final = 1
 WRONG: Final = 2
 FAILED: Final = 3
+AUTO, LOCAL, SPARK = "auto", "local", "spark"
 STOPPED: Final = 130
 """By ctrl-C, as shells have it."""
 EXIT_CODES: Final = (
@@ -73,11 +73,25 @@ class Job:
         settings: dict[str, str] | None = None,
         as_json: bool = False,
         quiet: bool = False,
+        engine: str = AUTO,
     ) -> None:
+        """Raises click.BadParameter for Spark's options beside `--engine local`."""
+        if engine == LOCAL and (master is not None or settings):
+            raise click.BadParameter("--engine local: --master and --conf are Spark's")
+        self._engine = engine
         self.as_json = as_json
         self.progress = Progress(quiet=quiet)
         self._master = master
+        self._wants_spark = master is not None or bool(settings)
         self._settings = _QUIET_SPARK | (settings or {}) | _UTC
+
+    def is_local(self, size_bytes: int, most_bytes: int) -> bool:
+        """Whether this process does it by itself, without Spark: a small input is done before Spark
+        has started. With --master, --conf and spark-submit it is Spark's, whatever its size."""
+        if self._engine != AUTO:
+            return self._engine == LOCAL
+        asked = self._wants_spark or "PYSPARK_GATEWAY_PORT" in os.environ
+        return not asked and size_bytes <= most_bytes
 
     @contextmanager
     def session(self, name: str, **defaults: str) -> Iterator[SparkSession]:
@@ -85,6 +99,10 @@ class Job:
 
         `defaults`: Spark settings of this job, with `_` for `.`; what the user set wins.
         """
+        from pyspark.sql import SparkSession
+
+        from batonmq.spark.session import open_session
+
         theirs = SparkSession.getActiveSession()
         settings = {key.replace("_", "."): value for key, value in defaults.items()}
         try:
@@ -133,19 +151,35 @@ class JobCommand(click.Command):
         except (ValueError, OSError, StoreError) as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(WRONG)
-        except PySparkException as error:
-            if error.getCondition() in _NO_JVM:
-                click.echo(f"error: {NO_JVM}", err=True)
-                ctx.exit(WRONG)
-            click.echo(f"error: {what_failed(str(error))}", err=True)
-        except Py4JError as error:
-            click.echo(f"error: Spark: {what_failed(str(error))}", err=True)
-        except (BatonError, ClusterError, DamagedFile) as error:
+        except (BatonError, DamagedFile) as error:
             click.echo(f"error: {error}", err=True)
-        except Exception:
-            # A bug; only its exit code must not be that of a finding.
-            traceback.print_exc()
+        except Exception as error:
+            told = _of_cluster(error) or _of_spark(error)
+            if told is None:
+                # A bug; only its exit code must not be that of a finding.
+                traceback.print_exc()
+                ctx.exit(FAILED)
+            click.echo(f"error: {told}", err=True)
+            ctx.exit(WRONG if told == NO_JVM else FAILED)
         ctx.exit(FAILED)
+
+
+def _of_cluster(error: Exception) -> str | None:
+    """The sentence of an error of a running cluster; None for any other."""
+    live = sys.modules.get("batonmq.spark.live.cluster")
+    return str(error) if live is not None and isinstance(error, live.ClusterError) else None
+
+
+def _of_spark(error: Exception) -> str | None:
+    """The sentence of an error of Spark; None for any other."""
+    if "pyspark" not in sys.modules:
+        return None
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    if isinstance(error, PySparkException):
+        return NO_JVM if error.getCondition() in _NO_JVM else what_failed(str(error))
+    return f"Spark: {what_failed(str(error))}" if isinstance(error, Py4JError) else None
 
 
 def job_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -161,12 +195,30 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--quiet", "-q", is_flag=True, help="no progress")
     @functools.wraps(function)
     def command(
-        *, master: str | None, conf: tuple[str, ...], as_json: bool, quiet: bool, **rest: Any
+        *,
+        master: str | None,
+        conf: tuple[str, ...],
+        as_json: bool,
+        quiet: bool,
+        engine: str = SPARK,
+        **rest: Any,
     ) -> None:
-        job = Job(master=master, settings=_settings(conf), as_json=as_json, quiet=quiet)
+        settings = _settings(conf)
+        job = Job(master=master, settings=settings, as_json=as_json, quiet=quiet, engine=engine)
         function(job, **rest)
 
     return command
+
+
+def engine_option(function: Callable[..., None]) -> Callable[..., None]:
+    """The option of a job that has a way without Spark; above it `job_options`."""
+    return click.option(
+        "--engine",
+        type=click.Choice([AUTO, LOCAL, SPARK]),
+        default=AUTO,
+        show_default=True,
+        help="where the work is done: in this process, on Spark, or by the size of the input",
+    )(function)
 
 
 @contextmanager
@@ -257,6 +309,7 @@ __all__ = [
     "WRONG",
     "Job",
     "JobCommand",
+    "engine_option",
     "job_options",
     "paths_of",
     "what_failed",

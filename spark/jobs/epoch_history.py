@@ -7,15 +7,22 @@ report; see `docs/spark-jobs.md`.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import click
 
-from batonmq.spark.failovers.findings import CRITICAL, WARNING
-from batonmq.spark.failovers.output import Output
-from batonmq.spark.failovers.run import Inputs, run
-from batonmq.spark.failovers.summary import lines
-from batonmq.spark.fitting import SMALL_JVM, fitted
-from batonmq.spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options, paths_of
+from batonmq.spark.history.findings import CRITICAL, WARNING
+from batonmq.spark.history.run import LOCAL_BYTES, Inputs, LocalEngine, Output, run
+from batonmq.spark.history.summary import lines
+from batonmq.spark.jobs.command import (
+    EXIT_CODES,
+    FOUND,
+    Job,
+    JobCommand,
+    engine_option,
+    job_options,
+    paths_of,
+)
 from batonmq.spark.report.epoch_report import write_epoch_report
 
 _MOMENTS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
@@ -23,6 +30,7 @@ _MOMENTS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
 @job_options
+@engine_option
 @click.option(
     "--history",
     multiple=True,
@@ -74,23 +82,28 @@ def main(
         until,
     )
     report = ""
-    with (
-        Output(output, overwrite=overwrite) as place,
-        job.session("epoch_history", **(SMALL_JVM if inputs.is_small() else {})) as spark,
-    ):
-        summary = run(spark, inputs, place, job.progress.step)
+    with Output(output, overwrite=overwrite) as place:
+        summary = _run(job, inputs, place)
         if not no_report:
-            with (
-                job.progress.step("drawing the report"),
-                fitted(spark, inputs.settings()),
-            ):
-                report = write_epoch_report(spark, str(place.path), summary)
+            with job.progress.step("drawing the report"):
+                report = write_epoch_report(str(place.path), summary)
     printed = lines(summary)
     job.result(summary, [*printed, f"report: {report}"] if report else printed)
     found = summary["findings"]
     worse = found[CRITICAL] + (found[WARNING] if fail_on == WARNING else 0)
     if worse and fail_on != "never":
         click.get_current_context().exit(FOUND)
+
+
+def _run(job: Job, inputs: Inputs, place: Output) -> dict[str, Any]:
+    """The summary. The fold is the same, wherever it runs."""
+    if job.is_local(inputs.plan.size_bytes, LOCAL_BYTES):
+        return run(inputs, place, job.progress.step, LocalEngine())
+    from batonmq.spark.history.spark_engine import SparkEngine
+
+    with job.session("epoch_history") as session:
+        engine = SparkEngine(session, place.work_folder)
+        return run(inputs, place, job.progress.step, engine)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from pyspark import SparkContext
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 _TERMINAL_S: Final = 0.2
 _LOG_S: Final = 10.0

@@ -17,8 +17,8 @@ from typing import Final
 
 import click
 
-from batonmq.spark.history_stream.output import StreamOutput, output_folder
-from batonmq.spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan, holes_told
+from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamPlan, holes_told
+from batonmq.spark.history.stream_output import StreamOutput, output_folder
 from batonmq.spark.jobs.command import EXIT_CODES, FAILED, Job, JobCommand, job_options
 
 _TRIGGER: Final = re.compile(r"(\d+) *(ms|s|m|min|h)?")

@@ -125,7 +125,8 @@ class LiveCluster:
             answer = await pulled(self.client, request, deadline_ms)
             if not whole:
                 return answer.min_offset, answer.max_offset
-            end = await shown_end(self.client, request, answer.max_offset, deadline_ms)
+            shows = answer.max_offset
+            end = await shown_end(self.client, self._calls, request, shows, deadline_ms)
             return answer.min_offset, end
 
         async def all_of_them() -> dict[MessageQueue, tuple[int, int]]:
@@ -217,7 +218,7 @@ async def pulled(client: ClientInstance, request: PullRequest, deadline_ms: int)
 
 
 async def shown_end(
-    client: ClientInstance, request: PullRequest, end: int, deadline_ms: int
+    client: ClientInstance, calls: QueueCalls, request: PullRequest, end: int, deadline_ms: int
 ) -> int:
     """The end of a queue once it shows what its master's log holds now. `end`: what it shows now.
 
@@ -225,26 +226,12 @@ async def shown_end(
     waits SETTLE_MS at most: consumers may not have what no replica confirms.
     """
     settled_ms = min(boot_ms() + SETTLE_MS, deadline_ms)
-
-    async def pulled_at(offset: int) -> PulledRecords:
-        return await pulled(client, replace(request, offset=offset), deadline_ms)
-
-    async def reaches(offset: int) -> bool:
-        answer = await pulled_at(offset)
-        return answer.status is not PullStatus.OFFSET_ILLEGAL or offset <= answer.max_offset
-
-    if not await reaches(end + 1):
+    low = await calls.max_offset(request.queue, committed=False, deadline_ms=deadline_ms)
+    if low <= end:
         return end
-    low, step = end + 1, 1
-    while await reaches(low + step):
-        low, step = low + step, 2 * step
-    high = low + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if await reaches(middle) else (low, middle)
     tries = 0
     while True:
-        answer = await pulled_at(low)
+        answer = await pulled(client, replace(request, offset=low), deadline_ms)
         if answer.max_offset >= low:
             return answer.max_offset
         if answer.status is PullStatus.OFFSET_ILLEGAL:  # another master never had them

@@ -15,10 +15,10 @@ import pyarrow as pa
 from batonmq.epoch.entry import EpochEntry
 from batonmq.protocol.message import uncompress
 from batonmq.protocol.sysflag import COMPRESSED
-from batonmq.spark.message_columns import message_batch
-from batonmq.spark.record_columns import Records
-from batonmq.spark.schemas import TABLES
-from batonmq.spark.store_facts import StoreFacts
+from batonmq.spark.read.message_columns import message_batch
+from batonmq.spark.read.record_columns import Records
+from batonmq.spark.read.schemas import TABLES
+from batonmq.spark.read.store_facts import StoreFacts
 
 _FIRST: Final = ("topic", "queue_id", "queue_offset", "cluster", "broker")
 _NOT_HERE: Final = frozenset({"store", "broker_id"})

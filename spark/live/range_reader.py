@@ -26,8 +26,7 @@ from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
 from batonmq.spark.live.cluster import ClusterError, shortfall
 from batonmq.spark.live.ranges import ENDS_BELOW, EXPIRED, GONE, Loss, QueueRange
-from batonmq.spark.record_columns import Records, locate, wrong_crc
-from batonmq.spark.record_scan import chain, is_record
+from batonmq.spark.read.record_columns import Records, chain, is_record, locate, wrong_crc
 
 log = logging.getLogger(__name__)
 

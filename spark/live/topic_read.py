@@ -22,8 +22,8 @@ from batonmq.spark.live.offsets import EARLIEST, LATEST, Bound, Offsets, Place
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.range_reader import RangeReader, Window
 from batonmq.spark.live.ranges import ENDS_BELOW, Loss, QueueRange, loss_of, share_out
-from batonmq.spark.record_columns import Records
-from batonmq.spark.selection import HIGH, LOW, Selection
+from batonmq.spark.read.record_columns import Records
+from batonmq.spark.read.selection import HIGH, LOW, Selection
 
 log = logging.getLogger(__name__)
 

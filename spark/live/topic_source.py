@@ -22,7 +22,7 @@ from batonmq.spark.live.offsets import from_checkpoint, to_checkpoint
 from batonmq.spark.live.options import TopicOptions
 from batonmq.spark.live.stream_plan import StreamPlan
 from batonmq.spark.live.topic_read import TopicRead, TopicTask
-from batonmq.spark.predicates import selection_of
+from batonmq.spark.read.predicates import selection_of
 
 
 class TopicPartition(InputPartition):

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
-
 from batonmq.spark.report import epoch_lines
 from batonmq.spark.report.axes import short_labels
 from batonmq.spark.report.calendar_figure import calendar_figure, group_calendar_figure
@@ -81,15 +79,13 @@ class _Facts:
         return sum(kind.unclean for kind in self.kinds)
 
 
-def write_epoch_report(session: SparkSession, out_dir: str, summary: Mapping[str, Any]) -> str:
+def write_epoch_report(out_dir: str, summary: Mapping[str, Any]) -> str:
     """Write OUT/report.html from the tables below OUT, whole or not at all; its path.
 
     `summary`: what `epoch_history` writes as summary.json; of it `inputs`, `generated_at` and
     `version` are shown, the numbers come from the tables.
     """
-    with EpochTables(session, out_dir) as tables:
-        page = _page(tables, summary)
-    return write_page(f"{out_dir}/report.html", page)
+    return write_page(f"{out_dir}/report.html", _page(EpochTables(out_dir), summary))
 
 
 def _page(tables: EpochTables, summary: Mapping[str, Any]) -> Page:

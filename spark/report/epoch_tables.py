@@ -1,18 +1,29 @@
 """What the report on epochs takes out of the Parquet tables of `epoch_history`, each time bounded.
 
-Only sums, bins and top rows reach the driver: its memory depends on the bounds here, not on how
-many failovers there were. Times are ms since 1970 in UTC, durations ms; None: not known.
+A table is read batch by batch; only sums, bins and top rows are kept, and 8 bytes for each number
+of which a percentile is shown. Times are ms since 1970 in UTC, durations ms; None: not known. Free
+of Spark.
 """
 
 from __future__ import annotations
 
+import heapq
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date
+from itertools import repeat
+from math import floor, log10
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
+from urllib.parse import unquote
 
-from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from batonmq.spark.report.quantities import percentile
 
 #: More broker groups than this are counted but not drawn; those that cost most are.
 GROUPS_SHOWN: Final = 30
@@ -24,26 +35,17 @@ LEADERS_LISTED: Final = 30
 BINS_PER_DECADE: Final = 6
 PARTS: Final = ("detect_ms", "elect_ms", "role_ms", "open_ms", "first_ack_ms")
 SEVERITIES: Final = ("critical", "warning", "info")
+DAY_MS: Final = 86_400_000
+_ORDINAL_1970: Final = date(1970, 1, 1).toordinal()
+_HELD_BYTES: Final = 16 << 20
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
-_SCHEMAS: Final = {
-    "masterships": """master_epoch LONG, broker_id LONG, address STRING, began_at TIMESTAMP,
-        opened_at TIMESTAMP, first_ack_at TIMESTAMP, ended_at TIMESTAMP, ended_by STRING""",
-    "failovers": """master_epoch LONG, kind STRING, cause STRING, how STRING, detected_by STRING,
-        master_before LONG, master LONG, address STRING, detected_at TIMESTAMP,
-        elected_at TIMESTAMP, role_at TIMESTAMP, opened_at TIMESTAMP, first_ack_at TIMESTAMP,
-        silent_ms LONG, detect_ms LONG, elect_ms LONG, role_ms LONG, open_ms LONG,
-        first_ack_ms LONG, unavailable_ms LONG, without_writes_ms LONG, held_ms LONG,
-        idle BOOLEAN, unclean BOOLEAN,
-        complete BOOLEAN, truncated_bytes LONG, clock_problem STRING""",
-    "unavailability": """outages LONG, unavailable_ms LONG, longest_ms LONG, open BOOLEAN""",
-    "set_changes": """at TIMESTAMP, set_before ARRAY<LONG>, set_after ARRAY<LONG>,
-        joined ARRAY<LONG>, left ARRAY<LONG>, size_after LONG, reason STRING""",
-    "truncations": """at TIMESTAMP, broker_id LONG, master_epoch LONG, from_offset LONG,
-        to_offset LONG, bytes LONG""",
-    "findings": """severity STRING, kind STRING, text STRING, subject STRING, evidence STRING,
-        at TIMESTAMP""",
-    "controllers": """at TIMESTAMP, leader STRING, leader_before STRING, controller_epoch LONG""",
-}
+
+class Row(dict[str, Any]):
+    """A row whose columns are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,284 +97,319 @@ class Kind:
 
 
 class EpochTables:
-    """The tables below one folder, read through Spark with the columns that the page needs."""
+    """The tables below one folder."""
 
-    def __init__(self, session: SparkSession, folder: str) -> None:
-        self._session = session
-        self._folder = folder
-        self._read: dict[str, DataFrame] = {}
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._held: dict[str, list[tuple[Path, pq.ParquetFile]]] = {}
 
-    def __enter__(self) -> Self:
-        return self
+    def rows(self, name: str, columns: str, groups: Iterable[str] | None = None) -> Iterator[Row]:
+        """Rows of a table with `group` and those columns (parted by blanks); of these groups only.
 
-    def __exit__(self, *_: object) -> None:
-        for frame in self._read.values():
-            frame.unpersist()
-
-    def table(self, name: str) -> DataFrame:
-        """One table; without rows if it was never written.
-
-        Read once and kept (on disk where memory is short): a folder per group and day is many small
-        files, and opening them is what takes the time.
+        `day` is ms, a column that a table lacks is null. None if the table was never written.
+        Raises OSError.
         """
-        if name not in self._read:
-            self._read[name] = self._open(name).persist(StorageLevel.MEMORY_AND_DISK)
-        return self._read[name]
+        wanted = columns.split()
+        chosen = None if groups is None else set(groups)
+        root = self._folder / name
+        for path, file in self._files(name):
+            folders = dict(part.split("=", 1) for part in path.relative_to(root).parts[:-1])
+            known = {key: _name(value) for key, value in folders.items()}
+            if chosen is None or known.get("group") in chosen:
+                yield from _rows(file, known, wanted)
 
-    def _open(self, name: str) -> DataFrame:
-        schema = f"{_SCHEMAS[name]}, `group` STRING, day DATE"
-        path = Path(self._folder) / name
-        # Partition columns by their schema: a group called 007 stays a text.
-        rows = (
-            self._session.read.schema(schema).parquet(str(path))
-            if path.exists()
-            else self._session.createDataFrame([], schema)
-        )
-        if name == "failovers":
-            # The page counts all the time in which writes were impossible, noticed or not. What was
-            # silence before a session closed is no part of that.
-            rows = rows.withColumn(
-                "detect_part_ms",
-                F.when(F.col("kind") == "planned_switch", F.col("detect_ms")).otherwise(
-                    F.col("without_writes_ms") - F.col("unavailable_ms")
-                ),
-            ).withColumn("unavailable_ms", F.col("without_writes_ms"))
-        return rows
+    def _files(self, name: str) -> Iterator[tuple[Path, pq.ParquetFile]]:
+        """The files of a table; those of small tables are read and opened once."""
+        held = self._held.get(name)
+        if held is not None:
+            yield from held
+            return
+        paths = sorted((self._folder / name).rglob("*.parquet"))
+        if sum(path.stat().st_size for path in paths) <= _HELD_BYTES:
+            self._held[name] = [
+                (path, pq.ParquetFile(pa.BufferReader(path.read_bytes()))) for path in paths
+            ]
+            yield from self._held[name]
+            return
+        for path in paths:
+            with pq.ParquetFile(path) as file:
+                yield path, file
+
+    def failovers(self, columns: str, groups: Iterable[str] | None = None) -> Iterator[Row]:
+        """Rows of table failovers. Their `unavailable_ms` is all the time without writes, noticed
+        or not; what was silence before a session closed is no part of that."""
+        needed = f"{columns} kind detect_ms unavailable_ms without_writes_ms"
+        for row in self.rows("failovers", needed, groups):
+            whole, seen = row.without_writes_ms, row.unavailable_ms
+            missed = None if whole is None or seen is None else whole - seen
+            planned = row.kind == "planned_switch"
+            row["detect_part_ms"] = row.detect_ms if planned else missed
+            row["unavailable_ms"] = whole
+            yield row
 
     def groups(self) -> tuple[Totals, list[Group]]:
         """Sums over all, and the groups that cost most (at most GROUPS_SHOWN), by name."""
-        facts = _per_group(self)
-        rolled = (
-            facts.rollup("group")
-            .agg(
-                F.grouping("group").alias("is_total"),
-                F.count("*").alias("groups"),
-                *(F.sum(name).alias(name) for name in _SUMS),
-                F.max("longest_ms").alias("longest_ms"),
-                F.min("first_ms").alias("first_ms"),
-                F.max("last_ms").alias("last_ms"),
-                F.sum("is_open").alias("is_open"),
-                F.max("lost_ms").alias("lost_ms"),
-            )
-            .orderBy(F.desc("is_total"), F.desc("unavailable_ms"), F.desc("masterships"), "group")
-            .limit(GROUPS_SHOWN + 1)
-        )
-        total, *rest = rolled.collect() or [None]
-        if total is None:
+        sums = _sums_of_groups(self)
+        if not sums:
             return Totals(0, None, None, 0, 0, 0, 0, 0, 0), []
+        dearest = heapq.nsmallest(
+            GROUPS_SHOWN, sums.items(),
+            key=lambda each: (-each[1].unavailable_ms, -each[1].masterships, each[0]),
+        )  # fmt: skip
+        every = list(sums.values())
         totals = Totals(
-            groups=total.groups,
-            first_ms=total.first_ms,
-            last_ms=total.last_ms,
-            open_groups=total.is_open,
-            **{name: total[name] for name in _SUMS},
+            groups=len(sums),
+            first_ms=min(
+                (s.first_ms for s in map(_Sums.bounded, every) if s.first_ms), default=None
+            ),
+            last_ms=max((s.last_ms for s in map(_Sums.bounded, every) if s.last_ms), default=None),
+            masterships=sum(each.masterships for each in every),
+            failovers=sum(each.failovers for each in every),
+            set_changes=sum(each.set_changes for each in every),
+            outages=sum(each.outages for each in every),
+            unavailable_ms=sum(each.unavailable_ms for each in every),
+            open_groups=sum(each.is_open for each in every),
         )
         shown = [
             Group(
-                name=row["group"],
-                longest_ms=row.longest_ms,
-                is_open=bool(row.is_open),
-                open_since_ms=row.lost_ms if row.is_open else None,
-                **{name: row[name] for name in _SUMS},
+                name, of.masterships, of.failovers, of.set_changes, of.outages, of.unavailable_ms,
+                of.longest_ms, of.is_open, of.lost_ms if of.is_open else None,
             )
-            for row in rest
-        ]
+            for name, of in dearest
+        ]  # fmt: skip
         return totals, sorted(shown, key=lambda group: group.name)
 
     def kinds(self) -> list[Kind]:
         """Per kind of election."""
-        rows = (
-            self.table("failovers")
-            .groupBy("kind")
-            .agg(
-                F.count("*").alias("number"),
-                F.count("unavailable_ms").alias("told"),
-                F.coalesce(F.sum("unavailable_ms"), F.lit(0)).alias("sum"),
-                F.percentile_approx("unavailable_ms", 0.5).alias("median"),
-                F.percentile_approx("unavailable_ms", 0.99).alias("p99"),
-                F.max("unavailable_ms").alias("longest"),
-                F.count_if("unclean").alias("unclean"),
-                F.count_if("idle").alias("idle"),
-                F.count_if(~F.col("complete")).alias("incomplete"),
-                F.coalesce(F.sum("truncated_bytes"), F.lit(0)).alias("truncated"),
-                *(F.percentile_approx(_part(name), 0.5).alias(name) for name in PARTS),
-            )
-            .collect()
-        )
-        return [
-            Kind(
-                row.kind or "unknown",
-                row.number,
-                row.told,
-                row["sum"],
-                row.median,
-                row.p99,
-                row.longest,
-                row.unclean,
-                row.idle,
-                row.incomplete,
-                row.truncated,
-                {name: row[name] for name in PARTS},
-            )
-            for row in rows
-        ]
+        columns = "idle unclean complete truncated_bytes elect_ms role_ms open_ms first_ack_ms"
+        kinds: dict[str, _KindSums] = {}
+        for row in self.failovers(columns):
+            kinds.setdefault(row.kind or "unknown", _KindSums()).add(row)
+        return [kinds[name].kind(name) for name in sorted(kinds)]
 
     def duration_bins(self) -> list[tuple[str, int, int]]:
         """(kind, bin, number) of durations that are known; bin n begins at 10^(n / per decade)."""
-        place = F.floor(F.log10(F.greatest("unavailable_ms", F.lit(1))) * BINS_PER_DECADE + 1e-9)
-        rows = (
-            self.table("failovers")
-            .where("unavailable_ms is not null")
-            .groupBy("kind", place.alias("bin"))
-            .count()
-            .collect()
+        found: Counter[tuple[str, int]] = Counter(
+            (row.kind or "unknown", _bin(row.unavailable_ms))
+            for row in self.failovers("")
+            if row.unavailable_ms is not None
         )
-        return sorted((row.kind or "unknown", row.bin, row["count"]) for row in rows)
+        return [(kind, place, number) for (kind, place), number in sorted(found.items())]
 
     def overall_percentiles(self) -> tuple[int | None, int | None]:
         """Median and 99th percentile of all known durations but those of first elections."""
-        row = (
-            self.table("failovers")
-            .where("kind != 'first_election'")
-            .agg(F.percentile_approx("unavailable_ms", [0.5, 0.99]).alias("both"))
-            .first()
+        known = array(
+            "q",
+            (
+                row.unavailable_ms
+                for row in self.failovers("")
+                if row.kind != "first_election" and row.unavailable_ms is not None
+            ),
         )
-        return (None, None) if row is None or row.both is None else (row.both[0], row.both[1])
+        return percentile(known, 0.5), percentile(known, 0.99)
 
-    def dearest(self) -> list[Any]:
+    def dearest(self) -> list[Row]:
         """Rows of `failovers` with times in ms: unclean ones first, then by cost."""
-        wanted = self.table("failovers").where("kind != 'first_election' or unclean")
-        return (
-            with_ms(wanted, "detected_at", "elected_at", "opened_at", "first_ack_at")
-            .orderBy(
-                F.desc(F.coalesce("unclean", F.lit(False))),
-                F.desc_nulls_last("unavailable_ms"),
-                F.desc("elected_at"),
-            )
-            .limit(FAILOVERS_LISTED)
-            .collect()
+        columns = (
+            "master_epoch cause master_before master detected_at elected_at opened_at first_ack_at "
+            "elect_ms role_ms open_ms first_ack_ms idle unclean complete truncated_bytes "
+            "clock_problem"
         )
+        rows = (
+            row for row in self.failovers(columns) if row.kind != "first_election" or row.unclean
+        )
+        return heapq.nsmallest(FAILOVERS_LISTED, rows, key=dearness)
 
-    def truncations(self) -> tuple[int, int, list[Any]]:
+    def truncations(self) -> tuple[int, int, list[Row]]:
         """(number, bytes, the largest of them)."""
-        cuts = self.table("truncations")
-        row = cuts.agg(F.count("*").alias("n"), F.sum("bytes").alias("size")).first()
-        if row is None or not row.n:
-            return 0, 0, []
-        largest = with_ms(cuts, "at").orderBy(F.desc("bytes"), "at").limit(TRUNCATIONS_LISTED)
-        return row.n, row["size"] or 0, largest.collect()
+        sums = [0, 0]
 
-    def findings(self) -> tuple[dict[str, int], list[Any]]:
-        """(severity -> number, the gravest of them)."""
-        found = self.table("findings")
-        numbers = {
-            row.severity: row["count"] for row in found.groupBy("severity").count().collect()
-        }
-        if not numbers:
-            return {}, []
-        grave = F.array_position(F.array(*map(F.lit, SEVERITIES)), F.col("severity"))
-        rank = F.when(grave == 0, len(SEVERITIES) + 1).otherwise(grave)
-        gravest = with_ms(found, "at").orderBy(rank, "kind", "group", F.asc_nulls_last("at"))
-        return numbers, gravest.limit(FINDINGS_LISTED).collect()
+        def counted() -> Iterator[Row]:
+            for row in self.rows(
+                "truncations", "at broker_id master_epoch from_offset to_offset bytes"
+            ):
+                sums[0], sums[1] = sums[0] + 1, sums[1] + (row.bytes or 0)
+                yield row
 
-    def leaders(self) -> tuple[int, list[Any]]:
-        """(changes of the leading controller, the latest of them)."""
-        changes = self.table("controllers")
-        number = changes.count()
-        if not number:
-            return 0, []
-        return number, with_ms(changes, "at").orderBy(F.desc("at")).limit(LEADERS_LISTED).collect()
-
-
-_DAY_MS: Final = 86_400_000
-_SUMS: Final = ("masterships", "failovers", "set_changes", "outages", "unavailable_ms")
-
-
-def with_ms(frame: DataFrame, *names: str) -> DataFrame:
-    """These timestamps as ms since 1970: no time zone of the driver may touch them."""
-    return frame.withColumns({name: F.unix_millis(name) for name in names})
-
-
-def _part(name: str) -> Column:
-    """A part of its time without writes; no client waited for the first write of an idle one."""
-    if name == "detect_ms":
-        return F.col("detect_part_ms")
-    if name != "first_ack_ms":
-        return F.col(name)
-    return F.when(~F.coalesce("idle", F.lit(False)), F.col(name))
-
-
-def _per_group(tables: EpochTables) -> DataFrame:
-    """One row per group with its sums, from four tables."""
-    changes_of_master = tables.table("failovers")
-    parts = [
-        _sums(
-            tables.table("masterships"),
-            masterships=F.count("*"),
-            first_ms=F.min(F.unix_millis("began_at")),
-            last_ms=_latest("began_at", "opened_at", "first_ack_at", "ended_at"),
-            # Still without a master only if no mastership has begun since.
-            lost_ms=F.max(F.unix_millis("ended_at")),
-        ),
-        _sums(
-            changes_of_master,
-            failovers=F.count_if(F.coalesce("kind", F.lit("")) != "first_election"),
-            first_ms=F.min(F.unix_millis(F.coalesce("detected_at", "elected_at"))),
-            last_ms=_latest("elected_at", "opened_at", "first_ack_at"),
-        ),
-        _sums(
-            tables.table("set_changes"),
-            set_changes=F.count("*"),
-            first_ms=F.min(F.unix_millis("at")),
-            last_ms=_latest("at"),
-        ),
-        _sums(
-            tables.table("unavailability"),
-            outages=F.sum("outages"),
-            unavailable_ms=F.sum("unavailable_ms"),
-            longest_ms=F.max("longest_ms"),
-            is_open=F.max(F.col("open").cast("int")),
-            first_day_ms=F.min(F.unix_date("day").cast("long") * _DAY_MS),
-            last_day_ms=F.max((F.unix_date("day").cast("long") + 1) * _DAY_MS),
-        ),
-    ]
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole.unionByName(part)
-    return (
-        whole.where("`group` is not null")
-        .groupBy("group")
-        .agg(
-            *(_or_zero(F.sum(name), name) for name in _SUMS),
-            _or_zero(F.max("longest_ms"), "longest_ms"),
-            # A wrong clock must not stretch the pictures: days without outages count, too.
-            F.greatest(F.min("first_ms"), F.max("first_day_ms")).alias("first_ms"),
-            F.least(F.max("last_ms"), F.max("last_day_ms")).alias("last_ms"),
-            _or_zero(F.max("is_open"), "is_open"),
-            F.max("lost_ms").alias("lost_ms"),
+        largest = heapq.nsmallest(
+            TRUNCATIONS_LISTED, counted(), key=lambda row: (-(row.bytes or 0), row.at or 0)
         )
-    )
+        return sums[0], sums[1], largest
+
+    def findings(self) -> tuple[dict[str, int], list[Row]]:
+        """(severity -> number, the gravest of them)."""
+        numbers: Counter[str] = Counter()
+
+        def counted() -> Iterator[Row]:
+            for row in self.rows("findings", "severity kind text subject evidence at"):
+                numbers[row.severity] += 1
+                yield row
+
+        gravest = heapq.nsmallest(FINDINGS_LISTED, counted(), key=_gravity)
+        return dict(numbers), gravest
+
+    def leaders(self) -> tuple[int, list[Row]]:
+        """(changes of the leading controller, the latest of them)."""
+        number = [0]
+
+        def counted() -> Iterator[Row]:
+            for row in self.rows("controllers", "at leader leader_before controller_epoch"):
+                number[0] += 1
+                yield row
+
+        latest = heapq.nlargest(LEADERS_LISTED, counted(), key=lambda row: row.at or 0)
+        return number[0], latest
 
 
-def _sums(frame: DataFrame, **values: Column) -> DataFrame:
-    names = (
-        *_SUMS, "longest_ms", "first_ms", "last_ms", "is_open", "lost_ms", "first_day_ms",
-        "last_day_ms",
-    )  # fmt: skip
-    made = [values.get(name, F.max(F.lit(None))).cast("long").alias(name) for name in names]
-    return frame.groupBy("group").agg(*made)
+def dearness(row: Row) -> tuple[bool, bool, int, int]:
+    """The order of changes of master: unclean ones first, then by cost, then the latest."""
+    ms = row.unavailable_ms
+    return not row.unclean, ms is None, -(ms or 0), -(row.elected_at or 0)
 
 
-def _latest(*names: str) -> Column:
-    return F.greatest(*(F.max(F.unix_millis(name)) for name in names), F.lit(None))
+def _gravity(row: Row) -> tuple[int, str, str, bool, int]:
+    known = row.severity in SEVERITIES
+    rank = SEVERITIES.index(row.severity) if known else len(SEVERITIES)
+    return rank, row.kind or "", row.group or "", row.at is None, row.at or 0
 
 
-def _or_zero(column: Column, name: str) -> Column:
-    return F.coalesce(column, F.lit(0)).alias(name)
+def _name(folder: str) -> str | None:
+    return None if folder == _NULL else unquote(folder)
+
+
+def _rows(file: pq.ParquetFile, known: dict[str, str | None], wanted: list[str]) -> Iterator[Row]:
+    here = [name for name in dict.fromkeys(wanted) if name in file.schema_arrow.names]
+    base: dict[str, Any] = dict.fromkeys(wanted) | {"group": known.get("group")}
+    if "day" in wanted and (day := known.get("day")):
+        base["day"] = (date.fromisoformat(day).toordinal() - _ORDINAL_1970) * DAY_MS
+    for batch in file.iter_batches(columns=here):
+        columns = [_values(column) for column in batch.columns]
+        for values in zip(*columns, strict=True) if here else repeat((), batch.num_rows):
+            row = Row(base)
+            row.update(zip(here, values, strict=True))
+            yield row
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The values; times and days as ms."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    elif pa.types.is_date(column.type):
+        column = pc.multiply(column.cast(pa.int32()).cast(pa.int64()), DAY_MS)
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _bin(ms: int) -> int:
+    return floor(log10(max(ms, 1)) * BINS_PER_DECADE + 1e-9)
+
+
+def _add(values: dict[str, array[int]], name: str, value: int | None) -> None:
+    if value is not None:
+        values.setdefault(name, array("q")).append(value)
+
+
+class _KindSums:
+    """Changes of master of one kind, while they are counted."""
+
+    def __init__(self) -> None:
+        self.number = self.unclean = self.idle = self.incomplete = self.truncated_bytes = 0
+        self.values: dict[str, array[int]] = {}
+
+    def add(self, row: Row) -> None:
+        self.number += 1
+        self.unclean += bool(row.unclean)
+        self.idle += bool(row.idle)
+        self.incomplete += row.complete is False
+        self.truncated_bytes += row.truncated_bytes or 0
+        _add(self.values, "all", row.unavailable_ms)
+        # A part of its time without writes; no client waited for the first write of an idle one.
+        _add(self.values, "detect_ms", row.detect_part_ms)
+        for name in PARTS[1:]:
+            if name != "first_ack_ms" or not row.idle:
+                _add(self.values, name, row[name])
+
+    def kind(self, name: str) -> Kind:
+        parts = {part: percentile(self.values.get(part, ()), 0.5) for part in PARTS}
+        every = self.values.get("all", array("q"))
+        return Kind(
+            name, self.number, len(every), sum(every), percentile(every, 0.5),
+            percentile(every, 0.99), max(every, default=None), self.unclean, self.idle,
+            self.incomplete, self.truncated_bytes, parts,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Sums:
+    """One group, while it is counted."""
+
+    masterships: int = 0
+    failovers: int = 0
+    set_changes: int = 0
+    outages: int = 0
+    unavailable_ms: int = 0
+    longest_ms: int = 0
+    is_open: bool = False
+    first_ms: int | None = None
+    last_ms: int | None = None
+    lost_ms: int | None = None
+    first_day_ms: int | None = None
+    last_day_ms: int | None = None
+
+    def time(self, *times: int | None, first: int | None) -> None:
+        for ms in times:
+            if ms is not None and (self.last_ms is None or ms > self.last_ms):
+                self.last_ms = ms
+        if first is not None and (self.first_ms is None or first < self.first_ms):
+            self.first_ms = first
+
+    def bounded(self) -> _Sums:
+        """A wrong clock must not stretch the pictures: days without outages count, too."""
+        firsts = [each for each in (self.first_ms, self.first_day_ms) if each is not None]
+        lasts = [each for each in (self.last_ms, self.last_day_ms) if each is not None]
+        return _Sums(first_ms=max(firsts, default=None), last_ms=min(lasts, default=None))
+
+
+def _sums_of_groups(tables: EpochTables) -> dict[str, _Sums]:
+    """The sums of each group, from four tables."""
+    sums: dict[str, _Sums] = {}
+    for row in tables.rows("masterships", "began_at opened_at first_ack_at ended_at"):
+        if row.group is not None:
+            of = sums.setdefault(row.group, _Sums())
+            of.masterships += 1
+            began, ended = row.began_at, row.ended_at
+            of.time(began, row.opened_at, row.first_ack_at, ended, first=began)
+            # Still without a master only if no mastership has begun since.
+            of.lost_ms = max(
+                (each for each in (of.lost_ms, ended) if each is not None), default=None
+            )
+    for row in tables.rows("failovers", "kind detected_at elected_at opened_at first_ack_at"):
+        if row.group is not None:
+            of = sums.setdefault(row.group, _Sums())
+            of.failovers += row.kind != "first_election"
+            first = row.detected_at if row.detected_at is not None else row.elected_at
+            of.time(row.elected_at, row.opened_at, row.first_ack_at, first=first)
+    for row in tables.rows("set_changes", "at"):
+        if row.group is not None:
+            of = sums.setdefault(row.group, _Sums())
+            of.set_changes += 1
+            of.time(row.at, first=row.at)
+    for row in tables.rows("unavailability", "day outages unavailable_ms longest_ms open"):
+        if row.group is not None:
+            of = sums.setdefault(row.group, _Sums())
+            of.outages += row.outages or 0
+            of.unavailable_ms += row.unavailable_ms or 0
+            of.longest_ms = max(of.longest_ms, row.longest_ms or 0)
+            of.is_open = of.is_open or bool(row.open)
+            if row.day is not None:
+                of.first_day_ms = min(of.first_day_ms or row.day, row.day)
+                of.last_day_ms = max(of.last_day_ms or 0, row.day + DAY_MS)
+    return sums
 
 
 __all__ = [
     "BINS_PER_DECADE",
+    "DAY_MS",
     "FAILOVERS_LISTED",
     "FINDINGS_LISTED",
     "GROUPS_SHOWN",
@@ -381,6 +418,7 @@ __all__ = [
     "EpochTables",
     "Group",
     "Kind",
+    "Row",
     "Totals",
-    "with_ms",
+    "dearness",
 ]

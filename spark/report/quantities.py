@@ -6,7 +6,9 @@ Free of Spark.
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from math import ceil
 from typing import Final
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -23,6 +25,11 @@ DURATION_TICKS_MS: Final = (
 )  # fmt: skip
 #: Where a logarithmic axis of sizes has ticks, bytes.
 SIZE_TICKS: Final = tuple(1 << bits for bits in range(0, 41, 2))
+
+
+def percentile(values: Sequence[int], part: float) -> int | None:
+    """The least of the values that so large a part of them does not exceed; None without any."""
+    return sorted(values)[max(0, ceil(part * len(values)) - 1)] if values else None
 
 
 def duration_text(ms: float | None) -> str:
@@ -116,6 +123,7 @@ __all__ = [
     "counted",
     "duration_text",
     "moment_text",
+    "percentile",
     "plot_text",
     "plot_time",
     "rate_text",

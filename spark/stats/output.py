@@ -16,7 +16,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from batonmq.spark.result_folder import ResultFolder
+from batonmq.spark.report.result_folder import ResultFolder
 from batonmq.spark.stats.tables import TABLES
 
 LAG: Final = "consumer_lag"

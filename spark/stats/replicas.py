@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from batonmq.spark.fitting import SMALL_LOG_BYTES
-from batonmq.spark.storage import Storage, locate
-from batonmq.spark.store_facts import StoreError, StoreFacts, read_facts, segments
+from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments
 
 _SIGNS: Final = ("commitlog", "checkpoint", "epochFileCheckpoint", "brokerIdentity", "config")
 

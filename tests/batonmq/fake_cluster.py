@@ -32,7 +32,7 @@ from batonmq.protocol.bodies import (
     TopicList,
     TopicRouteData,
 )
-from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.message_id import encode_offset_msg_id, host_bytes
 from batonmq.protocol.record import decode_record
 from batonmq.protocol.tags import java_string_hash
@@ -66,6 +66,8 @@ class FakeGroup:
     offsets: dict[tuple[str, str, int], int] = field(default_factory=dict)
     groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     log_end: int = 0
+    suggested_id: int = 0
+    """The broker id that pulls are told to go on at."""
 
     def bodies(self, topic: str) -> list[bytes]:
         """Bodies of all messages of a topic, queue by queue."""
@@ -195,7 +197,7 @@ class FakeBroker:
         suspend_s = int(ext["suspendTimeoutMillis"]) / 1000 if int(ext["sysFlag"]) & 2 else 0.0
         deadline = asyncio.get_running_loop().time() + suspend_s
         while True:
-            if not self.master:
+            if not self.master and READ_REPLICA_FIELD not in ext:
                 return refuse(request, ResponseCode.SYSTEM_BUSY, "slave can not be read")
             changed = self.changed
             reply = self._pull_now(request)
@@ -228,7 +230,7 @@ class FakeBroker:
             body = b"".join(found)
             code = ResponseCode.SUCCESS if found else ResponseCode.PULL_RETRY_IMMEDIATELY
         reply_ext = {
-            "suggestWhichBrokerId": "0",
+            "suggestWhichBrokerId": str(self.group.suggested_id),
             "nextBeginOffset": str(next_offset),
             "minOffset": str(first),
             "maxOffset": str(end),

@@ -105,31 +105,47 @@ def send_header(topic: str, queue: int, properties: dict[str, str]) -> dict[str,
     }
 
 
-@contextlib.asynccontextmanager
-async def lone_broker(
-    folder: Path, *, broker: dict[str, object] | None = None, **store: object
-) -> AsyncIterator[Rig]:
-    """Started, and closed at the end; `broker` and `store` are fields of their sections."""
-    fatal: list[BaseException] = []
+def sections_of(
+    folder: Path,
+    *,
+    broker: dict[str, object] | None = None,
+    ha: dict[str, object] | None = None,
+    **store: object,
+) -> BrokerSections:
+    """Small files, outside controller mode; `broker`, `ha` and
+    `store` are fields of their sections."""
     settings: dict[str, object] = {
         "store_path_root_dir": str(folder),
         "mapped_file_size_commit_log": 1 << 20,
         "mapped_file_size_consume_queue": 20_000,
         "max_hash_slot_num": 1000,
         "max_index_num": 4000,
+        "ha_listen_port": 0,
         **store,
     }
-    sections = BrokerSections(
+    return BrokerSections(
         BrokerConfig(
             listen_port=free_port(),
             enable_controller_mode=False,
             **(broker or {}),  # type: ignore[arg-type]
         ),
         StoreConfig(**settings),  # type: ignore[arg-type]
-        HAConfig(),
+        HAConfig(**(ha or {})),  # type: ignore[arg-type]
         ReplicasConfig(),
     )
-    service = BrokerService(sections, fatal.append)
+
+
+@contextlib.asynccontextmanager
+async def lone_broker(
+    folder: Path,
+    *,
+    broker: dict[str, object] | None = None,
+    ha: dict[str, object] | None = None,
+    **store: object,
+) -> AsyncIterator[Rig]:
+    """Started, and closed at the end."""
+    fatal: list[BaseException] = []
+    service = BrokerService(sections_of(folder, broker=broker, ha=ha, **store), fatal.append)
     await service.start()
     client = RemotingClient()
     try:

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
+from heartbeats import heartbeat
+
 from batonmq.broker.consumer_manager import CLIENT_EXPIRED_MS, ConsumerManager, GroupChanged
-from batonmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
-
-
-def heartbeat(client: str, *topics: str, group: str = "g", version: int = 1) -> HeartbeatData:
-    return HeartbeatData(
-        client_id=client,
-        consumer_data_set=[
-            ConsumerData(
-                group_name=group,
-                consume_type="CONSUME_PASSIVELY",
-                message_model="CLUSTERING",
-                consume_from_where="CONSUME_FROM_LAST_OFFSET",
-                subscription_data_set=[
-                    SubscriptionData(topic=topic, sub_string="*", sub_version=version)
-                    for topic in topics
-                ],
-            )
-        ],
-        producer_data_set=[ProducerData(group_name="p")],
-    )
+from batonmq.protocol.bodies import HeartbeatData
+from tests.shared.turns import counted_turns
 
 
 def beat(manager: ConsumerManager, client: str, channel: str, *topics: str, now: int = 0):
@@ -62,5 +46,40 @@ def test_leaving_closing_and_silence() -> None:
     assert manager.channel_closed("ch2") == [GroupChanged("g", ("ch3",))]
     assert manager.channel_closed("ch2") == []
     assert manager.expire(CLIENT_EXPIRED_MS) == []
-    assert manager.expire(CLIENT_EXPIRED_MS + 4) == []
+    assert manager.expire(CLIENT_EXPIRED_MS + 4) == [GroupChanged("g", ())]
     assert manager.groups == {} and manager.producers == {}
+
+
+def test_of_many_clients_only_those_that_leave_are_looked_at() -> None:
+    """1,000 groups of ten members. 1 a hundred connections close. 2 all the rest fall silent."""
+    manager = ConsumerManager()
+    for number in range(10_000):
+        beat = heartbeat(f"c{number}", "T", group=f"g{number % 1000}")
+        manager.heartbeat(beat, f"ch{number}", 0, 479, number)
+    for number in range(10_000):  # the first ones are heard again
+        if number < 200:
+            beat = heartbeat(f"c{number}", "T", group=f"g{number % 1000}")
+            assert manager.heartbeat(beat, f"ch{number}", 0, 479, 20_000) == []
+    with counted_turns() as turns:
+        turns.run(lambda: [manager.channel_closed(f"ch{number}") for number in range(100)])
+        turns.run(lambda: manager.expire(CLIENT_EXPIRED_MS + 15_000))
+    assert turns.lines < 6000
+    while manager.expire(CLIENT_EXPIRED_MS + 15_000):
+        pass
+    left = {ident for name in manager.groups for ident in manager.client_ids(name)}
+    assert left == {f"c{number}" for number in range(100, 200)}
+    while manager.expire(CLIENT_EXPIRED_MS + 20_001):
+        pass
+    assert not manager.groups and not manager.producers
+
+
+def test_the_members_of_a_group_are_sorted_once_for_all_who_ask() -> None:
+    manager = ConsumerManager()
+    beat(manager, "c2", "ch2", "T")
+    beat(manager, "c1", "ch1", "T")
+    asked = manager.client_ids("g")
+    assert asked == ["c1", "c2"] and manager.client_ids("g") is asked
+    beat(manager, "c0", "ch1", "T")
+    assert manager.client_ids("g") == ["c0", "c2"]
+    manager.channel_closed("ch2")
+    assert manager.client_ids("g") == ["c0"]

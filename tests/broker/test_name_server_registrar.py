@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 import uvloop
 
 from batonmq.broker import name_server_registrar
-from batonmq.broker.name_server_registrar import NameServerRegistrar
+from batonmq.broker.name_server_registrar import NameServerRegistrar, Registration
 from batonmq.protocol.codes import RequestCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -17,6 +18,8 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
 class _Registration:
     """As much of a `Registration` as the registrar touches."""
+
+    is_partial = False
 
     def request(self) -> RemotingCommand:
         return RemotingCommand.request(RequestCode.REGISTER_BROKER)
@@ -49,12 +52,72 @@ def test_a_name_server_that_does_not_answer_is_dialled_anew(
         )
         server, client = RemotingServer(processors, name="namesrv"), RemotingClient(None)
         address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
-        registrar = NameServerRegistrar(client, (address,), 60_000, _Registration)
+        registrar = NameServerRegistrar(client, (address,), 60_000, lambda _: _Registration())
         registrar.start()
         await asyncio.wait_for(answered.wait(), 10)
         await registrar.close()
         await client.close()
         await server.close()
         assert registered[-1] is not registered[0]
+
+    uvloop.run(scenario())
+
+
+class _NameServer:
+    """Takes registrations, and remembers of each the topics, or None for all, and whether it said
+    that there are others."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bool]] = []
+        self.came = asyncio.Event()
+        processors = Processors()
+        processors.register(RequestCode.REGISTER_BROKER, self._register)
+        processors.register(
+            RequestCode.UNREGISTER_BROKER, lambda cmd, _: RemotingCommand.response_to(cmd)
+        )
+        self.server = RemotingServer(processors, name="namesrv")
+
+    def _register(self, cmd: RemotingCommand, connection: Connection) -> RemotingCommand:
+        self.seen.append((cmd.body.decode(), "batonPartial" in cmd.ext))
+        self.last = connection
+        self.came.set()
+        return RemotingCommand.response_to(cmd)
+
+    async def next_one(self) -> tuple[str, bool]:
+        await asyncio.wait_for(self.came.wait(), 10)
+        self.came.clear()
+        return self.seen[-1]
+
+
+def _current(topics: Collection[str] | None) -> Registration:
+    named = "all" if topics is None else " ".join(sorted(topics))
+    return Registration("c", "b", 0, "a:1", "a:2", named.encode(), topics is not None)
+
+
+def test_new_topics_travel_alone_and_together() -> None:
+    """1 the whole table. 2 a topic: it alone. 3 a thousand more in the same moment: one
+    registration. 4 the connection is lost: the whole table. 5 the role changes: the whole table."""
+
+    async def scenario() -> None:
+        server = _NameServer()
+        address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
+        client = RemotingClient(None)
+        registrar = NameServerRegistrar(client, (address,), 60_000, _current)
+        registrar.start()
+        assert await server.next_one() == ("all", False)
+        registrar.topics_changed(("T",))
+        assert await server.next_one() == ("T", True)
+        for number in range(1000):
+            registrar.topics_changed((f"T{number:03d}",))
+        named, is_partial = await server.next_one()
+        assert is_partial and named == " ".join(f"T{number:03d}" for number in range(1000))
+        server.last.abort("the name server starts again")
+        assert await server.next_one() == ("all", False)
+        registrar.topics_changed(("T",))
+        registrar.changed()
+        assert await server.next_one() == ("all", False)
+        await registrar.close()
+        await client.close()
+        await server.server.close()
 
     uvloop.run(scenario())

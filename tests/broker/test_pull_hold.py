@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.broker.pull_hold import Held, PullHold
+from tests.shared.turns import counted_turns
 
 
 def held(name: str, *, queue: int = 0, offset: int = 0, deadline: int = 100, owner: object = 1):
@@ -30,9 +31,9 @@ def test_deadlines_in_order_and_each_pull_answered_once() -> None:
     hold: PullHold[str] = PullHold()
     for item in (held("late", deadline=30), held("soon", deadline=10), held("next", deadline=20)):
         hold.hold(item)
-    assert names(hold.expired(20)) == ["soon", "next"]
+    assert names(hold.expired(20, 9)) == ["soon", "next"]
     assert names(hold.arrived("T", 0, 1)) == ["late"]
-    assert hold.expired(1000) == [] and len(hold) == 0
+    assert hold.expired(1000, 9) == [] and len(hold) == 0
 
 
 def test_a_closed_connection_is_forgotten() -> None:
@@ -50,7 +51,21 @@ def test_nobody_is_woken_twice_or_forgotten(pulls: list[tuple[int, int, int]]) -
     for number, (queue, offset, deadline) in enumerate(pulls):
         hold.hold(held(str(number), queue=queue, offset=offset, deadline=deadline))
     woken = (
-        names(hold.arrived("T", 0, 5)) + names(hold.expired(25)) + names(hold.arrived("T", 1, 9))
+        names(hold.arrived("T", 0, 5))
+        + names(hold.expired(25, 999))
+        + names(hold.arrived("T", 1, 9))
     )
     woken += names(hold.take_all())
     assert sorted(woken, key=int) == [str(number) for number in range(len(pulls))]
+
+
+def test_pulls_expire_in_slices_and_leave_with_their_owner_at_any_number() -> None:
+    """With 10,000 on one queue, each of its own client: none is looked at for another one."""
+    hold: PullHold[str] = PullHold()
+    for number in range(10_000):
+        hold.hold(held(str(number), owner=number, deadline=number))
+    with counted_turns() as turns:
+        turns.run(lambda: [hold.drop_owner(number) for number in range(100)])
+        turns.run(lambda: hold.expired(20_000, 128))
+    assert turns.lines < 128 * 20 and len(hold) == 10_000 - 100 - 128
+    assert names(hold.expired(230, 9)) == ["228", "229", "230"]

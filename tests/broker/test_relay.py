@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from heartbeats import heartbeat
 from lone_broker import Rig, lone_broker, send_header, until
 
 from batonmq.broker.relay import NO_MASTER, WAIT_MS
+from batonmq.protocol.bodies import GetConsumerListByGroupResponseBody
 from batonmq.protocol.codes import (
     MASTER_ADDRESS_HINT,
     RELAY_FIELD,
@@ -202,7 +204,7 @@ def test_a_send_whose_master_goes_away_is_14_once_there_is_another_and_never_sen
         acks.add = lambda *args: None  # type: ignore[method-assign]  # it never answers
         send = asyncio.ensure_future(group.ask(body=b"second"))
         await until(lambda: group.master.service.send.stored_total == 2)
-        for connection in list(group.master.service._server.connections):
+        for connection in list(group.master.service.endpoint.server.connections):
             connection.abort("killed")
         await until(lambda: len(group.relay._waiting) == 1)
         group.follow(EPOCH + 1)
@@ -244,7 +246,7 @@ def test_a_client_that_left_is_forgotten(tmp_path: Path) -> None:
         group.member.client.close_connection(group.member.service.address)
         with pytest.raises(Exception, match="connection"):
             await send
-        await until(lambda: not group.member.service._server.connections)
+        await until(lambda: not group.member.service.endpoint.server.connections)
         group.follow()
         await until(lambda: len(group.relay) == 0)
         assert group.relay.passed_on == 0
@@ -263,6 +265,24 @@ def test_offsets_go_to_the_master_and_come_from_it(tmp_path: Path) -> None:
         assert group.member.service.tables.offsets.query("g", "T", 0) == -1
         asked = await group.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext)
         assert asked.ext["offset"] == "1"
+
+    play(tmp_path, script)
+
+
+def test_a_new_master_knows_the_consumers_of_its_group(tmp_path: Path) -> None:
+    """Heartbeats go to every member, so no list of members is empty after a switch."""
+
+    async def script(group: Group) -> None:
+        group.follow()
+        ext = {"consumerGroup": "g"}
+        data = heartbeat("c1", "T").encode()
+        assert (await group.ask(RequestCode.HEART_BEAT, {}, data)).code == 0
+        asked = await group.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+        assert asked.code == ResponseCode.SYSTEM_ERROR, "the master has not heard that client"
+        lead(group.member, EPOCH + 1)
+        asked = await group.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+        ids = GetConsumerListByGroupResponseBody.decode(asked.body).consumer_id_list
+        assert ids == ["c1"]
 
     play(tmp_path, script)
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batonmq.broker.send_properties import SendProperties
-from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.properties import decode_properties, encode_properties
 from batonmq.protocol.tags import java_string_hash
@@ -43,21 +42,6 @@ def test_one_that_would_break_the_reply_is_replaced() -> None:
     assert b'"' not in unique and b'a"b' not in raw
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "DELAY\x013\x02",
-        "TIMER_DELAY_SEC\x015\x02",
-        "TIMER_DELIVER_MS\x011\x02",
-        "TRAN_MSG\x01true\x02",
-    ],
-)
-def test_r30_what_is_not_there_yet_is_refused_and_never_stored_as_ordinary(text: str) -> None:
-    with pytest.raises(BrokerRefusal) as refused:
-        PREPARE("UNIQ_KEY\x01U\x02" + text)
-    assert refused.value.code == 13
-
-
 @pytest.mark.parametrize("text", ["DELAY\x010\x02", "TRAN_MSG\x01false\x02", "POP_CK\x01x\x02"])
 def test_what_only_looks_like_it_is_taken(text: str) -> None:
     raw, _, _, _ = PREPARE("UNIQ_KEY\x01U\x02" + text)
@@ -78,7 +62,7 @@ plain = st.text(
 @given(st.dictionaries(plain, plain, max_size=6))
 def test_user_properties_survive(properties: dict[str, str]) -> None:
     ours = ("DELAY", "TRAN_MSG", "CLUSTER", "MSG_REGION", "TRACE_ON", "POP_CK", "__CRC32#")
-    for key in (*ours, *(key for key in properties if key.startswith("TIMER_"))):
+    for key in ours:
         properties.pop(key, None)
     properties["UNIQ_KEY"] = "U"
     raw, _, _, _ = PREPARE(encode_properties(properties))

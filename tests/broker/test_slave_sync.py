@@ -18,6 +18,8 @@ from batonmq.broker.slave_sync import (
 from batonmq.protocol.codes import RequestCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.delay_offset import DelayOffsetManager
+from batonmq.store.queue_locks import QueueLockManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -29,6 +31,8 @@ def tables(folder: Path) -> BrokerTables:
         TopicConfigManager(folder / "topics.json"),
         SubscriptionGroupManager(folder / "groups.json"),
         ConsumerOffsetManager(folder / "offsets.json"),
+        DelayOffsetManager(folder / "delays.json"),
+        QueueLockManager(folder / "locks.json"),
     )
 
 

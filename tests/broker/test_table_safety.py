@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -24,6 +24,8 @@ from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.delay_offset import DelayOffsetManager
+from batonmq.store.queue_locks import QueueLockManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -38,7 +40,9 @@ class Tables:
         )
         self.groups = SubscriptionGroupManager(folder / "subscriptionGroup.json")
         self.offsets = ConsumerOffsetManager(folder / "consumerOffset.json")
-        self.tables = BrokerTables(self.topics, self.groups, self.offsets)
+        self.delays = DelayOffsetManager(folder / "delayOffset.json")
+        locks = QueueLockManager(folder / "queueLocks.json")
+        self.tables = BrokerTables(self.topics, self.groups, self.offsets, self.delays, locks)
         self.log: list[bytes] = []
         self.dropped: list[str] = []
         self.carried_out = 0
@@ -48,7 +52,7 @@ class Tables:
             auto_create_topic=True,
             auto_create_group=True,
             append=self._append,
-            changed=lambda: None,
+            changed=lambda topics: None,
             dropped=self.dropped.append,
         )
 
@@ -64,7 +68,10 @@ class Wire:
         self.gate = RoleGate()
         self.gate.opening(master_epoch)
         self.gate.open()
-        self.source = SlaveSourceProcessor(master.tables, self.gate, lambda: master.carried_out)
+        self.log_begin = 0
+        self.source = SlaveSourceProcessor(
+            master.tables, self.gate, lambda: self.log_begin, lambda: master.carried_out
+        )
         self.before_reply: dict[int, Any] = {}
 
     async def invoke(
@@ -74,6 +81,8 @@ class Wire:
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.source.all_consumer_offsets,
             RequestCode.GET_ALL_TOPIC_CONFIG: self.source.all_topics,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.source.all_groups,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.source.all_delay_offsets,
+            RequestCode.BATON_GET_QUEUE_LOCKS: self.source.all_locks,
         }[RequestCode(request.code)]
         reply: RemotingCommand = handler(request, None)
         self.before_reply.pop(request.code, lambda: None)()
@@ -115,6 +124,26 @@ def test_r31_a_fetched_table_does_not_undo_what_the_log_showed_meanwhile(tmp_pat
     asyncio.run(sync._synchronize(followed))
     assert slave.topics.get("New") == topic("New")
     assert slave.topics.get("Old") == topic("Old")
+
+
+def test_r27_a_slave_learns_where_the_log_of_its_master_begins(tmp_path: Path) -> None:
+    """From a master only; a Java master does not say."""
+    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+    wire = Wire(master, 3)
+    sync, followed = following(slave, wire, 3)
+    heard: list[int | None] = []
+    sync.on_log_begin = heard.append
+    for wire.log_begin in (0, 4096):
+        asyncio.run(sync._synchronize(followed))
+    assert heard == [0, 4096]
+    wire.gate.fence()
+    asyncio.run(sync._synchronize(followed))
+    assert heard == [0, 4096]
+    java = Mock(return_value=RemotingCommand.response_to(RemotingCommand.request(43)))
+    sync._ask = AsyncMock(side_effect=java)  # type: ignore[method-assign]
+    sync._fetch_tables = AsyncMock(return_value=True)  # type: ignore[method-assign]
+    asyncio.run(sync._synchronize(followed))
+    assert heard == [0, 4096, None]
 
 
 def test_r31_tables_of_a_former_master_are_not_taken(tmp_path: Path) -> None:

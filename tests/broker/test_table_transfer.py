@@ -17,6 +17,8 @@ from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import ConnectError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.delay_offset import DelayOffsetManager
+from batonmq.store.queue_locks import QueueLockManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -45,6 +47,8 @@ class Master:
             )
         if request.code == RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
             return RemotingCommand.response_to(request, body=SubscriptionGroupWrapper().encode())
+        if request.code == RequestCode.GET_ALL_DELAY_OFFSET:
+            return RemotingCommand.response_to(request, body=b'{"offsetTable":{1:7,3:2}}')
         ext = {
             EXT_MASTER_EPOCH: str(self.epoch),
             EXT_TABLE_VERSION: "1",
@@ -70,6 +74,8 @@ def play(tmp_path):
                 ),
                 SubscriptionGroupManager(tmp_path / "groups.json"),
                 ConsumerOffsetManager(tmp_path / "offsets.json"),
+                DelayOffsetManager(tmp_path / "delays.json"),
+                QueueLockManager(tmp_path / "locks.json"),
             )
             master, told = Master(), []
             sync = SlaveSynchronize(master, tables, 40, lambda: None)
@@ -96,6 +102,7 @@ def test_r42_the_tables_are_told_once_they_are_here(play):
         await until(lambda: told)
         assert told == [3] and sync.held_epoch == 3 and not sync.failure
         assert tables.offsets.query("G", "T", 0) == 5
+        assert tables.delays.table == {1: 7, 3: 2}
         assert set(master.asked) == {VIP}
         asked = len(master.asked)
         await until(lambda: len(master.asked) >= asked + 3)

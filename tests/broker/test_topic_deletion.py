@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
-from lone_broker import Rig, run_with_broker
+import pytest
+from lone_broker import Rig, run_with_broker, until
 
 from batonmq.protocol.codes import ResponseCode
-from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.consumer_offset import ConsumerOffsetManager, OldPositions
 from batonmq.store.topic_config import topic_config
 
 MAKE = {"topic": "T", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
@@ -56,6 +58,93 @@ def test_r39_a_consumer_that_goes_on_commits_nothing_in_a_deleted_topic(tmp_path
         await made_again(rig)
 
     run_with_broker(tmp_path, play)
+
+
+async def read_on(rig: Rig, offset: int, *, suspend_ms: int = 0) -> list[bytes]:
+    """What a consumer gets that pulls from `offset` on, goes where it is sent, and commits along
+    with its pulls, as far as there is something."""
+    got: list[bytes] = []
+    for _ in range(20):
+        reply = await rig.pull(offset=offset, suspend_ms=suspend_ms, commit=offset, count=1)
+        if reply.code == ResponseCode.SUCCESS:
+            got.append(reply.body[reply.body.index(b"new") :][:4])
+        elif reply.code != ResponseCode.PULL_OFFSET_MOVED:
+            return got
+        offset = int(reply.ext["nextBeginOffset"])
+    raise AssertionError(f"sent to and fro, {got}")
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 6, 9])
+@pytest.mark.parametrize("commits_first", [False, True])
+def test_r39_a_consumer_that_goes_on_at_its_old_offset_reads_the_new_messages(
+    tmp_path: Path, count: int, commits_first: bool
+) -> None:
+    """It was at 5; the topic made again has fewer messages, as many, or more."""
+
+    async def play(rig: Rig) -> None:
+        await consumed_and_deleted(rig)
+        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+        for n in range(count):
+            assert (await rig.send(body=b"new%d" % n)).code == ResponseCode.SUCCESS
+        if commits_first:
+            late = await rig.ask(15, WHERE | {"commitOffset": "5"})
+            assert late.code == ResponseCode.INVALID_PARAMETER
+        assert await read_on(rig, 5) == [b"new%d" % n for n in range(count)]
+        assert rig.service.tables.offsets.query("g", "T", 0) == count
+        # From here on positions count: a consumer that restarts reads nothing twice.
+        assert await read_on(rig, count) == []
+        assert await read_on(rig, count - 1) == [b"new%d" % (count - 1)]
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("asks", ["where the group is", "for the first message"])
+def test_r39_a_group_that_began_anew_goes_where_it_likes(tmp_path: Path, asks: str) -> None:
+    """A consumer that asks, and finds nothing, may begin at the end (CONSUME_FROM_LAST_OFFSET)."""
+
+    async def play(rig: Rig) -> None:
+        await consumed_and_deleted(rig)
+        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+        for n in range(9):
+            assert (await rig.send(body=b"new%d" % n)).code == ResponseCode.SUCCESS
+        if asks == "where the group is":
+            await rig.ask(14, WHERE)
+        else:
+            await rig.pull(offset=0)
+        assert (await rig.ask(15, WHERE | {"commitOffset": "7"})).code == ResponseCode.SUCCESS
+        assert await read_on(rig, 7) == [b"new7", b"new8"]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r39_a_pull_that_waits_in_a_deleted_queue_is_answered(tmp_path: Path) -> None:
+    """Else it would wait for the message behind its old offset."""
+
+    async def play(rig: Rig) -> None:
+        assert (await rig.ask(17, MAKE)).code == ResponseCode.SUCCESS
+        for _ in range(5):
+            assert (await rig.send(body=b"old")).code == ResponseCode.SUCCESS
+        waiting = asyncio.create_task(rig.pull(offset=5, suspend_ms=60_000))
+        await until(lambda: rig.service.pull.held == 1)
+        assert (await rig.ask(215, {"topic": "T"})).code == ResponseCode.SUCCESS
+        reply = await waiting
+        assert reply.code == ResponseCode.PULL_OFFSET_MOVED
+        assert reply.ext["nextBeginOffset"] == "0"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r39_what_is_kept_of_deleted_topics_is_bounded() -> None:
+    now_ms = 0
+    old = OldPositions(lambda: now_ms)
+    for number in range(5000):
+        old.deleted(f"T{number}")
+    assert len(old._topics) == 4096
+    assert old.is_old("g", "T4999", 0) and not old.is_old("g", "T1", 0)
+    now_ms = OldPositions.KEPT_MS
+    assert old.is_old("g", "T4998", 0), "its time begins with its first use"
+    assert not old.is_old("g", "T4999", 0)
+    assert len(old._topics) == 4095
 
 
 def test_r39_retry_topics_of_pop_go_with_it_and_those_of_groups_stay(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 from lone_broker import Rig, run_with_broker, until
@@ -12,6 +13,8 @@ from batonmq.broker.topics import MetadataChange, TopicService, decode_metadata
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.delay_offset import DelayOffsetManager
+from batonmq.store.queue_locks import QueueLockManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -28,6 +31,8 @@ class Service(TopicService):
                 TopicConfigManager(folder / "topics.json"),
                 SubscriptionGroupManager(folder / "groups.json"),
                 ConsumerOffsetManager(folder / "offsets.json"),
+                DelayOffsetManager(folder / "delays.json"),
+                QueueLockManager(folder / "locks.json"),
             ),
             set(),
             auto_create_topic=True,
@@ -41,7 +46,7 @@ class Service(TopicService):
         self.records.append(decode_metadata(body))
         return 100 * len(self.records)
 
-    def _count(self) -> None:
+    def _count(self, topics: Collection[str] | None) -> None:
         self.changes += 1
 
 

@@ -24,10 +24,23 @@ def test_members_stand_for_election_in_windows_of_their_own() -> None:
 
 
 def test_r6_a_link_that_breaks_again_and_again_moves_the_lead_once_in_a_while() -> None:
+    """It breaks every second; who leads at one end loses the lead to the other end."""
+    ends = {"h:1": ElectionOrder(), "h:2": ElectionOrder()}
+    leader, moves = "h:1", []
+    for second in range(1, 30):
+        follower = "h:2" if leader == "h:1" else "h:1"
+        if ends[follower].stand_at(float(second), follower, leader, MEMBERS) is not None:
+            leader = follower
+            moves.append(second)
+    assert moves == [1, 2, 11, 12, 21, 22]
+
+
+def test_the_heir_that_is_killed_soon_after_is_succeeded_at_once_too() -> None:
     order = ElectionOrder()
     assert order.stand_at(1.0, "h:1", "h:2", MEMBERS) == 1.0
-    assert order.stand_at(2.0, "h:1", "h:3", MEMBERS) is None
-    assert order.stand_at(1.0 + PAUSE_S, "h:1", "h:3", MEMBERS) == 1.0 + PAUSE_S
+    assert order.stand_at(2.0, "h:1", "h:3", MEMBERS) == 2.0
+    assert order.stand_at(3.0, "h:1", "h:3", MEMBERS) is None
+    assert order.stand_at(1.0 + PAUSE_S, "h:1", "h:2", MEMBERS) == 1.0 + PAUSE_S
 
 
 def test_a_leader_that_is_gone_is_succeeded_long_before_the_election_timeout(

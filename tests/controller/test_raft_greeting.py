@@ -145,14 +145,18 @@ def test_a_recorded_greeting_or_frame_is_worth_nothing(tmp_path: Path) -> None:
         dials = max(cluster.peers, key=lambda peer: peer.raft_address)
         node = cluster.nodes[dialled.node_id]
         assert node._node is not None
+        connections = node._node.transport._connections
+        async with asyncio.timeout(10):
+            while sum(c.admitted for c in connections.values()) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # members that only now connect would be others
         first = greeting_of(cluster, address=dials.raft_address)
         last = greeting_of(cluster, address=dials.raft_address, echo="cd" * 32)
-        before = dict(node._node.transport._connections)
+        before = dict(connections)
         answer = await cut_off(
             (dialled.host, dialled.raft_port), frame(first.encode()) + frame(last.encode())
         )
         assert decode_greeting(answer[4:]).echo == NONCE
-        assert node._node.transport._connections == before, "the true connection stands"
+        assert connections == before, "the true connection stands"
 
     with_cluster(tmp_path, scenario)
 

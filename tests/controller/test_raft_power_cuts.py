@@ -3,6 +3,8 @@ are not trusted. `power_cut` keeps of each file and folder what was synced, and 
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +21,7 @@ from batonmq.controller.raft.membership import (
     check_members,
 )
 from batonmq.controller.raft.snapshot import FileSnapshots, LogEntry, decode_snapshot
+from batonmq.process import disk
 
 
 def fatal(what: str) -> NoReturn:
@@ -125,6 +128,88 @@ def test_g7_each_change_of_the_log_is_durable_on_return_and_whole_before(
         cuts += 1
         assert found == (after[0] if returned else SYNCED), what
     assert cuts >= 4
+
+
+@pytest.mark.parametrize("call", ["fsync", "fdatasync"])
+def test_r40_what_a_start_shows_after_a_failed_sync_is_on_the_disk(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed sync ends the node. The kernel shows the lost bytes to the next start, and its next
+    sync returns 0 over them: what this start answers by must be written again. Each sync of a life
+    fails once; so does one of a start, which ends it."""
+    number, once = 0, FailsOnce(getattr(disk, call), 0)
+    while number == 0 or once.failed:
+        once = FailsOnce(once.real, number)
+        monkeypatch.setattr(disk, call, once)
+        with watching(tmp_path / f"raft-{number}") as cut:
+            for _ in range(2):  # the second one after a clean stop
+                try:
+                    _life(cut.root)
+                except (AssertionError, OSError):
+                    assert once.failed
+                    again = opened(cut.root, None)
+                    shown = again[:], again.getCurrentTerm(), again.getVotedForNodeId()
+                    shown_joining = again.joining
+                    left = opened(cut.leave(tmp_path / f"left-{number}"))
+                    found = left[:], left.getCurrentTerm(), left.getVotedForNodeId()
+                    assert (found, left.joining) == (shown, shown_joining), number
+                    again._destroy()
+                    left._destroy()
+        number += 1
+    assert number > 6
+
+
+class FailsOnce:
+    """A sync whose call number `at` (from 0) fails."""
+
+    def __init__(self, real: Callable[[int], None], at: int) -> None:
+        self.real, self.left, self.failed = real, at, False
+
+    def __call__(self, fd: int) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.failed = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.real(fd)
+
+
+def _life(root: Path) -> None:
+    journal = opened(root)
+    term = journal.getCurrentTerm() + 1
+    journal.setCurrentTerm(term, "n2")
+    for index in range(1 + len(journal), 4 + len(journal)):
+        add(journal, entry(index, term))
+        journal.sync()
+    journal.deleteEntriesFrom(len(journal) - 1)
+    journal.join()
+    journal._destroy()
+
+
+def test_r40_a_start_on_a_full_disk_needs_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quorum whose disk filled up starts again: its files are written again in place."""
+    journal = opened(tmp_path)
+    journal.setCurrentTerm(1, "n1")
+    add(journal, *SYNCED)
+    journal._destroy()
+    real_open, real_pwrite = disk.open, disk.pwrite
+
+    def open_old(path: Path, flags: int, *mode: int) -> int:
+        if flags & (os.O_CREAT | os.O_TRUNC):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_open(path, flags, *mode)
+
+    def overwrite(fd: int, data: bytes, offset: int) -> int:
+        if offset + len(data) > os.fstat(fd).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_pwrite(fd, data, offset)
+
+    monkeypatch.setattr(disk, "open", open_old)
+    monkeypatch.setattr(disk, "pwrite", overwrite)
+    again = opened(tmp_path)
+    assert again[:] == SYNCED
+    again._destroy()
 
 
 def test_g7_a_prefix_that_was_cut_leaves_the_old_journal_or_the_new(tmp_path: Path) -> None:

@@ -408,6 +408,35 @@ def test_r44_a_controller_that_never_saw_the_master_tells_what_was_registered(
     assert "(broker 1 at 10.0.0.1:10911: not heard here, log end 0, confirmed -1)" in refused.remark
 
 
+@pytest.mark.parametrize("longer", [True, False])
+def test_r17_a_suspect_that_asks_a_leader_of_a_moment_ago_waits_for_what_others_report(
+    leader: Leader, clocks: Clocks, longer: bool
+) -> None:
+    """1 is alone in its set. It was started again, after a loss of power, and so was the leader."""
+    leader.three_in_sync()
+    leader.alter(1)
+    leader.closes(1)
+    leader.register(1, "life-1b", suspect="another boot", max_offset=676)
+    later = Leader(clocks)
+    for command in leader.log[1:]:
+        later.commit(command)
+    later.core.handle(SessionHello(NAME, 1, "life-1b", 1), clocks.boot_ms)
+    later.sequences[1] = 1
+    later.beat(1, epoch=1, max_offset=676)
+    refused = later.elect(1)
+    assert refused.code is Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert "leads only since a moment ago" in refused.remark
+    if longer:
+        later.core.handle(SessionHello(NAME, 2, "life-2", 1), clocks.boot_ms)
+        later.sequences[2] = 1
+        later.beat(2, epoch=1, max_offset=900)
+        later.passes(800, 1, 2)
+        assert "broker 2 outside of it has more: 900" in later.elect(1).remark
+    else:
+        later.passes(800, 1)
+        assert later.elect(1).view.master_broker_id == 1
+
+
 def test_r7_a_master_that_still_answers_is_not_passed_over_by_any_flag(leader: Leader) -> None:
     leader.three_in_sync()
     leader.alter(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -13,6 +15,7 @@ import yaml
 
 from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
 from batonmq.controller.config import ControllerConfig
+from batonmq.launcher.layout import DEFAULT_WATCHDOG_S
 from batonmq.namesrv.config import NamesrvConfig
 from batonmq.process.settings import load_settings
 
@@ -183,3 +186,16 @@ def test_the_image_holds_every_package() -> None:
     kept_out = {line for line in lines if line and line[0] not in "#!"}
     for package in packages:
         assert Path(package).parts[0] not in kept_out
+
+
+def test_the_unit_starts_what_there_is_and_has_its_loop_watched() -> None:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "systemd" / "batonmq@.service")
+    service = unit["Service"]
+    assert (service["Type"], service["Restart"], service["RestartSec"]) == ("notify", "always", "0")
+    assert float(service["WatchdogSec"]) >= DEFAULT_WATCHDOG_S
+    words = service["ExecStart"].split()
+    module = words[words.index("-m") + 1]
+    for kind in ("broker", "namesrv", "controller"):
+        assert importlib.util.find_spec(module.replace("%i", kind)) is not None

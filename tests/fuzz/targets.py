@@ -49,6 +49,7 @@ from batonmq.remoting.codec import (
     decode_frame,
     peek_code,
     peek_is_response,
+    receive_buffer,
 )
 from batonmq.remoting.headers import decode_pull, decode_send
 from batonmq.store.checkpoint import StoreCheckpoint
@@ -94,7 +95,7 @@ def quiet() -> None:
 
 def remoting_frames(data: bytes) -> None:
     """The first byte says in pieces of which size the rest arrives."""
-    reader, rest = FrameReader(), data[1:]
+    reader, rest = FrameReader(receive_buffer()), data[1:]
     size = (data[0] if data else 0) + 1
     with suppress(RemoteProtocolError):
         while rest:

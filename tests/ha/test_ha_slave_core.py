@@ -19,7 +19,7 @@ from batonmq.ha.slave_effects import (
     SendToMaster,
 )
 from batonmq.ha.slave_policy import SlavePolicy
-from batonmq.ha.truncation import CutTo, LocalLog, Refuse, judge_log
+from batonmq.ha.truncation import BeginAnew, CutTo, LocalLog, Refuse, judge_log
 from batonmq.ha.wire import (
     MasterHandshake,
     SlaveFrameReader,
@@ -575,3 +575,23 @@ def test_r24_what_an_earlier_connection_said_makes_no_log_level(entries):
     effects = []
     log.confirm(0, effects)
     assert effects == []
+
+
+@pytest.mark.parametrize(
+    "own_end, confirm, begins, member, anew",
+    [
+        (100, 60, 100, False, True),  # our end is where its history begins: that is expired, too
+        (100, 60, 90, False, True),  # the bytes behind that are of an epoch that ended before
+        (100, 95, 90, False, False),  # but not if we know that they are confirmed
+        (100, 60, 90, True, False),  # or a member's
+        (100, 60, 0, False, False),  # nothing of its history is expired: it is another one
+    ],
+)
+def test_r27_a_log_from_before_the_masters_history_begins_anew(
+    memory_log, entries, own_end, confirm, begins, member, anew
+):
+    """The master's first segments are expired, and with them the epochs that both had."""
+    log = memory_log(b"1" * own_end, (1, 0), confirm=confirm)
+    master_log = MasterHandshake(200, 3, entries((3, begins)))
+    decision = judge_log(log.facts(), master_log, member=member)
+    assert isinstance(decision, BeginAnew if anew else Refuse)

@@ -28,7 +28,9 @@ from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
     BrokerData,
     BrokerReplicasInfo,
+    ClientConnection,
     ClusterInfo,
+    ConsumerConnection,
     EpochCacheEntry,
     EpochEntryCache,
     HAConnectionRuntimeInfo,
@@ -36,6 +38,7 @@ from batonmq.protocol.bodies import (
     QueueData,
     ReplicaIdentity,
     ReplicasInfo,
+    SubscriptionData,
     TopicConfig,
     TopicRouteData,
 )
@@ -215,6 +218,8 @@ class FakeAdmin:
             offsets=self.all_consumer_offsets,
             names=self.list_consumer_groups,
             progress=self.consumer_progress,
+            connections=self.consumer_connections,
+            reset_offsets=self.reset_offsets,
         )
         self.messages = SimpleNamespace(
             by_id=self.message_by_id,
@@ -315,6 +320,18 @@ class FakeAdmin:
             else ()
         )
         return GroupProgress(group, queues, ("10.0.0.9@1",) if group == "G" else ())
+
+    async def consumer_connections(self, group: str) -> ConsumerConnection | None:
+        if group != "G":
+            return None
+        return ConsumerConnection(
+            connection_set=[ClientConnection(client_addr="10.0.0.9:5", client_id="10.0.0.9@1")],
+            subscription_table={"T": SubscriptionData(topic="T", sub_string="a || b")},
+        )
+
+    async def reset_offsets(self, *asked: Any) -> dict[MessageQueue, int]:
+        self.fake.calls.append(("reset_offsets", *asked))
+        return {MessageQueue(asked[1], "broker-a", 0): 7}
 
     async def message_by_id(self, msg_id: str, topic: str = "") -> MessageExt | None:
         from batonmq.protocol.message_id import decode_offset_msg_id

@@ -144,6 +144,32 @@ def test_delete_topic(mqctl: Run, fake: Any) -> None:
     assert mqctl("deleteTopic", "-t", "T").code == 2
 
 
+def test_consumer_connection(mqctl: Run) -> None:
+    document = mqctl("consumerConnection", "-g", "G", "--json").json
+    assert document["connectionSet"][0]["clientId"] == "10.0.0.9@1"
+    shown = mqctl("consumerConnection", "-g", "G").out
+    assert "10.0.0.9:5" in shown and "a || b" in shown
+    ran = mqctl("consumerConnection", "-g", "nobody")
+    assert ran.code == 1 and "no member of group nobody" in ran.err
+
+
+def test_reset_offset_and_skip(mqctl: Run, fake: Any) -> None:
+    document = mqctl("resetOffset", "-g", "G", "-t", "T", "-s", "0", "--json").json
+    assert document == {
+        "offsetTable": [{"topic": "T", "brokerName": "broker-a", "queueId": 0, "offset": 7}]
+    }
+    one = ("-b", "broker-a", "-q", "3", "-o", "7")
+    assert "broker-a" in mqctl("resetOffset", "-g", "G", "-t", "T", *one).out
+    assert mqctl("skip", "-g", "G", "-t", "T").code == 0
+    assert [call for call in fake.calls if call[0] == "reset_offsets"] == [
+        ("reset_offsets", "G", "T", 0, None),
+        ("reset_offsets", "G", "T", 0, ("broker-a", 3, 7)),
+        ("reset_offsets", "G", "T", -1, None),
+    ]
+    for wrong in ((), ("-s", "0", *one), ("-b", "broker-a")):
+        assert mqctl("resetOffset", "-g", "G", "-t", "T", *wrong).code == 2
+
+
 def test_consumer_progress_of_one_group_and_of_all(mqctl: Run) -> None:
     one = mqctl("consumerProgress", "-g", "G", "--json").json
     assert (one["consumerGroup"], one["diffTotal"]) == ("G", 4)

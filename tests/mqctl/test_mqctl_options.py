@@ -16,7 +16,8 @@ from batonmq.mqctl.params import Ids, Timestamp, kebab
 WANTED = {
     "clusterList", "topicList", "topicRoute", "topicStatus", "updateTopic", "deleteTopic",
     "sendMessage", "consumeMessage", "queryMsgById", "queryMsgByKey", "brokerStatus",
-    "consumerProgress", "haStatus", "getSyncStateSet", "getBrokerEpoch", "getControllerMetaData",
+    "consumerProgress", "consumerConnection", "resetOffset", "skip",
+    "haStatus", "getSyncStateSet", "getBrokerEpoch", "getControllerMetaData",
     "getControllerConfig", "updateControllerConfig", "electMaster", "cleanBrokerMetadata",
     "timeline", "health", "repairReplica",
     "epochHistory", "messageAudit", "topicStats", "streamHistory",
@@ -50,6 +51,10 @@ MQADMIN = {
         "-m": "--maxNum",
     },
     "consumerProgress": {"-g": "--groupName", "-t": "--topicName"},
+    "consumerConnection": {"-g": "--consumerGroup"},
+    "resetOffset": {"-g": "--group", "-t": "--topic", "-s": "--timestamp", "-b": "--brokerName",
+                    "-q": "--queueId", "-o": "--offset"},
+    "skip": {"-g": "--group", "-t": "--topic"},
     "haStatus": {"-c": "--clusterName", "-b": "--brokerAddr", "-i": "--interval"},
     "getSyncStateSet": {
         "-a": "--controllerAddress", "-c": "--clusterName", "-b": "--brokerName",

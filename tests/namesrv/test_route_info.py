@@ -53,6 +53,7 @@ class Routes:
         cluster: str = "C",
         acting: bool | None = False,
         timeout_ms: int | None = None,
+        partial: bool = False,
     ) -> Registered:
         registration = BrokerRegistration(
             cluster_name=cluster,
@@ -63,6 +64,7 @@ class Routes:
             connection=connection or f"socket of {addr}",
             heartbeat_timeout_ms=timeout_ms,
             enable_acting_master=acting,
+            is_partial=partial,
         )
         result = self.core.register(registration, what or body(), self.now_ms)
         self.core.check_invariants()
@@ -204,6 +206,8 @@ def test_omitted_topics_stay_unless_told_otherwise(routes: Routes) -> None:
     routes.core.delete_topic_with_broker_registration = True
     routes.register(M1, 0, body("TopicA", "TopicC", counter=3))
     assert routes.core.route("TopicB") is None
+    routes.register(M1, 0, body("TopicD", counter=4), partial=True)
+    assert routes.addrs("TopicA") == routes.addrs("TopicD") == {0: M1}
 
 
 def test_silent_brokers_are_dropped_after_their_own_timeout(routes: Routes) -> None:

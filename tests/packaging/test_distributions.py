@@ -52,7 +52,13 @@ def test_the_links_lead_to_the_rooms() -> None:
 
 def test_the_wheel_holds_every_room_whole_and_nothing_else(wheel: Path) -> None:
     found = contents(wheel)
-    assert {name.split("/")[0] for name in found if ".dist-info/" not in name} == {"batonmq"}
+    # PySpark looks for data sources in modules of that prefix; this one registers ours.
+    beside = "pyspark_batonmq.py"
+    assert {name.split("/")[0] for name in found if ".dist-info/" not in name} == {
+        "batonmq",
+        beside,
+    }
+    assert found[beside] == hashlib.sha256((ROOT / beside).read_bytes()).hexdigest()
     inside = {name.split("/")[1] for name in found if name.startswith("batonmq/")}
     assert inside == LINKED | OWN | MODULES
     for room in LINKED | OWN:

@@ -14,6 +14,7 @@ import signal
 import sys
 from typing import Any
 
+import batonmq.broker.service  # noqa: F401  a broker loads it after its endpoint listens
 from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
 from batonmq.broker.main import serve as serve_broker
 from batonmq.controller.config import ControllerConfig

@@ -7,6 +7,8 @@ in which a log comes to lack something.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,9 +41,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
 
 
 def write_some(cluster: ClusterProcess, count: int = 50) -> None:
-    with Connection(cluster.master()["address"]) as probe:
-        for number in range(count):
-            assert probe.send(TOPIC, b"m" * 500 + b"%d" % number).code == 0
+    """Each until it is acknowledged: a busy machine may cost a master its lead meanwhile."""
+    done = 0
+    while done < count:
+        with contextlib.suppress(OSError), Connection(cluster.master()["address"]) as probe:
+            while done < count and probe.send(TOPIC, b"m" * 500 + b"%d" % done).code == 0:
+                done += 1
 
 
 def end(*brokers: dict[str, Any]) -> None:
@@ -101,6 +106,14 @@ def history(cluster: ClusterProcess) -> str:
     return "".join(path.read_text() for path in cluster.data_dir.rglob("history-*.jsonl"))
 
 
+def winner_after_the_last_failure(cluster: ClusterProcess) -> int:
+    """Once they have joined, any of them may be elected."""
+    events = [json.loads(line) for line in history(cluster).splitlines()]
+    told = [event for event in events if event["kind"] in ("elected", "election_failed")]
+    last = max(at for at, event in enumerate(told) if event["kind"] == "election_failed")
+    return int(told[last + 1]["broker_id"])
+
+
 def test_r17_logs_that_lack_what_they_acknowledged_are_not_elected(
     cluster: ClusterProcess, tmp_path: Path
 ) -> None:
@@ -139,8 +152,8 @@ def test_r17_logs_that_lack_what_they_acknowledged_are_not_elected(
         assert elect(cluster, broker_id) == ELECT_MASTER_FAILED
     assert unled(cluster)
     cluster.restart(master)
-    state = cluster.wait_in_sync(REPLICAS)
-    assert state["masterBrokerId"] not in suspects
+    cluster.wait_in_sync(REPLICAS)
+    assert winner_after_the_last_failure(cluster) not in suspects
     write_some(cluster)
     check_logs_equal(cluster.data_folders)
 

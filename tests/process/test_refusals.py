@@ -39,32 +39,29 @@ def max_offset(address: str, topic: str = TOPIC) -> int:
 @pytest.mark.parametrize(
     "properties",
     [
-        "DELAY\x013\x02",
-        "TIMER_DELAY_SEC\x0110\x02",
-        "TIMER_DELAY_MS\x0110000\x02",
-        "TIMER_DELIVER_MS\x011999999999999\x02",
-        "TRAN_MSG\x01true\x02PGROUP\x01g\x02",
+        "DELAY\x01soon\x02",
+        "TIMER_DELAY_SEC\x01tomorrow\x02",
+        "TIMER_DELIVER_MS\x019999999999999\x02",
+        "TRAN_MSG\x01true\x02DELAY\x013\x02",
     ],
 )
-def test_what_is_not_there_yet_is_refused_with_13(pair: ClusterProcess, properties: str) -> None:
-    """A delayed, timed or transactional message: code 13, a remark that names the property, and
-    nothing is stored as an ordinary message."""
+def test_a_wish_that_is_none_is_refused_with_13(pair: ClusterProcess, properties: str) -> None:
+    """Code 13, a remark that says why, and nothing is stored as an ordinary message."""
     master = pair.master()["address"]
     before = max_offset(master)
     with Connection(master) as probe:
         reply = probe.send(TOPIC, b"later", properties=properties)
-        assert reply.code == 13
-        assert properties.split("\x01")[0] in reply.remark
+        assert reply.code == 13 and "not stored" in reply.remark
     assert max_offset(master) == before
 
 
 def test_an_unknown_code_is_answered_with_3(pair: ClusterProcess) -> None:
-    """Also codes of RocketMQ that this issue leaves out (36, 41, 200050), on both ports."""
+    """Also codes of RocketMQ that are left out (200052), on both ports."""
     address = pair.master()["address"]
     host, _, port = address.rpartition(":")
     for endpoint in (address, f"{host}:{int(port) - 2}"):
         with Connection(endpoint) as probe:
-            for code in (36, 41, 200_050, 31_999):
+            for code in (200_052, 31_999):
                 reply = probe.request(code, {"topic": TOPIC})
                 assert (reply.code, bool(reply.remark)) == (3, True), (code, reply)
 

@@ -188,8 +188,8 @@ def test_an_existing_folder_is_resumed(tmp_path: Path) -> None:
 
 
 def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
-    """`--respawn`: a killed broker and a killed name server come back by themselves. Then the
-    supervisor itself is killed with -9: every child ends too."""
+    """`--respawn`: a killed broker comes back by itself, and so does a master that hangs: it is
+    ended first. Then the supervisor itself is killed with -9: every child ends too."""
     with ClusterProcess(tmp_path, controllers=1, replicas=2, respawn=True) as running:
         slave = running.slaves()[0]
         running.kill(slave)
@@ -200,6 +200,12 @@ def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
 
         wait_for("the broker to come back", back)
         running.wait_in_sync(2)
+        master = running.master()
+        running.kill(master, signal.SIGSTOP)
+        running.wait_new_master(master["address"])
+        running.wait_in_sync(2)
+        ends = [event["how"] for event in running.events if event["event"] == "process_ended"]
+        assert ends == ["SIGKILL", "SIGKILL, its loop stood still for 2 s"]
 
         document = running.document
         pids = [record["pid"] for record in (*document["nameServers"], *document["brokers"])]

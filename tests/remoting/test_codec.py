@@ -19,6 +19,7 @@ from batonmq.remoting.codec import (
     encode_header,
     peek_code,
     peek_is_response,
+    receive_buffer,
 )
 from batonmq.remoting.command import TYPE_BINARY, TYPE_JSON, RemotingCommand
 
@@ -73,7 +74,7 @@ def test_all_golden_headers_decode_and_encode_to_the_same_bytes() -> None:
 
 
 def test_whole_golden_frames_come_out_of_the_reader_and_go_back_into_the_same_bytes() -> None:
-    reader, frames = FrameReader(), 0
+    reader, frames = FrameReader(receive_buffer()), 0
     for file in sorted(GOLDEN.glob("*/remoting/*.json")):
         for example in json.loads(file.read_text())["examples"]:
             for message in (example["request"], example.get("response")):

@@ -53,13 +53,18 @@ def test_a_controller_that_came_back_elsewhere_is_looked_up_again(
     asyncio.run(scenario())
 
 
-def test_a_session_survives_a_consumer_of_its_events_that_fails() -> None:
-    """A full disk at a role change, say: the broker is not dead to that controller for ever."""
+@pytest.mark.parametrize("failure", [OSError("no space left on device"), AssertionError("rule")])
+def test_a_session_survives_a_consumer_of_its_events_that_fails(failure: Exception) -> None:
+    """A full disk at a role change, say: the broker is not dead to that controller for ever. A
+    broken rule reaches the loop's handler, which ends a server."""
 
     async def scenario() -> None:
         controller, seen = FakeController(), asyncio.Event()
         await controller.start()
-        failures = [OSError("no space left on device")]
+        failures, told = [failure], []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: told.append(context.get("exception"))
+        )
 
         def emit(event: Event) -> None:
             if isinstance(event, ViewReceived):
@@ -75,6 +80,7 @@ def test_a_session_survives_a_consumer_of_its_events_that_fails() -> None:
         second = await controller.session(2)
         await second.push(view_message(1, 1, 1, [1], {1: "life"}))
         await asyncio.wait_for(seen.wait(), 10)
+        assert told == [failure] * isinstance(failure, AssertionError)
         await keeper.close("done", 1.0)
         await channels.close()
         await controller.stop()

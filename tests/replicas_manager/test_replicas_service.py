@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -472,6 +474,41 @@ def test_a_master_that_cannot_become_one_is_fatal(
         async with asyncio.timeout(10):
             assert str(await fatal) == "the disk said no"
         assert scene.broker.calls.count(("master", 1)) == 2
+
+    play(tmp_path, script)
+
+
+def test_an_id_that_cannot_be_kept_is_fatal(tmp_path: Path) -> None:
+    """A broker that only drops the reply is registered, never heard of again, and says nothing."""
+
+    async def script(scene: Scene) -> None:
+        fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        manager = scene.make(on_fatal=fatal.set_result)
+        await manager.start()
+        scene.identity.mkdir()  # so its file cannot be replaced
+        async with asyncio.timeout(10):
+            assert isinstance(await fatal, OSError)
+        assert not manager._registered.is_set()
+
+    play(tmp_path, script)
+
+
+def test_r45_a_full_disk_keeps_nobody_from_being_elected_and_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some attempts the sessions break, so another one is elected. This one goes on trying,
+    and is master once there is room, if nobody else was elected."""
+    monkeypatch.setattr("batonmq.replicas_manager.role_runner.MASTER_ATTEMPTS_MAX", 2)
+
+    async def script(scene: Scene) -> None:
+        await scene.started(on_fatal=lambda error: pytest.fail(str(error)))
+        session = await scene.controller.session()
+        scene.broker.failures = 3
+        scene.broker.failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        await session.push(view_message(1, 1, 1, [1], {1: "life"}))
+        assert await scene.controller.session(2) is not session
+        await scene.broker.until("master durable", 1)
+        assert scene.broker.calls.count(("master", 1)) == 4
 
     play(tmp_path, script)
 

@@ -15,10 +15,12 @@ from local_log import LocalLog
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Machine
 from batonmq.controller.service import ControllerService
+from batonmq.process.clock import boot_ms
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.actions import LogFacts
 from batonmq.replicas_manager.config import ReplicasManagerConfig, SessionTimings
 from batonmq.replicas_manager.service import ReplicasManager
+from batonmq.replicas_manager.switch import SwitchProgress
 
 PATIENT = SessionTimings(session_timeout_ms=4_000, master_lease_ms=3_000)
 """A busy machine stalls this process; only a session that ends may cause an election here."""
@@ -69,6 +71,17 @@ class Replica(NoSwitch):
 
     def log_facts(self) -> LogFacts:
         return LogFacts(-1, 0, 0, 0, self._log_id)
+
+    def hold_sends(self) -> int:
+        self._note("held")
+        return 0
+
+    def release_sends(self) -> None:
+        self._note("released")
+
+    def switch_progress(self, broker_id: int) -> SwitchProgress:
+        """Every other replica has all there is."""
+        return SwitchProgress(0, 0, 0, boot_ms(), True)
 
     async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
         self._note("master", view.master_epoch, view.sync_state_set)
@@ -223,6 +236,30 @@ def test_a_planned_stop_of_the_master_elects_at_once(tmp_path: Path) -> None:
         first, second = await group.in_sync()
         await first.manager.close()
         await second.until("master", 2, frozenset({2}))
+
+    play(tmp_path, script)
+
+
+def test_r33_a_master_that_is_told_to_end_hands_over_and_the_set_stays_whole(
+    tmp_path: Path,
+) -> None:
+    async def script(group: Group) -> None:
+        first, second = await group.in_sync()
+        assert await first.manager.hand_over()
+        await second.until("master", 2, frozenset({1, 2}))
+        await first.until("slave", 2, 2)
+        assert not await first.manager.hand_over(), "it is no master any more"
+        assert ("held",) in first.calls
+
+    play(tmp_path, script)
+
+
+def test_a_master_alone_has_nobody_to_hand_over_to(tmp_path: Path) -> None:
+    async def script(group: Group) -> None:
+        first = await group.join(1)
+        await first.until("lease", True)
+        assert not await first.manager.hand_over()
+        assert first.manager.role is Role.MASTER
 
     play(tmp_path, script)
 

@@ -4,7 +4,8 @@
 have everything, as after kill -9; `leave(folder)` puts there what a power cut at this moment would
 leave at worst: of a file its content at its last sync, of a folder the files that it held at its
 last sync. Names of folders count as durable at once, and a move between folders as one step, as
-journaling file systems do it: the sync of either makes both durable.
+journaling file systems do it: the sync of either makes both durable. A sync that fails loses what
+it should have written for good, unless it is written again: a later sync returns and does nothing.
 
 `die_at(n)` ends the process before its n-th change of the disk from now on.
 """
@@ -21,8 +22,8 @@ from typing import Any
 from batonmq.process import disk
 
 CHANGES = (
-    "write", "pwrite", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "link", "rename",
-    "replace", "unlink", "mkdir", "remove", "rmtree",
+    "write", "pwrite", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "syncfs", "link",
+    "rename", "replace", "unlink", "mkdir", "remove", "rmtree",
 )  # fmt: skip
 
 Inode = int
@@ -45,9 +46,14 @@ class PowerCut:
         self._names: dict[Path, dict[str, Inode]] = {}
         self._moves: list[tuple[Path, Path]] = []
         """(from, to) of moves between folders of which neither is synced yet."""
+        self._lost: dict[Inode, set[int]] = {}
+        """The bytes of each file whose write-back failed."""
         self._kept: dict[Inode, int] = {}
         """A descriptor of each file ever seen: its inode is not given to another one."""
-        for folder, _, files in os.walk(root):
+        self._sync_everything()
+
+    def _sync_everything(self) -> None:
+        for folder, _, files in os.walk(self.root):
             self._sync_folder(Path(folder))
             for name in files:
                 self._sync_file(Path(folder, name))
@@ -78,9 +84,19 @@ class PowerCut:
                 self._is_dead = True
                 raise Died(name)
             self.changes += 1
-            result = real(*args, **more)
+            try:
+                result = real(*args, **more)
+            except OSError:
+                if name in ("fsync", "fdatasync"):
+                    self._sync_failed(args[0])
+                raise
             if name in ("fsync", "fdatasync"):
                 self._synced(args[0])
+            if name == "pwrite" and self._lost:
+                written = range(args[2], args[2] + result)
+                self._lost.get(os.fstat(args[0]).st_ino, set()).difference_update(written)
+            if name == "syncfs":
+                self._sync_everything()
             if name in ("rename", "replace"):
                 self._moved(Path(args[0]), Path(args[1]))
             return result
@@ -103,7 +119,21 @@ class PowerCut:
             self._sync_file(Path(f"/proc/self/fd/{fd}"))
 
     def _sync_file(self, path: Path) -> None:
-        self._content[self._keep(path)] = path.read_bytes()
+        inode, content = self._keep(path), bytearray(path.read_bytes())
+        before = self._content.get(inode, b"")
+        for position in self._lost.get(inode, ()):
+            if position < len(content):
+                content[position] = before[position] if position < len(before) else 0
+        self._content[inode] = bytes(content)
+
+    def _sync_failed(self, fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}")
+        if path.is_dir():
+            return
+        inode, content = self._keep(path), path.read_bytes()
+        before = self._content.get(inode, b"").ljust(len(content), b"\0")
+        changed = {at for at, byte in enumerate(content) if byte != before[at]}
+        self._lost.setdefault(inode, set()).update(changed)
 
     def _sync_folder(self, folder: Path) -> None:
         files = [entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]

@@ -47,7 +47,7 @@ class Violation(AssertionError):
 
 
 class _Table:
-    """Topics and offsets of nothing."""
+    """Topics, offsets and locks of nothing."""
 
     master_epoch = 0
 
@@ -56,6 +56,12 @@ class _Table:
 
     def clamped(self, end_of: Any) -> tuple[None, ...]:
         return ()
+
+    def clamp(self, end_of: Any, timer_end: int) -> None:
+        pass
+
+    def lead(self, now_ms: int) -> None:
+        pass
 
 
 class _NoSlaveSync:
@@ -99,7 +105,10 @@ class SimReplication(Replication):
     def __init__(self, broker: Broker, config: BrokerSections) -> None:
         self._broker = broker
         self.config = config
-        tables, client = SimpleNamespace(topics=_Table(), offsets=_Table()), _Client(broker)
+        tables, client = (
+            SimpleNamespace(topics=_Table(), offsets=_Table(), delays=_Table(), locks=_Table()),
+            _Client(broker),
+        )
         super().__init__(
             config,
             broker.path,
@@ -211,6 +220,9 @@ class Broker:
         self.world.call_later(0.0, self.store.abandon)
 
     def routes_changed(self) -> None:
+        pass
+
+    def master_opened(self) -> None:
         pass
 
     def role_left(self) -> None:

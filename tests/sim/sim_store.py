@@ -86,6 +86,10 @@ class MemoryStore:
         self._flush_asked = False
         self._turn: list[bytes] = []
         self.room = SimpleNamespace(on_room=None)  # a disk that is never full
+        self.queries = SimpleNamespace(  # it has no queues
+            next_offset_in_queue=lambda topic, queue_id: 0,
+            max_offset_in_queue=lambda topic, queue_id: 0,
+        )
         self.flushed_listeners: list[Callable[[int], None]] = []
         self.writable = False
         # Recovery: a torn tail goes, what was confirmed is known as of the last checkpoint.

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from batonmq.spark.options import ReadOptions
-from batonmq.spark.reading import Read
-from batonmq.spark.selection import Selection
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read
+from batonmq.spark.read.selection import Selection
 
 
 def read(path, selection=None, **options):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.spark.damage import DamagedFile
+from batonmq.spark.read.damage import DamagedFile
 from tests.spark.table_rows import read, told
 
 

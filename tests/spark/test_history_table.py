@@ -8,15 +8,15 @@ import pytest
 
 from batonmq.history.event import EventKind, HistoryEvent
 from batonmq.history.file import HistoryFile
-from batonmq.spark import history_table
-from batonmq.spark.damage import DamagedFile
-from batonmq.spark.history_table import HistoryRange, plan_history, read_history
-from batonmq.spark.log_range import Damage
-from batonmq.spark.options import ReadOptions
-from batonmq.spark.reading import Read
-from batonmq.spark.schemas import TABLES
-from batonmq.spark.selection import Selection
-from batonmq.spark.storage import Storage
+from batonmq.spark.read import history_table
+from batonmq.spark.read.damage import DamagedFile
+from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
+from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read
+from batonmq.spark.read.schemas import TABLES
+from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.storage import Storage
 
 SCHEMA = TABLES["history"]
 TIMES = {

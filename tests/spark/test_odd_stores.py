@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.spark.damage import DamagedFile
-from batonmq.spark.options import ReadOptions
-from batonmq.spark.reading import Read
-from batonmq.spark.selection import Selection
-from batonmq.spark.store_facts import StoreError
+from batonmq.spark.read.damage import DamagedFile
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read
+from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.store_facts import StoreError
 from tests.spark.log_files import HOST_V4, HOST_V6, START_MS, LogFiles, plain_row, row_of
 from tests.spark.table_rows import read, told
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.spark.damage import DamagedFile
-from batonmq.spark.selection import Selection
+from batonmq.spark.read.damage import DamagedFile
+from batonmq.spark.read.selection import Selection
 from tests.spark.log_files import START_MS, LogFiles
 from tests.spark.table_rows import read, told
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batonmq.spark import log_range
-from batonmq.spark.arrow_parts import timestamps
-from batonmq.spark.damage import DamagedFile
-from batonmq.spark.options import ReadOptions
-from batonmq.spark.storage import locate, split_paths
-from batonmq.spark.store_facts import StoreError
+from batonmq.spark.read import log_range
+from batonmq.spark.read.arrow_parts import timestamps
+from batonmq.spark.read.damage import DamagedFile
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.storage import locate, split_paths
+from batonmq.spark.read.store_facts import StoreError
 from tests.spark.log_files import START_MS, LogFiles
 from tests.spark.table_rows import read, told
 

@@ -2,9 +2,9 @@
 
 import pyarrow.parquet as pq
 
-from batonmq.spark.options import ReadOptions
-from batonmq.spark.reading import Read
-from batonmq.spark.selection import Selection
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read
+from batonmq.spark.read.selection import Selection
 from lab.spark_submit import build_package, submit
 
 JOB = """
@@ -12,8 +12,8 @@ import json, os, sys
 from batonmq.spark.session import open_session
 
 def place(_):
-    import batonmq.spark.reading
-    return os.getppid(), batonmq.spark.reading.__file__
+    import batonmq.spark.read.reading
+    return os.getppid(), batonmq.spark.read.reading.__file__
 
 session = open_session("job")
 session.read.format("batonmq").load(sys.argv[1]).write.parquet(sys.argv[2])
@@ -33,7 +33,7 @@ def test_two_workers_with_the_wheel_read_what_this_process_reads(tmp_path, log_f
     )  # fmt: skip
     assert master.startswith("local-cluster")
     assert len({daemon for daemon, _ in places}) == 2
-    assert all(f"{package.name}/batonmq/spark/reading.py" in file for _, file in places)
+    assert all(f"{package.name}/batonmq/spark/read/reading.py" in file for _, file in places)
     work = Read(ReadOptions.from_mapping({"path": store}), Selection())
     rows = [row for each in work.plan() for batch in work.run(each) for row in batch.to_pylist()]
     written = pq.read_table(out).to_pylist()

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batonmq.spark.options import ReadOptions
 from batonmq.spark.parquet_files import write_parquet
-from batonmq.spark.predicates import selection_of
-from batonmq.spark.schemas import TABLES, table_schema
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.predicates import selection_of
+from batonmq.spark.read.schemas import TABLES, table_schema
 from batonmq.spark.session import PUSHDOWN, register
 from batonmq.spark.source import FilteringReader, TableReader, WorkPartition
 from tests.spark.log_files import START_MS, LogFiles

@@ -10,12 +10,12 @@ from pyarrow import fs
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.tags import tags_code
 from batonmq.protocol.topic_name import METADATA_TOPIC
-from batonmq.spark import reading, storage
-from batonmq.spark.damage import DamagedFile
-from batonmq.spark.options import ReadOptions
-from batonmq.spark.reading import Read
-from batonmq.spark.selection import Selection
-from batonmq.spark.store_facts import StoreError
+from batonmq.spark.read import reading, storage
+from batonmq.spark.read.damage import DamagedFile
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read
+from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.store_facts import StoreError
 from batonmq.store.config import StoreConfig
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.message_store import MessageStore

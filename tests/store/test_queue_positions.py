@@ -60,6 +60,11 @@ def replica_of(rig, master, name, offset=None):
     return replica
 
 
+def reopened(rig, store):
+    rig.kill(store)
+    return rig.open()
+
+
 def with_expired(rig, count=5, **config):
     """A master with `count` messages of T/0 that have all expired, two segments with them."""
     master = rig.open_master(**config)
@@ -74,6 +79,8 @@ def test_r38_a_replica_that_joined_later_numbers_on(rig):
     master = with_expired(rig)
     later = replica_of(rig, master, "later")
     assert later.positions.whole_from == later.min_phy_offset == 2 * SEGMENT
+    later.positions.master_begins_at(2 * SEGMENT)
+    assert later.positions.whole_from == 0, "it lacks nothing that the group has"
     end = later.prepare_master()
     put = rig.put(later, b"new", topic="T")
     later.end_turn()
@@ -222,8 +229,60 @@ def test_r38_a_slave_of_a_java_master_lets_segments_expire_without_rounds(rig):
     master.positions.due_at = 1 << 63
     fill(rig, master, 4)
     slave = replica_of(rig, master, "slave")
+    slave.positions.master_begins_at(None)
     age(rig.root, 4)
     assert slave.expirer.clean_expired(manual=True) == 4
+
+
+def test_r27_a_slave_keeps_what_its_master_has_though_its_own_disk_is_nearly_full(rig):
+    """Else it loses acknowledged messages that the group still has, and is refused by R13 for as
+    long as the master has them."""
+    master = rig.open_master()
+    fill(rig, master, 4)
+    slave = replica_of(rig, master, "slave")
+    rig.disk_ratio = 0.86
+    assert slave.expirer.clean_expired() == 0, "nothing is known of the master's log"
+    slave.positions.master_begins_at(0)
+    assert slave.expirer.clean_expired() == 0
+    slave.positions.master_begins_at(2 * SEGMENT)
+    assert slave.expirer.clean_expired() == 2
+    assert slave.expirer.clean_expired() == 0
+    assert slave.min_phy_offset == 2 * SEGMENT
+    slave.prepare_master()
+    assert slave.expirer.clean_expired() > 0, "as a master it decides"
+
+
+def test_r13_a_master_that_let_segments_go_comes_back_as_a_whole_member(rig):
+    """Its disk was nearly full. The next master still has what the group no longer promises."""
+    master = rig.open_master()
+    fill(rig, master, 3)
+    rig.disk_ratio = 0.86
+    assert master.expirer.clean_expired() == 3
+    assert master.positions.whole_from == 3 * SEGMENT
+    master.stop_writes()
+    assert (master.min_phy_offset, master.positions.whole_from) == (3 * SEGMENT, 0)
+    master.close()
+    assert rig.open().positions.whole_from == 0
+
+
+@pytest.mark.parametrize("end", ["learns", "leads"])
+def test_r13_a_log_that_began_at_a_last_segment_is_short_until_the_group_begins_there(rig, end):
+    master = rig.open_master()
+    fill(rig, master, 3)
+    later = replica_of(rig, master, "later", 2 * SEGMENT)
+    later.positions.master_begins_at(0)
+    later.positions.master_begins_at(SEGMENT)
+    later.checkpoints.flush_derived()
+    later = reopened(rig, later)
+    assert later.positions.whole_from == 2 * SEGMENT
+    if end == "learns":
+        later.positions.master_begins_at(2 * SEGMENT)
+    else:
+        later.prepare_master()
+        assert later.positions.whole_from == 2 * SEGMENT
+        later.stop_writes()
+    later.checkpoints.flush_derived()
+    assert reopened(rig, later).positions.whole_from == 0
 
 
 def test_r38_a_new_master_states_positions_if_its_segment_lacks_a_round(rig):

@@ -237,8 +237,9 @@ def test_no_checkpoint_speaks_of_bytes_that_were_cut(rig):
     store, puts = store_with_two_epochs(rig)
     store.advance_confirm_offset(puts[15].end_offset)
     late_round = store.checkpoints.begin()
+    assert late_round is not None
     store.slave_log.truncate_to(puts[5].physical_offset, unclean_epoch=True)
-    late_round()
+    store.checkpoints.finish(late_round, [], [])
     rig.kill(store)
     store = rig.open()
     assert not store.trust.reason

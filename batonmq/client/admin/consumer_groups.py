@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.admin.types import GroupProgress, QueueProgress
-from batonmq.client.errors import UnsupportedByBrokerError
+from batonmq.client.errors import ClientError, UnsupportedByBrokerError
 from batonmq.protocol import fastjson
 from batonmq.protocol.bodies import (
+    ConsumerConnection,
     ConsumeStats,
     GetConsumerListByGroupResponseBody,
+    ResetOffsetBody,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
 )
@@ -89,6 +91,56 @@ class ConsumerGroupAdmin:
         )
         queues = sorted((q for part in parts for q in part), key=lambda q: q.queue)
         return GroupProgress(group, tuple(queues), await self.members(group))
+
+    async def connections(self, group: str) -> ConsumerConnection | None:
+        """Members of the group at all masters, each once, and what it subscribes to; None if nobody
+        is there."""
+        found: ConsumerConnection | None = None
+        for address in (await self._cluster.masters()).values():
+            request = RemotingCommand.request(
+                RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group}
+            )
+            remoting = self._requests.client.remoting
+            reply = await remoting.invoke(address, request, self._requests.timeout_ms)
+            if reply.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                continue
+            if reply.code != ResponseCode.SUCCESS:
+                raise ResponseError(reply.code, reply.remark, address)
+            here = ConsumerConnection.decode(reply.body)
+            if found is None:
+                found = here
+                continue
+            known = {each.client_id for each in found.connection_set}
+            found.connection_set += [c for c in here.connection_set if c.client_id not in known]
+            found.subscription_table = here.subscription_table | found.subscription_table
+        return found
+
+    async def reset_offsets(
+        self, group: str, topic: str, timestamp_ms: int, queue: tuple[str, int, int] | None = None
+    ) -> dict[MessageQueue, int]:
+        """Sets the group's offsets in a topic to a store time (0: the beginning, -1: the end), or
+        of one `queue` (broker name, queue id, offset); where it goes on now.
+
+        Raises ClientError if no master has the topic.
+        """
+        masters = await self._cluster.masters(broker=queue[0] if queue else None)
+        ext = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "true"}
+        if queue is not None:
+            ext |= {"queueId": str(queue[1]), "offset": str(queue[2])}
+        code, offsets = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, dict[MessageQueue, int]()
+        without = []
+        for name, address in masters.items():
+            try:
+                reply = await self._requests.ask(address, code, ext, "resetting offsets")
+            except ResponseError as error:
+                if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                    raise
+                without.append(name)
+                continue
+            offsets |= ResetOffsetBody.decode(reply.body).offset_table
+        if not offsets:
+            raise ClientError(f"topic {topic} is at none of the brokers {', '.join(without)}")
+        return dict(sorted(offsets.items()))
 
     async def _progress_at(
         self, name: str, address: str, group: str, topic: str | None

@@ -10,9 +10,11 @@ from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.failover import NOT_SERVING
 from batonmq.protocol import properties as names
 from batonmq.protocol.bodies import (
+    SQL92,
+    TAG,
     SubscriptionData,
 )
-from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.codes import READ_REPLICA_FIELD, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.protocol.record import decode_records
@@ -58,9 +60,18 @@ class PullResult:
 ALL = "*"
 
 
-def build_subscription(topic: str, expression: str, version_ms: int) -> SubscriptionData:
-    """`expression`: `*` or empty for all, else tags joined by `||`. Raises BatonError if no tag."""
+def build_subscription(
+    topic: str, expression: str, version_ms: int, expression_type: str = TAG
+) -> SubscriptionData:
+    """`expression`: `*` or empty for all, else tags joined by `||`, or a condition on properties in
+    SQL92. Raises BatonError if it names no tag, or for another type."""
     text = expression.strip()
+    if expression_type == SQL92 and text and text != ALL:
+        return SubscriptionData(
+            topic=topic, sub_string=text, expression_type=SQL92, sub_version=version_ms
+        )
+    if expression_type not in (TAG, SQL92):
+        raise BatonError(f"expression type {expression_type!r}: allowed are {TAG} and {SQL92}")
     if not text or text == ALL:
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version_ms)
     tags = sorted({tag.strip() for tag in text.split("||")} - {""})
@@ -101,6 +112,8 @@ class PullRequest:
     max_bytes: int = PULL_BYTES_MAX
     suspend_ms: int = 0
     commit_offset: int | None = None
+    read_replica: bool = False
+    """It goes to a slave, as the master suggested."""
 
     def command(self) -> RemotingCommand:
         sys_flag = PULL_SUBSCRIPTION
@@ -119,10 +132,12 @@ class PullRequest:
             "suspendTimeoutMillis": str(self.suspend_ms),
             "subscription": self.subscription.sub_string,
             "subVersion": str(self.subscription.sub_version),
-            "expressionType": "TAG",
+            "expressionType": self.subscription.expression_type,
             "maxMsgBytes": str(self.max_bytes),
             "bname": self.queue.broker_name,
         }
+        if self.read_replica:
+            ext[READ_REPLICA_FIELD] = "true"
         return RemotingCommand.request(RequestCode.PULL_MESSAGE, ext)
 
 
@@ -134,7 +149,7 @@ def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) 
     if status is PullStatus.FOUND:
         messages = wanted_only(decode_records(reply.body), request.subscription)
         for message in messages:
-            _for_reader(message, request.queue.broker_name)
+            for_reader(message, request.queue.broker_name)
     return PullResult(
         status=status,
         next_begin_offset=int(reply.ext["nextBeginOffset"]),
@@ -145,7 +160,7 @@ def read_pull_reply(reply: RemotingCommand, request: PullRequest, address: str) 
     )
 
 
-def _for_reader(message: MessageExt, broker_name: str) -> None:
+def for_reader(message: MessageExt, broker_name: str) -> None:
     """Decompresses the body and restores the topic of a message from the retry topic.
 
     A body that cannot be decompressed (another codec, or garbage that its producer sent) is

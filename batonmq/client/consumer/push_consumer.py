@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 
 from batonmq.client.consumer.concurrent_service import ConcurrentService
 from batonmq.client.consumer.listener import Listener, ListenerCall
+from batonmq.client.consumer.member_calls import MemberState, answer
 from batonmq.client.consumer.offset_store import LocalOffsetStore, OffsetStore, RemoteOffsetStore
 from batonmq.client.consumer.options import (
     ConsumeFromWhere,
@@ -35,10 +36,11 @@ from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.protocol.bodies import ConsumerData, SubscriptionData
+from batonmq.protocol.bodies import TAG, ConsumerData, SubscriptionData
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import RETRY_PREFIX, retry_topic
+from batonmq.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class PushConsumer(GroupMember):
         self._rebalancing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalanced: dict[str, tuple[MessageQueue, ...]] = {}
+        self._started_ms = 0
 
     @property
     def client_id(self) -> str:
@@ -91,9 +94,12 @@ class PushConsumer(GroupMember):
         """The queues that this member consumes now, ascending."""
         return tuple(sorted(self._readers))
 
-    def subscribe(self, topic: str, expression: str = ALL) -> None:
-        """Adds or replaces a subscription; `expression` is `*` or `TagA || TagB`."""
-        self._subscriptions[topic] = build_subscription(topic, expression, wall_ms())
+    def subscribe(self, topic: str, expression: str = ALL, *, expression_type: str = TAG) -> None:
+        """Adds or replaces a subscription; `expression` is `*` or `TagA || TagB`, with SQL92 a
+        condition such as `a > 3 AND colour = 'blue'`, which the broker checks at the start."""
+        self._subscriptions[topic] = build_subscription(
+            topic, expression, wall_ms(), expression_type
+        )
         self._rebalance_now.set()
 
     def unsubscribe(self, topic: str) -> None:
@@ -103,8 +109,9 @@ class PushConsumer(GroupMember):
     async def start(self) -> None:
         """Returns after the first rebalance.
 
-        Raises NoNameServerError, UnsupportedByBrokerError (orderly without queue locks), and
-        BatonError for an unreadable offset file. A topic may be created later.
+        Raises NoNameServerError, UnsupportedByBrokerError (orderly without queue locks),
+        ResponseError for an SQL92 expression that a broker refuses, and BatonError for an
+        unreadable offset file. A topic may be created later.
         """
         if self._running:
             return
@@ -115,6 +122,7 @@ class PushConsumer(GroupMember):
             topic = retry_topic(self.group)
             self._subscriptions[topic] = build_subscription(topic, ALL, wall_ms())
         await super().start()
+        self._started_ms = wall_ms()
         try:
             await self._start_consuming()
         except BaseException:
@@ -135,6 +143,8 @@ class PushConsumer(GroupMember):
             except NoRouteError as error:
                 if not topic.startswith(RETRY_PREFIX):
                     log.warning("topic_awaited group=%s why=%s", self.group, error)
+            else:
+                await self._calls.check_subscription(self.group, self._subscriptions[topic])
         await self._client.heartbeats.send()
         settled = await self._rebalance()
         self._tasks = [
@@ -182,6 +192,21 @@ class PushConsumer(GroupMember):
     def members_changed(self, group: str) -> None:
         if group == self.group:
             self._rebalance_now.set()
+
+    async def asked(self, request: RemotingCommand) -> RemotingCommand | None:
+        data, listener = self.consumer_data(), self._listener_call
+        if data is None or listener is None:
+            return await super().asked(request)
+        properties = {
+            "PROP_CLIENT_VERSION": "V5_3_3",
+            "PROP_CONSUMEORDERLY": str(self._orderly).lower(),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            "PROP_CONSUME_TYPE": data.consume_type,
+            "PROP_NAMESERVER_ADDR": ";".join(self._client.name_server_addresses),
+            "PROP_THREADPOOL_CORE_SIZE": str(self.options.consume.concurrency),
+        }
+        state = MemberState(self._readers, self._offsets, listener, data, properties, self._orderly)
+        return await answer(state, request)
 
     async def rebalance(self) -> None:
         """Runs at once."""

@@ -4,16 +4,22 @@ from collections.abc import Sequence
 
 from batonmq.client.errors import UnsupportedByBrokerError
 from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import (
+    TAG,
+    CheckClientRequestBody,
     EpochEntryCache,
     GetConsumerListByGroupResponseBody,
     LockBatchRequestBody,
     LockBatchResponseBody,
+    SubscriptionData,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.remoting.command import RemotingCommand
+
+_CHECK_MS = 3_000
 
 
 class QueueCalls:
@@ -91,9 +97,13 @@ class QueueCalls:
         ext = {"consumerGroup": group, "commitOffset": str(offset)}
         await self._ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, ext, deadline_ms)
 
-    async def max_offset(self, queue: MessageQueue, *, deadline_ms: int) -> int:
-        """Exclusive end of the queue."""
-        reply = await self._ask(queue, RequestCode.GET_MAX_OFFSET, {}, deadline_ms)
+    async def max_offset(
+        self, queue: MessageQueue, *, deadline_ms: int, committed: bool = True
+    ) -> int:
+        """Exclusive end of the queue; not `committed`: with what the log holds and no consumer may
+        have yet, from a master of ours (a Java broker leaves that out)."""
+        ext = {} if committed else {"committed": "false"}
+        reply = await self._ask(queue, RequestCode.GET_MAX_OFFSET, ext, deadline_ms)
         return int(reply.ext["offset"])
 
     async def min_offset(self, queue: MessageQueue, *, deadline_ms: int) -> int:
@@ -184,6 +194,26 @@ class QueueCalls:
         return await self._invoke(
             topic, broker_name, code, {}, deadline_ms, body=body.encode(), unsupported=unsupported
         )
+
+    async def check_subscription(self, group: str, subscription: SubscriptionData) -> None:
+        """Asks every master of the topic whether it can filter so (46). Raises ResponseError with
+        what the broker says against an SQL92 expression; tags need no asking."""
+        if subscription.expression_type == TAG:
+            return
+        route = await self._client.routes.get(subscription.topic)
+        body = CheckClientRequestBody(
+            client_id=self._client.client_id, group=group, subscription_data=subscription
+        ).encode()
+        for broker_name in sorted(route.masters()):
+            await self._invoke(
+                subscription.topic,
+                broker_name,
+                RequestCode.CHECK_CLIENT_CONFIG,
+                {},
+                boot_ms() + _CHECK_MS,
+                body=body,
+                unsupported=(f"group {group} filters by SQL92", "filter by tags"),
+            )
 
     async def send_back(
         self,

@@ -7,7 +7,7 @@ Origin: DefaultMQPushConsumerImpl.pullMessage.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from batonmq.client.consumer.offset_store import OffsetStore
@@ -19,7 +19,7 @@ from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.failover import pause_ms
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.bodies import SubscriptionData
-from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.codes import MASTER_ID, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
 from batonmq.protocol.message import MessageQueue
 
@@ -61,6 +61,7 @@ class QueueReader:
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._flow_controlled = 0
+        self._suggested_id = 0
 
     def start(self) -> None:
         self._task = self._client.spawn(self._run())
@@ -148,6 +149,46 @@ class QueueReader:
             return
 
     async def _pull(self, address: str, subscription: SubscriptionData) -> PullResult:
+        suggested = self._suggested_id
+        if suggested:
+            self._suggested_id = 0  # unless the slave suggests it again
+            result = await self._pull_at_slave(suggested, subscription)
+            if result is not None:
+                return result
+        result = await self._pull_at_master(address, subscription)
+        self._suggested_id = result.suggest_broker_id
+        return result
+
+    async def _pull_at_slave(
+        self, broker_id: int, subscription: SubscriptionData
+    ) -> PullResult | None:
+        """What the slave that the master suggested has; None if it cannot tell: the master can."""
+        route = await self._client.routes.get(self.queue.topic)
+        address = slave_address(route.brokers.get(self.queue.broker_name, {}), broker_id)
+        if address is None:
+            return None
+        request = PullRequest(
+            group=self._shared.group,
+            queue=self.queue,
+            offset=self.process_queue.next_offset,
+            subscription=subscription,
+            max_messages=self._options.batch,
+            read_replica=True,
+        )
+        try:
+            reply = await self._client.remoting.invoke(
+                address, request.command(), self._options.timeout_ms
+            )
+            result = read_pull_reply(reply, request, address)
+        except (ConnectError, RequestTimeoutError, ResponseError) as error:
+            log.info("slave_not_read queue=%s address=%s why=%s", self.queue, address, error)
+            return None
+        if result.status is not PullStatus.FOUND:
+            return None
+        self._suggested_id = result.suggest_broker_id
+        return result
+
+    async def _pull_at_master(self, address: str, subscription: SubscriptionData) -> PullResult:
         options = self._options
         request = PullRequest(
             group=self._shared.group,
@@ -182,6 +223,19 @@ class QueueReader:
             # All messages were filtered out: they count as consumed.
             self._offsets.update(self.queue, process_queue.next_offset)
 
+    async def restart_at(self, offset: int) -> None:
+        """Goes on at another offset; what was pulled and not consumed is dropped."""
+        await self.pause()
+        self._replace(offset)
+        await self._offsets.persist()
+        self.start()
+
+    def _replace(self, offset: int) -> None:
+        old, self.process_queue = self.process_queue, ProcessQueue(offset)
+        old.dropped = True
+        self.process_queue.locked_until_ms = old.locked_until_ms
+        self._offsets.reset(self.queue, offset)
+
     async def _move_to(self, result: PullResult) -> None:
         """The offset is not in the queue any more (expired) or not yet: starts at the broker's."""
         log.warning(
@@ -192,8 +246,14 @@ class QueueReader:
             result.min_offset,
             result.max_offset,
         )
-        old, self.process_queue = self.process_queue, ProcessQueue(result.next_begin_offset)
-        old.dropped = True
-        self.process_queue.locked_until_ms = old.locked_until_ms
-        self._offsets.reset(self.queue, result.next_begin_offset)
+        self._replace(result.next_begin_offset)
         await self._offsets.persist()
+
+
+def slave_address(members: Mapping[int, str], broker_id: int) -> str | None:
+    """The slave with this id, else with the next one, else any, as Java's client chooses."""
+    slaves = {number: address for number, address in members.items() if number != MASTER_ID}
+    for number in (broker_id, broker_id + 1, *sorted(slaves)):
+        if number in slaves:
+            return slaves[number]
+    return None

@@ -5,7 +5,7 @@ Origin: MQClientInstance.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -15,12 +15,21 @@ from batonmq.client.instance.heartbeats import ClientMember, Heartbeats
 from batonmq.client.instance.master_calls import MasterCalls
 from batonmq.client.instance.routes import RouteTable
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.topic_name import group_problem
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 
 log = logging.getLogger(__name__)
+
+
+ASKED_OF_MEMBERS = (
+    RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+    RequestCode.GET_CONSUMER_RUNNING_INFO,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY,
+)
 
 
 class ClientInstance(Connections):
@@ -42,6 +51,9 @@ class ClientInstance(Connections):
             return
         processors = Processors()
         processors.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._on_members_changed)
+        for code in ASKED_OF_MEMBERS:
+            processors.register(code, self._on_asked)
+        processors.register(RequestCode.CHECK_TRANSACTION_STATE, self._on_transaction_check)
         self.connect(processors)
         self.spawn(self.routes.poll(self._used_topics))
         self.spawn(self.heartbeats.send_forever())
@@ -55,6 +67,22 @@ class ClientInstance(Connections):
         group = request.ext.get("consumerGroup", "")
         for member in self.heartbeats.members:
             member.members_changed(group)
+
+    def _on_asked(
+        self, request: RemotingCommand, _: Connection
+    ) -> Awaitable[RemotingCommand | None]:
+        group = request.ext.get("group") or request.ext.get("consumerGroup", "")
+        for member in self.heartbeats.members:
+            data = member.consumer_data()
+            if data is not None and data.group_name == group:
+                return member.asked(request)
+        raise BrokerRefusal(
+            ResponseCode.SYSTEM_ERROR, f"client {self.client_id} is no member of group {group}"
+        )
+
+    def _on_transaction_check(self, request: RemotingCommand, connection: Connection) -> None:
+        for member in self.heartbeats.members:
+            member.transaction_asked(request, connection.peer)
 
     def _used_topics(self) -> Iterable[str]:
         return (topic for member in self.heartbeats.members for topic in member.topics())

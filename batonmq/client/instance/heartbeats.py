@@ -34,8 +34,17 @@ class ClientMember:
     def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
         """A route differs from the last one; `moved`: groups whose master has a new address."""
 
+    def transaction_asked(self, request: RemotingCommand, address: str) -> None:
+        """The broker at `address` asks what became of a transaction (39)."""
+
     def members_changed(self, group: str) -> None:
         """A broker reports that a consumer group gained or lost a member."""
+
+    async def asked(self, request: RemotingCommand) -> RemotingCommand | None:
+        """A broker asks a member of a consumer group, for an operator (220, 221, 307, 309)."""
+        return RemotingCommand.response_to(
+            request, ResponseCode.SYSTEM_ERROR, f"{type(self).__name__} does not answer that"
+        )
 
 
 class Heartbeats:

@@ -3,9 +3,11 @@
 The user's object is not changed, so the same `Message` may be sent again as a new message.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from batonmq.client.errors import MessageIllegalError
 from batonmq.protocol import properties as names
@@ -84,6 +86,41 @@ def outgoing(
         if len(compressed) < len(body):
             body, sys_flag = compressed, COMPRESSED | COMPRESSION_ZLIB
     return Outgoing(message.topic, body, message.flag, sys_flag, properties, msg_id)
+
+
+def timed(
+    message: Message, delay: timedelta | float | None, deliver_at: datetime | float | None
+) -> Message:
+    """The message with the wish to be delivered after `delay` (seconds) by the broker's clock, or
+    at `deliver_at` (seconds since 1970, or a datetime with a time zone); rounded up to a ms.
+
+    Raises MessageIllegalError for both, for a negative delay, and for what is neither.
+    """
+    if delay is None and deliver_at is None:
+        return message
+    if delay is not None and deliver_at is not None:
+        raise MessageIllegalError("delay and deliver_at are two wishes: give one of them")
+    if delay is not None:
+        name, seconds = names.TIMER_DELAY_MS, _seconds("delay", delay)
+        if seconds < 0:
+            raise MessageIllegalError(f"delay is {delay!r}, at least 0 is allowed")
+    else:
+        name, seconds = names.TIMER_DELIVER_MS, _seconds("deliver_at", deliver_at)
+    properties = {**message.properties, name: str(math.ceil(round(seconds * 1000, 3)))}
+    return Message(message.topic, message.body, message.flag, properties)
+
+
+def _seconds(what: str, value: object) -> float:
+    if isinstance(value, timedelta) and what == "delay":
+        return value.total_seconds()
+    if isinstance(value, datetime) and what == "deliver_at":
+        if value.tzinfo is None:
+            raise MessageIllegalError(f"{what} is {value!r}, which has no time zone")
+        return value.timestamp()
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    kinds = "seconds or a timedelta" if what == "delay" else "seconds since 1970 or a datetime"
+    raise MessageIllegalError(f"{what} is {value!r}, allowed are {kinds}")
 
 
 def outgoing_batch(

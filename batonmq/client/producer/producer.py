@@ -13,8 +13,9 @@ import os
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from batonmq.client.errors import NoNameServerError, NoRouteError
+from batonmq.client.errors import MessageIllegalError, NoNameServerError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
@@ -26,6 +27,7 @@ from batonmq.client.producer.outgoing import (
     Outgoing,
     outgoing,
     outgoing_batch,
+    timed,
 )
 from batonmq.client.producer.publish_routes import PublishRoutes
 from batonmq.client.producer.sending import (
@@ -39,10 +41,11 @@ from batonmq.client.producer.sending import (
     retry_decision,
 )
 from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.protocol.codes import MASTER_ADDRESS_HINT
-from batonmq.protocol.errors import ConnectError, RequestTimeoutError
+from batonmq.protocol.codes import MASTER_ADDRESS_HINT, RequestCode, ResponseCode
+from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
 from batonmq.protocol.message import Message, MessageQueue
 from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
+from batonmq.protocol.recall_handle import decode_handle
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC
 from batonmq.remoting.command import RemotingCommand
 
@@ -113,20 +116,47 @@ class Producer(GroupMember):
         selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
         unique_key: str | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | float | None = None,
     ) -> SendResult:
         """Sends one message and waits for the acknowledgement.
 
         The queue is chosen round robin, unless `queue` or `selector` names it. `unique_key`: the
         caller's own id of the message, the same if it is sent again; else it gets a fresh one.
+        Consumers get it after `delay` (seconds), or at `deliver_at` (seconds since 1970, or a
+        datetime with a time zone), to the millisecond; `recall` takes it back until then.
         A result whose `acknowledged` is false was stored but not confirmed by every replica that
         counts.
         Raises MessageIllegalError, NoRouteError, NoNameServerError, SendFailedError; after a
         SendFailedError without a final reply the message may still be stored.
         """
+        message = timed(message, delay, deliver_at)
         ready = self._outgoing(
             message, self._ids.next if unique_key is None else lambda: unique_key
         )
         return await self._send(ready, self._chooser(message, queue, selector), timeout_ms)
+
+    async def recall(self, topic: str, recall_handle: str, *, timeout_ms: int | None = None) -> str:
+        """Takes back a timed message, by its `SendResult.recall_handle`; the result is its unique
+        key. Once this returns the message is not delivered any more.
+
+        Raises MessageIllegalError for a handle that no send returned, ResponseError if the broker
+        refuses (604: it is due; 16: recallMessageEnable is off), NoMasterError.
+        """
+        self._check_running()
+        try:
+            handle = decode_handle(recall_handle)
+        except ValueError as error:
+            raise MessageIllegalError(str(error)) from None
+        fields = {"producerGroup": self.group, "topic": topic, "recallHandle": recall_handle}
+        request = RemotingCommand.request(RequestCode.RECALL_MESSAGE, fields)
+        limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
+        reply, address = await self._client.masters.invoke(
+            topic, handle.broker_name, lambda left_ms: request, deadline_ms=boot_ms() + limit_ms
+        )
+        if reply.code != ResponseCode.SUCCESS:
+            raise ResponseError(reply.code, reply.remark, address)
+        return handle.unique_key
 
     async def send_batch(
         self,
@@ -278,6 +308,7 @@ class Producer(GroupMember):
             queue_offset=int(ext.get("queueOffset", -1)),
             attempts=len(sending.attempts) + 1,
             address=address,
+            recall_handle=ext.get("recallHandle", ""),
         )
 
     def _failed(

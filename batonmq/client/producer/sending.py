@@ -38,7 +38,8 @@ STATUS_BY_CODE: dict[int, SendStatus] = {
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """`msg_id` is the client's unique key (a comma list for a batch), `offset_msg_id` names the
-    broker address and the physical offset; `queue_offset` is that of the first message."""
+    broker address and the physical offset; `queue_offset` is that of the first message.
+    `recall_handle`: of a timed message, for `Producer.recall`."""
 
     status: SendStatus
     msg_id: str
@@ -47,6 +48,7 @@ class SendResult:
     queue_offset: int
     attempts: int = 1
     address: str = ""
+    recall_handle: str = ""
 
     @property
     def acknowledged(self) -> bool:

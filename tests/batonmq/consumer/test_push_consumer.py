@@ -25,9 +25,12 @@ from batonmq import (
 from batonmq.client.consumer import orderly_service
 from batonmq.client.consumer.options import ConsumeOptions, PullOptions, PushConsumerOptions
 from batonmq.client.consumer.process_queue import FlowLimits, ProcessQueue
+from batonmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError
+from batonmq.protocol.errors import BatonError, ResponseError
+from batonmq.protocol.fastjson import loads
 from batonmq.protocol.message import MessageExt
+from batonmq.remoting.command import RemotingCommand
 
 TOPIC = "T"
 GROUP = "cg"
@@ -108,6 +111,102 @@ def test_all_messages_arrive_and_offsets_are_stored_on_close() -> None:
         offsets = cluster.groups["broker-a"].offsets
         assert {offsets[GROUP, TOPIC, i] for i in range(4)} == {6}
         assert RequestCode.UNREGISTER_CLIENT in cluster.master().codes()
+
+    run(story)
+
+
+def test_it_reads_from_the_slave_that_the_master_suggests() -> None:
+    """Every message comes once; what the slave cannot answer, or refuses, the master does. Progress
+    goes to the master only."""
+
+    async def story(cluster: FakeCluster) -> None:
+        group = cluster.groups["broker-a"]
+        slave = next(broker for broker in cluster.brokers["broker-a"] if not broker.master)
+        group.suggested_id = slave.broker_id
+        expected = fill(cluster, 40)
+        slave.before[RequestCode.PULL_MESSAGE] = [answer(ResponseCode.SYSTEM_BUSY, "not now")]
+        collector = Collector()
+        options = PushConsumerOptions(from_where=ConsumeFromWhere.FIRST, pull=PullOptions(batch=1))
+        async with consumer_of(cluster, collector, options):
+            await collector.until(40)
+        assert sorted(collector.bodies) == expected
+        at_slave = [r for r in slave.requests if r.code == RequestCode.PULL_MESSAGE]
+        assert len(at_slave) > 1 and {r.ext["commitOffset"] for r in at_slave} == {"0"}
+        assert {group.offsets[GROUP, TOPIC, i] for i in range(4)} == {10}
+
+    run(story)
+
+
+async def asked(
+    cluster: FakeCluster, code: int, ext: dict[str, str], body: bytes = b""
+) -> RemotingCommand:
+    """What the consumer answers to its master."""
+    (connection,) = cluster.master().connections
+    return await connection.invoke(RemotingCommand.request(code, ext, body), 5_000)
+
+
+def test_brokers_ask_a_member_and_set_its_offsets() -> None:
+    """221, 307 and 309 for an operator; 220 makes it go on elsewhere."""
+
+    async def story(cluster: FakeCluster) -> None:
+        expected = fill(cluster, 8)
+        collector = Collector()
+        async with consumer_of(cluster, collector) as consumer:
+            await collector.until(8)
+            first = consumer.assigned_queues[0]
+            group = {"topic": TOPIC, "group": GROUP}
+            status = await asked(cluster, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, group)
+            assert GetConsumerStatusBody.decode(status.body).message_queue_table[first] == 2
+
+            running = {"consumerGroup": GROUP, "clientId": consumer.client_id}
+            info = loads(
+                (await asked(cluster, RequestCode.GET_CONSUMER_RUNNING_INFO, running)).body
+            )
+            assert info["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+            assert len(info["mqTable"]) == 4 and len(info["subscriptionSet"]) == 2
+
+            collector.replies = [ConsumeStatus.RECONSUME_LATER]
+            record = cluster.groups["broker-a"].queues[TOPIC, 0][1]
+            direct = running | {"brokerName": "broker-a"}
+            done = await asked(cluster, RequestCode.CONSUME_MESSAGE_DIRECTLY, direct, record)
+            assert loads(done.body)["consumeResult"] == "CR_LATER"
+            bad = await asked(cluster, RequestCode.CONSUME_MESSAGE_DIRECTLY, direct, b"none")
+            assert bad.code == 1 and "cannot be read" in (bad.remark or "")
+            assert len(collector.bodies) == 9
+
+            table = ResetOffsetBody(offset_table={first: 1}).encode()
+            (connection,) = cluster.master().connections
+            connection.oneway(
+                RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, group, table)
+            )
+            await collector.until(10)
+            assert collector.bodies[-1] == expected[4]
+            stranger = {"topic": TOPIC, "group": "other"}
+            refused = await asked(cluster, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, stranger)
+            assert refused.code == 1 and "other" in (refused.remark or "")
+
+    run(story)
+
+
+def test_an_sql92_expression_is_checked_at_the_start() -> None:
+    async def story(cluster: FakeCluster) -> None:
+        master = cluster.master()
+        consumer = consumer_of(cluster, Collector())
+        consumer.subscribe(TOPIC, "a >", expression_type="SQL92")
+        master.before[RequestCode.CHECK_CLIENT_CONFIG] = [
+            answer(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "refused: a >")
+        ]
+        with pytest.raises(ResponseError, match="refused: a >"):
+            await consumer.start()
+        with pytest.raises(BatonError, match="XPATH"):
+            consumer.subscribe(TOPIC, "/a", expression_type="XPATH")
+        consumer = consumer_of(cluster, Collector())
+        consumer.subscribe(TOPIC, "a > 1", expression_type="SQL92")
+        master.before[RequestCode.CHECK_CLIENT_CONFIG] = [answer(ResponseCode.SUCCESS)]
+        async with consumer:
+            await until(lambda: RequestCode.PULL_MESSAGE in master.codes())
+        pull = next(r for r in master.requests if r.code == RequestCode.PULL_MESSAGE)
+        assert (pull.ext["expressionType"], pull.ext["subscription"]) == ("SQL92", "a > 1")
 
     run(story)
 

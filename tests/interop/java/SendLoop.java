@@ -7,7 +7,7 @@ import org.apache.rocketmq.common.message.Message;
 
 /**
  * Sends with several threads until stdin ends, and goes on after errors. The body of a message is its key, filled up.
- * A line {"acked": key, "at": ms} for every SEND_OK, {"failed": key, "why": text} for all else.
+ * A line {"acked": key, "at": ms} for every SEND_OK, {"failed": key, "why": text, "at": ms} for all else.
  */
 final class SendLoop {
     private final DefaultMQProducer producer;
@@ -49,13 +49,13 @@ final class SendLoop {
                 if (sent.getSendStatus() == SendStatus.SEND_OK) {
                     Lines.print("acked", key, "at", System.currentTimeMillis());
                 } else {
-                    Lines.print("failed", key, "why", sent.getSendStatus());
+                    Lines.print("failed", key, "why", sent.getSendStatus(), "at", System.currentTimeMillis());
                 }
                 Thread.sleep(2);
             } catch (InterruptedException error) {
                 return;
             } catch (Exception error) {
-                Lines.print("failed", key, "why", error);
+                Lines.print("failed", key, "why", error, "at", System.currentTimeMillis());
             }
         }
     }

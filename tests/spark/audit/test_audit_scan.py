@@ -9,7 +9,7 @@ from batonmq.protocol.record import encode_blank
 from batonmq.spark.audit.replicas import find_groups, log_files
 from batonmq.spark.audit.scan import plan_tasks
 from batonmq.spark.audit.scan_source import packed
-from batonmq.spark.store_facts import StoreError
+from batonmq.spark.read.store_facts import StoreError
 from tests.spark.audit.replica_files import (
     FILE_SIZE,
     Replicas,

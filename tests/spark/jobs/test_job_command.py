@@ -8,19 +8,18 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import AnalysisException, PySparkRuntimeError
 
-from batonmq.spark.damage import DamagedFile
-from batonmq.spark.jobs import command
 from batonmq.spark.jobs.command import Job, JobCommand, job_options, what_failed
 from batonmq.spark.live.cluster import ClusterError
-from batonmq.spark.store_facts import StoreError
+from batonmq.spark.read.damage import DamagedFile
+from batonmq.spark.read.store_facts import StoreError
 
 WORKER_TRACE = """
 An exception was thrown from the Python worker:
 Traceback (most recent call last):
   File "/x/worker.py", line 12, in main
     process()
-  File "/x/batonmq/spark/log_range.py", line 7, in read
-batonmq.spark.damage.DamagedFile: commitlog/0: offset 4096: wrong CRC: 12 bytes
+  File "/x/batonmq/spark/read/log_range.py", line 7, in read
+batonmq.spark.read.damage.DamagedFile: commitlog/0: offset 4096: wrong CRC: 12 bytes
 
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException
 """
@@ -126,8 +125,8 @@ def test_control_c_waits_until_spark_has_started(monkeypatch, starts):
         with job.session("x"):
             done.append("worked")
 
-    monkeypatch.setattr(command, "open_session", start)
-    monkeypatch.setattr(command, "SparkSession", Sessions)
+    monkeypatch.setattr("batonmq.spark.session.open_session", start)
+    monkeypatch.setattr("pyspark.sql.SparkSession", Sessions)
     before = signal.getsignal(signal.SIGINT)
     result = run(body)
     assert signal.getsignal(signal.SIGINT) is before
@@ -159,6 +158,9 @@ def test_a_commands_own_usage_error_stays_one():
 
 def test_the_error_of_a_task_is_found_in_sparks_report():
     said = what_failed("Job aborted due to stage failure" + WORKER_TRACE)
-    assert said == "batonmq.spark.damage.DamagedFile: commitlog/0: offset 4096: wrong CRC: 12 bytes"
+    assert (
+        said
+        == "batonmq.spark.read.damage.DamagedFile: commitlog/0: offset 4096: wrong CRC: 12 bytes"
+    )
     assert what_failed("[PATH_NOT_FOUND] no\n\ndetails") == "[PATH_NOT_FOUND] no"
     assert what_failed("") == "unknown"

@@ -25,7 +25,7 @@ from batonmq.spark.live.ranges import (
 )
 from batonmq.spark.live.sink_options import SinkOptions, check_columns
 from batonmq.spark.live.sink_sender import SinkError, row_of
-from batonmq.spark.schemas import TABLES
+from batonmq.spark.read.schemas import TABLES
 from batonmq.spark.source import BatonmqSource
 
 GIVEN = {"table": "topic", "nameServers": "a:1;b:2", "topic": "T"}

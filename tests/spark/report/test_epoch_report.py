@@ -11,12 +11,8 @@ from batonmq.spark.report.epoch_report import write_epoch_report
 from batonmq.spark.report.epoch_tables import FAILOVERS_LISTED
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.report.epoch_folders import EpochFolder, at, incident_hour
-from tests.spark.spark_session import spark_session
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 SUMMARY = {
     "inputs": {
         "history": ["/data/n*/history"],
@@ -34,12 +30,6 @@ BARS = "#masterships .plot .bars .point path"
 
 
 @pytest.fixture(scope="module")
-def session():
-    with spark_session() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     need_a_browser()
     made = Browser(tmp_path_factory.mktemp("profile"))
@@ -48,19 +38,19 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def incident(session, tmp_path_factory):
+def incident(tmp_path_factory):
     folder = incident_hour(tmp_path_factory.mktemp("incident") / "out").save()
-    return write_epoch_report(session, folder, SUMMARY)
+    return write_epoch_report(folder, SUMMARY)
 
 
 @pytest.fixture(scope="module")
-def nothing(session, tmp_path_factory):
+def nothing(tmp_path_factory):
     summary = SUMMARY | {"inputs": {"history": ["/data/n0"]}, "groups": []}
-    return write_epoch_report(session, str(tmp_path_factory.mktemp("nothing")), summary)
+    return write_epoch_report(str(tmp_path_factory.mktemp("nothing")), summary)
 
 
 @pytest.fixture(scope="module")
-def bad_year(session, tmp_path_factory):
+def bad_year(tmp_path_factory):
     """Three groups: one evil name, one with much, one that is still without a master."""
     made = EpochFolder(tmp_path_factory.mktemp("year") / "out")
     start = at("2026-01-05 00:00:00")
@@ -104,7 +94,7 @@ def bad_year(session, tmp_path_factory):
         subject=EVIL,
         evidence=json.dumps({"from": EVIL}),
     )
-    return write_epoch_report(session, made.save(), SUMMARY)  # fmt: skip
+    return write_epoch_report(made.save(), SUMMARY)  # fmt: skip
 
 
 def figures(path):

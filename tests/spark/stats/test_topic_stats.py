@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from batonmq.spark.jobs.topic_stats import main, span_ms
+from batonmq.spark.read.store_facts import StoreError
 from batonmq.spark.stats.replicas import one_per_group
-from batonmq.spark.store_facts import StoreError
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.log_files import LogFiles
 from tests.spark.spark_session import spark_session

@@ -9,10 +9,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from batonmq.spark.history_stream import stream as module
-from batonmq.spark.history_stream.events import events
-from batonmq.spark.history_stream.output import StreamOutput
-from batonmq.spark.history_stream.stream import HistoryStream, StreamPlan
+from batonmq.spark.history import stream as module
+from batonmq.spark.history.stream import HistoryStream, StreamPlan
+from batonmq.spark.history.stream_events import events
+from batonmq.spark.history.stream_output import StreamOutput
 from batonmq.spark.session import open_session
 
 pytestmark = [

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from batonmq.process import disk
-from batonmq.spark.history_stream import output as module
-from batonmq.spark.history_stream.output import StreamOutput, output_folder
-from batonmq.spark.history_stream.seen import Seen
+from batonmq.spark.history import stream_output as module
+from batonmq.spark.history.stream_output import StreamOutput, output_folder
+from batonmq.spark.history.stream_seen import Seen
 
 SEEN = [{"log": "a", "seen": [[65536, 131072]]}]
 

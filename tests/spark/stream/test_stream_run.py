@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from batonmq.spark.history_stream import stream as module
-from batonmq.spark.history_stream.output import StreamOutput
-from batonmq.spark.history_stream.seen import INDEX_SCHEMA, PART_BITS
-from batonmq.spark.history_stream.stream import HistoryLost, HistoryStream, StreamPlan
+from batonmq.spark.history import stream as module
+from batonmq.spark.history.stream import HistoryLost, HistoryStream, StreamPlan
+from batonmq.spark.history.stream_output import StreamOutput
+from batonmq.spark.history.stream_seen import INDEX_SCHEMA, PART_BITS
 from batonmq.spark.jobs.stream_history import _interval
 
 PLAN = StreamPlan("127.0.0.1:9876", "/nowhere", 10, "10 seconds")
@@ -102,7 +102,7 @@ def queries(tmp_path, monkeypatch):
     """Runs of queries, one after the other; what was told; the stream. Pauses are passed over."""
     told = []
     made = HistoryStream(StreamOutput(tmp_path / "out"), told.append)
-    monkeypatch.setattr("batonmq.spark.history_stream.stream.PAUSE_S", 0.001)
+    monkeypatch.setattr("batonmq.spark.history.stream.PAUSE_S", 0.001)
 
     def of(*runs):
         left = list(runs)
@@ -131,7 +131,7 @@ def test_an_outage_of_the_cluster_is_a_pause(queries):
 def test_a_pause_ends_when_the_stream_is_stopped(queries, monkeypatch):
     stream, told, _ = queries(Query(error=failed(OUTAGE)))
     stream.counts.batches = 1
-    monkeypatch.setattr("batonmq.spark.history_stream.stream.PAUSE_S", 3600)
+    monkeypatch.setattr("batonmq.spark.history.stream.PAUSE_S", 3600)
     stopping = threading.Event()
     monkeypatch.setattr(stream, "_report", lambda line: (told.append(line), stopping.set()))
     stream.run(None, PLAN, stopping)

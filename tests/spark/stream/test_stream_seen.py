@@ -6,7 +6,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from batonmq.spark.history_stream.seen import INDEX_SCHEMA, PART_BITS, Seen
+from batonmq.spark.history.stream_seen import INDEX_SCHEMA, PART_BITS, Seen
 
 
 def index(*rows):

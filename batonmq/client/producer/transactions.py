@@ -1,0 +1,212 @@
+"""Transactions: a message that consumers see if, and only if, a local transaction was committed.
+
+The message is stored as a half message first; then the local transaction runs; then its outcome
+ends the transaction at the broker. If the outcome is unknown, or is lost with this process, the
+broker asks a producer of the group (CHECK_TRANSACTION_STATE): `check` answers from what the
+application stored. Both must know nothing of each other, and `check` may be asked more than once.
+Origin: TransactionMQProducer, DefaultMQProducerImpl.
+"""
+
+import asyncio
+import enum
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from batonmq.client.errors import MessageIllegalError, NoMasterError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.connections import ClientOptions
+from batonmq.client.producer.outgoing import outgoing
+from batonmq.client.producer.producer import Producer, ProducerOptions, QueueSelector
+from batonmq.client.producer.sending import SendResult
+from batonmq.process.clock import boot_ms
+from batonmq.protocol import properties as names
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import Message, MessageExt, MessageQueue
+from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.protocol.record import CorruptRecord, decode_record
+from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from batonmq.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+_WAITS = (names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
+
+
+class TransactionState(enum.IntEnum):
+    """The outcome of a local transaction. `UNKNOWN`: the broker asks later."""
+
+    UNKNOWN = 0
+    COMMIT = TRANSACTION_COMMIT
+    ROLLBACK = TRANSACTION_ROLLBACK
+
+
+LocalTransaction = Callable[[Message], TransactionState | Awaitable[TransactionState]]
+"""Runs the local transaction. What it raises rolls the message back and goes on to the caller."""
+TransactionCheck = Callable[[MessageExt], TransactionState | Awaitable[TransactionState]]
+"""Tells what became of the local transaction of a message. What it raises counts as UNKNOWN."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionResult:
+    """`send` is of the half message. `ended`: the broker has confirmed the end; else its check
+    decides."""
+
+    send: SendResult
+    state: TransactionState
+    ended: bool
+
+
+class TransactionProducer(Producer):
+    """`async with TransactionProducer("group", check, name_servers="host:9876") as producer: ...`
+
+    It sends ordinary messages as well.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        check: TransactionCheck,
+        *,
+        name_servers: str | Sequence[str] | None = None,
+        options: ProducerOptions | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        """Errors as `Producer`."""
+        super().__init__(
+            group,
+            name_servers=name_servers,
+            options=options,
+            client=client,
+            client_options=client_options,
+        )
+        self._check = check
+
+    async def send_in_transaction(
+        self,
+        message: Message,
+        execute: LocalTransaction,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        timeout_ms: int | None = None,
+    ) -> TransactionResult:
+        """Stores the half message, runs `execute`, ends the transaction with what it returns.
+
+        `execute` runs only if the half message is acknowledged; else the message is rolled back.
+        `timeout_ms` is for the half message, and again for the end.
+        Raises MessageIllegalError for a message with a delay, and as `send`.
+        """
+        waits = [name for name in _WAITS if message.properties.get(name, "0") != "0"]
+        if waits:
+            raise MessageIllegalError(f"a message of a transaction cannot be delayed ({waits[0]})")
+        properties = {**message.properties, names.TRAN_MSG: "true", names.PGROUP: self.group}
+        ready = outgoing(
+            Message(message.topic, message.body, properties=properties, flag=message.flag),
+            self._ids.next,
+            compress_over_bytes=self.options.compress_over_bytes,
+            size_max=self.options.message_size_max,
+        )
+        ready = replace(ready, sys_flag=ready.sys_flag | TRANSACTION_PREPARED)
+        sent = await self._send(ready, self._chooser(message, queue, selector), timeout_ms)
+        if not sent.acknowledged:
+            return await self._end(sent, TransactionState.ROLLBACK, timeout_ms)
+        try:
+            state = await _state_of(execute(message))
+        except BaseException:
+            await self._end(sent, TransactionState.ROLLBACK, timeout_ms)
+            raise
+        return await self._end(sent, state, timeout_ms)
+
+    async def _end(
+        self, sent: SendResult, state: TransactionState, timeout_ms: int | None
+    ) -> TransactionResult:
+        if state is TransactionState.UNKNOWN:
+            return TransactionResult(sent, state, ended=False)
+        limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
+        _, phy_offset = decode_offset_msg_id(sent.offset_msg_id)
+        request = self._end_request(state, sent.queue_offset, phy_offset, sent.msg_id)
+        try:
+            reply, _ = await self._client.masters.invoke(
+                sent.queue.topic,
+                sent.queue.broker_name,
+                lambda left_ms: request,
+                deadline_ms=boot_ms() + limit_ms,
+            )
+        except NoMasterError as error:
+            log.warning("transaction_not_ended msg_id=%s why=%s", sent.msg_id, error)
+            return TransactionResult(sent, state, ended=False)
+        if reply.code != ResponseCode.SUCCESS:
+            log.warning(
+                "transaction_not_ended msg_id=%s code=%d remark=%s",
+                sent.msg_id,
+                reply.code,
+                reply.remark,
+            )
+        return TransactionResult(sent, state, ended=reply.code == ResponseCode.SUCCESS)
+
+    def _end_request(
+        self,
+        state: TransactionState,
+        queue_offset: int,
+        phy_offset: int,
+        msg_id: str,
+        *,
+        from_check: bool = False,
+    ) -> RemotingCommand:
+        return RemotingCommand.request(
+            RequestCode.END_TRANSACTION,
+            {
+                "producerGroup": self.group,
+                "tranStateTableOffset": str(queue_offset),
+                "commitLogOffset": str(phy_offset),
+                "commitOrRollback": str(state.value),
+                "fromTransactionCheck": str(from_check).lower(),
+                "msgId": msg_id,
+                "transactionId": msg_id,
+            },
+        )
+
+    def transaction_asked(self, request: RemotingCommand, address: str) -> None:
+        """A broker asks for the state of a transaction. One of another group is not answered."""
+        try:
+            message = decode_record(request.body)
+        except CorruptRecord as error:
+            log.warning("transaction_check_unreadable address=%s why=%s", address, error)
+            return
+        if message.properties.get(names.PGROUP) == self.group:
+            self._client.spawn(self._answer(message, request, address))
+
+    async def _answer(self, message: MessageExt, request: RemotingCommand, address: str) -> None:
+        try:
+            state = await _state_of(self._check(message))
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("transaction_check_failed group=%s", self.group)
+            state = TransactionState.UNKNOWN
+        ext = request.ext
+        end = self._end_request(
+            state,
+            int(ext.get("tranStateTableOffset", "-1")),
+            int(ext.get("commitLogOffset", "-1")),
+            ext.get("msgId", ""),
+            from_check=True,
+        )
+        try:
+            await self._client.remoting.oneway(address, end)
+        except BatonError as error:
+            log.info("transaction_check_unanswered address=%s why=%s", address, error)
+
+
+async def _state_of(
+    result: TransactionState | Awaitable[TransactionState],
+) -> TransactionState:
+    """Raises TypeError for anything but a TransactionState."""
+    state = await result if inspect.isawaitable(result) else result
+    if not isinstance(state, TransactionState):
+        raise TypeError(f"a TransactionState is needed, not {state!r}")
+    return state

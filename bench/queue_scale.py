@@ -1,0 +1,151 @@
+"""How cost grows with the number of queues: `python -m bench.queue_scale --queues 8,1200,10000`.
+
+For each number one local cluster of two replicas. One connection with 16 sends under way writes
+1 KiB to every queue in turn: first each topic is made by its first send (`--per-topic` queues
+each), then `--seconds` long they are written over and over. Printed of both: sends per second, the
+longest time without an ack, processor time of the brokers and the name servers per send, and how
+many elections there were. Then the master is killed, and started again: the time until the set is
+whole again. `--store` measures one store alone instead: puts, rounds of upkeep, opening.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.cpu import CpuMeter, CpuUse
+from bench.our_cluster import OurCluster
+from bench.store_scale import measure_store
+from lab import frames
+from lab.connection import Connection, ask
+
+IN_FLIGHT: Final = 16
+BODY: Final = b"x" * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """`gap_s`: the longest time between two acks. `elections` counts new masterEpochs."""
+
+    acked: int
+    seconds: float
+    gap_s: float
+    use: CpuUse
+    elections: int
+
+    def text(self) -> str:
+        each = self.use.micros_per(self.acked)
+        return (
+            f"{self.acked / self.seconds:8,.0f} sends/s, longest gap {self.gap_s * 1000:6.0f} ms,"
+            f" master {each['master']:4.0f} + slave {each['slave']:4.0f} us,"
+            f" name servers {each['name_servers']:4.0f} us per send,"
+            f" {self.elections} elections, others used {self.use.others_percent:.0f} %"
+        )
+
+
+def places(queues: int, per_topic: int) -> list[tuple[str, int]]:
+    """(topic, queue id), a topic's queues side by side."""
+    return [(f"Scale{number // per_topic}", number % per_topic) for number in range(queues)]
+
+
+def epoch_of(side: OurCluster, address: str) -> int:
+    info = ask(address, frames.RUNTIME_INFO).json["table"]
+    return int(info["masterEpoch"])
+
+
+def write(side: OurCluster, targets: Iterator[tuple[str, int]], per_topic: int) -> Phase:
+    """Sends until `targets` end. Raises RuntimeError for a send that was refused."""
+    master = side.master()
+    slaves = [side.broker_pid(address) for address in side.brokers if address != master]
+    epoch = epoch_of(side, master)
+    meter = CpuMeter(
+        {
+            "master": [side.broker_pid(master)],
+            "slave": slaves,
+            "name_servers": side.name_server_pids(),
+        }
+    )
+    under_way: deque[int] = deque()
+    acked, gap_s = 0, 0.0
+    began = last = time.monotonic()
+    with Connection(master, timeout_s=60) as connection:
+
+        def take() -> None:
+            nonlocal acked, gap_s, last
+            reply = connection.take()
+            if reply.code != frames.OK:
+                raise RuntimeError(f"send {acked}: code {reply.code} {reply.remark}")
+            now = time.monotonic()
+            gap_s, last = max(gap_s, now - last), now
+            acked += 1
+            under_way.popleft()
+
+        for topic, queue_id in targets:
+            if len(under_way) == IN_FLIGHT:
+                take()
+            fields = frames.send_ext(topic, queue_id, queues=per_topic)
+            under_way.append(connection.post(frames.SEND_V2, fields, BODY))
+        while under_way:
+            take()
+    seconds = time.monotonic() - began
+    use = meter.stop()
+    return Phase(acked, seconds, gap_s, use, epoch_of(side, side.master()) - epoch)
+
+
+def over_and_over(found: list[tuple[str, int]], seconds: float) -> Iterator[tuple[str, int]]:
+    end = time.monotonic() + seconds
+    while True:
+        for number, place in enumerate(found):
+            if number % 64 == 0 and time.monotonic() >= end:
+                return
+            yield place
+
+
+def killed(side: OurCluster) -> str:
+    """kill -9 of the slave, its start again: until it is whole and in the set."""
+    slave = next(address for address in side.brokers if address != side.master())
+    side.kill_broker(slave)
+    began = time.monotonic()
+    side.start_broker(slave)
+    side.wait_level()
+    return f"killed slave back in the set after {time.monotonic() - began:.1f} s"
+
+
+def measure(folder: Path, queues: int, per_topic: int, seconds: float) -> None:
+    found = places(queues, per_topic)
+    with OurCluster(folder / f"queues{queues}") as side:
+        side.spawn()
+        side.wait_whole()
+        print(f"{queues} queues", flush=True)
+        print(f"  first sends   {write(side, iter(found), per_topic).text()}", flush=True)
+        for _ in range(2):
+            print(
+                f"  in turn       {write(side, over_and_over(found, seconds), per_topic).text()}",
+                flush=True,
+            )
+        print(f"  {killed(side)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.queue_scale", description=__doc__)
+    parser.add_argument("--queues", default="8,1200,10000", help="numbers, with commas between")
+    parser.add_argument("--per-topic", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--store", action="store_true", help="one store alone, no processes")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="batonmq-scale-") as folder:
+        for queues in map(int, options.queues.split(",")):
+            if options.store:
+                measure_store(Path(folder), queues, options.per_topic)
+            else:
+                measure(Path(folder), queues, options.per_topic, options.seconds)
+
+
+if __name__ == "__main__":
+    main()

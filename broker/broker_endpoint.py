@@ -1,0 +1,203 @@
+"""The broker's endpoint: its ports listen before its code is loaded and its store is recovered.
+
+A process that was started again would refuse connections for a second or more, and a stock client
+asks nobody else until its next poll. So the ports listen first. Until `open`, nothing is answered
+from the store, which is not there yet: what only the master may do, and pulls, go to the master
+that a name server names (`relay`), in one hop as always; all else waits for `open`, bounded in
+number, bytes and time. The address counts for nothing but that: if it is out of date, whoever gets
+the request refuses it, or holds no required set (SAFETY R1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Final
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.relay import (
+    HELD_BYTES_MAX,
+    HELD_MAX,
+    PULL_CODES,
+    RELAYED_CODES,
+    SLICE,
+    WAIT_MS,
+    Relay,
+)
+from batonmq.broker.role_gate import RoleGate
+from batonmq.process.clock import boot_ms
+from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError
+from batonmq.remoting.codec import decode_frame, peek_code
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors, Response
+from batonmq.remoting.endpoint import RemotingClient, RemotingServer
+
+log = logging.getLogger(__name__)
+
+STARTING: Final = "this broker is starting: ask the name server for the master"
+SENDS: Final = (
+    RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+)
+ASK_TIMEOUT_MS: Final = 300
+ASK_PAUSE_S: Final = 0.05
+TICK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """A request that waits for `open`."""
+
+    channel: Connection
+    request: RemotingCommand
+    deadline_ms: int
+
+
+class BrokerEndpoint:
+    """Endpoint, role gate and relay of one broker. `listen`, `open`, `close`: once, in this order.
+
+    `gate` is the broker's own; until a controller names a role it is fenced.
+    """
+
+    def __init__(self, config: BrokerSections, clock_ms: Callable[[], int] = boot_ms) -> None:
+        self.gate = RoleGate()
+        self.relay = Relay(self.gate, clock_ms, enabled=config.relays)
+        self.is_listening = False
+        self._config = config.broker
+        self._clock_ms = clock_ms
+        self.processors = self._early_processors()
+        self.server = RemotingServer(self.processors, name="broker")
+        self._early: deque[Early] = deque()
+        self._early_bytes = 0
+        self._client = RemotingClient(name="broker-endpoint")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __len__(self) -> int:
+        """How many requests wait for `open`."""
+        return len(self._early)
+
+    def _early_processors(self) -> Processors:
+        processors = Processors()
+        for code in (*SENDS, *PULL_CODES):
+            processors.register_raw(code, self._frame_came)
+        processors.default(self._came)
+        return processors
+
+    async def listen(self) -> None:
+        """Listens on the port, and on port - 2. Raises CannotListenError."""
+        broker = self._config
+        try:
+            await self.server.listen(broker.bind_host, broker.listen_port)
+            await self.server.listen(broker.bind_host, broker.listen_port - 2)
+        except OSError:
+            await self.close()
+            raise
+        self.is_listening = True
+        self._tasks = [asyncio.create_task(self._tick_forever(), name="endpoint-tick")]
+        if self.relay.enabled and broker.name_servers:
+            self._tasks.append(asyncio.create_task(self._find_master(), name="endpoint-master"))
+
+    async def open(self, processors: Processors) -> None:
+        """From now on `processors` answer, also what waited."""
+        await self._end_tasks()
+        self.processors.replace(processors)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        for early in islice(self._taken(), SLICE):
+            early.channel.handle(early.request)
+        if self._early:
+            asyncio.get_running_loop().call_soon(self._hand_out)
+
+    async def close(self) -> None:
+        """Refuses what waits, and closes all connections. Idempotent."""
+        await self._end_tasks()
+        for early in self._taken():
+            self._refuse(early.channel, early.request)
+        await self.relay.close()
+        await self._client.close()
+        await self.server.close()
+
+    async def _end_tasks(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _frame_came(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """A send or a pull."""
+        if not self.relay.take_raw(channel, self._frame_again, kind, header, body):
+            self._refuse(channel, decode_frame(header, b"", kind))
+
+    def _frame_again(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """This broker has a role now, in which it answers by itself."""
+        self.processors.raw_handlers[peek_code(kind, header)](channel, kind, header, body)
+
+    def _came(self, request: RemotingCommand, channel: Connection) -> Response:
+        if request.code in RELAYED_CODES and self.relay.take(channel, request):
+            return None
+        size = len(request.body)
+        if len(self._early) >= HELD_MAX or self._early_bytes + size > HELD_BYTES_MAX:
+            self._refuse(channel, request)
+            return None
+        self._early.append(Early(channel, request, self._clock_ms() + WAIT_MS))
+        self._early_bytes += size
+        return None
+
+    def _refuse(self, channel: Connection, request: RemotingCommand) -> None:
+        refusal = self.gate.refusal
+        hint = refusal.hint if refusal is not None else {}
+        code = ResponseCode.SERVICE_NOT_AVAILABLE
+        channel.reply(request, RemotingCommand.response_to(request, code, STARTING, ext=hint))
+
+    def _taken(self, until_ms: int | None = None) -> Iterator[Early]:
+        """Those whose time is over at `until_ms`, or all, in the order in which they came."""
+        while self._early and (until_ms is None or self._early[0].deadline_ms <= until_ms):
+            early = self._early.popleft()
+            self._early_bytes -= len(early.request.body)
+            if not early.channel.closed:
+                yield early
+
+    def tick(self, now_ms: int) -> None:
+        """Refuses what has waited too long."""
+        self.relay.tick(now_ms)
+        for early in self._taken(now_ms):
+            self._refuse(early.channel, early.request)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tick(self._clock_ms())
+
+    async def _find_master(self) -> None:
+        """Asks one name server after the other, until `open`: the master may change meanwhile."""
+        broker, known = self._config, ""
+        request = partial(
+            RemotingCommand.request,
+            RequestCode.GET_BROKER_MEMBER_GROUP,
+            {"clusterName": broker.broker_cluster_name, "brokerName": broker.broker_name},
+        )
+        while True:
+            for name_server in broker.name_servers:
+                with contextlib.suppress(BatonError):
+                    reply = await self._client.call(name_server, request(), ASK_TIMEOUT_MS)
+                    group = GetBrokerMemberGroupResponseBody.decode(reply.body)
+                    master = group.broker_member_group.broker_addrs.get(0, "")
+                    if master not in (known, "", broker.address):
+                        known = master
+                        log.info("endpoint_knows_master address=%s from=%s", master, name_server)
+                        self.gate.leave(self.gate.master_epoch, master)
+                        break
+            await asyncio.sleep(ASK_PAUSE_S)
+
+
+__all__ = ["BrokerEndpoint"]

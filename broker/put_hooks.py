@@ -1,0 +1,141 @@
+"""What happens to a message that is put: one that is to wait goes to a topic of the broker's own.
+
+A message with DELAY above 0 goes to the queue of its level in SCHEDULE_TOPIC_XXXX and keeps where
+it belongs in REAL_TOPIC and REAL_QID. One with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS
+goes to rmq_sys_wheel_timer, with the millisecond at which it is due in TIMER_OUT_MS (Java: rounded
+to a second). Whatever puts a message for others passes here: sends, commits of transactions,
+retries. What the broker delivers, or writes for itself, does not. Pure.
+Origin: org.apache.rocketmq.broker.util.HookUtils.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.properties import (
+    DELAY,
+    REAL_QID,
+    REAL_TOPIC,
+    TIMER_DEL_UNIQKEY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+    TRAN_MSG,
+    decode_properties,
+    encode_properties,
+)
+from batonmq.protocol.record import NewMessage
+from batonmq.protocol.topic_name import DLQ_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+from batonmq.store.config import StoreConfig
+
+_INT_DIGITS_MAX: Final = 10
+_LONG_DIGITS_MAX: Final = 18
+_TIMER_WISHES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+TIMER_QUEUE: Final = 0
+_NOT_IN_A_BATCH: Final = (DELAY, TRAN_MSG, *_TIMER_WISHES)
+
+
+class PutHooks:
+    """One for a broker."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._levels = config.delay_levels
+        self._has_timer = config.timer_wheel_enable
+        self._max_delay_ms = config.timer_max_delay_ms
+
+    def apply(self, message: NewMessage, now_ms: int) -> None:
+        """Diverts `message`, in place, if it is to wait; a level counts more than a time. `now_ms`
+        is wall clock. Raises BrokerRefusal, 13 for a wish that is none, 1 where timers are switched
+        off; then nothing may be stored. Dead letters do not wait."""
+        if message.topic.startswith(DLQ_PREFIX):
+            return
+        properties = decode_properties(message.properties)
+        level = delay_level(properties.get(DELAY, ""))
+        if level > 0:
+            for name in _TIMER_WISHES:
+                properties.pop(name, None)
+            self._delay(message, properties, level)
+        elif TIMER_OUT_MS not in properties:
+            self._time(message, properties, now_ms)
+
+    def _delay(self, message: NewMessage, properties: dict[str, str], level: int) -> None:
+        """A level above the last counts as the last, as in Java."""
+        level = min(level, len(self._levels))
+        properties |= {
+            DELAY: str(level),
+            REAL_TOPIC: message.topic,
+            REAL_QID: str(message.queue_id),
+        }
+        message.properties = encode_properties(properties).encode()
+        message.topic, message.queue_id = SCHEDULE_TOPIC, level - 1
+
+    def _time(self, message: NewMessage, properties: dict[str, str], now_ms: int) -> None:
+        deliver_ms = _deliver_ms(properties, now_ms)
+        if deliver_ms is None:
+            return
+        if not self._has_timer:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR,
+                "this broker has no timers (timerWheelEnable is false); the message was not stored",
+            )
+        if deliver_ms - now_ms > self._max_delay_ms:
+            raise _illegal(
+                f"it is to be delivered in {deliver_ms - now_ms} ms, at most"
+                f" {self._max_delay_ms} ms ahead is allowed (timerMaxDelaySec, fileReservedTime)"
+            )
+        if deliver_ms <= now_ms:
+            if TIMER_DEL_UNIQKEY in properties:
+                raise _illegal("the message that it recalls is due already")
+            return
+        properties |= {
+            TIMER_OUT_MS: str(deliver_ms),
+            REAL_TOPIC: message.topic,
+            REAL_QID: str(message.queue_id),
+        }
+        message.properties = encode_properties(properties).encode()
+        message.topic, message.queue_id = TIMER_TOPIC, TIMER_QUEUE
+
+
+def delay_level(text: str) -> int:
+    """The value of a DELAY property, 0 if it is absent. Raises BrokerRefusal 13."""
+    text = text.strip()
+    digits = text.removeprefix("-")
+    if not text:
+        return 0
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _INT_DIGITS_MAX):
+        raise _illegal(f"property DELAY is {text[:32]!r}, allowed is a delay level, 0 for none")
+    return int(text)
+
+
+def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
+    """When a message is to be delivered, None for one without such a wish."""
+    for name, unit_ms, start_ms in (
+        (TIMER_DELAY_SEC, 1000, now_ms),
+        (TIMER_DELAY_MS, 1, now_ms),
+        (TIMER_DELIVER_MS, 1, 0),
+    ):
+        text = properties.get(name)
+        if text is None:
+            continue
+        digits = text.strip().removeprefix("-")
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= _LONG_DIGITS_MAX):
+            raise _illegal(f"property {name} is {text[:32]!r}, allowed is a whole number")
+        return start_ms + int(text) * unit_ms
+    return None
+
+
+def _illegal(why: str) -> BrokerRefusal:
+    return BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, f"{why}; the message was not stored")
+
+
+def refuse_to_wait(properties: bytes) -> None:
+    """Raises BrokerRefusal 13 for a message of a batch that is to wait: a batch is one write."""
+    if not any(name.encode() + b"\x01" in properties for name in _NOT_IN_A_BATCH):
+        return
+    found = decode_properties(properties)
+    waits = [name for name in _NOT_IN_A_BATCH if found.get(name, "0") not in ("0", "-1", "false")]
+    if waits:
+        raise _illegal(f"a message with {waits[0]} may not be part of a batch: send it alone")

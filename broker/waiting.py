@@ -1,0 +1,87 @@
+"""What waits in the log until the master acts on it, under one roof.
+
+Here it begins and ends with the mastership, hears of arrivals, and learns from the log how far the
+group is. What is waited for is decided in the services and their cores.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.consumer_manager import ConsumerManager
+from batonmq.broker.delivery import Delivery
+from batonmq.broker.producer_check import ProducerCheck
+from batonmq.broker.progress import DeliveryProgress
+from batonmq.broker.recall_processor import RecallProcessor
+from batonmq.broker.schedule_service import ScheduleMessageService
+from batonmq.broker.slave_sync import BrokerTables
+from batonmq.broker.timer_service import TimerService
+from batonmq.broker.topics import TopicService
+from batonmq.broker.transaction_service import TransactionService
+from batonmq.broker.write_path import WritePath
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.record import RecordHead
+from batonmq.remoting.connection import Processors
+
+log = logging.getLogger(__name__)
+
+
+class WaitingMessages:
+    """One for a broker. `damaged` is called with the fault of a bad record."""
+
+    def __init__(
+        self,
+        config: BrokerSections,
+        path: WritePath,
+        tables: BrokerTables,
+        topics: TopicService,
+        clients: ConsumerManager,
+        damaged: Callable[[str], None],
+    ) -> None:
+        broker = config.broker
+        self._store = path.store
+        self.progress = DeliveryProgress(tables.delays)
+        delivery, levels = Delivery(path, topics), config.store.delay_levels
+        self.schedule = ScheduleMessageService(path, delivery, self.progress, levels, damaged)
+        self.timers = TimerService(path, delivery, self.progress, levels, damaged)
+        self._recall = RecallProcessor(config, path, topics)
+        self.producers = ProducerCheck(clients, broker.broker_name, broker.store_host)
+        self.transactions = TransactionService(
+            config, path, topics, tables.offsets, self.producers, damaged
+        )
+
+    def register(self, processors: Processors) -> None:
+        self.transactions.register(processors)
+        self._recall.register(processors)
+
+    def begin(self) -> None:
+        """This broker takes writes as the master from now on."""
+        self.schedule.begin()
+        self.timers.begin()
+        self.transactions.begin()
+
+    def end(self) -> None:
+        """It does not any more. What was not confirmed may be cut: the log decides."""
+        self.schedule.end()
+        self.timers.end()
+        self.transactions.end()
+        self.progress.role_left()
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
+        """Listens to arrivals of the store."""
+        self.schedule.arrived(topic, queue_id, max_offset)
+        self.timers.arrived(topic, queue_id, max_offset)
+        self.transactions.arrived(topic, queue_id, max_offset)
+
+    def progress_record(self, _: RecordHead, body: bytes) -> None:
+        """A record of PROGRESS_TOPIC, in its place in the log. One that cannot be read is left out:
+        the messages behind it matter more."""
+        try:
+            if self._store.shows_unconfirmed:
+                self.progress.take_over(body)
+            else:
+                self.progress.confirmed(body)
+        except RemoteProtocolError as exc:
+            log.error("progress_record_skipped reason=%s", exc)

@@ -1,0 +1,254 @@
+"""The master's end of all classic HA connections: what to send, and what is acknowledged. Pure.
+
+The first report of a connection says where it goes on: at its value, or at the start of the last
+segment if it is 0 (a new slave gets no older history). A slave that reports more than this log
+holds, or less than where it begins, is refused by name: its bytes belong to another history, or it
+would wait for ever. Each report acknowledges all below it.
+
+How many slaves have a byte is counted by connection, as nothing on it names the slave. If a slave
+has left an old connection half open and dialled again, both come from its host: so a connection
+counts only if it is the newest of its host, or has reported since the newest one was made.
+Origin: Java DefaultHAConnection (ReadSocketService, WriteSocketService), GroupTransferService.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from batonmq.ha.classic.wire import BODY_SIZE_MAX, encode_head
+from batonmq.ha.master_core import CloseConnection, SendLog
+from batonmq.process.recent_events import RecentEvents, records_event
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicPolicy:
+    """Times in ms, sizes in bytes. `segment_size` is the commit log's mapped file size."""
+
+    segment_size: int
+    needed_slaves: int = 0
+    """How many slaves must have a byte before it is acknowledged; 0 as ASYNC_MASTER."""
+    gap_bytes: int = 256 << 20
+    """haMaxGapNotInSync: a slave further behind counts for nothing."""
+    batch_bytes: int = 1 << 20
+    window_bytes: int = 8 << 20
+    heartbeat_ms: int = 5_000
+    housekeeping_ms: int = 20_000
+    flow_bytes_per_s: int | None = None
+
+    def __post_init__(self) -> None:
+        assert 0 < self.batch_bytes <= BODY_SIZE_MAX
+
+
+class Acknowledged(NamedTuple):
+    """As many slaves as are needed have all below `offset`."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlavesMissing:
+    """Fewer slaves than are needed are near enough: no write can be acknowledged now."""
+
+    wanted: int
+    present: int
+
+
+ClassicEffect = SendLog | CloseConnection | Acknowledged | SlavesMissing
+
+
+@dataclass(slots=True)
+class ReportingSlave:
+    """One connection. Offsets are exclusive ends; -1 before the first report."""
+
+    connection_id: int
+    address: str
+    opened_ms: int
+    read_ms: int
+    sent_ms: int
+    start_offset: int = -1
+    next_offset: int = -1
+    acked: int = -1
+    vouches: bool = True
+    """Whether it counts beside a newer connection of its host."""
+    bytes_sent: int = 0
+    flow_second: int = -1
+    flow_bytes: int = 0
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0]
+
+    def within_flow(self, bytes_per_second: int | None, size: int, now_ms: int) -> int:
+        """How many of `size` bytes may be sent now; they count as sent."""
+        if bytes_per_second is None:
+            return size
+        second = now_ms // 1000
+        if self.flow_second != second:
+            self.flow_second, self.flow_bytes = second, 0
+        size = max(0, min(size, bytes_per_second - self.flow_bytes))
+        self.flow_bytes += size
+        return size
+
+
+class ClassicMasterCore:
+    """Feed it events; perform the effects in order. `begin` and `end` are those of the own log."""
+
+    def __init__(self, policy: ClassicPolicy, begin: int, end: int, now_ms: int) -> None:
+        self.policy = policy
+        self.begin = begin
+        self.end = end
+        self.acknowledged = 0
+        self.connections: dict[int, ReportingSlave] = {}
+        self.wakeup_ms = now_ms + policy.heartbeat_ms
+        self.recent_events = RecentEvents()
+
+    # -- events
+
+    @records_event
+    def connection_opened(self, connection_id: int, address: str, now_ms: int) -> None:
+        slave = ReportingSlave(connection_id, address, now_ms, now_ms, now_ms)
+        for other in self.connections.values():
+            if other.host == slave.host:
+                other.vouches = False
+        self.connections[connection_id] = slave
+
+    @records_event
+    def connection_closed(self, connection_id: int, now_ms: int) -> list[ClassicEffect]:
+        self.connections.pop(connection_id, None)
+        return self._count()
+
+    @records_event
+    def reported(self, connection_id: int, log_end: int, now_ms: int) -> list[ClassicEffect]:
+        """The slave holds all below `log_end`."""
+        slave = self.connections.get(connection_id)
+        if slave is None:
+            return []
+        slave.read_ms = now_ms
+        if slave.next_offset < 0:
+            refusal = self._begin(slave, log_end)
+        else:
+            refusal = (
+                f"it reports {log_end}, but was sent nothing above {slave.next_offset}"
+                if log_end > slave.next_offset
+                else ""
+            )
+        if refusal:
+            return self._close(slave, refusal, now_ms)
+        slave.vouches = True
+        slave.acked = max(slave.acked, log_end)
+        return [*self._send(slave, now_ms), *self._count()]
+
+    def appended(self, end: int, now_ms: int) -> list[ClassicEffect]:
+        """The own log ends at `end`."""
+        self.end = end
+        effects: list[ClassicEffect] = []
+        for slave in self.connections.values():
+            effects += self._send(slave, now_ms)
+        return effects + self._count()
+
+    @records_event
+    def log_trimmed(self, begin: int) -> None:
+        """The oldest segments have expired."""
+        self.begin = begin
+
+    def tick(self, now_ms: int) -> list[ClassicEffect]:
+        effects: list[ClassicEffect] = []
+        policy = self.policy
+        for slave in list(self.connections.values()):
+            if now_ms - slave.read_ms >= policy.housekeeping_ms:
+                effects += self._close(
+                    slave, f"nothing was read for {policy.housekeeping_ms} ms", now_ms
+                )
+                continue
+            effects += self._send(slave, now_ms)
+            if slave.next_offset >= 0 and now_ms - slave.sent_ms >= policy.heartbeat_ms:
+                slave.sent_ms = now_ms
+                head = encode_head(slave.next_offset, 0)
+                effects.append(SendLog(slave.connection_id, head, slave.next_offset, 0))
+        self.wakeup_ms = now_ms + self._pause_ms(now_ms)
+        return effects
+
+    # -- reading
+
+    def slaves_within_gap(self) -> int:
+        """How many slaves are at most `gap_bytes` behind."""
+        lowest = self.end - self.policy.gap_bytes
+        return sum(slave.vouches and slave.acked > lowest for slave in self._slaves())
+
+    # -- inside
+
+    def _slaves(self) -> list[ReportingSlave]:
+        return [slave for slave in self.connections.values() if slave.acked >= 0]
+
+    def _begin(self, slave: ReportingSlave, log_end: int) -> str:
+        """Where the connection goes on; why it cannot, "" if it can."""
+        if log_end > self.end:
+            return (
+                f"its log ends at {log_end}, above the end of this one, {self.end}: it holds"
+                " another history; cut or empty it, or make it the master"
+            )
+        if log_end == 0:
+            start = max(self.begin, self.end - self.end % self.policy.segment_size)
+        elif log_end < self.begin:
+            return (
+                f"its log ends at {log_end}, but this one begins at {self.begin}: the bytes"
+                " between them have expired; empty its store"
+            )
+        else:
+            start = log_end
+        slave.start_offset = slave.next_offset = start
+        return ""
+
+    def _send(self, slave: ReportingSlave, now_ms: int) -> list[ClassicEffect]:
+        """Frames up to the log's end, as far as window and flow control allow."""
+        effects: list[ClassicEffect] = []
+        policy = self.policy
+        while 0 <= slave.next_offset < self.end:
+            unacked = slave.next_offset - max(slave.acked, slave.start_offset)
+            segment_left = policy.segment_size - slave.next_offset % policy.segment_size
+            size = min(
+                segment_left,
+                policy.batch_bytes,
+                self.end - slave.next_offset,
+                policy.window_bytes - unacked,
+            )
+            size = slave.within_flow(policy.flow_bytes_per_s, max(0, size), now_ms)
+            if size == 0:
+                break
+            head = encode_head(slave.next_offset, size)
+            effects.append(SendLog(slave.connection_id, head, slave.next_offset, size))
+            slave.next_offset += size
+            slave.bytes_sent += size
+            slave.sent_ms = now_ms
+        return effects
+
+    def _close(self, slave: ReportingSlave, reason: str, now_ms: int) -> list[ClassicEffect]:
+        del self.connections[slave.connection_id]
+        return [CloseConnection(slave.connection_id, reason), *self._count()]
+
+    def _count(self) -> list[ClassicEffect]:
+        """What is acknowledged by enough slaves now, or that there are not enough."""
+        needed = self.policy.needed_slaves
+        if needed == 0:
+            return []
+        effects: list[ClassicEffect] = []
+        acks = sorted((slave.acked for slave in self._slaves() if slave.vouches), reverse=True)
+        if len(acks) >= needed and acks[needed - 1] > self.acknowledged:
+            self.acknowledged = acks[needed - 1]
+            effects.append(Acknowledged(self.acknowledged))
+        present = self.slaves_within_gap()
+        if present < needed:
+            effects.append(SlavesMissing(needed, present))
+        return effects
+
+    def _pause_ms(self, now_ms: int) -> int:
+        """Until something is due: a heartbeat, the end of a silence, the next second's flow."""
+        due = [now_ms + self.policy.heartbeat_ms]
+        for slave in self.connections.values():
+            due.append(slave.read_ms + self.policy.housekeeping_ms)
+            if slave.next_offset >= 0:
+                due.append(slave.sent_ms + self.policy.heartbeat_ms)
+                if self.policy.flow_bytes_per_s is not None and slave.next_offset < self.end:
+                    due.append((now_ms // 1000 + 1) * 1000)
+        return max(1, min(due) - now_ms)

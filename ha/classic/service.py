@@ -1,0 +1,172 @@
+"""A broker's HA service outside controller mode: sends the log as master, follows it as slave.
+
+The configuration gives the role, for the life of the process. Both sides listen, so that a slave
+which dials another one is closed with a line in the log instead of a refused connection.
+Origin: Java DefaultHAService.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from batonmq.ha.classic.master_core import ClassicMasterCore, ClassicPolicy
+from batonmq.ha.classic.master_shell import ClassicMasterShell, ReportLink
+from batonmq.ha.classic.slave_core import ClassicSlaveCore, MasterAddresses
+from batonmq.ha.classic.slave_shell import ClassicSlaveShell
+from batonmq.ha.classic.wire import BODY_SIZE_MAX, ReportReader
+from batonmq.ha.config import HAConfig
+from batonmq.ha.links import OpenLinks, SlaveLink
+from batonmq.ha.ports import ClassicListener, LogStore
+from batonmq.process.clock import boot_ms
+from batonmq.process.sockets import listening_as
+from batonmq.protocol.bodies import HAClientRuntimeInfo, HARuntimeInfo
+from batonmq.store.config import StoreConfig
+
+log = logging.getLogger(__name__)
+
+
+class ClassicHAService:
+    """`needed_slaves`: how many slaves must have a write before it is acknowledged.
+
+    `log_end_of` asks the broker at a remoting address for the end of its log; it raises BatonError
+    or OSError. All methods are called on the loop.
+    """
+
+    def __init__(
+        self,
+        store: LogStore,
+        config: HAConfig,
+        listener: ClassicListener,
+        *,
+        store_config: StoreConfig,
+        needed_slaves: int,
+        log_end_of: Callable[[str], Awaitable[int]],
+        clock_ms: Callable[[], int] = boot_ms,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._listener = listener
+        self._store_config = store_config
+        self._needed_slaves = needed_slaves
+        self._log_end_of = log_end_of
+        self._now_ms = clock_ms
+        self._server: asyncio.Server | None = None
+        self._master: ClassicMasterShell | None = None
+        self._slave: ClassicSlaveShell | None = None
+        self._links_made = 0
+        self._open_links = OpenLinks()
+
+    async def start(self, bind_host: str) -> int:
+        """Listens on haListenPort (0: any) and returns the port."""
+        port = self._store_config.ha_listen_port
+        with listening_as("HA", port):
+            self._server = await asyncio.get_running_loop().create_server(
+                self._new_link, bind_host, port
+            )
+        port = int(self._server.sockets[0].getsockname()[1])
+        log.info("ha_listening host=%s port=%d mode=classic", bind_host, port)
+        return port
+
+    def lead(self) -> None:
+        """This broker is the master."""
+        store, config = self._store, self._config
+        policy = ClassicPolicy(
+            segment_size=self._store_config.mapped_file_size_commit_log,
+            needed_slaves=self._needed_slaves,
+            gap_bytes=config.gap_bytes,
+            batch_bytes=min(config.ha_transfer_batch_size, BODY_SIZE_MAX),
+            window_bytes=config.ha_transfer_window_size,
+            heartbeat_ms=config.ha_send_heartbeat_interval,
+            housekeeping_ms=config.ha_housekeeping_interval,
+            flow_bytes_per_s=config.flow_bytes_per_s,
+        )
+        begin, end = max(0, store.min_phy_offset), max(0, store.max_phy_offset)
+        core = ClassicMasterCore(policy, begin, end, self._now_ms())
+        self._master = ClassicMasterShell(core, store, self._listener, self._now_ms)
+
+    def follow(self, master: MasterAddresses) -> None:
+        """This broker is a slave of `master`; its address may come later, and change."""
+        if self._slave is None:
+            # R24: what a damaged log holds behind the damage is fetched again.
+            self._store.trust.discard_damaged_tail()
+            core = ClassicSlaveCore(
+                self._config.slave_policy(ha_sync_flush=self._store_config.ha_sync_flush),
+                self._store_config.mapped_file_size_commit_log,
+                self._now_ms(),
+            )
+            self._slave = ClassicSlaveShell(
+                core, self._store, self._listener, self._now_ms, self._log_end_of, self._open_links
+            )
+        self._slave.follow(master)
+
+    async def close(self) -> None:
+        if self._slave is not None:
+            self._slave.close()
+        if self._master is not None:
+            self._master.close()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+            self._server = None
+        await self._open_links.wait_none()
+
+    # -- events of the broker
+
+    def notify_append(self, written_offset: int) -> None:
+        """The log ends at `written_offset`. Once per loop turn, as master."""
+        if self._master is not None:
+            self._master.appended(written_offset)
+
+    def notify_flushed(self, flushed_offset: int) -> None:
+        """All below `flushed_offset` is on this broker's disk."""
+        if self._slave is not None:
+            self._slave.flushed()
+
+    def dial_now(self) -> None:
+        """As slave: there is room on the disk again."""
+        if self._slave is not None:
+            self._slave.dial_now()
+
+    # -- reading
+
+    @property
+    def following_problem(self) -> str:
+        """As slave: why this replica cannot follow its master; empty if it can."""
+        return self._slave.problem if self._slave is not None else ""
+
+    @property
+    def in_sync_count(self) -> int:
+        """As master: itself and the slaves that are near enough. Else 1."""
+        return 1 if self._master is None else 1 + self._master.core.slaves_within_gap()
+
+    def runtime_info(self) -> HARuntimeInfo:
+        """The reply to request 907. Times are wall clock."""
+        if self._master is not None:
+            return self._master.runtime_info()
+        slave = self._slave
+        return HARuntimeInfo(
+            master=False,
+            master_commit_log_max_offset=0,
+            in_sync_slave_nums=0,
+            ha_connection_info=[],
+            ha_client_runtime_info=HAClientRuntimeInfo() if slave is None else slave.runtime_info(),
+        )
+
+    def _new_link(self) -> ReportLink:
+        self._links_made += 1
+        return SlaveLink(
+            self._links_made, self._attach, _nowhere, self._open_links, ReportReader(), 0
+        )
+
+    def _attach(self, link: ReportLink) -> None:
+        if self._master is not None:
+            link.adopt(self._master)
+        else:
+            log.warning("ha_slave_refused address=%s reason='this broker is a slave'", link.address)
+            link.end()
+
+
+def _nowhere(link: ReportLink) -> None:
+    """A connection that waits for no mastership leaves nothing behind."""

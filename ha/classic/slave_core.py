@@ -1,0 +1,264 @@
+"""The slave's end of the classic HA connection: when to dial, what to take, what to report. Pure.
+
+IDLE (no address) -> WAIT -> DIALLING -> PROVING -> TRANSFER, and back to WAIT whenever the
+connection ends. PROVING asks the master for the end of its log, where its remoting address is
+known: on the HA connection a master that lacks a tail sends heartbeats for ever, and then, once it
+has grown past this log, bytes of another history at equal offsets. Such a master is not followed.
+A report says how far this log is written, or under haSyncFlush flushed.
+Origin: Java DefaultHAClient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from batonmq.ha.classic.wire import FrameHead, encode_report
+from batonmq.ha.slave_effects import (
+    AppendLog,
+    BeginAt,
+    Dial,
+    Diverged,
+    FlushTo,
+    Following,
+    Hangup,
+    SendToMaster,
+)
+from batonmq.ha.slave_policy import Redial, SlavePolicy
+from batonmq.process.recent_events import RecentEvents, records_event
+
+
+@dataclass(frozen=True, slots=True)
+class AskLogEnd:
+    """Ask the master at `address` for the end of its log (907); then feed `log_end_told`, or
+    `disconnected` if there is no answer."""
+
+    address: str
+
+
+ClassicSlaveEffect = (
+    AppendLog | AskLogEnd | BeginAt | Dial | Diverged | FlushTo | Following | Hangup | SendToMaster
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MasterAddresses:
+    """`ha` is dialled. `remoting` is "" where only haMasterAddress is known."""
+
+    ha: str = ""
+    remoting: str = ""
+
+
+class Stage(Enum):
+    IDLE = "idle"
+    WAIT = "wait"
+    DIALLING = "dialling"
+    PROVING = "proving"
+    TRANSFER = "transfer"
+    STOPPED = "stopped"
+
+
+class ClassicSlaveCore:
+    """Feed it events; perform the effects in order. Offsets are exclusive ends; times are ms.
+
+    `segment_size`: where the log of an empty replica may begin. `flushed` is given where a report
+    may wait for the disk.
+    """
+
+    def __init__(self, policy: SlavePolicy, segment_size: int, now_ms: int) -> None:
+        self.policy = policy
+        self.stage = Stage.IDLE
+        self.master = MasterAddresses()
+        self.read_ms = now_ms
+        self.sent_ms = now_ms
+        self.bytes_received = 0
+        self.refused_frames = 0
+        """How often the master went on elsewhere than where this log ends."""
+        self.recent_events = RecentEvents()
+        self._segment_size = segment_size
+        self._redial = Redial(policy, now_ms)
+        self._since_ms = now_ms
+        self._next = 0
+        """Where the next byte goes; ahead of the log's end while a read is taken apart."""
+        self._reported = -1
+        self._is_new = True
+
+    @property
+    def wakeup_ms(self) -> int:
+        """When `tick` is due."""
+        match self.stage:
+            case Stage.IDLE | Stage.STOPPED:
+                return self._since_ms + self.policy.housekeeping_ms
+            case Stage.WAIT:
+                return self._redial.at_ms
+            case Stage.DIALLING | Stage.PROVING:
+                return self._since_ms + self._stage_limit_ms
+            case Stage.TRANSFER:
+                return min(
+                    self.sent_ms + self.policy.keepalive_ms,
+                    self.read_ms + self.policy.housekeeping_ms,
+                )
+
+    # -- events
+
+    @records_event
+    def follow(self, master: MasterAddresses, now_ms: int) -> list[ClassicSlaveEffect]:
+        """The configuration or a name server says where the master is. A connection that works is
+        left alone; the address counts from the next dial on."""
+        if self.stage is Stage.STOPPED or master == self.master:
+            return []
+        self.master = master
+        if self.stage not in (Stage.IDLE, Stage.WAIT):
+            return []
+        self.stage = Stage.WAIT
+        self._redial.progress()
+        self._redial.at(now_ms)
+        return self.tick(now_ms)
+
+    @records_event
+    def connected(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
+        assert self.stage is Stage.DIALLING
+        self.read_ms = self.sent_ms = now_ms
+        self._reported = -1
+        if self.master.remoting:
+            self._enter(Stage.PROVING, now_ms)
+            return [AskLogEnd(self.master.remoting)]
+        return self._begin(log_end, flushed, now_ms)
+
+    @records_event
+    def log_end_told(
+        self, master_end: int, log_end: int, flushed: int, now_ms: int
+    ) -> list[ClassicSlaveEffect]:
+        """The master's log ends at `master_end`."""
+        if self.stage is not Stage.PROVING:
+            return []
+        if log_end <= master_end:
+            return self._begin(log_end, flushed, now_ms)
+        reason = (
+            f"this log ends at {log_end}, above the end of its master's, {master_end}: it holds"
+            " what the master has lost; make this broker the master, or empty its store"
+        )
+        return self._give_up(reason, now_ms)
+
+    @records_event
+    def frame_received(
+        self, head: FrameHead, log_end: int, now_ms: int
+    ) -> list[ClassicSlaveEffect]:
+        """The head of a frame; `log_end` counts what was written, `_next` what is under way."""
+        if self.stage is not Stage.TRANSFER:
+            return self._hang_up("a frame before the first report", now_ms)
+        self._next = max(self._next, log_end)
+        if head.offset == self._next:
+            return [] if head.size == 0 else self._progressed()
+        if self._next == 0 and head.size and head.offset % self._segment_size == 0:
+            self._next = head.offset
+            return [BeginAt(head.offset, "the master begins there"), *self._progressed()]
+        self.refused_frames += 1
+        if self._next == 0:
+            what = "this empty log can begin where a segment begins only"
+        else:
+            what = f"this log ends at {self._next}"
+        return self._give_up(f"the master goes on at {head.offset}, but {what}", now_ms)
+
+    def body_received(self, data: memoryview) -> AppendLog:
+        """A piece of the body of the last head."""
+        append = AppendLog(self._next, data)
+        self._next += len(data)
+        self.bytes_received += len(data)
+        return append
+
+    def turn_ended(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
+        """All that was read is written: one report if the log has grown."""
+        if self.stage is not Stage.TRANSFER:
+            return []
+        self._next = log_end
+        reportable = min(log_end, flushed) if self.policy.sync_flush else log_end
+        if self._reported < 0 and reportable < log_end:
+            return [FlushTo(log_end)]  # the first report says where to go on
+        effects: list[ClassicSlaveEffect] = []
+        if reportable > self._reported:
+            effects.append(self._report(reportable, now_ms))
+        if reportable < log_end:
+            effects.append(FlushTo(log_end))
+        return effects
+
+    @records_event
+    def append_failed(self, offset: int, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
+        """Nothing more can be written for now: a full disk, or a damaged record at `offset`."""
+        is_new = self._redial.stuck(offset, reason, now_ms)
+        self._enter(Stage.WAIT, now_ms)
+        effects: list[ClassicSlaveEffect] = [Hangup(reason)]
+        return [Diverged(reason), *effects] if is_new else effects
+
+    @records_event
+    def disconnected(self, now_ms: int) -> list[ClassicSlaveEffect]:
+        """The connection ended, or was not made."""
+        if self.stage not in (Stage.IDLE, Stage.WAIT, Stage.STOPPED):
+            self._enter(Stage.WAIT, now_ms)
+            self._redial.later(now_ms)
+        return []
+
+    @records_event
+    def stop(self, now_ms: int) -> list[ClassicSlaveEffect]:
+        self._enter(Stage.STOPPED, now_ms)
+        self._redial.never()
+        return [Hangup("the slave side ends")]
+
+    def tick(self, now_ms: int) -> list[ClassicSlaveEffect]:
+        if now_ms < self.wakeup_ms:
+            return []
+        match self.stage:
+            case Stage.IDLE | Stage.STOPPED:
+                self._since_ms = now_ms
+                return []
+            case Stage.WAIT:
+                self._enter(Stage.DIALLING, now_ms)
+                return [Dial(self.master.ha)]
+            case Stage.DIALLING | Stage.PROVING:
+                return self._hang_up(f"no answer for {self._stage_limit_ms} ms", now_ms)
+            case Stage.TRANSFER:
+                silent_ms = now_ms - self.read_ms
+                if silent_ms >= self.policy.housekeeping_ms:
+                    return self._hang_up(f"nothing was read for {silent_ms} ms", now_ms)
+                # Also what keeps the connection up where nothing is written.
+                return [self._report(self._reported, now_ms)] if self._reported >= 0 else []
+
+    # -- inside
+
+    @property
+    def _stage_limit_ms(self) -> int:
+        dialling = self.stage is Stage.DIALLING
+        return self.policy.dial_ms if dialling else self.policy.connect_ms
+
+    def _enter(self, stage: Stage, now_ms: int) -> None:
+        self.stage = stage
+        self._since_ms = now_ms
+
+    def _begin(self, log_end: int, flushed: int, now_ms: int) -> list[ClassicSlaveEffect]:
+        self._enter(Stage.TRANSFER, now_ms)
+        self._is_new = True
+        self._next = log_end
+        return self.turn_ended(log_end, flushed, now_ms)
+
+    def _report(self, offset: int, now_ms: int) -> SendToMaster:
+        self._reported = offset
+        self.sent_ms = now_ms
+        return SendToMaster(encode_report(offset))
+
+    def _progressed(self) -> list[ClassicSlaveEffect]:
+        self._redial.progress()
+        if not self._is_new:
+            return []
+        self._is_new = False
+        return [Following(self._next)]
+
+    def _hang_up(self, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
+        self._enter(Stage.WAIT, now_ms)
+        self._redial.later(now_ms)
+        return [Hangup(reason)]
+
+    def _give_up(self, reason: str, now_ms: int) -> list[ClassicSlaveEffect]:
+        """A reason that does not pass by itself: reported once, tried again after longer pauses."""
+        is_new = self._redial.diverged(reason, now_ms)
+        self._enter(Stage.WAIT, now_ms)
+        return [Hangup(reason), *([Diverged(reason)] if is_new else [])]

@@ -1,0 +1,273 @@
+"""Socket, timer and store calls of the classic slave side. It performs the core's effects.
+
+Bytes go from the receive buffer straight into the log. At the end of a loop turn what is whole
+becomes visible, since nothing is confirmed later here, and one report leaves before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from batonmq.ha.classic.slave_core import (
+    AskLogEnd,
+    ClassicSlaveCore,
+    ClassicSlaveEffect,
+    MasterAddresses,
+    Stage,
+)
+from batonmq.ha.classic.wire import FrameHead, FrameReader
+from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks
+from batonmq.ha.ports import ClassicListener, LogStore
+from batonmq.ha.slave_effects import (
+    AppendLog,
+    BeginAt,
+    Dial,
+    Diverged,
+    FlushTo,
+    Following,
+    Hangup,
+    SendToMaster,
+)
+from batonmq.ha.slave_shell import ReceivedPieces
+from batonmq.process import disk
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import HAClientRuntimeInfo
+from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
+
+log = logging.getLogger(__name__)
+
+_BUFFER_SIZE = 1 << 20
+
+FrameLink = MasterLink[FrameReader]
+
+
+class ClassicSlaveShell:
+    """Follows one master address after another, until `close`. Implements
+    `batonmq.ha.links.SlaveSide`."""
+
+    def __init__(
+        self,
+        core: ClassicSlaveCore,
+        store: LogStore,
+        listener: ClassicListener,
+        now_ms: Callable[[], int],
+        log_end_of: Callable[[str], Awaitable[int]],
+        open_links: OpenLinks,
+    ) -> None:
+        self.core = core
+        self.rate = ByteRate()
+        self._store = store
+        self._listener = listener
+        self._now_ms = now_ms
+        self._log_end_of = log_end_of
+        self._open_links = open_links
+        self._loop = asyncio.get_running_loop()
+        self._buffer = memoryview(bytearray(_BUFFER_SIZE))
+        self._link: FrameLink | None = None
+        self._dialled: FrameLink | None = None
+        self._tasks = LinkTasks(self._loop)
+        self._timer: asyncio.TimerHandle | None = None
+        self._pieces = ReceivedPieces(store)
+        self._turn_scheduled = False
+        self._closed = False
+        self.problem = ""
+        """Why this replica cannot follow its master; empty if it can, or nobody knows yet."""
+
+    # -- events
+
+    def follow(self, master: MasterAddresses) -> None:
+        if not self._closed:
+            self._run(self.core.follow(master, self._now_ms()))
+
+    def dial_now(self) -> None:
+        """What was in the way has passed."""
+        master = self.core.master
+        if not self._closed and self.core.stage is Stage.WAIT:
+            self.core.follow(MasterAddresses(), self._now_ms())
+            self.follow(master)
+
+    def close(self) -> None:
+        """Ends the connection; not a byte is written or reported after it. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._run(self.core.stop(self._now_ms()))
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tasks.cancel()
+
+    def flushed(self) -> None:
+        """More of the log is on disk; under haSyncFlush a report may wait for it."""
+        if self.core.policy.sync_flush and not self._closed:
+            self._end_turn()
+
+    def made(self, link: FrameLink) -> None:
+        if link is not self._dialled:
+            link.end()  # cancelled while its connection was being made
+            return
+        self._link = link
+        self._run(self.core.connected(self._log_end, self._flushed, self._now_ms()))
+
+    def lost(self, link: FrameLink, reason: str) -> None:
+        if link is self._link:
+            log.info("ha_master_lost address=%s reason=%s", self.core.master.ha, reason)
+            self._link = None
+            self._disconnected()
+            self._listener.on_master_lost()
+
+    def received(self, link: FrameLink, data: memoryview) -> None:
+        core, now_ms = self.core, self._now_ms()
+        core.read_ms = now_ms  # a part of a frame counts, too
+        try:
+            for item in link.reader.feed(data):
+                if isinstance(item, FrameHead):
+                    self._perform(core.frame_received(item, self._log_end, now_ms))
+                else:
+                    self._pieces.add(core.body_received(item))
+                if link is not self._link:
+                    break
+            self._pieces.write()
+        except RemoteProtocolError as error:
+            self._pieces.clear()
+            self._hang_up(str(error))
+            self._disconnected()
+        except (OSError, BatonError) as error:
+            self._pieces.clear()
+            self._store_failed(error)
+        if link is self._link and not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._end_turn)
+        self._arm()
+
+    # -- inside
+
+    @property
+    def _log_end(self) -> int:
+        return max(0, self._store.max_phy_offset)
+
+    @property
+    def _flushed(self) -> int:
+        return self._store.log.flushed_offset
+
+    def _end_turn(self) -> None:
+        self._turn_scheduled = False
+        if self._closed:
+            return
+        self._run(self.core.turn_ended(self._log_end, self._flushed, self._now_ms()))
+        try:
+            self._store.advance_confirm_offset(self._store.slave_log.whole_end)
+        except (OSError, BatonError) as error:
+            self._store_failed(error)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._run(self.core.tick(self._now_ms()))
+
+    def _run(self, effects: Iterable[ClassicSlaveEffect]) -> None:
+        try:
+            self._perform(effects)
+        except (OSError, BatonError) as error:
+            self._store_failed(error)
+        self._arm()
+
+    def _perform(self, effects: Iterable[ClassicSlaveEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendToMaster(data):
+                    # R37: a log that failed vouches for nothing, however far it seems to reach.
+                    vouches = not self._store.log.health.has_failed
+                    if vouches and self._link is not None and self._link.transport is not None:
+                        self._link.transport.write(data)
+                case AppendLog():
+                    self._pieces.add(effect)
+                case Dial(address):
+                    self._tasks.spawn(self._dial(address))
+                case AskLogEnd(address):
+                    self._tasks.spawn(self._ask_log_end(address))
+                case Hangup(reason):
+                    self._hang_up(reason)
+                case FlushTo():
+                    self._store.background.request_flush()
+                case BeginAt(offset, reason):
+                    log.warning("log_begins_anew offset=%d reason=%s", offset, reason)
+                    self._store.slave_log.reset_for_empty_start(offset)
+                case Following(offset):
+                    self.problem = ""
+                    log.info("ha_following address=%s offset=%d", self.core.master.ha, offset)
+                case Diverged(reason):
+                    self.problem = reason
+                    self._listener.on_diverged(reason)
+
+    def _store_failed(self, error: Exception) -> None:
+        """A damaged record is asked for again; a full disk may get room again; any other failed
+        write ends the process (G8)."""
+        health = self._store.log.health
+        if not health.has_failed:
+            try:
+                if isinstance(error, CorruptLogError):
+                    self._store.slave_log.drop_unverified()
+                    self._append_failed(f"the master sent a damaged record: {error}")
+                    return
+                if isinstance(error, OSError) and disk.is_full(error):
+                    self._append_failed(f"cannot follow the master, the disk is full: {error}")
+                    return
+            except (OSError, BatonError) as failure:
+                error = failure
+        log.error("ha_store_failed", exc_info=error)
+        self.close()
+        self._listener.on_fatal(error)
+
+    def _append_failed(self, reason: str) -> None:
+        self._perform(self.core.append_failed(self._log_end, reason, self._now_ms()))
+        self._arm()
+
+    def _hang_up(self, reason: str) -> None:
+        link, self._link, self._dialled = self._link, None, None
+        if link is not None:
+            log.info("ha_master_left address=%s reason=%s", self.core.master.ha, reason)
+            link.end()
+        self._tasks.cancel()
+
+    def _disconnected(self) -> None:
+        self._run(self.core.disconnected(self._now_ms()))
+
+    async def _dial(self, address: str) -> None:
+        link = self._dialled = MasterLink(self, self._buffer, self._open_links, FrameReader())
+        if not await link.dial(self._loop, address):
+            self._disconnected()
+
+    async def _ask_log_end(self, address: str) -> None:
+        link = self._link
+        try:
+            master_end = await self._log_end_of(address)
+        except (BatonError, OSError, ValueError) as error:
+            if link is not None and link is self._link:
+                self._hang_up(f"the master did not tell where its log ends: {error!r}")
+                self._disconnected()
+            return
+        if link is not None and link is self._link:
+            self._run(
+                self.core.log_end_told(master_end, self._log_end, self._flushed, self._now_ms())
+            )
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._closed:
+            delay_ms = max(1, self.core.wakeup_ms - self._now_ms())
+            self._timer = self._loop.call_later(delay_ms / 1_000, self._tick)
+
+    def runtime_info(self) -> HAClientRuntimeInfo:
+        core, now_ms = self.core, self._now_ms()
+        since_1970_ms = wall_ms() - now_ms
+        return HAClientRuntimeInfo(
+            master_addr=core.master.ha,
+            transferred_byte_in_second=self.rate.sample(core.bytes_received, now_ms),
+            max_offset=self._store.max_phy_offset,
+            last_read_timestamp=core.read_ms + since_1970_ms,
+            last_write_timestamp=core.sent_ms + since_1970_ms,
+            master_flush_offset=0,
+        )

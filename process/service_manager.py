@@ -1,0 +1,88 @@
+"""What a server tells its service manager: sd_notify, as systemd and `batonmq up` speak it.
+
+One datagram each to the socket that `NOTIFY_SOCKET` names: `READY=1` once it serves, `STOPPING=1`
+when it ends, and `WATCHDOG=1` several times within `WATCHDOG_USEC`. The last comes from the event
+loop, so a loop that stands still falls silent, and the manager ends the process. Without these
+variables nothing is sent. Nothing here ever fails or waits: a manager that is gone or does not read
+is its own affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
+WATCHDOG_USEC: Final = "WATCHDOG_USEC"
+WATCHDOG_PID: Final = "WATCHDOG_PID"
+READY: Final = b"READY=1"
+STOPPING: Final = b"STOPPING=1"
+WATCHDOG: Final = b"WATCHDOG=1"
+FEEDS: Final = 8
+"""How often it is fed within the time-out: a few may be late."""
+
+
+class ServiceManager:
+    """One process's way to its manager. `serving` and `stopping` on the loop, each once or more."""
+
+    def __init__(self, environ: Mapping[str, str], pid: int) -> None:
+        self.watchdog_s = _watchdog_s(environ, pid)
+        self._address = environ.get(NOTIFY_SOCKET, "")
+        self._socket: socket.socket | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def serving(self) -> None:
+        """It answers from now on; its loop is watched."""
+        if not self._address or self._socket is not None:
+            return
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+        self._tell(READY)
+        if self.watchdog_s > 0:
+            self._feed()
+
+    def stopping(self) -> None:
+        """It ends by itself; the loop is fed on."""
+        self._tell(STOPPING)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _feed(self) -> None:
+        self._tell(WATCHDOG)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.watchdog_s / FEEDS, self._feed)
+
+    def _tell(self, what: bytes) -> None:
+        if self._socket is None:
+            return
+        address = self._address
+        with contextlib.suppress(OSError):
+            self._socket.sendto(what, f"\0{address[1:]}" if address.startswith("@") else address)
+
+
+def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
+    """0 where no watchdog is asked for, or for another process than this one."""
+    usec = environ.get(WATCHDOG_USEC, "")
+    if environ.get(WATCHDOG_PID, str(pid)) != str(pid) or not usec:
+        return 0.0
+    if not usec.isdecimal():
+        log.warning("%s is %r, allowed are microseconds: no watchdog", WATCHDOG_USEC, usec)
+        return 0.0
+    return int(usec) / 1_000_000
+
+
+def manager_of_this_process() -> ServiceManager:
+    return ServiceManager(os.environ, os.getpid())

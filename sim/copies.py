@@ -1,0 +1,151 @@
+"""Whether every member of the recorded set holds what its master confirms, watched from outside.
+
+That is R1 and R15 without their consequences: no member has to be elected for a missing copy to be
+seen. What a member that is down holds is what it held when it ended. Where flushed bytes are
+promised (SYNC_FLUSH, haSyncFlush), the simulated disk is asked what a loss of power would leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from batonmq.broker.service import BrokerService
+from batonmq.controller.rules.groups import BrokerGroup
+from batonmq.epoch.entry import EpochEntry
+from sim.disk import SECTOR
+from sim.hosts import BrokerHost
+from sim.settings import Settings
+
+
+class Copies:
+    """`note` is to be called often enough to see every process of a broker."""
+
+    def __init__(self, brokers: Mapping[int, BrokerHost], settings: Settings) -> None:
+        self._brokers = brokers
+        self._settings = settings
+        self._highest = 0  # that any master confirmed
+        self._ends: dict[tuple[str, int], int] = {}  # by incarnation and masterEpoch
+        self._newest: dict[int, tuple[BrokerHost, BrokerService]] = {}  # by broker id
+        self._held: dict[BrokerService, set[int]] = {}  # of which masters a process had the tables
+
+    def note(self) -> None:
+        for host in self._brokers.values():
+            service = host.service
+            manager = service.replication.manager if service is not None else None
+            if service is not None and manager is not None and manager.broker_id:
+                self._newest[manager.broker_id] = (host, service)
+                if service not in self._held:
+                    self._watch_tables(service)
+
+    def _watch_tables(self, service: BrokerService) -> None:
+        """They stay in memory; `held_epoch` alone forgets them when the role is taken again."""
+        slave_sync = service.slave_sync
+        held = self._held[service] = {slave_sync.held_epoch}
+        tell = slave_sync.on_tables
+
+        def on_tables(master_epoch: int) -> None:
+            held.add(master_epoch)
+            tell(master_epoch)
+
+        slave_sync.on_tables = on_tables
+
+    def shown(self, host: BrokerHost) -> str:
+        """Why that broker may not show readers what it shows; "" if some master confirmed it."""
+        service = host.service
+        if service is None or service.store.confirm_offset <= self._highest:
+            return ""
+        shown = service.store.confirm_offset
+        return f"G4: {host.incarnation} shows {shown}, confirmed is {self._highest}"
+
+    def fault(self, master: BrokerHost, group: BrokerGroup | None, end: int) -> str:
+        """Why `master` should not confirm all below `end`; "" if every copy is there, or if another
+        set counts by now."""
+        self.note()
+        acting = master.service
+        manager = acting.replication.manager if acting is not None else None
+        if acting is None or manager is None:
+            return ""
+        self._highest = max(self._highest, end)
+        process = (manager.incarnation, acting.path.gate.master_epoch)
+        begin = self._ends.get(process, acting.store.confirm_offset)
+        self._ends[process] = max(begin, end)
+        if end <= begin or group is None:
+            return ""
+        if process != (group.master_incarnation, group.master_epoch):
+            return ""
+        if len(group.sync_state_set) < self._settings.min_in_sync:
+            return f"R15: {master.incarnation} confirms {end} with {group.sync_state_set} only"
+        data = b"".join(map(bytes, _pieces(acting, begin, end)))
+        for broker_id in group.sync_state_set:
+            fault = self._fault_of(broker_id, acting, begin, data)
+            if fault:
+                return f"{fault}, and {master.incarnation} confirms {end}"
+        return ""
+
+    def unfit(self, broker_id: int, master_epoch: int, confirmed: int) -> str:
+        """Why that broker may not be added to the set in which `confirmed` was confirmed."""
+        self.note()
+        if broker_id not in self._newest:
+            return ""
+        host, service = self._newest[broker_id]
+        holds = service.store.max_phy_offset
+        if host.service is not service or service.path.gate.master_epoch != master_epoch:
+            return ""  # it ended meanwhile, or has gone on
+        if holds < confirmed:
+            return f"R13: {host.incarnation} is added with {holds}, confirmed is {confirmed}"
+        held = self._held[service]
+        if master_epoch not in held:
+            return f"R42: {host.incarnation} is added in {master_epoch} with tables of {held}"
+        return ""
+
+    def _fault_of(self, broker_id: int, acting: BrokerService, begin: int, data: bytes) -> str:
+        """What is wrong with the copy of one member; `acting` is the master."""
+        if broker_id not in self._newest:
+            return ""
+        host, service = self._newest[broker_id]
+        if host.boot > 1 and not self._settings.acks_are_flushed:
+            return ""  # an ack may be under way of what it lost with its power (R12, R17)
+        holds, end = service.store.max_phy_offset, begin + len(data)
+        if holds < end:
+            return f"R1: {host.incarnation}, member {broker_id}, holds {holds}"
+        of_master, own = acting.store.epochs.entries, service.store.epochs.entries
+        first = max(entries[0].epoch if entries else 0 for entries in (of_master, own))
+        expected, found = (_history(entries, first, end) for entries in (of_master, own))
+        if expected != found:
+            return f"R25: the history of {host.incarnation} is {found}, its master's is {expected}"
+        settings = self._settings
+        flushed = settings.sync_flush if service is acting else settings.acks_are_flushed
+        if flushed and (at := first_unsynced(host, begin, data)) is not None:
+            return f"R15: the disk of {host.incarnation} has no more than {at}"
+        return ""
+
+
+def _pieces(service: BrokerService, begin: int, end: int) -> Iterator[memoryview]:
+    while begin < end and (view := service.store.log.view(begin, end - begin)):
+        yield view
+        begin += len(view)
+
+
+def _history(entries: Sequence[EpochEntry], first: int, end: int) -> list[tuple[int, int]]:
+    """Epochs from `first` on and where they begin, of a log up to `end`."""
+    return [(e.epoch, e.start_offset) for e in entries if e.epoch >= first and e.start_offset < end]
+
+
+def first_unsynced(host: BrokerHost, begin: int, data: bytes) -> int | None:
+    """Where a loss of power may change the log's bytes [begin, begin + len(data)), which are
+    `data`; None where it cannot."""
+    size, end = host.world.settings.segment_size, begin + len(data)
+    for file in host.disk.files.values():
+        folder, _, name = file.path.rpartition("/")
+        if not name.isdigit() or not folder.endswith("/commitlog"):
+            continue
+        start = int(name)
+        if start >= end or start + size <= begin:
+            continue
+        for sector, synced in sorted({**file.dirty, **file.lost}.items()):
+            at = start + sector * SECTOR
+            low, high = max(at, begin), min(at + SECTOR, end)
+            kept = synced.ljust(SECTOR, b"\0")
+            if low < high and kept[low - at : high - at] != data[low - begin : high - begin]:
+                return low
+    return None

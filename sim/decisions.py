@@ -1,0 +1,112 @@
+"""Whether each decision of the controllers is one that the rules allow, watched from outside.
+
+A commit is judged with the group as it was recorded before: an Alter replaces the set that it
+names (R3, R10) and adds only processes that acked, and hold what is confirmed and the tables of
+this epoch (R12, R13, R42); a clean election chooses from the set and
+keeps its living members (R9, R10). A vote is on the voter's disk before it is told (G7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from batonmq.controller.raft.log import Commit
+from batonmq.controller.rules.commands import ANY_EPOCH, AlterSyncStateSet, ElectMaster
+from batonmq.controller.rules.groups import BrokerGroup
+from sim.copies import Copies
+from sim.disk import HostDisk
+from sim.hosts import GROUP
+
+
+class Decisions:
+    """`applied` is to be told each commit of each controller. `copies` knows what brokers hold.
+    `violate` ends the run."""
+
+    def __init__(self, copies: Copies, violate: Callable[[str], None]) -> None:
+        self._copies = copies
+        self._violate = violate
+        self._newest_index = 0
+        self._group: BrokerGroup | None = None
+
+    def applied(self, commit: Commit) -> None:
+        """The first time that any controller shows this commit, it is judged."""
+        state = commit.state
+        if state.applied_index <= self._newest_index:
+            return
+        follows = state.applied_index == self._newest_index + 1
+        before, after = self._group, state.group(GROUP)
+        self._newest_index, self._group = state.applied_index, after
+        if not follows or before is None or after is None or before is after:
+            return
+        fault = ""
+        if isinstance(commit.command, AlterSyncStateSet):
+            fault = _of_alter(before, after, commit.command)
+            for broker_id in set(after.sync_state_set) - set(before.sync_state_set):
+                fault = fault or self._copies.unfit(
+                    broker_id, after.master_epoch, commit.command.confirm_offset
+                )
+        elif isinstance(commit.command, ElectMaster):
+            fault = _of_election(before, after, commit.command)
+        if fault:
+            self._violate(fault)
+
+
+def _of_alter(before: BrokerGroup, after: BrokerGroup, command: AlterSyncStateSet) -> str:
+    if after.sync_state_set_epoch == before.sync_state_set_epoch:
+        return ""
+    named = (
+        command.master_broker_id,
+        command.master_incarnation,
+        command.master_epoch,
+        command.sync_state_set_epoch,
+    )
+    recorded = (
+        before.master_broker_id,
+        before.master_incarnation,
+        before.master_epoch,
+        before.sync_state_set_epoch,
+    )
+    if named != recorded:
+        return f"R10: an Alter of {named} was accepted, recorded was {recorded}"
+    acked = {member.broker_id: member.incarnation for member in command.new_set}
+    for broker_id in set(after.sync_state_set) - set(before.sync_state_set):
+        record = before.replica(broker_id)
+        if record is None or record.incarnation != acked[broker_id] or record.suspicion:
+            return f"R12: broker {broker_id} was added as {acked[broker_id]}, recorded is {record}"
+    return ""
+
+
+def _of_election(before: BrokerGroup, after: BrokerGroup, command: ElectMaster) -> str:
+    if not after.master_broker_id or after.master_epoch == before.master_epoch:
+        return ""
+    if command.expected_master_epoch not in (ANY_EPOCH, before.master_epoch):
+        return f"R10: {command.expected_master_epoch} was replaced, recorded was {before}"
+    if before.master_epoch == 0 or after.unclean_epoch == after.master_epoch:
+        return ""
+    if after.master_broker_id not in before.sync_state_set:
+        return f"R9: broker {after.master_broker_id} was elected, not of {before.sync_state_set}"
+    for seen in command.live:
+        record = before.replica(seen.broker_id)
+        is_member = record is not None and seen.broker_id in before.sync_state_set
+        if not is_member or seen.broker_id in after.sync_state_set:
+            continue
+        if record.incarnation == seen.incarnation and not record.suspect:  # type: ignore[union-attr]
+            return f"R9: an election dropped broker {seen.broker_id}, a living member"
+    return ""
+
+
+def fault_of_vote(disk: HostDisk, message: Any, candidate: str) -> str:
+    """Why a node must not send that message of Raft yet; "" if it may: it is no vote, or what it
+    votes is on its disk."""
+    if not isinstance(message, dict) or message.get("type") != "response_vote":
+        return ""
+    path = next((disk.root / "controller").rglob("meta"))
+    text = path.read_bytes().partition(b" ")[2]
+    meta = msgspec.json.decode(text)
+    voted = (meta["term"], meta["votedFor"])
+    if voted != (message["term"], candidate):
+        return f"G7: it votes for {candidate} in term {message['term']}, on its disk is {voted}"
+    return "" if disk.is_durable(path) else f"G7: {path.name} with the vote {voted} is not synced"

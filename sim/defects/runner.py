@@ -1,0 +1,226 @@
+"""Plants defects in copies of the checkout, and lives there until a checker finds them.
+
+The work tree is never changed. A copy is used for one defect after the other: what was planted is
+restored before the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from sim.ambient import real_seconds
+from sim.defects.patches import Defect, PatchError
+from sim.life import plan_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_SEED_MAX = 100_000
+
+#: A life that ends so met the patch, and no checker.
+_OF_THE_PATCH = ("NameError: ", "ImportError: ", "SyntaxError: ", "UnboundLocalError: ")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one defect. `seed` found it, after `lives` of them, by `violation`; None if
+    none did. `error`: why it could not be planted, or did not run."""
+
+    name: str
+    what: str
+    seed: int | None
+    lives: int
+    violation: str
+    seconds: float
+    error: str = ""
+
+    @property
+    def found(self) -> bool:
+        return self.seed is not None
+
+
+class Copy:
+    """A copy of what the simulation imports, in `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        links = (path for path in (ROOT / "batonmq").iterdir() if path.is_symlink())
+        for name in ("batonmq", "sim", *sorted(link.resolve().name for link in links)):
+            shutil.copytree(ROOT / name, root / name, symlinks=True)
+
+    @contextlib.contextmanager
+    def planted(self, defect: Defect) -> Iterator[None]:
+        """Raises PatchError if it does not fit the checkout."""
+        before = {path: self._text(path) for path in defect.hunks}
+        after = defect.plant(before.__getitem__)
+        try:
+            self._write(after)
+            yield
+        finally:
+            self._write(before)
+
+    def _text(self, path: str) -> str:
+        try:
+            return (self.root / path).read_text("utf-8")
+        except OSError as error:
+            raise PatchError(f"{path}: {error}") from error
+
+    def _write(self, texts: dict[str, str]) -> None:
+        for path, text in texts.items():
+            file = self.root / path
+            file.write_text(text, "utf-8")
+            # Compiled files are known by seconds and size, which may be the same for two texts.
+            for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
+                compiled.unlink()
+
+    def lives(self, seeds: Sequence[int]) -> Iterator[tuple[int, str | None]]:
+        """Seed and violation of each life, until the first that has one. Raises PatchError if the
+        process that lives them ends without a word."""
+        command = [sys.executable, "-P", "-m", "sim.defects.hunt", *map(str, seeds)]
+        environment = {**os.environ, "PYTHONPATH": str(self.root)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once for all defects
+        told = 0
+        with (
+            tempfile.TemporaryFile("w+") as errors,
+            subprocess.Popen(
+                command,
+                cwd=self.root,
+                env=environment,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            ) as process,
+        ):
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    seed, violation = json.loads(line)
+                    told += 1
+                    yield seed, violation
+                    if violation is not None:
+                        return
+                if told < len(seeds):
+                    errors.seek(0)
+                    raise PatchError(f"it does not run: {errors.read()[-2000:]}")
+            finally:
+                process.kill()
+
+
+class Runner:
+    """`seeds_max`: how many lives a defect has to be found in. `anew`: from seed 1 on, and not
+    first with the one that is known to find it."""
+
+    def __init__(
+        self, say: Callable[[str], None], *, jobs: int = 1, seeds_max: int = 60, anew: bool = False
+    ) -> None:
+        self._say = say
+        self._jobs = jobs
+        self._seeds_max = seeds_max
+        self._anew = anew
+        self._whole: dict[int, str | None] = {}  # what a life is like without a defect
+        self._lock = threading.Lock()
+
+    def run(self, defects: Iterable[Defect]) -> list[Finding]:
+        """In the order of `defects`."""
+        with tempfile.TemporaryDirectory(prefix="batonmq-defects-") as folder:
+            copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+            for number in range(self._jobs):
+                copies.put(Copy(Path(folder) / str(number)))
+
+            def seek(defect: Defect) -> Finding:
+                copy = copies.get()
+                try:
+                    return self._seek(defect, copy)
+                finally:
+                    copies.put(copy)
+
+            with ThreadPoolExecutor(self._jobs) as pool:
+                return list(pool.map(seek, defects))
+
+    def _seek(self, defect: Defect, copy: Copy) -> Finding:
+        began, lives, error = real_seconds(), 0, ""
+        known = [defect.seed] if defect.seed is not None and not self._anew else []
+        others = (n for n in _seeds_for(defect.lives) if n not in known)
+        seeds = [*known, *itertools.islice(others, self._seeds_max - len(known))]
+        seed, violation = None, ""
+        try:
+            while seed is None and seeds:
+                tried, violation = self._first(defect, copy, seeds)
+                lives += len(tried)
+                seeds = seeds[len(tried) :]
+                if violation.startswith(_OF_THE_PATCH):
+                    error = f"it breaks the code: {violation}"
+                    break
+                if violation and self._is_whole(copy, tried[-1]):
+                    seed = tried[-1]
+        except PatchError as failed:
+            error = str(failed)
+        by = violation if seed is not None else ""
+        took_s = real_seconds() - began
+        finding = Finding(defect.name, defect.what, seed, lives, by, took_s, error)
+        self._say(line_of(finding))
+        return finding
+
+    def _first(self, defect: Defect, copy: Copy, seeds: Sequence[int]) -> tuple[list[int], str]:
+        """The seeds lived with the defect, and the violation of the last one, empty if none."""
+        tried = []
+        with copy.planted(defect):
+            for seed, violation in copy.lives(seeds):
+                tried.append(seed)
+                if violation is not None:
+                    return tried, violation.splitlines()[0]
+        return tried, ""
+
+    def _is_whole(self, copy: Copy, seed: int) -> bool:
+        """Whether that life has no violation in the checkout as it is: else it proves nothing."""
+        with self._lock:
+            if seed not in self._whole:
+                ((_, self._whole[seed]),) = copy.lives([seed])
+                if self._whole[seed] is not None:
+                    self._say(f"seed {seed} fails without a defect: {self._whole[seed]}")
+            return self._whole[seed] is None
+
+
+def _seeds_for(wanted: Sequence[str]) -> Iterator[int]:
+    """The seeds from 1 on whose lives are drawn with all that is `wanted`."""
+    for seed in range(1, _SEED_MAX):
+        plan = plan_of(seed)
+        counts = Counter(fault.kind for fault in plan.faults)
+        for each in wanted:
+            number, _, name = each.partition(" ")
+            if number.isdigit():
+                fits = counts[name] >= int(number)
+            else:
+                value = getattr(plan.settings, number)
+                fits = str(value) == name if name else bool(value)
+            if not fits:
+                break
+        else:
+            yield seed
+
+
+def line_of(finding: Finding) -> str:
+    """One row of the table."""
+    if finding.error:
+        end = f"ERROR      {finding.error}"
+    elif finding.found:
+        end = f"seed {finding.seed:<5} {finding.violation[:100]}"
+    else:
+        end = f"NOT FOUND  in {finding.lives} lives"
+    return f"{finding.name:34} {finding.seconds:5.0f} s  {end}"
+
+
+__all__ = ["ROOT", "Copy", "Finding", "Runner", "line_of"]

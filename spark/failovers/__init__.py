@@ -1,1 +1,0 @@
-"""Failovers as tables: from the histories of all controllers and the epoch files of all brokers."""

@@ -1,0 +1,353 @@
+"""One group: its sorted lines through `batonmq.history.fold`, into rows of all tables.
+
+Lines of several controllers that have the same place are one event: the first one counts. A story
+is written as it ends. What is held of a group: the open stories, 16 bytes for each outage, and the
+newest epochs' masters. Free of Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from batonmq.history.event import ON_BROKER_CLOCK, EventDetail, EventKey, HistoryEvent
+from batonmq.history.fold import Fold
+from batonmq.history.members import ELECTIONS_KEPT
+from batonmq.history.story import CAUSAL, Story
+from batonmq.spark.history import findings
+from batonmq.spark.history.epoch_files import GroupFiles
+from batonmq.spark.history.findings import CLOCK_MS, Election, Finding
+from batonmq.spark.history.lines import event_of
+from batonmq.spark.history.outages import days_without_writes
+from batonmq.spark.history.overview import DAY_MS, Facts
+from batonmq.spark.history.summary import GroupSums
+from batonmq.spark.history.tables import TableFiles
+
+SetRow = tuple[int, ...]
+_CHANGES_SETS: Final = ("elected", "set_altered", "broker_cleaned")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What every task knows: the names of the controllers, the overview, the epoch files."""
+
+    controllers: tuple[str, ...]
+    facts: Facts
+    files: dict[str, GroupFiles] = field(default_factory=dict)
+
+
+def fold_lines(
+    lines: Iterable[tuple[str, int, bytes]], known: Known, tables: TableFiles
+) -> Iterator[GroupSums]:
+    """Write the rows of all groups of `lines` (group in tables, controller, line), sorted by group
+    and place; their sums."""
+    group: GroupFold | None = None
+    for name, rank, text in lines:
+        if group is None or group.name != name:
+            if group is not None:
+                yield group.finish()
+            group = GroupFold(name, known, tables)
+        group.line(rank, text)
+    if group is not None:
+        yield group.finish()
+
+
+class _Elected(NamedTuple):
+    """What the event of an election tells beside the story."""
+
+    number: int
+    told: int
+    confirm_offset: int
+    top: int | None
+    before: Story | None
+
+
+class GroupFold:
+    """The lines of one group. The empty name: events of controllers alone, which make no story."""
+
+    def __init__(self, name: str, known: Known, tables: TableFiles) -> None:
+        self.name = name
+        self._names = known.controllers
+        self._bounds = known.facts.bounds.get(name)
+        self._tables = tables
+        self._sums = GroupSums(name, self._bounds)
+        self._told = findings.Told(name, known.controllers, known.facts)
+        self._events = findings.Events(name, known.facts, self._found)
+        self._files = known.files.get(name)
+        self._fold = Fold(patience=ELECTIONS_KEPT)
+        self._elected: dict[EventKey, _Elected] = {}
+        self._elections = 0
+        self._top: int | None = None
+        self._latest: Story | None = None
+        self._outages = array("q")
+        self._text = b""
+        self._event: HistoryEvent | None = None
+        self._mask = self._rank = 0
+        self._differs = False
+
+    def line(self, rank: int, text: bytes) -> None:
+        """The next line; those with one place follow one another, the one that counts first."""
+        self._sums.lines += 1
+        first = self._event
+        if first is not None:
+            if text == self._text:
+                self._mask |= 1 << rank
+                return
+            event = event_of(text)
+            if event.key == first.key:
+                self._mask |= 1 << rank
+                if not self._differs and _plain(event) != _plain(first):
+                    self._differs = True
+                    self._told.differs(first, self._rank, rank)
+                return
+            self._take(first)
+            self._event = event
+        else:
+            self._event = event_of(text)
+        self._text, self._rank, self._mask, self._differs = text, rank, 1 << rank, False
+
+    def _take(self, event: HistoryEvent) -> None:
+        """An event of which all lines are known."""
+        self._sums.events += 1
+        self._told.event(event, self._mask)
+        kind, detail = event.kind, event.detail
+        if kind == "controller_leader_changed":
+            self._controller(event)
+        if not self.name:
+            return
+        self._events.event(event, detail, on_broker_clock=kind in ON_BROKER_CLOCK)
+        if kind in _CHANGES_SETS:
+            self._set_change(event)
+            if kind == "elected" and event.broker_id > 0:
+                self._elected[event.key] = _Elected(
+                    self._elections, self._mask, event.confirm_offset, self._top, self._latest
+                )
+                self._elections += 1
+                self._top = max(self._top or event.master_epoch, event.master_epoch)
+        elif kind == "truncated":
+            self._truncation(event, detail)
+        for story in self._fold.apply(event):
+            self._story(story)
+        if kind == "elected":
+            self._latest = self._fold.latest(event.broker_name)
+
+    def finish(self) -> GroupSums:
+        """Write what is left; the sums of the group."""
+        if self._event is not None:
+            self._take(self._event)
+        for story in self._fold.finish():
+            self._story(story)
+        if self._files is not None:
+            for each in self._files.findings():
+                self._found(each)
+        self._events.finish()
+        for each in self._told.findings():
+            self._found(each)
+        if self._bounds is not None:
+            for day, row in days_without_writes(self._outages, self._bounds):
+                if self._tables.add_day(self.name, day, row):
+                    self._sums.day(*row)
+        return self._sums
+
+    # --- events ---
+
+    def _controller(self, event: HistoryEvent) -> None:
+        at_ms = event.proposed_ms or event.time_ms
+        if at_ms:
+            row = (at_ms, event.node or None, event.node_before or None, event.controller_epoch)
+            self._tables.add("controllers", "", at_ms, at_ms, row)
+
+    def _set_change(self, event: HistoryEvent) -> None:
+        before, after = sorted(event.set_before), sorted(event.sync_state_set)
+        at_ms = event.time_ms
+        if before == after or not at_ms:
+            return
+        row = (
+            at_ms, event.master_epoch, event.sync_state_set_epoch, before, after,
+            [each for each in after if each not in before],
+            [each for each in before if each not in after], len(after), event.reason or None,
+            event.kind,
+        )  # fmt: skip
+        self._tables.add("set_changes", self.name, at_ms, at_ms, row)
+
+    def _truncation(self, event: HistoryEvent, detail: EventDetail) -> None:
+        at_ms = event.time_ms
+        if at_ms:
+            begin, end = detail.from_offset, detail.to_offset
+            row = (at_ms, event.broker_id, event.master_epoch, begin, end, begin - end)
+            self._tables.add("truncations", self.name, at_ms, at_ms, row)
+
+    def _found(self, found: Finding) -> None:
+        severity, kind, _, at_ms, text, subject, evidence = found
+        row = (severity, kind, text, subject, evidence, at_ms)
+        if self._tables.add("findings", self.name, at_ms, at_ms, row):
+            self._sums.finding(found._replace(group=self.name))
+
+    # --- stories ---
+
+    def _story(self, story: Story) -> None:
+        elected = self._elected.pop(story.elected_by, None) if story.elected_by else None
+        if elected is not None:
+            self._election(story, elected)
+        elif story.kind in ("master_lost", "election_blocked"):
+            self._loss(story)
+
+    def _loss(self, story: Story) -> None:
+        """The newest loss of the group's master, not mended yet."""
+        at_ms = story.lost_since_ms or story.detected_ms or _lost_ms(story)
+        self._found(findings.open_outage(story, _cause(story.reason), at_ms, elected=False))
+        if self._elections or story.master_before > 0 or story.set_before:
+            self._open(at_ms)
+
+    def _open(self, at_ms: int | None) -> None:
+        bounds = self._bounds
+        if bounds and at_ms is not None and bounds.first_ms - DAY_MS <= at_ms <= bounds.last_ms:
+            self._outages.extend((at_ms, bounds.last_ms, 1))
+
+    def _election(self, story: Story, elected: _Elected) -> None:
+        then = story.next
+        cause = _cause(story.reason)
+        wrong = story.out_of_order()
+        unavailable_ms = story.outage_ms(wrong)
+        election = Election(
+            story, cause, elected.number, elected.top, elected.before,
+            _known(elected.confirm_offset), _proposer(then) if then else None, _proposer(story),
+            _clock_problem(story, wrong), unavailable_ms, self._implausible(story, unavailable_ms),
+        )  # fmt: skip
+        self._failover(election)
+        self._mastership(story, elected.told)
+        if self._files is not None:
+            self._files.told(story, election.confirm_offset)
+        for each in findings.of_election(election, self._bounds):
+            self._found(each)
+        served = story.at_work or story.first_ack_ms or story.opened_ms
+        if then is None and not story.overtaken and not served:
+            # The newest master, which did not get to work.
+            at_ms = story.lost_since_ms or story.detected_ms or story.elected_ms or None
+            self._found(findings.open_outage(story, cause, at_ms, elected=True))
+            if story.kind != "first_election":
+                self._open(at_ms)
+        # An older story that is still open must not keep all that came after it.
+        story.next = None
+
+    def _implausible(self, story: Story, unavailable_ms: int | None) -> str:
+        """`outside`: it began or ended far from the time of its group. `after_next`: its master
+        began to serve after the next one was elected, by their clocks, though before it in the log.
+        """
+        if unavailable_ms is None:
+            return ""
+        bounds, start_ms = self._bounds, story.start_ms
+        end_ms = start_ms + unavailable_ms
+        if bounds is not None and (
+            start_ms < bounds.first_ms - DAY_MS or end_ms > bounds.last_ms + DAY_MS
+        ):
+            return "outside"
+        then = story.next
+        next_ms = then.elected_ms if then is not None and then.is_election else 0
+        later = next_ms and story.elected_ms and next_ms >= story.elected_ms
+        return "after_next" if later and end_ms > next_ms + CLOCK_MS else ""
+
+    def _failover(self, election: Election) -> None:
+        story, unavailable_ms = election.story, election.unavailable_ms
+        detected, elected = story.detected_ms or None, story.elected_ms or None
+        role, opened = story.time_of("role changed") or None, story.opened_ms or None
+        acked = story.first_ack_ms or None
+        silent_ms = _known(story.silent_ms)
+        missed_ms = 0
+        if election.cause.endswith("_silent") and silent_ms and not story.lost_since_ms:
+            missed_ms = silent_ms
+        without_ms = None
+        if unavailable_ms is not None and not election.implausible:
+            without_ms = unavailable_ms + missed_ms
+            if story.kind != "first_election":
+                start_ms = story.start_ms
+                self._outages.extend((start_ms - missed_ms, start_ms + unavailable_ms, 0))
+        planned = story.kind == "planned_switch"
+        row = (
+            story.master_epoch, story.kind, election.cause,
+            story.how or story.reason or "an election was requested", story.detected_by or None,
+            story.master_before or None, story.winner, story.address or None, story.set_before,
+            story.sync_state_set, detected, elected, role, opened, acked, silent_ms,
+            _after(detected, story.start_ms or None) if planned else silent_ms,
+            _after(elected, detected), _after(role, elected), _after(opened, role),
+            _after(acked, opened), unavailable_ms, without_ms, _known(story.held_ms),
+            story.is_idle, story.unclean, story.overtaken, story.complete, story.truncated_bytes,
+            election.clock_problem,
+        )  # fmt: skip
+        day_ms = story.began_ms or elected
+        if self._tables.add("failovers", self.name, day_ms, detected or elected, row):
+            self._sums.failover(story, election.cause, row[3], without_ms)
+        self._sums.elections += 1
+
+    def _mastership(self, story: Story, told: int) -> None:
+        """It ends when the next master is elected, or when it is lost."""
+        elected, ended, ended_by = story.elected_ms or None, None, None
+        then = story.next
+        if then is not None:
+            failed, lost = then.time_of("failed") or None, None
+            next_ms = (then.elected_ms or None) if then.is_election else None
+            if not then.is_election:
+                lost = _lost_ms(then)
+            ended = failed or next_ms or lost
+            ended_by = "master_lost" if failed or lost else then.kind
+            if not then.is_election and not (failed or lost):
+                ended_by = None
+        seen = [name for rank, name in enumerate(self._names) if told >> rank & 1]
+        row = (
+            story.master_epoch, story.winner, story.address or None, elected,
+            story.opened_ms or None, story.first_ack_ms or None, ended, ended_by,
+            _after(ended, elected), seen,
+        )  # fmt: skip
+        self._tables.add("masterships", self.name, elected, elected, row)
+
+
+def _plain(event: HistoryEvent) -> HistoryEvent:
+    """`gap` is of one controller's file and not of the event."""
+    return msgspec.structs.replace(event, gap=False) if event.gap else event
+
+
+def _after(later: int | None, earlier: int | None) -> int | None:
+    """ms between two steps; None where clocks contradict each other."""
+    return later - earlier if later and earlier and later >= earlier else None
+
+
+def _proposer(story: Story) -> str | None:
+    """The controller that proposed the election."""
+    clock = next((step.clock for step in story.steps if step.name == "proposed"), "")
+    return clock.removeprefix("controller").strip() or None
+
+
+def _lost_ms(story: Story) -> int | None:
+    """When a loss became known by an event of its own."""
+    return story.time_of("failed") or story.time_of("blocked") or None
+
+
+def _cause(reason: str) -> str:
+    if reason.startswith("named "):
+        return "named"
+    head = reason.partition(": ")[0].lower()
+    return re.sub("[^a-z0-9]+", "_", head).strip("_")[:40] if reason else "unknown"
+
+
+def _clock_problem(story: Story, wrong: Mapping[int, str]) -> str | None:
+    """The first step whose clock cannot be right, as a sentence; None if there is none."""
+    if not wrong:
+        return None
+    steps = [step for step in story.in_order() if id(step) in wrong]
+    for step in steps:
+        if step.name in CAUSAL:
+            return wrong[id(step)]
+    older_ms = story.began_ms - min(step.time_ms for step in steps)
+    return f"a report beside the steps is {older_ms} ms older than the first of them"
+
+
+def _known(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+__all__ = ["GroupFold", "Known", "fold_lines"]

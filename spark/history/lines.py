@@ -1,0 +1,269 @@
+"""The lines of all controllers' histories: what is planned, read and decoded. Free of Spark.
+
+An event travels as its line of JSON: both engines sort lines, and only the fold decodes all of
+them. What is no event is a `Damage`, by the same rules as in the table `history`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, NamedTuple, cast
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from batonmq.history.event import TIMES, HistoryEvent, lenient_event
+from batonmq.history.file import controller_of
+from batonmq.spark.read.history_table import HistoryRange, checked_line, line_pieces
+from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read
+from batonmq.spark.read.schemas import HISTORY_COLUMNS
+from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.storage import Storage, locate
+
+CONTROLLERS_MAX: Final = 63
+"""As many as a bit mask of 64 bits has room for."""
+STREAM: Final = "stream"
+"""The controller of an event that was read without its name."""
+_TIME_MS_MAX: Final = 253_370_764_799_999
+"""Later than the year 9998: no time that a table could have."""
+_WILD_NUMBER: Final = re.compile(r"\d{17}")
+_NEEDED: Final = ("log", "raft_index", "time", "kind")
+_PARQUET_TIMES: Final = 8
+"""Lines of text are so many times larger than Parquet of the same events."""
+
+
+class Line(NamedTuple):
+    """One event as a controller wrote it: which one (by number), and where among its lines."""
+
+    rank: int
+    offset: int
+    event: HistoryEvent
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """One row group of a Parquet file with columns of table `history`."""
+
+    path: str
+    number: int
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one task reads: a piece of a file of lines, or of Parquet (`rank` -1: in a column)."""
+
+    storage: Storage
+    part: HistoryRange | RowGroup
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All sources and the controllers by name; `size_bytes` as lines of text."""
+
+    sources: tuple[Source, ...]
+    controllers: tuple[str, ...]
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        if len(self.controllers) > CONTROLLERS_MAX:
+            raise ValueError(
+                f"{len(self.controllers)} controllers: at most {CONTROLLERS_MAX} can be "
+                "distinguished; read fewer histories at once"
+            )
+
+    def lines(self, source: Source) -> Iterator[Line | Damage]:
+        """The lines of one source, in its order. Raises OSError."""
+        if isinstance(source.part, RowGroup):
+            return _lines_of_rows(source.storage, source.part, self.controllers)
+        return _lines_of_file(source.storage, source.part, source.rank)
+
+
+def plan_files(paths: Sequence[str], split_bytes: int) -> Plan:
+    """Of folders with `history-*.jsonl`, or such files, as patterns. Raises OSError, ValueError."""
+    options = {"table": "history", "paths": json.dumps(list(paths)), "splitBytes": str(split_bytes)}
+    found = [
+        (work.storage, part, controller_of(part.path) or part.path)
+        for work in Read(ReadOptions.from_mapping(options), Selection()).plan()
+        for part in work.parts
+        if isinstance(part, HistoryRange)
+    ]
+    names = tuple(sorted({name for _, _, name in found}))
+    sources = tuple(Source(storage, part, names.index(name)) for storage, part, name in found)
+    return Plan(sources, names, sum(part.end - part.begin for _, part, _ in found))
+
+
+def plan_parquet(paths: Sequence[str]) -> Plan:
+    """Of Parquet folders with the columns of table `history`, some of them may be missing.
+
+    Raises ValueError for a folder that has not even what names an event, OSError.
+    """
+    sources: list[Source] = []
+    names: set[str] = set()
+    size = 0
+    must = f"--history-parquet {','.join(paths)}: {{}}; it must be what stream_history writes, or "
+    must += "the table history"
+    for storage, info in _parquet_files(paths):
+        size += info.size
+        with storage.file_system.open_input_file(info.path) as opened:
+            file = pq.ParquetFile(opened)
+            lacking = sorted(set(_NEEDED) - set(file.schema_arrow.names))
+            if lacking:
+                raise ValueError(must.format(f"no column {', '.join(lacking)}"))
+            names |= _controllers(file)
+            first = 0
+            for number in range(file.num_row_groups):
+                sources.append(Source(storage, RowGroup(info.path, number, first), -1))
+                first += file.metadata.row_group(number).num_rows
+    if not sources and not size:
+        raise ValueError(must.format("no Parquet files are there"))
+    return Plan(tuple(sources), tuple(sorted(names)), size * _PARQUET_TIMES)
+
+
+def _parquet_files(paths: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
+    """As Spark lists them: nothing in or below what begins with `_` or a dot."""
+    for path in paths:
+        storage, inner = locate(path)
+        for place in storage.glob(inner):
+            root = storage.file_system.get_file_info(place)
+            selector = fs.FileSelector(place, recursive=True, allow_not_found=True)
+            found = (
+                [root]
+                if root.type == fs.FileType.File
+                else storage.file_system.get_file_info(selector)
+            )
+            for info in sorted(found, key=lambda each: str(each.path)):
+                below = str(info.path)[len(place) :].strip("/").split("/")
+                hidden = any(part.startswith(("_", ".")) for part in below)
+                if info.type == fs.FileType.File and not hidden:
+                    yield storage, info
+
+
+def _controllers(file: pq.ParquetFile) -> set[str]:
+    if "controller" not in file.schema_arrow.names:
+        return {STREAM}
+    names = {
+        name
+        for batch in file.iter_batches(columns=["controller"])
+        for name in pc.unique(batch.column(0)).to_pylist()
+    }
+    return {STREAM if name is None else str(name) for name in names}
+
+
+def _bounded(kind: Any) -> Any:
+    """The type of a field with the bounds of 64 bits, in which all columns are kept."""
+    number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+    return {int: number, tuple[int, ...]: tuple[number, ...]}.get(kind, kind)
+
+
+def _fields() -> list[Any]:
+    return [
+        (field.name, _bounded(field.type))
+        if field.required
+        else (field.name, _bounded(field.type), field.default)
+        for field in msgspec.structs.fields(HistoryEvent)
+    ]
+
+
+_BoundedEvent: Final = msgspec.defstruct(
+    "HistoryEvent", _fields(), bases=(HistoryEvent,), frozen=True, kw_only=True
+)
+_decode: Final = msgspec.json.Decoder(_BoundedEvent).decode
+
+
+def event_of(text: bytes) -> HistoryEvent:
+    """The event of a line: a time that no calendar has is 0, and a report that has a number of 17
+    digits or more (no offset and no span is so large) is empty.
+
+    Raises ValueError for what is no event.
+    """
+    try:
+        event = cast(HistoryEvent, _decode(text if text.isascii() else text.decode()))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        checked_line(text)
+        known = lenient_event(text)
+        assert known is not None
+        event = known
+    times = (
+        event.time_ms, event.detected_ms, event.proposed_ms, event.started_ms, event.leader_seen_ms,
+    )  # fmt: skip
+    if min(times) < 0 or max(times) > _TIME_MS_MAX:
+        wild = [name for name in TIMES if not 0 <= getattr(event, name) <= _TIME_MS_MAX]
+        event = msgspec.structs.replace(event, **dict.fromkeys(wild, 0))
+    if event.json and _WILD_NUMBER.search(event.json):
+        event = msgspec.structs.replace(event, json="")
+    return event
+
+
+def _lines_of_file(storage: Storage, part: HistoryRange, rank: int) -> Iterator[Line | Damage]:
+    with storage.open(part.path) as file:
+        for offset, piece in line_pieces(file, part):
+            at = offset
+            for text in piece.split(b"\n")[:-1]:
+                try:
+                    yield Line(rank, at, event_of(text), text)
+                except ValueError as error:
+                    what = f"no event: {error}"
+                    yield Damage(part.path, at, len(text) + 1, what, in_log=False)
+                at += len(text) + 1
+
+
+def _lines_of_rows(
+    storage: Storage, part: RowGroup, controllers: Sequence[str]
+) -> Iterator[Line | Damage]:
+    ranks = {name: rank for rank, name in enumerate(controllers)}
+    encode = msgspec.json.Encoder().encode
+    with storage.file_system.open_input_file(part.path) as opened:
+        file = pq.ParquetFile(opened)
+        here = set(file.schema_arrow.names)
+        columns = [column for column in HISTORY_COLUMNS if column.name in here]
+        wanted = [each.name for each in columns] + sorted(here & {"controller", "line_offset"})
+        row = part.first_row
+        for batch in file.iter_batches(row_groups=[part.number], columns=wanted):
+            values = [_values(batch.column(each.name), each.is_time) for each in columns]
+            who = batch.column("controller").to_pylist() if "controller" in here else []
+            offsets = batch.column("line_offset").to_pylist() if "line_offset" in here else []
+            for at, fields in enumerate(zip(*values, strict=True)):
+                told = {"time_ms": 0} | {
+                    column.field: value
+                    for column, value in zip(columns, fields, strict=True)
+                    if value is not None
+                }
+                text = encode(told)
+                offset = offsets[at] if offsets else None
+                rank = ranks[(who[at] if who else None) or STREAM]
+                try:
+                    yield Line(rank, row + at if offset is None else offset, event_of(text), text)
+                except ValueError as error:
+                    yield Damage(part.path, row + at, 1, f"no event: {error}", in_log=False)
+            row += batch.num_rows
+
+
+def _values(column: pa.Array, is_time: bool) -> list[Any]:
+    if is_time and pa.types.is_timestamp(column.type):
+        column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", "UTC"))
+        column = column.cast(pa.int64())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+__all__ = [
+    "CONTROLLERS_MAX",
+    "STREAM",
+    "Line",
+    "Plan",
+    "Source",
+    "event_of",
+    "plan_files",
+    "plan_parquet",
+]

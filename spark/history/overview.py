@@ -1,0 +1,221 @@
+"""What there is, before anything is told: logs, groups, their time, what each controller has.
+
+One pass over all lines, in any order and in parts that are merged; it keeps a few numbers for each
+group, and no day. The fold needs them before it begins: whether a time is that of its group, and
+what a controller should have. Free of Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from batonmq.history.event import ON_BROKER_CLOCK, HistoryEvent
+from batonmq.spark.history.lines import Line
+from batonmq.spark.read.log_range import Damage
+
+DAY_MS: Final = 86_400_000
+GAP_DAYS: Final = 366
+"""A longer time without events is a wrong clock rather than a quiet cluster."""
+_LOGS_MAX: Final = 10_000
+
+Place = tuple[int, int]
+"""(raft index, part) of an event in its log."""
+
+
+@dataclass(slots=True)
+class _Span:
+    """A time on controllers' clocks without a gap of more than GAP_DAYS between two days."""
+
+    first_ms: int
+    last_ms: int
+    lines: int = 1
+
+    def touches(self, first_ms: int, last_ms: int) -> bool:
+        return (
+            first_ms // DAY_MS - self.last_ms // DAY_MS <= GAP_DAYS
+            and self.first_ms // DAY_MS - last_ms // DAY_MS <= GAP_DAYS
+        )
+
+
+@dataclass(slots=True)
+class _GroupSeen:
+    """A group in one log. `first_ms` and `last_ms` are of all events with a time, 0 without any."""
+
+    spans: list[_Span] = field(default_factory=list)
+    first_ms: int = 0
+    last_ms: int = 0
+    largest_set: int = 0
+
+    def add_time(self, time_ms: int) -> None:
+        if not self.first_ms or time_ms < self.first_ms:
+            self.first_ms = time_ms
+        if time_ms > self.last_ms:
+            self.last_ms = time_ms
+
+    def add_span(self, first_ms: int, last_ms: int, lines: int) -> None:
+        joined = _Span(first_ms, last_ms, lines)
+        apart = []
+        for span in self.spans:
+            if not span.touches(joined.first_ms, joined.last_ms):
+                apart.append(span)
+                continue
+            joined.first_ms = min(joined.first_ms, span.first_ms)
+            joined.last_ms = max(joined.last_ms, span.last_ms)
+            joined.lines += span.lines
+        self.spans = [*apart, joined]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The time of a group, by controllers' clocks: its part with most lines.
+
+    `least_ms` and `most_ms` are of all its parts; None: it has no event on such a clock.
+    """
+
+    first_ms: int
+    last_ms: int
+    least_ms: int | None = None
+    most_ms: int | None = None
+
+    def is_far_from(self, time_ms: int) -> bool:
+        """Whether an event on a controller's clock lies in another part."""
+        return self.least_ms is not None and not self.first_ms <= time_ms <= self.last_ms
+
+
+@dataclass(slots=True)
+class Overview:
+    """`lows` and `highs`: the first and last place of a controller (by rank) in a log.
+
+    `damaged`: of each file (lines that are no events, offset and reason of the first).
+    """
+
+    groups: dict[tuple[str, str], _GroupSeen] = field(default_factory=dict)
+    begins: dict[str, int] = field(default_factory=dict)
+    lows: dict[tuple[str, int], Place] = field(default_factory=dict)
+    highs: dict[tuple[str, int], Place] = field(default_factory=dict)
+    damaged: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+
+    def add(self, lines: Iterable[Line | Damage]) -> Overview:
+        """Take all of them; itself."""
+        groups, lows, highs = self.groups, self.lows, self.highs
+        for line in lines:
+            if isinstance(line, Damage):
+                self._damage(line.file, (1, line.offset, line.reason))
+                continue
+            event = line.event
+            seen = groups.get((event.log, event.broker_name))
+            if seen is None:
+                seen = groups[event.log, event.broker_name] = _GroupSeen()
+                self.begins.setdefault(event.log, event.time_ms)
+            place, who = (event.raft_index, event.part), (event.log, line.rank)
+            if who not in lows or place < lows[who]:
+                lows[who] = place
+            if who not in highs or place > highs[who]:
+                highs[who] = place
+            self._add(seen, event)
+        return self
+
+    def _add(self, seen: _GroupSeen, event: HistoryEvent) -> None:
+        time_ms = event.time_ms
+        if time_ms < self.begins[event.log]:
+            self.begins[event.log] = time_ms
+        if event.kind in ("elected", "set_altered"):
+            size = max(len(event.sync_state_set), len(event.set_before))
+            seen.largest_set = max(seen.largest_set, size)
+        if not time_ms:
+            return
+        seen.add_time(time_ms)
+        if event.kind in ON_BROKER_CLOCK:
+            return
+        last = seen.spans[-1] if seen.spans else None
+        if last is not None and last.first_ms <= time_ms <= last.last_ms:
+            last.lines += 1
+        else:
+            seen.add_span(time_ms, time_ms, 1)
+
+    def _damage(self, file: str, other: tuple[int, int, str]) -> None:
+        lines, offset, reason = self.damaged.get(file, (0, *other[1:]))
+        self.damaged[file] = (lines + other[0], *min((offset, reason), other[1:]))
+
+    def merge(self, other: Overview) -> Overview:
+        """Take what another part has seen; itself."""
+        for key, theirs in other.groups.items():
+            seen = self.groups.setdefault(key, _GroupSeen())
+            for span in theirs.spans:
+                seen.add_span(span.first_ms, span.last_ms, span.lines)
+            for time_ms in (theirs.first_ms, theirs.last_ms):
+                if time_ms:
+                    seen.add_time(time_ms)
+            seen.largest_set = max(seen.largest_set, theirs.largest_set)
+        for log, begins in other.begins.items():
+            self.begins[log] = min(begins, self.begins.get(log, begins))
+        for who, low in other.lows.items():
+            self.lows[who] = min(low, self.lows.get(who, low))
+            self.highs[who] = max(other.highs[who], self.highs.get(who, other.highs[who]))
+        for file, damage in other.damaged.items():
+            self._damage(file, damage)
+        return self
+
+    def facts(self) -> Facts:
+        """Raises ValueError for too many logs: not one cluster's history."""
+        if len(self.begins) > _LOGS_MAX:
+            raise ValueError(f"more than {_LOGS_MAX} logs: these are histories of many clusters")
+        logs = sorted(self.begins, key=lambda log: (self.begins[log], log))
+        of_group: dict[str, list[str]] = {}
+        for log in logs:
+            of_group.setdefault("", []).append(log)
+        for log, group in sorted(self.groups, key=lambda key: logs.index(key[0])):
+            if group:
+                of_group.setdefault(group, []).append(log)
+        shared = {group: tuple(of) for group, of in of_group.items() if group and len(of) > 1}
+        facts = Facts(shared, {}, {}, dict(self.lows), dict(self.highs))
+        for (log, group), seen in self.groups.items():
+            name = facts.group_in(group, log)
+            if group and seen.first_ms:
+                facts.bounds[name] = _bounds(seen)
+            facts.largest_sets[name] = seen.largest_set
+        return facts
+
+
+def _bounds(seen: _GroupSeen) -> Bounds:
+    if not seen.spans:
+        return Bounds(seen.first_ms, min(seen.last_ms, seen.first_ms + GAP_DAYS * DAY_MS))
+    main = max(seen.spans, key=lambda span: (span.lines, span.first_ms))
+    least_ms = min(span.first_ms for span in seen.spans)
+    return Bounds(main.first_ms, main.last_ms, least_ms, max(span.last_ms for span in seen.spans))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the fold knows from the start; it travels with each task.
+
+    `shared`: groups that are in several logs, with these logs in the order of their earliest time.
+    `bounds` and `largest_sets` are by the name of the group in tables; a group none of whose events
+    has a time has no bounds. `lows` and `highs` as in `Overview`.
+    """
+
+    shared: Mapping[str, tuple[str, ...]]
+    bounds: dict[str, Bounds]
+    largest_sets: dict[str, int]
+    lows: dict[tuple[str, int], Place]
+    highs: dict[tuple[str, int], Place]
+
+    def group_in(self, group: str, log: str) -> str:
+        """The name in tables of a group in that log: several clusters may have one of a name."""
+        logs: Sequence[str] = self.shared.get(group, ())
+        return group if log not in logs[:-1] else f"{group} ({log})"
+
+    @property
+    def groups(self) -> set[str]:
+        """Their names in tables, without the one of controllers."""
+        return set(self.largest_sets) - {""}
+
+    @property
+    def last_ms(self) -> int | None:
+        """The last time of all groups; None without any."""
+        return max((bounds.last_ms for bounds in self.bounds.values()), default=None)
+
+
+__all__ = ["DAY_MS", "GAP_DAYS", "Bounds", "Facts", "Overview"]

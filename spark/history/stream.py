@@ -1,0 +1,243 @@
+"""The streaming query: each batch of the topic becomes one commit of the output.
+
+Spark's checkpoint has the next offsets, the output's own note the events that are in it. The
+second one decides: a batch that comes again, also under a new checkpoint, finds its events read.
+
+A cluster that does not reply ends the query, not the stream: the history must have its outages.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import reduce
+from operator import or_
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from batonmq.protocol.topic_name import HISTORY_TOPIC
+from batonmq.spark.history.stream_events import INDEX, OUTPUT, SOURCE_COLUMNS, events
+from batonmq.spark.history.stream_output import StreamOutput
+from batonmq.spark.history.stream_seen import Queue, Seen, Taken
+
+LOOK_S: Final = 0.5
+PAUSE_S: Final = 5.0
+"""Until the next request to a cluster that did not reply."""
+PATIENCE: Final = "20s"
+"""So long a batch waits for the masters of all broker groups: the topic is in each of them."""
+_OUTAGE: Final = re.compile(r"^\S*\bClusterError: (.*)$", re.MULTILINE)
+_LOSS: Final = re.compile(r"^\S*\bDataLossError: (.*?)(?:; set failOnDataLoss.*)?$", re.MULTILINE)
+
+_BUSY: Final = "Python worker failed to connect back"
+"""Spark gives a Python process of a stream 10 s to start, whatever its settings are."""
+_BUSY_STARTS: Final = 5
+
+
+class HistoryLost(Exception):
+    """The topic lost messages before they were read; the text says which, and how to continue."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a run has done so far."""
+
+    batches: int = 0
+    events: int = 0
+    repeats: int = 0
+    files: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """`trigger` None: what is there now, and no more. `accept_loss`: what the topic has lost before
+    it was read is left out. Others as the job's options."""
+
+    name_servers: str
+    checkpoint: str
+    events_max: int
+    trigger: str | None
+    accept_loss: bool = False
+
+
+class HistoryStream:
+    """One run. `report` gets a line for each batch with new events."""
+
+    def __init__(self, output: StreamOutput, report: Callable[[str], None]) -> None:
+        self.counts = Counts()
+        self._output = output
+        self._report = report
+        self._batch = threading.Lock()
+        self._failed: Exception | None = None
+        """What a commit failed with: Spark hides its sentence in traces."""
+
+    def run(self, session: SparkSession, plan: StreamPlan, stopping: threading.Event) -> None:
+        """Until all is read (`trigger` None), or `stopping` is set: then after the present batch.
+
+        Raises HistoryLost, ValueError and OSError of the output, or what the query failed with; for
+        an outage of the cluster only if it was never read from, or `trigger` is None. A machine too
+        busy to start Spark's Python processes is given a few more chances.
+        """
+        slow_starts = 0
+        while True:
+            before = self.counts.batches
+            try:
+                return self._run(self._start(session, plan), stopping)
+            except StreamingQueryException as error:
+                if self._failed is not None:
+                    raise self._failed from error
+                lost, outage = _LOSS.search(str(error)), _OUTAGE.search(str(error))
+                if lost is not None:
+                    raise HistoryLost(
+                        f"{lost[1]}; --accept-loss continues behind what is lost"
+                    ) from error
+                if _BUSY in str(error):
+                    slow_starts = 1 if self.counts.batches > before else slow_starts + 1
+                    if slow_starts > _BUSY_STARTS:
+                        raise
+                    self._report(f"no Python process within 10 s; next attempt in {PAUSE_S:.0f} s")
+                else:
+                    known = self._output.commits or self.counts.batches
+                    if outage is None or plan.trigger is None or not known:
+                        raise
+                    self._report(f"{outage[1]}; next attempt in {PAUSE_S:.0f} s")
+            if stopping.wait(PAUSE_S):
+                return
+
+    def _run(self, query: StreamingQuery, stopping: threading.Event) -> None:
+        try:
+            while not query.awaitTermination(LOOK_S):
+                if stopping.is_set():
+                    with self._batch:
+                        query.stop()
+        except BaseException:
+            query.stop()
+            raise
+
+    def _start(self, session: SparkSession, plan: StreamPlan) -> StreamingQuery:
+        messages = (
+            session.readStream.format("batonmq")
+            .option("table", "topic")
+            .option("topic", HISTORY_TOPIC)
+            .option("nameServers", plan.name_servers)
+            .option("startingOffsets", "earliest")
+            .option("columns", ",".join(SOURCE_COLUMNS))
+            .option("maxOffsetsPerTrigger", str(plan.events_max))
+            .option("operationTimeout", PATIENCE)
+            .option("passOverSilentGroups", "true")
+            .option("failOnDataLoss", str(not plan.accept_loss).lower())
+            .load()
+        )
+        writer = (
+            events(messages)
+            .writeStream.queryName("stream_history")
+            .option("checkpointLocation", plan.checkpoint)
+            .foreachBatch(self._take)
+        )
+        if plan.trigger is None:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=plan.trigger).start()
+
+    def _take(self, batch: DataFrame, number: int) -> None:
+        with self._batch:
+            try:
+                self._output.check_follows(number)
+                batch.persist()  # read twice
+                self._commit(batch, number)
+            except PySparkException:
+                raise  # of a task, as a cluster that does not answer
+            except (ValueError, OSError) as error:
+                self._failed = error
+                raise
+            finally:
+                batch.unpersist()
+
+    def _commit(self, batch: DataFrame, number: int) -> None:
+        index = batch.select(*INDEX, "time").toArrow()
+        # What is read counts once it is committed: a copy until then.
+        seen = Seen.from_json(self._output.seen.to_json())
+        taken = seen.take(index)
+        if not self._output.commits:
+            self._tell_beginning(index)
+        holes = len(self._output.seen.holes())
+        staging = self._output.begin()
+        if taken.fresh:
+            _write(batch.where(_new(taken)), str(staging))
+        files = self._output.commit(seen, taken.fresh, number)
+        if taken.fresh:
+            self._tell_batch(taken, pc.max(index["time"]).as_py())
+            if len(seen.holes()) > holes:
+                self._report(holes_told(seen))
+        self._count(taken, files)
+
+    def _count(self, taken: Taken, files: int) -> None:
+        self.counts.batches += 1
+        self.counts.events += taken.fresh
+        self.counts.repeats += taken.repeats
+        self.counts.files += files
+
+    def _tell_beginning(self, index: pa.Table) -> None:
+        found = index.group_by(["broker", "queue_id"]).aggregate([("queue_offset", "min")])
+        for queue in found.to_pylist():
+            if queue["queue_offset_min"] > 0:
+                self._report(
+                    f"the topic begins at offset {queue['queue_offset_min']} in {queue['broker']}: "
+                    "what stood before has expired and is not in the table"
+                )
+
+    def _tell_batch(self, taken: Taken, newest: datetime | None) -> None:
+        repeats = f", {taken.repeats} repeats" if taken.repeats else ""
+        age_s = max(0.0, time.time() - newest.timestamp()) if newest is not None else 0
+        self._report(
+            f"{taken.fresh} events{repeats}; {self._output.rows} in all; "
+            f"the newest is {age_s:.0f} s old"
+        )
+
+
+def holes_told(seen: Seen) -> str:
+    """A sentence on what may be missing in the table; empty if nothing."""
+    holes = seen.holes()
+    if not holes:
+        return ""
+    log, behind, before = holes[-1]
+    count = f"{len(holes)} holes; the last one" if len(holes) > 1 else "1 hole"
+    return (
+        f"{count}: log {log}, between Raft index {behind} and {before}: events of there, if any, "
+        "have not come so far"
+    )
+
+
+def _write(rows: DataFrame, folder: str) -> None:
+    """One file for each broker group and day, in the order of the log."""
+    (
+        rows.select(*OUTPUT)
+        .repartition("group", "day")
+        .sortWithinPartitions("group", "day", "log", "raft_index", "part")
+        .write.partitionBy("group", "day")
+        .parquet(folder)
+    )
+
+
+def _new(taken: Taken) -> Column:
+    """The rows that are new."""
+    return F.col("log").isNotNull() & reduce(
+        or_, (_in(queue, ranges) for queue, ranges in taken.ranges.items())
+    )
+
+
+def _in(queue: Queue, ranges: list[tuple[int, int]]) -> Column:
+    offset = F.col("queue_offset")
+    places = reduce(or_, ((offset >= begin) & (offset < end) for begin, end in ranges))
+    return (F.col("broker") == queue[0]) & (F.col("queue_id") == queue[1]) & places
+
+
+__all__ = ["Counts", "HistoryLost", "HistoryStream", "StreamPlan", "holes_told"]

@@ -1,1 +1,0 @@
-"""The failover history as it is published, from its topic into Parquet: `stream_history`."""

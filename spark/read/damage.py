@@ -1,0 +1,122 @@
+"""What to do where a file is damaged: stop, leave it out and count, or make a row of it.
+
+Free of Spark.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.schemas import CORRUPT, CORRUPT_TYPE
+
+_ROWS: Final = 1024
+
+
+class Mode(StrEnum):
+    """The option `mode`, as Spark's own sources spell it."""
+
+    FAILFAST = "FAILFAST"
+    DROPMALFORMED = "DROPMALFORMED"
+    PERMISSIVE = "PERMISSIVE"
+
+
+class DamagedFile(Exception):
+    """A file is damaged and the mode is FAILFAST; the text names file, offset and reason."""
+
+
+@dataclass(slots=True)
+class DamageCount:
+    """Damaged stretches left out of one partition."""
+
+    stretches: int = 0
+    size_bytes: int = 0
+    first: list[Damage] = field(default_factory=list)
+
+    def add(self, damage: Damage) -> None:
+        self.stretches += 1
+        self.size_bytes += damage.size
+        if len(self.first) < 10:
+            self.first.append(damage)
+
+    def write(self, folder: str, name: str) -> None:
+        """Leave `<folder>/<name>.json`; a repeated attempt of the same partition replaces it."""
+        text = json.dumps(
+            {
+                "partition": name,
+                "stretches": self.stretches,
+                "bytes": self.size_bytes,
+                "first": [
+                    {"file": d.file, "offset": d.offset, "bytes": d.size, "reason": d.reason}
+                    for d in self.first
+                ],
+            }
+        )
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        (target / f"{name}.json").write_text(text + "\n")
+
+
+def corrupt_rows(
+    damages: list[Damage], facts: dict[str, object], schema: pa.Schema
+) -> pa.RecordBatch:
+    """A row for each damaged stretch: what is known of its store, and the column `corrupt`."""
+    rows = [
+        {
+            CORRUPT: {
+                "file": damage.file,
+                "offset": damage.offset,
+                "bytes": damage.size,
+                "reason": damage.reason,
+            },
+            "physical_offset": damage.offset if damage.in_log else None,
+            **facts,
+        }
+        for damage in damages
+    ]
+    arrays = [
+        pa.array([row.get(name) for row in rows], kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def no_corruption(rows: int) -> pa.Array:
+    """The column `corrupt` of good rows."""
+    return pa.nulls(rows, CORRUPT_TYPE)
+
+
+def settle(
+    items: Iterator[pa.RecordBatch | Damage],
+    mode: Mode,
+    facts: dict[str, object],
+    schema: pa.Schema,
+    count: DamageCount,
+) -> Iterator[pa.RecordBatch]:
+    """Batches only: damage raises DamagedFile, is counted, or becomes a row. Order stays."""
+    held: list[Damage] = []  # neighbours become one batch
+    for item in items:
+        if held and (not isinstance(item, Damage) or len(held) >= _ROWS):
+            yield corrupt_rows(held, facts, schema)
+            held = []
+        if not isinstance(item, Damage):
+            yield item
+        elif mode is Mode.FAILFAST:
+            raise DamagedFile(
+                f"{item}; read with mode DROPMALFORMED to leave it out, or with PERMISSIVE to get "
+                "a row for it"
+            )
+        else:
+            count.add(item)
+            if mode is Mode.PERMISSIVE:
+                held.append(item)
+    if held:
+        yield corrupt_rows(held, facts, schema)
+
+
+__all__ = ["DamageCount", "DamagedFile", "Mode", "corrupt_rows", "no_corruption", "settle"]

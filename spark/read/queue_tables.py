@@ -1,0 +1,227 @@
+"""The tables of consume queues: `consumequeue` itself, and `messages` through them.
+
+Free of Spark.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from batonmq.protocol.record import FIXED_SIZE_V1
+from batonmq.protocol.topic_name import DUE_TOPICS
+from batonmq.spark.read.arrow_parts import integers, integers_or_null, repeated
+from batonmq.spark.read.damage import no_corruption
+from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.message_columns import message_batch, store_columns
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.queues import (
+    QueuePiece,
+    QueueTimes,
+    Units,
+    bad_units,
+    confirmed_units,
+    read_units,
+)
+from batonmq.spark.read.record_columns import (
+    Int64s,
+    Records,
+    is_record,
+    locate,
+    misplaced,
+    take_fields,
+    wrong_crc,
+)
+from batonmq.spark.read.schemas import CORRUPT
+from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.storage import OpenFile, Storage
+from batonmq.spark.read.store_facts import Segment, StoreFacts
+
+# Records nearer than this are fetched with one read, the bytes between them too.
+_GAP_BYTES = 1 << 16
+
+
+def read_queue_piece(
+    storage: Storage,
+    piece: QueuePiece,
+    facts: StoreFacts,
+    confirmed: int | None,
+    selection: Selection,
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch | Damage]:
+    """The table `consumequeue`: wanted units that are confirmed."""
+    for item in confirmed_units(read_units(storage, piece), piece, confirmed):
+        if isinstance(item, Damage):
+            yield item
+            continue
+        units = _wanted_units(item, piece, selection)
+        if not len(units):
+            continue
+        rows = len(units)
+        epochs, missing = facts.epoch_of(units.offset)
+        columns = {
+            **store_columns(facts, rows),
+            "topic": repeated(piece.topic, rows, pa.string()),
+            "queue_id": repeated(piece.queue_id, rows, pa.int32()),
+            "queue_offset": integers(units.index, pa.int64()),
+            "physical_offset": integers(units.offset, pa.int64()),
+            "size": integers(units.size, pa.int32()),
+            "tags_code": integers(units.tags_code, pa.int64()),
+            "epoch": integers_or_null(epochs, missing, pa.int64()),
+            CORRUPT: no_corruption(rows),
+        }
+        yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _wanted_units(units: Units, piece: QueuePiece, selection: Selection) -> Units:
+    span = selection.physical_offset
+    if not span.is_all:
+        units = units.keep(span.holds(units.offset))
+    codes = selection.tags_codes()
+    # Delayed messages keep the time of delivery in the place of the code.
+    if codes is not None and piece.topic not in DUE_TOPICS:
+        units = units.keep(np.isin(units.tags_code, codes))
+    return units
+
+
+class QueueReader:
+    """Messages of pieces of queues, fetched from the log by their units."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        log: list[Segment],
+        facts: StoreFacts,
+        confirmed: int | None,
+        options: ReadOptions,
+        selection: Selection,
+        schema: pa.Schema,
+    ) -> None:
+        self._storage = storage
+        self._log = log
+        self._facts = facts
+        self._confirmed = confirmed
+        self._options = options
+        self._selection = selection
+        self._schema = schema
+        self._starts = np.array([file.start for file in log], np.int64)
+
+    def read(self, piece: QueuePiece) -> Iterator[pa.RecordBatch | Damage]:
+        """Wanted messages in the order of the queue; by hashes of tags, then by the tags."""
+        items = read_units(self._storage, self._of_time(piece))
+        for item in confirmed_units(items, piece, self._confirmed):
+            if isinstance(item, Damage):
+                yield item
+                continue
+            units, misplaced = self._without_expired(item)
+            yield from bad_units(piece, misplaced)
+            yield from self._fetch(_wanted_units(units, piece, self._selection), piece)
+
+    def _of_time(self, piece: QueuePiece) -> QueuePiece:
+        """The part of a piece that may hold messages of the wanted time; see `timeSlackMs`."""
+        wanted, options = self._selection.store_ms, self._options
+        if wanted.is_all or piece.missing or options.mode != "FAILFAST":
+            return piece  # to find damage, all of it is read
+        with self._storage.open(piece.path) as file:
+            times = QueueTimes(
+                file,
+                piece,
+                kept_from=int(self._starts[0]) if self._starts.size else 0,
+                confirmed=self._confirmed,
+                store_ms=self._store_ms,
+            )
+            return times.part(wanted, options.time_slack_ms)
+
+    def _without_expired(self, units: Units) -> tuple[Units, Int64s]:
+        """(units, misplaced): the queue may still show what has expired from the log. Such units
+        come before all others; `misplaced` are queue offsets of those that do not."""
+        if not self._starts.size:
+            return units, np.empty(0, np.int64)
+        expired = units.offset < self._starts[0]
+        count = int(np.count_nonzero(expired))
+        return units.keep(~expired), units.index[count:][expired[count:]]
+
+    def _store_ms(self, offset: int, size: int) -> int | None:
+        file = self._file_of(offset)
+        if file is None or not FIXED_SIZE_V1 <= size <= self._options.record_bytes_max:
+            return None
+        with self._storage.open(file.path) as opened:
+            data = opened.read_at(offset - file.start, size)
+        if not is_record(data, 0, offset):
+            return None
+        records, _ = locate(data, np.zeros(1, np.int64))
+        return int(records.store_ms[0])
+
+    def _file_of(self, offset: int) -> Segment | None:
+        index = int(np.searchsorted(self._starts, offset, side="right")) - 1
+        if index < 0 or offset >= self._log[index].end:
+            return None
+        return self._log[index]
+
+    def _fetch(self, units: Units, piece: QueuePiece) -> Iterator[pa.RecordBatch | Damage]:
+        at = 0
+        while at < len(units):
+            file = self._file_of(int(units.offset[at]))
+            if file is None:
+                yield self._lost(units, at, piece, "lies in no file of the log")
+                at += 1
+                continue
+            stop = self._group_end(units, at, file)
+            with self._storage.open(file.path) as opened:
+                yield from self._decode(opened, units.keep(slice(at, stop)), file)
+            at = stop
+
+    def _group_end(self, units: Units, begin: int, file: Segment) -> int:
+        """Behind the last unit that is fetched with one read together with that at `begin`."""
+        ends = units.offset[begin:] + units.size[begin:]
+        first = int(units.offset[begin])
+        limit = int(
+            np.searchsorted(ends, min(file.end, first + self._options.batch_bytes), side="right")
+        )
+        gaps = units.offset[begin + 1 : begin + limit] - ends[: max(limit - 1, 0)]
+        apart = np.flatnonzero((gaps > _GAP_BYTES) | (gaps < 0))
+        return begin + max(1, int(apart[0]) + 1 if len(apart) else limit)
+
+    def _decode(
+        self, file: OpenFile, units: Units, segment: Segment
+    ) -> Iterator[pa.RecordBatch | Damage]:
+        base = int(units.offset[0])
+        stop = int(units.offset[-1] + units.size[-1])
+        window = b""
+        if stop - base <= max(self._options.record_bytes_max, self._options.batch_bytes):
+            window = file.read_at(base - segment.start, stop - base)
+        starts = units.offset - base
+        fits = (units.size >= FIXED_SIZE_V1) & (starts + units.size <= len(window))
+        data = np.frombuffer(window, np.uint8)
+        sizes = take_fields(data, starts[fits], np.dtype(">u4")).astype(np.int64)
+        fits[fits] = sizes == units.size[fits]
+        whole = np.zeros(len(units), np.bool_)
+        for located in self._located(window, starts[fits]):
+            marks = misplaced(located, base)
+            if self._options.check_crc:
+                marks |= wrong_crc(window, located)
+            for index in np.flatnonzero(marks).tolist():
+                start = int(located.start[index])
+                marks[index] = not is_record(window, start, base + start, finished=True)
+            records = located.keep(~marks)
+            whole |= np.isin(starts, records.start)
+            records = self._selection.rows(window, records)
+            if len(records):
+                yield message_batch(window, records, self._facts, self._schema)
+        for index in np.flatnonzero(~whole).tolist():
+            offset, size = int(units.offset[index]), int(units.size[index])
+            what = f"no record where the queue has one (queue offset {int(units.index[index])})"
+            yield Damage(file.path, offset, size, what)
+
+    def _located(self, window: bytes, starts: Int64s) -> Iterator[Records]:
+        while len(starts):
+            records, good = locate(window, starts)
+            yield records
+            starts = starts[good + 1 :]
+
+    def _lost(self, units: Units, at: int, piece: QueuePiece, what: str) -> Damage:
+        offset, size = int(units.offset[at]), int(units.size[at])
+        return Damage(piece.path, offset, size, f"a record that {what}")
+
+
+__all__ = ["QueueReader", "read_queue_piece"]

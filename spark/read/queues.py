@@ -1,0 +1,357 @@
+"""The consume queues of a store: their units as columns, pieces of them as work for partitions, and
+which units a span of time means. Layout: `batonmq.protocol.layout`.
+
+Free of Spark.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+import numpy as np
+from pyarrow import fs
+
+from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
+from batonmq.spark.read.log_range import Damage
+from batonmq.spark.read.record_columns import Bools, Int64s
+from batonmq.spark.read.selection import HIGH, LOW, Selection, Span
+from batonmq.spark.read.storage import OpenFile, Storage
+from batonmq.spark.read.store_facts import Segment, StoreFacts, segments
+
+_CHUNK_BYTES: Final = 1 << 20
+_LOOK_BYTES: Final = 1 << 16
+_UNIT: Final = np.dtype(UNIT.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Units of one queue without filler and unwritten ones; `index` is the queue offset."""
+
+    index: Int64s
+    offset: Int64s
+    size: Int64s
+    tags_code: Int64s
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def keep(self, wanted: "Bools | slice") -> "Units":
+        return Units(*(getattr(self, field.name)[wanted] for field in fields(self)))
+
+
+def decode_units(data: bytes, first_index: int) -> tuple[Units, Int64s]:
+    """(units, bad): whole units of `data`; `bad` are queue offsets of units that can be none.
+
+    All must be written: zeros are bad, like negative numbers.
+    """
+    count = len(data) // UNIT_SIZE
+    raw = np.frombuffer(data, _UNIT, count)
+    index = np.arange(first_index, first_index + count, dtype=np.int64)
+    units = Units(
+        index,
+        raw["offset"].astype(np.int64),
+        raw["size"].astype(np.int64),
+        raw["tags_code"].astype(np.int64),
+    )
+    wrong = (units.size <= 0) | (units.offset < 0)
+    filler = units.size == FILLER_SIZE
+    return units.keep(~wrong & ~filler), units.index[wrong]
+
+
+def last_written(file: OpenFile) -> int:
+    """How many units of a queue file there are up to the last written one; reads all bytes
+    behind that, so that zeros in the middle do not end the queue."""
+    end = file.size // UNIT_SIZE * UNIT_SIZE
+    while end > 0:
+        begin = max(0, end - _CHUNK_BYTES)
+        held = np.flatnonzero(np.frombuffer(file.read_at(begin, end - begin), np.uint8))
+        if len(held):
+            return (begin + int(held[-1])) // UNIT_SIZE + 1
+        end = begin
+    return 0
+
+
+def queue_end(storage: Storage, files: list[Segment]) -> int:
+    """The queue offset behind the last unit of a queue's files; 0 without any.
+
+    For many queues: found by bisection, and a read of what follows. Zeros in the middle end the
+    queue only if they are longer than that; `last_written` reads everything.
+    """
+    for file in reversed(files):
+        with storage.open(file.path) as opened:
+            written = _written_units(opened)
+        if written:
+            return file.start // UNIT_SIZE + written
+    return files[0].start // UNIT_SIZE if files else 0
+
+
+def _written_units(file: OpenFile) -> int:
+    low, high = 0, file.size // UNIT_SIZE
+    while low < high:
+        middle = (low + high) // 2
+        if any(file.read_at(middle * UNIT_SIZE, UNIT_SIZE)):
+            low = middle + 1
+        else:
+            high = middle
+    return last_written(file) if any(file.read_at(low * UNIT_SIZE, _LOOK_BYTES)) else low
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One consume queue of a store and its files, ascending."""
+
+    topic: str
+    queue_id: int
+    files: tuple[Segment, ...]
+
+
+_CHUNK_UNITS = 1 << 16
+_QUEUE_ID_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePiece:
+    """Units [begin, end) of one queue file; queue offsets.
+
+    `followed`: a later file exists, so all of them must be written. `missing`: none is there, no
+    file holds them; `path` should.
+    """
+
+    topic: str
+    queue_id: int
+    path: str
+    file_start: int
+    begin: int
+    end: int
+    followed: bool = False
+    missing: bool = False
+
+
+def list_queues(storage: Storage, store: str, selection: Selection) -> list[Queue]:
+    """The wanted queues under `consumequeue`, by topic and number."""
+    found: list[Queue] = []
+    for topic in _folders(storage, f"{store}/consumequeue"):
+        if selection.topics is not None and topic.base_name not in selection.topics:
+            continue
+        for number in _folders(storage, topic.path):
+            name = number.base_name
+            if not (name.isascii() and name.isdecimal()) or int(name) > _QUEUE_ID_MAX:
+                continue
+            queue_id = int(name)
+            if selection.queue_ids is not None and queue_id not in selection.queue_ids:
+                continue
+            files = tuple(segments(storage, number.path))
+            found.append(Queue(str(topic.base_name), queue_id, files))
+    return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))
+
+
+def _folders(storage: Storage, path: str) -> list[fs.FileInfo]:
+    return [info for info in storage.children(path) if info.type == fs.FileType.Directory]
+
+
+def plan_pieces(storage: Storage, facts: StoreFacts, selection: Selection) -> list[QueuePiece]:
+    """Every file of every wanted queue, and what is missing between two, cut to the wanted queue
+    offsets."""
+    wanted = selection.queue_offset
+    return [
+        narrowed(piece, wanted.low, wanted.high + 1)
+        for queue in list_queues(storage, facts.path, selection)
+        for piece in _pieces(queue)
+        if max(piece.begin, wanted.low) < min(piece.end, wanted.high + 1)
+    ]
+
+
+def _pieces(queue: Queue) -> Iterator[QueuePiece]:
+    usual = max((file.size for file in queue.files), default=0)
+    for number, file in enumerate(queue.files):
+        start, end = file.start // UNIT_SIZE, file.end // UNIT_SIZE
+        later = queue.files[number + 1 :]
+        piece = QueuePiece(queue.topic, queue.queue_id, file.path, start, start, end, bool(later))
+        yield piece
+        if later and end < (next_start := later[0].start // UNIT_SIZE):
+            path = file.path
+            if file.size == usual:
+                path = f"{path.rpartition('/')[0]}/{file.end:020d}"
+            yield replace(piece, path=path, begin=end, end=next_start, missing=True)
+
+
+def gather(pieces: list[QueuePiece], size_bytes: int) -> list[tuple[QueuePiece, ...]]:
+    """Neighbours together until a group has that many bytes of units: small files share a task."""
+    groups: list[tuple[QueuePiece, ...]] = []
+    group: list[QueuePiece] = []
+    held = 0
+    for piece in pieces:
+        size = (piece.end - piece.begin) * UNIT_SIZE
+        if group and held + size > size_bytes:
+            groups.append(tuple(group))
+            group, held = [], 0
+        group.append(piece)
+        held += size
+    return [*groups, tuple(group)] if group else groups
+
+
+def read_units(storage: Storage, piece: QueuePiece) -> Iterator[Units | Damage]:
+    """The written units of a piece, in chunks, and what cannot be units."""
+    if piece.missing:
+        where, size = piece.begin * UNIT_SIZE, (piece.end - piece.begin) * UNIT_SIZE
+        what = f"no file of queue {piece.topic} {piece.queue_id} from queue offset {piece.begin} on"
+        yield Damage(piece.path, where, size, what, in_log=False)
+        return
+    with storage.open(piece.path) as file:
+        end = piece.end
+        if not piece.followed:
+            end = min(end, piece.file_start + last_written(file))
+        for begin in range(piece.begin, end, _CHUNK_UNITS):
+            count = min(_CHUNK_UNITS, end - begin)
+            data = file.read_at((begin - piece.file_start) * UNIT_SIZE, count * UNIT_SIZE)
+            units, bad = decode_units(data, begin)
+            yield units
+            yield from bad_units(piece, bad)
+
+
+def bad_units(piece: QueuePiece, bad: Int64s) -> Iterator[Damage]:
+    """One for each run of queue offsets where no unit is; its offsets are bytes of the queue."""
+    for run in np.split(bad, np.flatnonzero(np.diff(bad) != 1) + 1):
+        if len(run):
+            where, size = int(run[0]) * UNIT_SIZE, len(run) * UNIT_SIZE
+            what = f"no unit of {piece.topic} {piece.queue_id} at queue offset {int(run[0])}"
+            yield Damage(piece.path, where, size, what, in_log=False)
+
+
+def confirmed_units(
+    items: Iterator[Units | Damage], piece: QueuePiece, end: int | None
+) -> Iterator[Units | Damage]:
+    """Of what `read_units` gives, the units whose record ends at or below `end`; None: all.
+
+    Units point ahead, so one that points above `end` and is followed by one that does not can be
+    none.
+    """
+    beyond = np.empty(0, np.int64)
+    for item in items:
+        if end is None or isinstance(item, Damage):
+            yield item
+            continue
+        confirmed = item.offset + item.size <= end
+        held = np.flatnonzero(confirmed)
+        count = int(held[-1]) + 1 if len(held) else 0
+        bad = np.concatenate([beyond, item.index[:count][~confirmed[:count]]])
+        yield item.keep(confirmed)
+        if count:
+            yield from bad_units(piece, bad)
+            bad = bad[:0]
+        beyond = np.concatenate([bad, item.index[count:]])
+
+
+def narrowed(piece: QueuePiece, begin: int, end: int) -> QueuePiece:
+    """The same piece within [begin, end)."""
+    return replace(piece, begin=max(piece.begin, begin), end=min(piece.end, end))
+
+
+class QueueTimes:
+    """Bisects one queue file by the store times of its messages, which must grow along it.
+
+    Damage misleads no search: units must point ahead, from one end of the searched part to the
+    other, and what is hit must be a unit of a whole record. Else nothing is found, and the whole
+    piece is to be read. `kept_from`: the log's first offset, what lies below has expired;
+    `confirmed`: the log's end for this read, None if it has none. `store_ms` returns the time
+    of the record of an offset and size, None if there is no whole one.
+    """
+
+    def __init__(
+        self,
+        file: OpenFile,
+        piece: QueuePiece,
+        *,
+        kept_from: int,
+        confirmed: int | None,
+        store_ms: Callable[[int, int], int | None],
+    ) -> None:
+        self._file = file
+        self._piece = piece
+        self._kept_from = kept_from
+        self._confirmed = HIGH if confirmed is None else confirmed
+        self._store_ms = store_ms
+
+    def part(self, wanted: Span, slack_ms: int) -> QueuePiece:
+        """The part of the piece that may hold messages of the wanted times."""
+        piece = self._piece
+        begin, end = piece.begin, piece.end
+        if not piece.followed:
+            end = min(end, piece.file_start + last_written(self._file))
+        found_begin: int | None = begin
+        found_end: int | None = end
+        if wanted.low != LOW:
+            found_begin = self._first_stored(begin, end, wanted.low - slack_ms)
+        if wanted.high != HIGH:
+            found_end = self._first_stored(begin, end, wanted.high + slack_ms + 1)
+        if found_begin is None or found_end is None:
+            return piece
+        return narrowed(piece, found_begin, found_end)
+
+    def _first_stored(self, begin: int, end: int, at_least_ms: int) -> int | None:
+        """The first queue offset in [begin, end) whose message was stored at or after a time, `end`
+        without any; None if damage is in the way."""
+        low, high = begin, end
+        if low == high:
+            return end
+        first, last = self._log_offset(begin), self._log_offset(end - 1)
+        while low < high:
+            middle = (low + high) // 2
+            is_late = self._is_late(middle, first, last, at_least_ms)
+            if is_late is None:
+                return None
+            if is_late:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _is_late(
+        self, index: int, first: int | None, last: int | None, at_least_ms: int
+    ) -> bool | None:
+        """Whether the message at a queue offset was stored at or after a time; None: unknown."""
+        units = self._unit(index)
+        if units is None or first is None or last is None:
+            return None
+        if not len(units):
+            return False if first < 0 else None  # filler comes before all messages
+        offset, size = int(units.offset[0]), int(units.size[0])
+        if not first <= offset <= last:
+            return None
+        if offset < self._kept_from:
+            return False
+        if offset >= self._confirmed:
+            return True
+        stored_ms = self._store_ms(offset, size)
+        return None if stored_ms is None else stored_ms >= at_least_ms
+
+    def _log_offset(self, index: int) -> int | None:
+        """Where the unit at a queue offset points to; -1 for filler, None if it can be no unit."""
+        units = self._unit(index)
+        if units is None:
+            return None
+        return int(units.offset[0]) if len(units) else -1
+
+    def _unit(self, index: int) -> Units | None:
+        """The unit at a queue offset, none for filler; None if it can be no unit."""
+        data = self._file.read_at((index - self._piece.file_start) * UNIT_SIZE, UNIT_SIZE)
+        units, bad = decode_units(data, index)
+        return None if len(bad) or len(data) < UNIT_SIZE else units
+
+
+__all__ = [
+    "Queue",
+    "QueuePiece",
+    "QueueTimes",
+    "Units",
+    "bad_units",
+    "confirmed_units",
+    "decode_units",
+    "gather",
+    "last_written",
+    "list_queues",
+    "narrowed",
+    "plan_pieces",
+    "queue_end",
+    "read_units",
+]

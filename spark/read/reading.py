@@ -1,0 +1,211 @@
+"""Plans a read into pieces of work, and does one: what the data source does, without Spark.
+
+Each table has one kind of piece. A piece carries all that its reader needs, so that it can travel.
+Free of Spark.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from batonmq.spark.read.damage import DamageCount, Mode, settle
+from batonmq.spark.read.history_table import HistoryRange, plan_history, read_history
+from batonmq.spark.read.index_table import IndexPiece, plan_index, read_index
+from batonmq.spark.read.log_range import Damage, LogGap, LogRange
+from batonmq.spark.read.log_table import confirmed_end, plan_ranges, read_range
+from batonmq.spark.read.message_columns import store_values
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.queue_tables import QueueReader, read_queue_piece
+from batonmq.spark.read.queues import QueuePiece, gather, plan_pieces
+from batonmq.spark.read.schemas import STORE_COLUMNS, table_schema
+from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.small_tables import read_epochs, read_offsets
+from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments
+
+log = logging.getLogger(__name__)
+
+# Stores whose small files one task reads.
+_STORES_PER_PIECE: Final = 64
+# A unit of 20 bytes belongs to a message of about 1 KiB.
+_BYTES_PER_UNIT_BYTE: Final = 50
+_STORE_SIGNS: Final = ("commitlog", "consumequeue", "epochFileCheckpoint", "config", "checkpoint")
+
+_COMMA_HINT: Final = "; a path that holds a comma is given as a JSON list"
+
+Parts = (
+    tuple[LogRange | LogGap, ...]
+    | tuple[QueuePiece, ...]
+    | tuple[IndexPiece, ...]
+    | tuple[HistoryRange, ...]
+    | tuple[StoreFacts, ...]
+)
+Items = Iterator[pa.RecordBatch | Damage]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One partition: what to read of the store `facts`; None where a part names its own."""
+
+    number: int
+    storage: Storage
+    facts: StoreFacts | None
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read of a table: its options, and what of it is wanted."""
+
+    options: ReadOptions
+    selection: Selection
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns. Raises ValueError for unknown ones."""
+        return schema_of(self.options)
+
+    def plan(self) -> list[Work]:
+        """The partitions. Raises StoreError, OSError, ValueError for what cannot be read."""
+        plan = [
+            (storage, facts, parts)
+            for storage, paths in _places(self.options.paths)
+            for facts, parts in self._plan(storage, paths)
+        ]
+        return [Work(number, *each) for number, each in enumerate(plan)]
+
+    def _plan(
+        self, storage: Storage, paths: list[str]
+    ) -> Iterator[tuple[StoreFacts | None, Parts]]:
+        options = self.options
+        if options.table == "history":
+            for part in plan_history(storage, paths, options.split_bytes):
+                yield None, (part,)
+            return
+        stores = [
+            facts
+            for path in paths
+            if self.selection.wants_store(facts := self._facts(storage, path))
+        ]
+        if options.table in ("epochs", "offsets"):
+            for at in range(0, len(stores), _STORES_PER_PIECE):
+                yield None, tuple(stores[at : at + _STORES_PER_PIECE])
+            return
+        for facts in stores:
+            if self._misses_epochs(facts):
+                yield None, (facts,)  # the damage; in the rows the epoch is null
+            if options.table == "index":
+                for entry in plan_index(storage, facts, options.slot_num, options.split_bytes):
+                    yield facts, (entry,)
+            elif options.table == "consumequeue" or options.by_queues:
+                pieces = plan_pieces(storage, facts, self.selection)
+                size_bytes = options.split_bytes
+                if options.by_queues:  # what is fetched is much more than the units
+                    size_bytes //= _BYTES_PER_UNIT_BYTE
+                for group in gather(pieces, size_bytes):
+                    yield facts, group
+            else:
+                for log_range in plan_ranges(storage, facts, options, self.selection):
+                    yield facts, (log_range,)
+
+    def _facts(self, storage: Storage, path: str) -> StoreFacts:
+        if not any(storage.exists(f"{path}/{sign}") for sign in _STORE_SIGNS):
+            raise StoreError(
+                f"{path} is no store: none of {', '.join(_STORE_SIGNS)} is there; give the folder "
+                "that storePathRootDir names, or a pattern of such folders"
+                + _COMMA_HINT
+                * (len(self.options.paths) > 1)
+            )
+        facts = read_facts(storage, path)
+        if self._misses_epochs(facts) and self.options.mode is Mode.FAILFAST:
+            raise StoreError(
+                f"{facts.epochs_fault}; read with mode DROPMALFORMED or PERMISSIVE to get the rows "
+                "without their epochs"
+            )
+        return facts
+
+    def _misses_epochs(self, facts: StoreFacts) -> bool:
+        return bool(facts.epochs_fault) and self.options.table not in ("epochs", "offsets")
+
+    def run(self, work: Work) -> Iterator[pa.RecordBatch]:
+        """The batches of one partition. Raises DamagedFile in mode FAILFAST."""
+        options, schema = self.options, self.schema
+        count = DamageCount()
+        for facts, items in self._items(work, schema):
+            known = _known(facts)
+            yield from settle(items, options.mode, known, schema, count)
+        if count.stretches:
+            log.warning(
+                "damage_left_out partition=%d stretches=%d bytes=%d first=%s",
+                work.number,
+                count.stretches,
+                count.size_bytes,
+                count.first[0],
+            )
+        if count.stretches and options.damage_folder:
+            count.write(options.damage_folder, f"part-{work.number:06d}")
+
+    def _items(self, work: Work, schema: pa.Schema) -> Iterator[tuple[StoreFacts | None, Items]]:
+        storage, options, selection = work.storage, self.options, self.selection
+        for part in work.parts:
+            if isinstance(part, StoreFacts):
+                if options.table == "offsets":
+                    yield part, read_offsets(storage, part, schema)
+                else:
+                    yield part, read_epochs(part, schema)
+                continue
+            if isinstance(part, HistoryRange):
+                yield None, read_history(storage, part, schema)
+                continue
+            facts = work.facts
+            assert facts is not None
+            if isinstance(part, LogGap):
+                yield facts, iter([part.damage()])
+                continue
+            if isinstance(part, LogRange):
+                yield facts, read_range(storage, part, facts, options, selection, schema)
+                continue
+            confirmed = None if options.unconfirmed else confirmed_end(facts)
+            if isinstance(part, IndexPiece):
+                yield facts, read_index(storage, part, facts, confirmed, schema)
+            elif options.table == "consumequeue":
+                yield facts, read_queue_piece(storage, part, facts, confirmed, selection, schema)
+            else:
+                files = segments(storage, f"{facts.path}/commitlog")
+                reader = QueueReader(storage, files, facts, confirmed, options, selection, schema)
+                yield facts, reader.read(part)
+
+
+def schema_of(options: ReadOptions) -> pa.Schema:
+    """The columns that a read yields. Raises ValueError for unknown ones."""
+    return table_schema(
+        options.table, options.columns, with_corrupt=options.mode is Mode.PERMISSIVE
+    )
+
+
+def _places(paths: tuple[str, ...]) -> Iterator[tuple[Storage, list[str]]]:
+    """The places that paths and patterns match, each once. Raises FileNotFoundError."""
+    seen: set[tuple[Storage, str]] = set()
+    for path in paths:
+        storage, pattern = locate(path)
+        found = storage.glob(pattern)
+        if not found:
+            raise FileNotFoundError(f"{path}: nothing matches")
+        fresh = [each for each in found if (storage, each) not in seen]
+        seen.update((storage, each) for each in fresh)
+        if fresh:
+            yield storage, fresh
+
+
+def _known(facts: StoreFacts | None) -> dict[str, object]:
+    """The other columns of a row for damage."""
+    if facts is None:
+        return {}
+    names = [name for name, _ in STORE_COLUMNS]
+    return dict(zip(names, store_values(facts), strict=True))
+
+
+__all__ = ["Read", "Work", "schema_of"]

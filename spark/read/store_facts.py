@@ -1,0 +1,135 @@
+"""What a store folder has about itself: its broker, its epochs, and what is confirmed.
+
+Read once while a query is planned; the facts travel with each partition. All access goes through
+`pyarrow.fs`, so a store may lie in object storage as well. Free of Spark.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from pyarrow import fs
+
+from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
+from batonmq.epoch.file_cache import decode_entries
+from batonmq.epoch.redo_file import REDO_SUFFIX, continuation, digest
+from batonmq.protocol.codes import LONG_MAX
+from batonmq.protocol.layout import CHECKPOINT, CHECKPOINT_SIZE
+from batonmq.spark.read.record_columns import Bools, Int64s
+from batonmq.spark.read.storage import Storage
+
+NAME_DIGITS: Final = 20
+EPOCH_FILE: Final = "epochFileCheckpoint"
+_read_confirm_offset = CHECKPOINT.only("confirm_phy_offset").unpack_from
+
+
+class StoreError(Exception):
+    """A store, or a file in it, cannot be read; the text names it and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """One broker's store. Names are None where the store has no brokerIdentity.
+
+    `confirm_offset` is the exclusive end of what is confirmed, None if the store has none.
+    `epochs` ascend; they are empty where there is no epoch file, and where none of its copies can
+    be read: `epochs_fault` has the reason then.
+    """
+
+    path: str
+    cluster: str | None
+    broker: str | None
+    broker_id: int | None
+    epochs: tuple[EpochEntry, ...]
+    epochs_from_backup: bool
+    confirm_offset: int | None
+    epochs_fault: str = ""
+
+    def epoch_of(self, offsets: Int64s) -> tuple[Int64s, Bools]:
+        """(epochs, missing): in which epoch the bytes at these log offsets were written."""
+        if not self.epochs:
+            return np.zeros(len(offsets), np.int64), np.ones(len(offsets), np.bool_)
+        starts = np.array([entry.start_offset for entry in self.epochs], np.int64)
+        epochs = np.array([entry.epoch for entry in self.epochs], np.int64)
+        # Of epochs with one start only the last wrote bytes.
+        which = np.searchsorted(starts, offsets, side="right") - 1
+        return epochs[np.maximum(which, 0)], np.asarray(which < 0)
+
+
+def read_facts(storage: Storage, path: str) -> StoreFacts:
+    """The facts of the store in folder `path`. Raises StoreError."""
+    cluster, broker, broker_id = _identity(storage, f"{path}/brokerIdentity")
+    epochs, from_backup, fault = _epochs(storage, f"{path}/{EPOCH_FILE}")
+    checkpoint = storage.read_small(f"{path}/checkpoint")
+    confirm_offset = None
+    if checkpoint is not None and len(checkpoint) == CHECKPOINT_SIZE:
+        (confirm_offset,) = _read_confirm_offset(checkpoint)
+    return StoreFacts(path, cluster, broker, broker_id, epochs, from_backup, confirm_offset, fault)
+
+
+def _identity(storage: Storage, path: str) -> tuple[str | None, str | None, int | None]:
+    raw = storage.read_small(path)
+    if raw is None:
+        return None, None, None
+    parts = raw.decode("utf-8", "replace").strip().split("#")
+    number = parts[-1]
+    if len(parts) != 3 or not (number.isascii() and number.isdecimal()) or int(number) > LONG_MAX:
+        raise StoreError(f"{path} holds {raw[:80]!r}; it must be cluster#name#id")
+    return parts[0], parts[1], int(number)
+
+
+def _epochs(storage: Storage, path: str) -> tuple[tuple[EpochEntry, ...], bool, str]:
+    """(entries, from backup, fault), as the broker would load them: the list of the file, or of its
+    backup, and what the redo file continues that very list with. Right after a crash the newest
+    epoch stands only there. A redo record of another list, or a torn one, is ignored.
+    """
+    reasons: list[str] = []
+    for name in (path, f"{path}.bak"):
+        raw = storage.read_small(name)
+        if raw is None:
+            continue
+        try:
+            listed = decode_entries(raw)
+        except ValueError as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        redo = storage.read_small(f"{path}{REDO_SUFFIX}") or b""
+        entries = (*listed, *continuation(redo, digest(raw)))
+        if fault := order_fault(entries):
+            return (), name != path, f"{path}{REDO_SUFFIX}: {fault}"
+        return with_ends(entries), name != path, ""
+    return (), False, "; ".join(reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file of the commit log or of a consume queue: bytes [start, start + size) of it."""
+
+    path: str
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+def segments(storage: Storage, folder: str) -> list[Segment]:
+    """The files of a log or queue folder that are named by their start, ascending; empty ones not.
+
+    An empty list if the folder is missing.
+    """
+    found = [
+        Segment(info.path, int(info.base_name), info.size)
+        for info in storage.children(folder)
+        if info.type == fs.FileType.File
+        and len(info.base_name) == NAME_DIGITS
+        and info.base_name.isascii()
+        and info.base_name.isdecimal()
+        and int(info.base_name) <= LONG_MAX - info.size
+        and info.size
+    ]
+    return sorted(found, key=lambda segment: segment.start)
+
+
+__all__ = ["EPOCH_FILE", "Segment", "StoreError", "StoreFacts", "read_facts", "segments"]

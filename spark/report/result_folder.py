@@ -1,0 +1,101 @@
+"""The folder of a job's results: tables appear whole or not at all, and `summary.json` last.
+
+Everything is made in a folder of its own below the output and renamed at the end, so a run that is
+killed leaves what was there. An output without `summary.json` is not whole. Several runs may work
+at once if each has its own output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SUMMARY: Final = "summary.json"
+REPORT: Final = "report.html"
+_MAKING: Final = "_making-"
+
+
+class ResultFolder:
+    """Use it as a context: what is not published is removed at its end."""
+
+    def __init__(
+        self, folder: str, tables: Sequence[str], *, overwrite: bool = False, keeps: str = ""
+    ) -> None:
+        """`tables`: all that will be published. `keeps`: what --overwrite leaves, for the message.
+
+        Raises ValueError if the folder holds something and may not, or is no local path.
+        """
+        if "://" in folder and not folder.startswith("file://"):
+            raise ValueError(
+                f"--output {folder}: tables are renamed when they are whole, so it must be a path "
+                "on a file system that all executors share; copy the result from there"
+            )
+        self.path = Path(folder.removeprefix("file://")).resolve()
+        self._tables = tables
+        ours = (*tables, SUMMARY, REPORT)
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"--output {self.path}: it must be a folder")
+        held = sorted(os.listdir(self.path)) if self.path.exists() else []
+        others = [name for name in held if name not in ours and not name.startswith(_MAKING)]
+        if others:
+            raise ValueError(
+                f"--output {self.path}: it holds {others[0]}, which is not of this job; "
+                "name a folder of its own"
+            )
+        if not overwrite and any(name in ours for name in held):
+            raise ValueError(
+                f"--output {self.path}: it holds an earlier result; --overwrite replaces it{keeps}"
+            )
+        self._making = self.path / f"{_MAKING}{uuid.uuid4().hex[:12]}"
+
+    def __enter__(self) -> Self:
+        self._making.mkdir(parents=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._making, ignore_errors=True)
+
+    @property
+    def work_folder(self) -> str:
+        """Where steps may be kept until the end."""
+        return str(self._making / "steps")
+
+    def table(self, name: str) -> str:
+        """Where a table is before it is published."""
+        return str(self._making / name)
+
+    def write_table(self, name: str, rows: DataFrame, folders: Sequence[str]) -> DataFrame:
+        """Write a table by `folders`, not yet where readers look; what it is when read back."""
+        place = self.table(name)
+        rows.write.partitionBy(*folders).parquet(place)
+        if not any(Path(place).glob(f"{folders[0]}=*")):
+            # Without rows there is no folder to read the columns from: an empty file has them.
+            shutil.rmtree(place)
+            rows.limit(0).coalesce(1).write.parquet(place)
+        return rows.sparkSession.read.schema(rows.schema).parquet(place)
+
+    def publish(self, summary: Mapping[str, Any]) -> None:
+        """Put the tables in the place of earlier ones, then the summary. Raises OSError."""
+        for name in (SUMMARY, REPORT):
+            (self.path / name).unlink(missing_ok=True)
+        for name in self._tables:
+            if (self.path / name).exists():  # put aside: killed here, nothing is lost
+                os.rename(self.path / name, self._making / f"before-{name}")
+            os.rename(self._making / name, self.path / name)
+        growing = self._making / SUMMARY
+        with growing.open("w") as file:
+            file.write(json.dumps(summary, indent=2, ensure_ascii=False, default=str) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(growing, self.path / SUMMARY)
+
+
+__all__ = ["REPORT", "SUMMARY", "ResultFolder"]

@@ -1,0 +1,175 @@
+"""Which client may consume which queue of an orderly group, and `config/queueLocks.json`.
+
+A lock is a lease: it is over LEASE_MS after its owner last asked for it. Who owns a queue is on
+every member of the SyncStateSet before the owner hears of it, for the change is a record of the log
+(`broker.topics`); when it was last renewed, only the master knows. A new master takes every lock
+that it finds for renewed in the moment of its election. So a lock that was answered before a
+failover is honoured after it, and a queue never has two owners: a client takes its lock for lost
+30 s after the last answer, half a lease.
+
+Java keeps locks in the master's memory, and after a failover all are free. With `lockInStrictMode`
+a majority grants them; here every required member does, always.
+Origin: Java `RebalanceLockManager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import DataVersion
+from batonmq.protocol.json_body import Body
+from batonmq.store.config_file import ConfigManager
+
+LEASE_MS: Final = 60_000
+LOOKED_AT_MAX: Final = 1000
+
+Queue = tuple[str, int]
+"""Topic and queue id, of this broker."""
+
+
+class LockChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Queues that a client of a group has from now on, or gives back. Names that are not there are
+    untouched; giving back what another one has by now does nothing."""
+
+    group: str
+    client_id: str
+    queues: list[Queue]
+    released: bool = False
+
+
+class QueueLockTable(Body):
+    """group -> client id -> its queues."""
+
+    data_version: DataVersion = DataVersion()
+    locks: dict[str, dict[str, list[Queue]]] = msgspec.field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Lock:
+    client_id: str
+    renewed_ms: int
+
+
+class QueueLockManager(ConfigManager[QueueLockTable]):
+    """One thread only. Times are ms of one monotonic clock."""
+
+    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
+        """`path` is `config/queueLocks.json`; call `load` next. `clock_ms` stamps its version."""
+        super().__init__(path, QueueLockTable, clock_ms)
+        self._groups: dict[str, dict[Queue, _Lock]] = {}
+        self._lead_ms = 0
+        self._looking: Iterator[tuple[str, Queue]] = iter(())
+        self.change_count = 0
+        """Grows with every change of an owner."""
+
+    def load(self) -> None:
+        """Takes over what is on disk. Raises CorruptLogError if nothing there can be used."""
+        body = self._file.load()
+        if body is not None:
+            self._take(body)
+            self.data_version, self._dirty = body.data_version, False
+
+    def wrapper(self) -> QueueLockTable:
+        table = QueueLockTable(data_version=self.data_version)
+        for group, locks in self._groups.items():
+            clients = table.locks[group] = {}
+            for queue, lock in locks.items():
+                clients.setdefault(lock.client_id, []).append(queue)
+        return table
+
+    def replace_all(self, table: QueueLockTable) -> None:
+        """Becomes what the master has."""
+        self._take(table)
+        self._changed()
+
+    def _take(self, table: QueueLockTable) -> None:
+        self._groups = {
+            group: {
+                queue: _Lock(client, 0) for client, queues in clients.items() for queue in queues
+            }
+            for group, clients in table.locks.items()
+        }
+
+    def lead(self, now_ms: int) -> None:
+        """This replica is master from now on: every lock counts as renewed just now."""
+        self._lead_ms = now_ms
+
+    def grant(
+        self, group: str, client_id: str, queues: Iterable[Queue], now_ms: int
+    ) -> tuple[list[Queue], LockChange | None]:
+        """What of `queues` the client has, its locks renewed, and the change that others must know
+        of, if any; it is applied already."""
+        locks = self._groups.get(group, {})
+        granted, new = [], []
+        for queue in queues:
+            lock = locks.get(queue)
+            if lock is not None and lock.client_id == client_id:
+                lock.renewed_ms = now_ms
+                granted.append(queue)
+            elif lock is None or self._is_over(lock, now_ms):
+                new.append(queue)
+                granted.append(queue)
+        if not new:
+            return granted, None
+        change = LockChange(group=group, client_id=client_id, queues=new)
+        self.apply(change, now_ms)
+        return granted, change
+
+    def release(self, group: str, client_id: str, queues: Iterable[Queue]) -> LockChange | None:
+        """The client gives queues back; the change, if any of them was its own."""
+        locks = self._groups.get(group, {})
+        own = [queue for queue in queues if queue in locks and locks[queue].client_id == client_id]
+        if not own:
+            return None
+        change = LockChange(group=group, client_id=client_id, queues=own, released=True)
+        self.apply(change)
+        return change
+
+    def apply(self, change: LockChange, now_ms: int = 0) -> None:
+        """A change of this master, or one that the log shows. Idempotent."""
+        locks = self._groups.setdefault(change.group, {})
+        for queue in change.queues:
+            if not change.released:
+                locks[queue] = _Lock(change.client_id, now_ms)
+            elif queue in locks and locks[queue].client_id == change.client_id:
+                del locks[queue]
+        if not locks:
+            del self._groups[change.group]
+        self._changed()
+
+    def over(self, now_ms: int) -> list[tuple[str, str, Queue]]:
+        """Some of the locks whose lease is over, as (group, client id, queue). A call looks at a
+        thousand; so many calls look at all."""
+        found = []
+        for _ in range(LOOKED_AT_MAX):
+            group, queue = next(self._looking, ("", None))
+            if queue is None:
+                self._looking = self._places()
+                break
+            lock = self._groups.get(group, {}).get(queue)
+            if lock is not None and self._is_over(lock, now_ms):
+                found.append((group, lock.client_id, queue))
+        return found
+
+    def _places(self) -> Iterator[tuple[str, Queue]]:
+        for group in list(self._groups):
+            for queue in list(self._groups.get(group, ())):
+                yield group, queue
+
+    def has_locks(self, group: str, now_ms: int) -> bool:
+        """Whether a member of the group holds any queue: the group consumes in order."""
+        locks = self._groups.get(group)
+        return locks is not None and not all(self._is_over(lock, now_ms) for lock in locks.values())
+
+    def _is_over(self, lock: _Lock, now_ms: int) -> bool:
+        return now_ms - max(lock.renewed_ms, self._lead_ms) > LEASE_MS
+
+    def _changed(self) -> None:
+        self.change_count += 1
+        self._new_version()

@@ -1,0 +1,107 @@
+"""Sends with a delay or a time, and their recall, against scripted brokers."""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import uvloop
+from fake_cluster import FakeCluster, answer
+
+from batonmq import (
+    ClientOptions,
+    Message,
+    MessageIllegalError,
+    Producer,
+    ResponseCode,
+    ResponseError,
+)
+from batonmq.protocol.properties import decode_properties
+from batonmq.protocol.recall_handle import RecallHandle
+from batonmq.remoting.command import RemotingCommand
+
+RECALL = 370
+AT = datetime(2027, 1, 1, 12, 0, 0, 5000, tzinfo=UTC)
+
+
+def tell(story: Callable[[FakeCluster, Producer], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with FakeCluster() as cluster:
+            cluster.add_topic("T")
+            async with Producer(
+                "pg",
+                name_servers=cluster.name_server_addresses,
+                client_options=ClientOptions(suspicion_ms=20),
+            ) as producer:
+                await story(cluster, producer)
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize(
+    ("wish", "name", "value"),
+    [
+        ({"delay": 1.5}, "TIMER_DELAY_MS", "1500"),
+        ({"delay": timedelta(milliseconds=7)}, "TIMER_DELAY_MS", "7"),
+        ({"delay": 0.0011}, "TIMER_DELAY_MS", "2"),
+        ({"deliver_at": 1_800_000_000.25}, "TIMER_DELIVER_MS", "1800000000250"),
+        ({"deliver_at": AT}, "TIMER_DELIVER_MS", str(round(AT.timestamp() * 1000))),
+    ],
+)
+def test_the_wish_is_a_property_in_ms(wish: dict[str, Any], name: str, value: str) -> None:
+    async def story(cluster: FakeCluster, producer: Producer) -> None:
+        message = Message.of("T", "x")
+        result = await producer.send(message, **wish)
+        (sent,) = (one for one in cluster.master().requests if one.code == 310)
+        assert decode_properties(sent.ext["i"])[name] == value
+        assert name not in message.properties, "the caller's message is as it was"
+        assert result.recall_handle == "", "this broker gave none"
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    ("wish", "named"),
+    [
+        ({"delay": 1, "deliver_at": 1}, "two wishes"),
+        ({"delay": -1}, "at least 0"),
+        ({"delay": "5"}, "timedelta"),
+        ({"delay": True}, "timedelta"),
+        ({"delay": float("inf")}, "timedelta"),
+        ({"deliver_at": "tomorrow"}, "datetime"),
+        ({"deliver_at": datetime(2027, 1, 1)}, "time zone"),
+    ],
+)
+def test_a_wish_that_is_none_is_refused_where_it_is_given(wish: dict[str, Any], named: str) -> None:
+    async def story(cluster: FakeCluster, producer: Producer) -> None:
+        with pytest.raises(MessageIllegalError, match=named):
+            await producer.send(Message.of("T", "x"), **wish)
+        assert 310 not in cluster.master().codes()
+
+    tell(story)
+
+
+def test_a_recall_goes_to_the_broker_of_the_handle() -> None:
+    async def story(cluster: FakeCluster, producer: Producer) -> None:
+        master = cluster.master()
+        handle = RecallHandle("T", master.group.name, 1_800_000_000_001, "K1").encode()
+
+        async def store(request: RemotingCommand, connection: Any) -> RemotingCommand:
+            reply = await master.send(request, connection)
+            reply.ext["recallHandle"] = handle
+            return reply
+
+        master.before[310].append(store)
+        result = await producer.send(Message.of("T", "x"), delay=60)
+        assert result.recall_handle == handle
+        master.before[RECALL].append(answer(ResponseCode.SUCCESS, ""))
+        assert await producer.recall("T", handle) == "K1"
+        (asked,) = (one for one in master.requests if one.code == RECALL)
+        assert asked.ext["recallHandle"] == handle and asked.ext["topic"] == "T"
+        master.before[RECALL].append(answer(ResponseCode.ILLEGAL_OPERATION, "it is due already"))
+        with pytest.raises(ResponseError, match="due already"):
+            await producer.recall("T", handle)
+        with pytest.raises(MessageIllegalError, match="recall handle"):
+            await producer.recall("T", "nonsense")
+
+    tell(story)

@@ -1,0 +1,179 @@
+"""The transaction producer against scripted brokers: the half, its end, and answers to checks."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+from fake_cluster import FakeCluster, answer, until
+
+from batonmq import (
+    ClientOptions,
+    Message,
+    MessageExt,
+    MessageIllegalError,
+    TransactionProducer,
+    TransactionState,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.protocol.properties import decode_properties
+from batonmq.protocol.record import decode_record
+from batonmq.remoting.command import RemotingCommand
+from tests.records import record_of
+
+END = RequestCode.END_TRANSACTION
+Story = Callable[[FakeCluster, TransactionProducer], Awaitable[None]]
+
+
+def tell(story: Story, check: Callable[[MessageExt], TransactionState] | None = None) -> None:
+    async def main() -> None:
+        async with FakeCluster() as cluster:
+            cluster.add_topic("T")
+            async with TransactionProducer(
+                "tg",
+                check or (lambda message: TransactionState.UNKNOWN),
+                name_servers=cluster.name_server_addresses,
+                client_options=ClientOptions(suspicion_ms=20),
+            ) as producer:
+                await story(cluster, producer)
+
+    uvloop.run(main())
+
+
+def ends(cluster: FakeCluster) -> list[dict[str, str]]:
+    return [one.ext for one in cluster.master().requests if one.code == END]
+
+
+def test_the_local_transaction_runs_between_the_half_and_its_end() -> None:
+    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        seen: list[int] = []
+
+        def local(message: Message) -> TransactionState:
+            seen.extend(cluster.master().codes())
+            return TransactionState.COMMIT
+
+        cluster.master().before[END].append(answer(ResponseCode.SUCCESS, ""))
+        result = await producer.send_in_transaction(Message.of("T", "x", tags="A"), local)
+        assert 310 in seen and END not in seen
+        assert result.ended and result.state is TransactionState.COMMIT
+        (sent,) = (one for one in cluster.master().requests if one.code == 310)
+        properties = decode_properties(sent.ext["i"])
+        assert (properties["TRAN_MSG"], properties["PGROUP"]) == ("true", "tg")
+        assert int(sent.ext["f"]) & 0xC == 4
+        (end,) = ends(cluster)
+        _, offset = decode_offset_msg_id(result.send.offset_msg_id)
+        assert end["commitOrRollback"] == "8" and end["fromTransactionCheck"] == "false"
+        assert end["commitLogOffset"] == str(offset) and end["producerGroup"] == "tg"
+        assert end["tranStateTableOffset"] == str(result.send.queue_offset)
+
+    tell(story)
+
+
+def test_what_the_local_transaction_raises_rolls_back_and_goes_on() -> None:
+    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        async def local(message: Message) -> TransactionState:
+            raise KeyError("no stock")
+
+        cluster.master().before[END].append(answer(ResponseCode.SUCCESS, ""))
+        with pytest.raises(KeyError):
+            await producer.send_in_transaction(Message.of("T", "x"), local)
+        assert [end["commitOrRollback"] for end in ends(cluster)] == ["12"]
+
+    tell(story)
+
+
+def test_unknown_and_a_refused_end_are_left_to_the_check() -> None:
+    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        unknown = await producer.send_in_transaction(
+            Message.of("T", "x"), lambda _: TransactionState.UNKNOWN
+        )
+        assert not unknown.ended and not ends(cluster)
+        cluster.master().before[END].append(answer(ResponseCode.SYSTEM_ERROR, "ended already"))
+        refused = await producer.send_in_transaction(
+            Message.of("T", "x"), lambda _: TransactionState.COMMIT
+        )
+        assert not refused.ended
+
+    tell(story)
+
+
+def test_a_half_that_is_not_acknowledged_is_rolled_back_and_nothing_runs() -> None:
+    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        master = cluster.master()
+        store = master.send
+
+        async def slow(request: RemotingCommand, connection: object) -> RemotingCommand:
+            stored = await store(request, connection)  # type: ignore[arg-type]
+            stored.code = ResponseCode.FLUSH_SLAVE_TIMEOUT
+            return stored
+
+        master.before[310].append(slow)  # type: ignore[arg-type]
+        master.before[END].append(answer(ResponseCode.SUCCESS, ""))
+        result = await producer.send_in_transaction(
+            Message.of("T", "x"), lambda _: pytest.fail("it must not run")
+        )
+        assert result.state is TransactionState.ROLLBACK and ends(cluster)
+
+    tell(story)
+
+
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+def test_a_delay_is_refused_where_it_is_given(name: str) -> None:
+    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        message = Message("T", b"x", properties={name: "3"})
+        with pytest.raises(MessageIllegalError, match=name):
+            await producer.send_in_transaction(message, lambda _: TransactionState.COMMIT)
+        assert 310 not in cluster.master().codes()
+
+    tell(story)
+
+
+def half_record(group: str) -> bytes:
+    return record_of(
+        topic=b"T", queue_id=1, queue_offset=7, physical_offset=900, flag=0, sys_flag=0,
+        born_timestamp=1, born_host=bytes(8), store_timestamp=2, store_host=bytes(8),
+        reconsume_times=0, prepared_transaction_offset=0, body=b"half",
+        properties=f"PGROUP\x01{group}\x02UNIQ_KEY\x01K1\x02".encode(), append_prop_crc=False,
+    )  # fmt: skip
+
+
+async def ask(cluster: FakeCluster, producer: TransactionProducer, group: str) -> None:
+    """39, as a broker sends it on the producer's own connection."""
+    await producer.send(Message.of("T", "so that it is connected"))
+    ext = {"tranStateTableOffset": "7", "commitLogOffset": "900", "msgId": "K1"}
+    request = RemotingCommand.request(39, ext, half_record(group))
+    for connection in cluster.master().connections:
+        connection.oneway(request)
+
+
+def test_a_check_is_answered_from_what_the_application_knows() -> None:
+    asked: list[MessageExt] = []
+
+    def check(message: MessageExt) -> TransactionState:
+        asked.append(message)
+        return TransactionState.COMMIT
+
+    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        await ask(cluster, producer, "tg")
+        await until(lambda: bool(ends(cluster)))
+        (end,) = ends(cluster)
+        assert (end["commitOrRollback"], end["fromTransactionCheck"]) == ("8", "true")
+        assert (end["tranStateTableOffset"], end["commitLogOffset"]) == ("7", "900")
+        assert asked[0].body == b"half" and decode_record(half_record("tg")) == asked[0]
+
+    tell(story, check)
+
+
+def test_a_check_that_fails_answers_unknown_and_one_of_another_group_nothing() -> None:
+    def check(message: MessageExt) -> TransactionState:
+        raise OSError("the database is away")
+
+    async def story(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        await ask(cluster, producer, "other")
+        await ask(cluster, producer, "tg")
+        await until(lambda: bool(ends(cluster)))
+        await asyncio.sleep(0)
+        assert [end["commitOrRollback"] for end in ends(cluster)] == ["0"]
+
+    tell(story, check)

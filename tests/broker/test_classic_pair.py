@@ -1,0 +1,305 @@
+"""A classic master and its slaves, each a whole broker in this process; real sockets and files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.main import SECTIONS
+from batonmq.process import disk
+from batonmq.process.settings import load_settings
+from batonmq.protocol.bodies import HARuntimeInfo
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.role_view import Role
+from tests.broker.lone_broker import Rig, free_port, lone_broker, until
+
+
+def ha_port_of(rig: Rig) -> int:
+    return rig.service.config.store.ha_listen_port
+
+
+@contextlib.asynccontextmanager
+async def master(folder: Path, role: str = "SYNC_MASTER", **settings: object):
+    async with lone_broker(
+        folder,
+        broker={"broker_role": role},
+        ha_listen_port=free_port(),
+        **settings,
+    ) as rig:
+        yield rig
+
+
+@contextlib.asynccontextmanager
+async def slave(folder: Path, of: Rig, *, broker_id: int = 1, **settings: object):
+    """A slave that has been told its master's addresses, as by a name server."""
+    async with lone_broker(
+        folder, broker={"broker_role": "SLAVE", "broker_id": broker_id}, **settings
+    ) as rig:
+        tell(rig, of)
+        yield rig
+
+
+def tell(rig: Rig, of: Rig) -> bool:
+    ha_address = f"127.0.0.1:{ha_port_of(of)}"
+    return rig.service.replication.master_told(of.service.address, ha_address)
+
+
+def log_of(rig: Rig) -> bytes:
+    store = rig.service.store
+    return bytes(store.log.view(0, store.max_phy_offset))
+
+
+async def level(rig: Rig, of: Rig) -> None:
+    await until(lambda: rig.service.store.max_phy_offset == of.service.store.max_phy_offset)
+
+
+def test_a_sync_master_acknowledges_what_a_slave_has(tmp_path):
+    async def play():
+        async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            replies = [await m.send(body=b"x%d" % n) for n in range(50)]
+            assert {reply.code for reply in replies} == {0}
+            assert log_of(s) == log_of(m)
+            found = await m.pull(offset=0)
+            assert found.code == 0
+            info = HARuntimeInfo.decode((await m.ask(RequestCode.GET_BROKER_HA_STATUS)).body)
+            assert info.master
+            assert info.in_sync_slave_nums == 1
+            own = HARuntimeInfo.decode((await s.ask(RequestCode.GET_BROKER_HA_STATUS)).body)
+            assert not own.master
+            assert own.ha_client_runtime_info.max_offset == m.service.store.max_phy_offset
+
+    uvloop.run(play())
+
+
+def test_without_a_slave_a_write_is_stored_answered_11_and_consumed(tmp_path):
+    async def play():
+        async with master(tmp_path / "m") as m:
+            reply = await m.send(body=b"alone")
+            assert reply.code == ResponseCode.SLAVE_NOT_AVAILABLE
+            assert reply.ext["queueOffset"] == "0"
+            assert "slaves" in reply.remark
+            assert (await m.pull(offset=0)).code == 0
+            async with slave(tmp_path / "s", m) as s:
+                await level(s, m)
+                assert (await m.send(body=b"two")).code == 0
+
+    uvloop.run(play())
+
+
+def test_an_async_master_waits_for_nobody(tmp_path):
+    async def play():
+        async with master(tmp_path / "m", "ASYNC_MASTER") as m:
+            assert (await m.send()).code == 0
+            async with slave(tmp_path / "s", m) as s:
+                await level(s, m)
+                assert log_of(s) == log_of(m)
+
+    uvloop.run(play())
+
+
+def test_a_slave_shows_what_it_has_and_refuses_writes(tmp_path):
+    async def play():
+        async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            await m.send(body=b"seen")
+            store = s.service.store
+            await until(lambda: store.confirm_offset == store.max_phy_offset > 0)
+            assert s.service.path.gate.role is Role.SLAVE
+            assert store.queries.max_offset_in_queue("T", 0) == 1
+            refused = await s.send()
+            assert refused.code != 0
+            assert "slave" in refused.remark
+
+    uvloop.run(play())
+
+
+def test_tables_come_from_the_master(tmp_path):
+    async def play():
+        async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            await m.send()
+            await until(lambda: "T" in s.service.tables.topics.table)
+
+    uvloop.run(play())
+
+
+def test_a_slave_ahead_of_its_master_is_not_followed_and_named(tmp_path):
+    """Java idles into a divergent log there."""
+
+    async def play():
+        async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            for _ in range(5):
+                await m.send()
+            await level(s, m)
+        async with master(tmp_path / "other") as other, slave(tmp_path / "s", other) as s:
+            await until(lambda: s.service.replication.service.following_problem != "")
+            problem = s.service.replication.service.following_problem
+            assert "above the end of its master's" in problem
+            reply = await other.send()
+            assert reply.code == ResponseCode.SLAVE_NOT_AVAILABLE
+            status = s.service.status.problems()
+            assert any("cannot follow its master" in line for line in status)
+
+    uvloop.run(play())
+
+
+def test_a_slave_that_comes_back_goes_on_where_its_log_ends(tmp_path):
+    async def play():
+        async with master(tmp_path / "m") as m:
+            async with slave(tmp_path / "s", m) as s:
+                await until(lambda: m.service.replication.in_sync_count() == 2)
+                assert (await m.send(body=b"one")).code == 0
+                await level(s, m)
+            await until(lambda: m.service.replication.in_sync_count() == 1)
+            assert (await m.send(body=b"two")).code == ResponseCode.SLAVE_NOT_AVAILABLE
+            async with slave(tmp_path / "s", m) as s:
+                await level(s, m)
+                assert log_of(s) == log_of(m)
+                assert (await m.send(body=b"three")).code == 0
+
+    uvloop.run(play())
+
+
+def test_a_slave_is_promoted_by_its_configuration(tmp_path):
+    async def play():
+        async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            for n in range(10):
+                assert (await m.send(body=b"%d" % n)).code == 0
+            await until(lambda: "T" in s.service.tables.topics.table)
+        async with master(tmp_path / "s", "ASYNC_MASTER") as promoted:
+            reply = await promoted.send(body=b"after")
+            assert reply.code == 0
+            assert reply.ext["queueOffset"] == "10"
+
+    uvloop.run(play())
+
+
+def test_with_three_in_sync_replicas_one_slave_is_not_enough(tmp_path):
+    async def play():
+        async with contextlib.AsyncExitStack() as stack:
+            m = await stack.enter_async_context(
+                lone_broker(
+                    tmp_path / "m",
+                    broker={"broker_role": "SYNC_MASTER"},
+                    ha={"in_sync_replicas": 3},
+                    ha_listen_port=free_port(),
+                )
+            )
+            first = await stack.enter_async_context(slave(tmp_path / "s1", m))
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            assert (await m.send()).code == ResponseCode.SLAVE_NOT_AVAILABLE
+            second = await stack.enter_async_context(slave(tmp_path / "s2", m, broker_id=2))
+            await until(lambda: m.service.replication.in_sync_count() == 3)
+            assert (await m.send()).code == 0
+            assert log_of(first) == log_of(second) == log_of(m)
+
+    uvloop.run(play())
+
+
+@pytest.mark.parametrize("sync_flush", [False, True])
+def test_haSyncFlush_reports_only_what_is_on_the_slaves_disk(tmp_path, sync_flush):
+    async def play():
+        kind = {"flush_disk_type": "SYNC_FLUSH", "ha_sync_flush": sync_flush}
+        async with master(tmp_path / "m", **kind) as m, slave(tmp_path / "s", m, **kind) as s:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            assert (await m.send()).code == 0
+            assert m.service.store.log.flushed_offset == m.service.store.max_phy_offset
+            if sync_flush:
+                assert s.service.store.log.flushed_offset == m.service.store.max_phy_offset
+
+    uvloop.run(play())
+
+
+def test_r45_a_slaves_full_disk_is_named_and_ends_by_itself(tmp_path, monkeypatch):
+    """Java ignores the failed append and redials for ever without a word."""
+
+    async def play():
+        async with master(tmp_path / "m") as m, slave(tmp_path / "s", m) as s:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            assert (await m.send()).code == 0
+            log_folder = str(tmp_path / "s" / "commitlog")
+            full = True
+            pwrite = disk.pwrite
+
+            def no_room_at_the_slave(fd, data, offset):
+                if full and os.readlink(f"/proc/self/fd/{fd}").startswith(log_folder):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return pwrite(fd, data, offset)
+
+            monkeypatch.setattr(disk, "pwrite", no_room_at_the_slave)
+            late = await m.send(body=b"late")
+            assert late.code in (ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE)
+            assert "disk is full" in s.service.replication.service.following_problem
+            full = False
+            await level(s, m)
+            assert log_of(s) == log_of(m)
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            assert (await m.send(body=b"after")).code == 0
+
+    uvloop.run(play())
+
+
+def test_a_java_style_write_that_no_slave_takes_in_time_is_answered_12(tmp_path):
+    """The slave is connected and near, but its report does not come."""
+
+    async def play():
+        async with master(tmp_path / "m", slave_timeout=300) as m, slave(tmp_path / "s", m) as s:
+            await until(lambda: m.service.replication.in_sync_count() == 2)
+            shell = s.service.replication.classic.ha._slave
+            shell.core.turn_ended = lambda *_: []
+            reply = await m.send()
+            assert reply.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+            assert (await m.pull()).code == 0, "it is stored, and consumers see it"
+
+    uvloop.run(play())
+
+
+STOCK = """\
+brokerClusterName=DefaultCluster
+brokerName=broker-a
+brokerId={id}
+deleteWhen=04
+fileReservedTime=48
+brokerRole={role}
+flushDiskType=ASYNC_FLUSH
+"""
+
+
+@pytest.mark.parametrize(
+    ("role", "broker_id", "needed", "is_slave"),
+    [("SYNC_MASTER", 0, 1, False), ("ASYNC_MASTER", 0, 0, False), ("SLAVE", 1, 0, True)],
+)
+def test_rocketmqs_stock_files_are_taken_as_they_are(tmp_path, role, broker_id, needed, is_slave):
+    """conf/2m-2s-sync and conf/2m-2s-async: no controllers are named, so the role counts."""
+    sections = stock_sections(tmp_path, role, broker_id)
+    assert not sections.controller_mode
+    assert sections.needed_slaves == needed
+    assert sections.is_classic_slave is is_slave
+
+
+def test_a_slave_needs_an_id_of_its_own(tmp_path):
+    with pytest.raises(ValueError, match="brokerId is 0: a broker with brokerRole SLAVE"):
+        stock_sections(tmp_path, "SLAVE", 0)
+
+
+def test_named_controllers_outweigh_the_role(tmp_path):
+    """As with Java, where such a file says SLAVE and brokerId -1."""
+    sections = stock_sections(tmp_path, "SLAVE", -1, "controllerAddr=127.0.0.1:9878\n")
+    assert sections.controller_mode
+    assert not sections.is_classic_slave
+
+
+def stock_sections(folder, role, broker_id, more=""):
+    path = folder / "broker.properties"
+    path.write_text(STOCK.format(id=broker_id, role=role) + more)
+    loaded = load_settings(path, SECTIONS, environ={})
+    return BrokerSections(loaded["broker"], loaded["store"], loaded["ha"], loaded["replicas"])

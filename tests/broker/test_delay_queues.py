@@ -1,0 +1,86 @@
+"""Which delayed message is due when: no loop, no log, the clock is a number."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batonmq.broker.delay_queues import NEVER, NOW, DelayQueues, Look
+
+DELAYS_MS = {0: 1_000, 1: 5_000}
+
+
+def queues(**offsets: int) -> DelayQueues:
+    core = DelayQueues(DELAYS_MS.__getitem__)
+    core.begin({int(name[1:]): offset for name, offset in offsets.items()})
+    return core
+
+
+def test_a_queue_is_looked_at_when_its_first_message_is_due_and_not_before() -> None:
+    core = queues(q0=7)
+    assert core.wake_ms == NOW and core.next_look(100) == Look(0, 7)
+    assert core.due_of(0, [900, 950], 100) == 0
+    assert core.wake_ms == 900 and core.next_look(899) is None
+    assert not core.arrived(0), "the first is waited for already"
+    assert core.next_look(900) == Look(0, 7)
+    assert core.due_of(0, [900, 950], 900) == 1
+    core.delivered(0, 1)
+    assert core.next_look(900) == Look(0, 8)
+    assert core.due_of(0, [950], 900) == 0 and core.wake_ms == 950
+
+
+def test_an_empty_queue_waits_for_an_arrival() -> None:
+    core = queues(q0=0)
+    assert core.due_of(0, [], 100) == 0
+    assert core.wake_ms == NEVER
+    assert core.arrived(0) and core.wake_ms == NOW
+    assert not core.arrived(5), "a level that is not there"
+
+
+def test_a_clock_set_back_does_not_keep_a_message_longer_than_its_delay() -> None:
+    """Stored at 100,000 with a second of delay; then the clock says 50,000."""
+    core = queues(q0=0)
+    assert core.due_of(0, [101_000], 50_000) == 1
+    assert core.due_of(0, [51_000], 50_000) == 0
+
+
+def test_levels_come_in_turn_so_a_long_backlog_starves_none() -> None:
+    core = queues(q0=0, q1=0)
+    seen = deque[int]()
+    for _ in range(6):
+        look = core.next_look(10_000)
+        assert look is not None
+        seen.append(look.queue_id)
+        core.delivered(look.queue_id, core.due_of(look.queue_id, [1, 2, 3], 10_000))
+    assert list(seen) == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_broker_that_is_no_master_looks_at_nothing() -> None:
+    core = queues(q0=0)
+    core.end()
+    assert core.wake_ms == NEVER and core.next_look(1) is None and not core.arrived(0)
+
+
+@given(st.lists(st.integers(0, 400), max_size=30), st.integers(1, 7))
+def test_each_message_once_in_order_never_early_and_on_time(gaps: list[int], slice_: int) -> None:
+    """Whatever the gaps between sends: delivered at the very ms at which it is due."""
+    stored = [sum(gaps[: index + 1]) for index in range(len(gaps))]
+    due = [at + DELAYS_MS[0] for at in stored]
+    core, delivered = queues(q0=0), list[tuple[int, int]]()
+    now = 0
+    while len(delivered) < len(due):
+        for at in stored:
+            if at == now:
+                core.arrived(0)
+        while (look := core.next_look(now)) is not None:
+            there = [one for one, at in zip(due, stored, strict=True) if at <= now]
+            units = there[look.offset :][:slice_]
+            count = core.due_of(0, units, now)
+            delivered += [(index, now) for index in range(look.offset, look.offset + count)]
+            if count:
+                core.delivered(0, count)
+        later = [at for at in stored if at > now]
+        now = min([core.wake_ms, *later])
+    assert delivered == list(enumerate(due))

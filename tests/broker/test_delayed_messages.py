@@ -1,0 +1,254 @@
+"""Delay levels at a broker: where a delayed message waits, when it comes, and how often."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lone_broker import Rig, run_with_broker, send_header, until
+
+from batonmq.broker import delivery
+from batonmq.broker.progress import ProgressRecord, decode_progress
+from batonmq.broker.put_hooks import PutHooks
+from batonmq.protocol.batch import BatchItem, encode_batch
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.message import MessageExt
+from batonmq.protocol.properties import encode_properties
+from batonmq.protocol.record import NewMessage, decode_records
+from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
+from batonmq.store.config import StoreConfig
+from batonmq.store.delay_levels import DelayLevels
+
+
+class Clock:
+    """The wall clock of deliveries. It stands until a test moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_ms = 0
+        real = delivery.wall_ms
+        monkeypatch.setattr(delivery, "wall_ms", lambda: real() + self.ahead_ms)
+        monkeypatch.setattr(delivery, "LOOK_AGAIN_MS", 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:
+    pulled = await rig.pull(topic, queue=queue)
+    return decode_records(pulled.body) if pulled.code == 0 else []
+
+
+def end_of(rig: Rig, topic: str, queue: int = 0) -> int:
+    return rig.service.store.queries.max_offset_in_queue(topic, queue)
+
+
+def test_r30_a_delayed_message_waits_in_the_queue_of_its_level_and_comes_once(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        sent = await rig.send("T", b"later", queue=2, DELAY="3", TAGS="A", KEYS="k1")
+        assert (sent.code, sent.ext["queueId"], sent.ext["queueOffset"]) == (0, "2", "0")
+        (waiting,) = await messages(rig, SCHEDULE_TOPIC, 2)
+        assert waiting.properties["REAL_TOPIC"] == "T" and waiting.properties["REAL_QID"] == "2"
+        unit = rig.service.store.queries.units(SCHEDULE_TOPIC, 2, 0, 1)[0]
+        assert unit[2] == waiting.store_timestamp + 10_000, "the unit says when it is due"
+        clock.ahead_ms = 9_000
+        await rig.send("Other")
+        assert end_of(rig, "T", 2) == 0, "not early"
+        clock.ahead_ms = 10_001
+        await until(lambda: end_of(rig, "T", 2) == 1)
+        (came,) = await messages(rig, "T", 2)
+        assert (came.body, came.tags, came.keys) == (b"later", "A", "k1")
+        assert came.born_timestamp == waiting.born_timestamp
+        assert came.born_host == waiting.born_host
+        # As in Java: what it waited for is still to be seen.
+        assert {"DELAY": "3", "REAL_TOPIC": "T"}.items() <= came.properties.items()
+        table = json.loads((await rig.ask(45)).body)["offsetTable"]
+        assert table == {"3": 1}
+        clock.ahead_ms = 100_000
+        await rig.send("Other")
+        assert end_of(rig, "T", 2) == 1, "once"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_a_restart_goes_on_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
+    """Two are delivered before the stop, of which the file knows nothing; one after it."""
+
+    async def before(rig: Rig) -> None:
+        for _ in range(2):
+            await rig.send(DELAY="1")
+        await rig.send(DELAY="2")
+        clock.ahead_ms = 1_100
+        await until(lambda: end_of(rig, "T") == 2)
+
+    async def after(rig: Rig) -> None:
+        clock.ahead_ms = 5_100
+        await until(lambda: end_of(rig, "T") == 3)
+        assert rig.service.waiting.schedule.delivered_total == 1
+
+    run_with_broker(tmp_path, before)
+    (tmp_path / "config" / "delayOffset.json").unlink()
+    (tmp_path / "config" / "delayOffset.json.bak").unlink(missing_ok=True)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    run_with_broker(tmp_path, after)
+
+
+def test_a_backlog_comes_in_slices_and_whole(tmp_path: Path, clock: Clock) -> None:
+    count = 3 * delivery.SLICE + 5
+
+    async def play(rig: Rig) -> None:
+        for number in range(count):
+            await rig.send(body=b"%d" % number, DELAY="1")
+        taken = list[int]()
+        core: Any = rig.service.waiting.schedule._queues
+        delivered = core.delivered
+        core.delivered = lambda queue_id, n: (taken.append(n), delivered(queue_id, n))
+        clock.ahead_ms = 1_500
+        await until(lambda: end_of(rig, "T") == count)
+        assert max(taken) <= delivery.SLICE and sum(taken) == count
+        bodies = [one.body for one in await messages(rig, "T")]
+        assert bodies == [b"%d" % number for number in range(len(bodies))]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_a_master_that_takes_no_writes_delivers_nothing(tmp_path: Path, clock: Clock) -> None:
+    """Neither without a lease nor within a planned switch; afterwards it does."""
+
+    async def play(rig: Rig) -> None:
+        path = rig.service.path
+        await rig.send(DELAY="1")
+        path.hold.begin()
+        end = rig.service.store.max_phy_offset
+        clock.ahead_ms = 2_000
+        for _ in range(50):
+            await rig.ask(45)
+        assert rig.service.store.max_phy_offset == end
+        path.hold.release()
+        await until(lambda: end_of(rig, "T") == 1)
+        rig.service.role_left()
+        await rig.send(DELAY="1")
+        clock.ahead_ms = 9_000
+        for _ in range(50):
+            await rig.ask(45)
+        assert end_of(rig, "T") == 1
+        rig.service.master_opened()
+        await until(lambda: end_of(rig, "T") == 2)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T", DELAY="1")
+        await rig.send("U", DELAY="1")
+        assert (await rig.ask(215, {"topic": "T"})).code == 0
+        clock.ahead_ms = 2_000
+        await until(lambda: end_of(rig, "U") == 1)
+        assert rig.service.store.queries.next_offset_in_queue("T", 0) == 0
+        assert rig.service.tables.delays.table == {1: 2}
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("level", ["x", "1.5", "9" * 12, "\u0663"])
+def test_a_delay_that_is_none_is_refused_and_not_stored(tmp_path: Path, level: str) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        end = rig.service.store.max_phy_offset
+        refused = await rig.send(DELAY=level)
+        assert refused.code == 13 and "delay level" in (refused.remark or "")
+        items = [BatchItem(b"x", encode_properties({"DELAY": "1"}).encode())]
+        header = send_header("T", 0, {}) | {"m": "true"}
+        batch = await rig.ask(320, header, encode_batch(items))
+        assert batch.code == 13 and "batch" in (batch.remark or "")
+        assert rig.service.store.max_phy_offset == end
+
+    run_with_broker(tmp_path, play)
+
+
+def message(topic: str, delay: str) -> NewMessage:
+    return NewMessage(topic, 3, b"", f"DELAY\x01{delay}\x02".encode(), 0, None, None, 0, bytes(8))
+
+
+@pytest.mark.parametrize(
+    ("topic", "delay", "queue"),
+    [
+        ("T", "2", 1),
+        ("T", "99", 17),
+        ("%RETRY%g", "3", 2),
+        ("T", "0", None),
+        ("T", "-1", None),
+        ("%DLQ%g", "3", None),
+    ],
+)
+def test_which_messages_wait_and_where(topic: str, delay: str, queue: int | None) -> None:
+    """A level above the last counts as the last; dead letters do not wait."""
+    one = message(topic, delay)
+    PutHooks(StoreConfig()).apply(one, 0)
+    if queue is None:
+        assert (one.topic, one.queue_id) == (topic, 3)
+    else:
+        assert (one.topic, one.queue_id) == (SCHEDULE_TOPIC, queue)
+        assert f"DELAY\x01{queue + 1}\x02" in one.properties.decode()
+
+
+@pytest.mark.parametrize("text", ["", "1x", "s", "1s,5s", "10"])
+def test_a_list_of_levels_that_is_none_stops_the_start(text: str) -> None:
+    with pytest.raises(ValueError, match="messageDelayLevel"):
+        StoreConfig(message_delay_level=text)
+    assert DelayLevels("1s 2m").delay_ms(2) == 120_000
+
+
+def test_r44_progress_above_the_end_of_a_queue_goes_back_to_it(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """An unclean election cut delayed messages: others get their offsets, and are delivered."""
+
+    async def play(rig: Rig) -> None:
+        service = rig.service
+        await rig.send(DELAY="1")
+        service.role_left()
+        service.tables.delays.set_all({1: 40, 2: 7})
+        service.master_opened()
+        clock.ahead_ms = 2_000
+        await rig.send(DELAY="1")
+        clock.ahead_ms = 9_000
+        await until(lambda: end_of(rig, "T") == 1)
+        assert service.tables.delays.table[1] == 2
+
+    run_with_broker(tmp_path, play)
+
+
+def test_progress_that_is_not_confirmed_counts_for_the_new_master_only(tmp_path: Path) -> None:
+    """R30: it may be cut with what was delivered."""
+
+    async def play(rig: Rig) -> None:
+        progress = rig.service.waiting.progress
+        progress.confirmed(ProgressRecord(delays={1: 3}).encode())
+        progress.take_over(ProgressRecord(delays={1: 5}).encode())
+        assert progress.delays == {1: 5} and rig.service.tables.delays.table == {1: 3}
+        progress.role_left()
+        assert progress.delays == {1: 3}
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"v":9}', b'{"delays":{"x":1}}', b"\xff"])
+def test_a_progress_record_that_cannot_be_read_is_named(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="progress record"):
+        decode_progress(body)
+
+
+def test_clients_do_not_write_what_the_broker_writes(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for topic in (PROGRESS_TOPIC, SCHEDULE_TOPIC):
+            assert (await rig.send(topic)).code == 16
+
+    run_with_broker(tmp_path, play)

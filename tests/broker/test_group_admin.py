@@ -1,0 +1,275 @@
+"""Helping a consumer: positions, who is connected, offsets set and taken up, members asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from lone_broker import Rig, run_with_broker, until
+
+from batonmq.protocol.bodies import (
+    ConsumerConnection,
+    ConsumerData,
+    ConsumeStats,
+    GetConsumerStatusBody,
+    GroupList,
+    HeartbeatData,
+    ProducerData,
+    ResetOffsetBody,
+    SubscriptionData,
+    TopicStatsTable,
+)
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.fastjson import loads
+from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.record import decode_record
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "remoting"
+Q0 = MessageQueue("T", "broker-a", 0)
+
+
+def beat(client_id: str) -> bytes:
+    subscription = SubscriptionData(topic="T", sub_version=1)
+    return HeartbeatData(
+        client_id=client_id,
+        consumer_data_set=[ConsumerData(group_name="g", subscription_data_set=[subscription])],
+        producer_data_set=[ProducerData(group_name="p")],
+    ).encode()
+
+
+class Member:
+    """A client of group g; `asked` are the requests that the broker sent it."""
+
+    def __init__(self, client_id: str, answer: RemotingCommand | None = None) -> None:
+        self.client_id = client_id
+        self.asked: list[RemotingCommand] = []
+        self._answer = answer
+        processors = Processors()
+        processors.default(self._take)
+        self.client = RemotingClient(processors)
+
+    def _take(self, request: RemotingCommand, _: Connection) -> RemotingCommand | None:
+        self.asked.append(request)
+        if self._answer is None:
+            return None
+        self._answer.opaque = request.opaque
+        return self._answer
+
+    async def join(self, rig: Rig) -> None:
+        request = RemotingCommand.request(34, body=beat(self.client_id))
+        assert (await self.client.invoke(rig.service.address, request, 5000)).code == 0
+
+
+def answer(body: bytes, code: int = 0) -> RemotingCommand:
+    return RemotingCommand(code, flag=1, body=body)
+
+
+async def reset(rig: Rig, **fields: object) -> RemotingCommand:
+    header = {"topic": "T", "group": "g", "timestamp": -1, "isForce": "true"} | fields
+    return await rig.ask(222, {name: str(value) for name, value in header.items()})
+
+
+async def committed(rig: Rig, queue: int = 0) -> str:
+    header = {"consumerGroup": "g", "topic": "T", "queueId": str(queue)}
+    return (await rig.ask(14, header)).ext["offset"]
+
+
+def test_positions_of_a_topic_and_of_a_group(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        stats = TopicStatsTable.decode((await rig.ask(202, {"topic": "T"})).body)
+        assert len(stats.offset_table) == 4
+        first = stats.offset_table[Q0]
+        assert (first.min_offset, first.max_offset) == (0, 3)
+        assert first.last_update_timestamp > 1_700_000_000_000
+        assert (await rig.ask(202, {"topic": "Nowhere"})).code == 17
+
+        await rig.pull(commit=2)
+        body = (await rig.ask(208, {"consumerGroup": "g"})).body
+        progress = ConsumeStats.decode(body).offset_table
+        assert len(progress) == 4
+        assert (progress[Q0].broker_offset, progress[Q0].consumer_offset) == (3, 2)
+        # Of the last message that was consumed, not of the last one.
+        assert 1_700_000_000_000 < progress[Q0].last_timestamp <= first.last_update_timestamp
+        named = await rig.ask(208, {"consumerGroup": "new", "topicList": "T;Nowhere"})
+        assert ConsumeStats.decode(named.body).offset_table[Q0].consumer_offset == 0
+        groups = await rig.ask(300, {"topic": "T"})
+        assert GroupList.decode(groups.body).group_list == ["g"]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_who_is_connected(tmp_path: Path) -> None:
+    golden = {
+        code: json.loads((GOLDEN / f"broker-{code}.json").read_text())["examples"][0]
+        for code in (203, 204)
+    }
+
+    async def play(rig: Rig) -> None:
+        for code in (203, 204):
+            asked = json.loads(golden[code]["request"]["header"])["extFields"]
+            told = json.loads(golden[code]["response"]["header"])
+            reply = await rig.ask(code, asked)
+            assert (reply.code, reply.remark) == (told["code"], told["remark"])
+        await rig.send()
+        await rig.ask(34, body=beat("me@1"))
+        body = ConsumerConnection.decode((await rig.ask(203, {"consumerGroup": "g"})).body)
+        (connection,) = body.connection_set
+        assert (connection.client_id, connection.language) == ("me@1", "PYTHON")
+        assert list(body.subscription_table) == ["T"]
+        producers = loads((await rig.ask(204, {"producerGroup": "p"})).body)
+        assert [each["clientId"] for each in producers["connectionSet"]] == ["me@1"]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_the_golden_reset_and_both_ends(tmp_path: Path) -> None:
+    """To the beginning as mqadmin asks for it, to the end, to a time, to an offset of one queue."""
+    golden = json.loads((GOLDEN / "broker-222.json").read_text())["examples"][0]
+    asked = json.loads(golden["request"]["header"])["extFields"] | {"topic": "T", "group": "g"}
+
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        await rig.pull(commit=2)
+        reply = await rig.ask(222, asked)
+        table = ResetOffsetBody.decode(reply.body).offset_table
+        assert (reply.code, len(table), table[Q0]) == (0, 4, 0)
+        assert await committed(rig) == "0"
+        assert ResetOffsetBody.decode((await reset(rig)).body).offset_table[Q0] == 3
+        assert await committed(rig) == "3"
+        await reset(rig, queueId=0, offset=1)
+        assert await committed(rig) == "1"
+        for fields, code, named in (
+            ({"queueId": 0, "offset": 9}, 1, "9 not in consume queue range [0-3]"),
+            ({"queueId": 99}, 29, "queueId 99"),
+            ({"topic": "Nowhere"}, 17, "Nowhere"),
+            ({"group": "nobody"}, 26, "nobody"),
+            ({"timestamp": "soon"}, 29, "timestamp"),
+        ):
+            refused = await reset(rig, **fields)
+            assert refused.code == code and named in (refused.remark or "")
+        assert await committed(rig) == "1"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_reset_reaches_a_waiting_pull_and_no_member_that_has_gone_uses_it_up(
+    tmp_path: Path,
+) -> None:
+    """Every pull from elsewhere is sent to the offset (21), and progress from before is ignored,
+    until one asks for that offset: so the held pull of a former owner costs nobody the reset."""
+
+    async def play(rig: Rig) -> None:
+        for number in range(4):
+            await rig.send(body=b"%d" % number)
+        await rig.pull(commit=4, offset=4)
+        former = asyncio.ensure_future(rig.pull(offset=4, suspend_ms=20_000))
+        await until(lambda: rig.service.pull.held == 1)
+        await reset(rig, timestamp=0)
+        moved = await former
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (21, "0")
+        assert moved.remark == "OFFSET_RESET"
+        late = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "4"}
+        assert (await rig.ask(15, late)).code == 0
+        again = await rig.pull(offset=4, commit=4)
+        assert (again.code, again.ext["nextBeginOffset"], await committed(rig)) == (21, "0", "0")
+        assert (await rig.pull(offset=0)).code == 0
+        assert (await rig.ask(15, late)).code == 0
+        assert await committed(rig) == "4", "the reset is over"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_another_groups_waiting_pull_goes_on_waiting(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        await rig.pull(commit=1)
+        other = asyncio.ensure_future(rig.pull(offset=1, suspend_ms=20_000, group="other"))
+        await until(lambda: rig.service.pull.held == 1)
+        await reset(rig, timestamp=0)
+        assert rig.service.pull.held == 1 and not other.done()
+        await rig.send(body=b"new")
+        assert (await other).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_without_the_server_side_the_members_are_told(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        for queue in range(4):
+            await rig.pull(queue=queue, commit=min(queue, 1))
+        assert (await reset(rig, timestamp=0)).code == 206
+        member = Member("m1")
+        await member.join(rig)
+        reply = await reset(rig, isForce="false")
+        assert ResetOffsetBody.decode(reply.body).offset_table[Q0] == 0, "never forward"
+        await until(lambda: RequestCode.RESET_CONSUMER_CLIENT_OFFSET in codes(member))
+        (told,) = [each for each in member.asked if each.code == 220]
+        assert told.ext == {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "false"}
+        assert told.is_oneway and ResetOffsetBody.decode(told.body).offset_table[Q0] == 0
+        await member.client.close()
+
+    run_with_broker(tmp_path, play, broker={"use_server_side_reset_offset": False})
+
+
+def codes(member: Member) -> list[int]:
+    return [each.code for each in member.asked]
+
+
+def test_members_are_asked(tmp_path: Path) -> None:
+    """223 by 221, 307 and 309 as they are; 1 for one that is not there."""
+
+    async def play(rig: Rig) -> None:
+        sent = await rig.send(body=b"again")
+        assert (await rig.ask(223, {"topic": "T", "group": "g"})).code == 1
+        held = GetConsumerStatusBody(message_queue_table={Q0: 7}).encode()
+        member = Member("m1", answer(held))
+        await member.join(rig)
+        reply = await rig.ask(223, {"topic": "T", "group": "g"})
+        table = loads(reply.body)["consumerTable"]["m1"]
+        assert list(table.values()) == [7]
+
+        header = {"consumerGroup": "g", "clientId": "m1", "jstackEnable": "false"}
+        info = await rig.ask(307, header)
+        assert (info.code, info.body) == (0, held)
+        header |= {"msgId": sent.ext["msgId"], "topic": "T"}
+        await rig.ask(309, header)
+        told = member.asked[-1]
+        assert decode_record(told.body).body == b"again"
+        assert (told.ext["brokerName"], told.ext["groupSysFlag"]) == ("broker-a", "0")
+        for change, code, named in (
+            ({"clientId": "nobody"}, 1, "nobody"),
+            ({"msgId": "7F000001" + "0" * 16 + "FFFFFFFF"}, 1, "stored here"),
+            ({"msgId": "short"}, 29, "short"),
+        ):
+            refused = await rig.ask(309, header | change)
+            assert refused.code == code and named in (refused.remark or "")
+        await member.client.close()
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("code", [307, 309])
+def test_a_member_that_does_not_answer(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batonmq.broker.group_admin.MEMBER_MS", 50)
+
+    async def play(rig: Rig) -> None:
+        sent = await rig.send()
+        member = Member("m1")
+        await member.join(rig)
+        header = {"consumerGroup": "g", "clientId": "m1", "msgId": sent.ext["msgId"]}
+        assert (await rig.ask(code, header)).code == 207
+        await member.client.close()
+
+    run_with_broker(tmp_path, play)

@@ -1,0 +1,111 @@
+"""41 and 42 at a broker: what is answered, when, and what the log has of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from lone_broker import Rig, run_with_broker, until
+
+from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from batonmq.protocol.message import MessageQueue
+from batonmq.remoting.command import RemotingCommand
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "remoting"
+QUEUE = MessageQueue("T", "broker-a", 0)
+
+
+def lock_body(client: str, group: str = "g") -> bytes:
+    return LockBatchRequestBody(client_id=client, consumer_group=group, mq_set=[QUEUE]).encode()
+
+
+def owned(reply: RemotingCommand) -> list[MessageQueue]:
+    assert reply.code == 0, reply.remark
+    return LockBatchResponseBody.decode(reply.body).lock_ok_mq_set
+
+
+def test_the_golden_lock_and_unlock(tmp_path: Path) -> None:
+    lock, unlock = (
+        json.loads((GOLDEN / f"broker-{code}.json").read_text())["examples"][0] for code in (41, 42)
+    )
+
+    async def play(rig: Rig) -> None:
+        reply = await rig.ask(41, body=bytes.fromhex(lock["request"]["body_hex"]))
+        assert json.loads(reply.body) == json.loads(bytes.fromhex(lock["response"]["body_hex"]))
+        assert (await rig.ask(42, body=bytes.fromhex(unlock["request"]["body_hex"]))).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_second_client_gets_it_when_the_first_gives_it_back(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+        assert owned(await rig.ask(41, body=lock_body("b"))) == []
+        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+        await rig.ask(42, body=lock_body("b"))
+        assert owned(await rig.ask(41, body=lock_body("b"))) == []
+        await rig.ask(42, body=lock_body("a"))
+        assert owned(await rig.ask(41, body=lock_body("b"))) == [QUEUE]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_a_lock_is_answered_when_its_record_is_confirmed(tmp_path: Path) -> None:
+    """The log's record makes every replica know the owner; a renewal writes nothing, but it, too,
+    is answered by a master only."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        path = rig.service.path
+        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
+        await until(lambda: rig.service.tables.locks.change_count > 0)
+        second = await rig.ask(41, body=lock_body("b"))
+        assert owned(second) == [] and not waits.done()
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+        assert owned(await waits) == [QUEUE]
+        end = rig.service.store.max_phy_offset
+        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+        assert rig.service.store.max_phy_offset == end
+        path.gate.follow(2, "127.0.0.1:1")
+        for code in (41, 42):
+            refused = await rig.ask(code, body=lock_body("a"))
+            assert refused.code == 2 and "slave" in (refused.remark or "")
+
+    run_with_broker(tmp_path, play)
+
+
+def test_locks_survive_a_restart_and_run_out(tmp_path: Path) -> None:
+    async def first(rig: Rig) -> None:
+        assert owned(await rig.ask(41, body=lock_body("a"))) == [QUEUE]
+
+    async def second(rig: Rig) -> None:
+        assert owned(await rig.ask(41, body=lock_body("b"))) == []
+        locks, now = rig.service.tables.locks, rig.service.path.clock_ms()
+        locks.lead(now - 3_600_000)
+        while locks.has_locks("g", now) or locks.change_count == 0:
+            rig.service.locks.tick(now)
+        rig.service.locks.tick(now)
+        rig.service.locks.tick(now)
+        assert locks.wrapper().locks == {}
+        assert owned(await rig.ask(41, body=lock_body("b"))) == [QUEUE]
+
+    run_with_broker(tmp_path, first)
+    run_with_broker(tmp_path, second)
+
+
+def test_bad_requests_are_refused_by_name(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for body, named in (
+            (lock_body(""), "clientId"),
+            (lock_body("a", ""), "consumerGroup"),
+            (b"[", "LockBatchRequestBody"),
+        ):
+            for code in (41, 42):
+                reply = await rig.ask(code, body=body)
+                assert reply.code != 0 and named in (reply.remark or "")
+        assert rig.service.store.max_phy_offset == 0
+
+    run_with_broker(tmp_path, play)

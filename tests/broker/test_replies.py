@@ -1,0 +1,117 @@
+"""Request-reply at the broker: 324 and 325, pushed by 326 to the producer that waits; the trace
+topic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lone_broker import Rig, run_with_broker, send_header
+from test_group_admin import Member, answer
+
+from batonmq.protocol.properties import decode_properties
+from batonmq.protocol.record import decode_records
+from batonmq.remoting.command import RemotingCommand
+
+REPLIES = "DefaultCluster_REPLY_TOPIC"
+ASKED = {"CORRELATION_ID": "c-1", "TTL": "3000", "MSG_TYPE": "reply", "UNIQ_KEY": "R1"}
+LONG_NAMES = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "m": "batch",
+}
+
+
+async def reply_to(rig: Rig, client_id: str, code: int = 325) -> RemotingCommand:
+    header = send_header(REPLIES, 0, ASKED | {"REPLY_TO_CLIENT": client_id})
+    if code == 324:
+        header = {LONG_NAMES[name]: value for name, value in header.items()}
+    return await rig.ask(code, header, b"answer")
+
+
+@pytest.mark.parametrize("code", [324, 325])
+def test_the_answer_reaches_who_asked_and_is_stored(tmp_path: Path, code: int) -> None:
+    async def play(rig: Rig) -> None:
+        asker = Member("asker@1", answer(b""))
+        await asker.join(rig)
+        reply = await reply_to(rig, "asker@1", code)
+        assert (reply.code, reply.ext["queueId"], reply.ext["queueOffset"]) == (0, "0", "0")
+        assert int(reply.ext["msgId"][16:], 16) >= 0
+        pushed = asker.asked[-1]
+        assert (pushed.code, pushed.body, pushed.ext["topic"]) == (326, b"answer", REPLIES)
+        properties = decode_properties(pushed.ext["properties"])
+        assert properties["CORRELATION_ID"] == "c-1" and int(properties["PUSH_REPLY_TIME"])
+        assert pushed.ext["bornHost"] and int(pushed.ext["storeTimestamp"])
+        stored = decode_records((await rig.pull(REPLIES)).body)
+        assert [record.body for record in stored] == [b"answer"]
+        await asker.client.close()
+
+    run_with_broker(tmp_path, play)
+
+
+def test_who_does_not_wait_any_more(tmp_path: Path) -> None:
+    """Nobody is named, the named one is gone, or refuses: code 1 with the reason, and stored."""
+
+    async def play(rig: Rig) -> None:
+        nobody = await rig.ask(325, send_header(REPLIES, 0, ASKED), b"answer")
+        assert nobody.code == 1 and "REPLY_TO_CLIENT" in (nobody.remark or "")
+        gone = Member("gone@1")
+        await gone.join(rig)
+        await gone.client.close()
+        while rig.service.clients._clients.producers:
+            await rig.ask(28)
+        reply = await reply_to(rig, "gone@1")
+        assert reply.code == 1 and "<gone@1> not found" in (reply.remark or "")
+        unwilling = Member("unwilling@1", answer(b"", code=1))
+        await unwilling.join(rig)
+        assert (await reply_to(rig, "unwilling@1")).code == 1
+        await unwilling.client.close()
+        assert len(decode_records((await rig.pull(REPLIES)).body)) == 3
+
+    run_with_broker(tmp_path, play)
+
+
+def test_the_trace_topic_takes_what_clients_trace(tmp_path: Path) -> None:
+    """traceTopicEnable: a topic of the broker with one queue; its messages are found by the ids
+    that they tell of."""
+
+    async def play(rig: Rig) -> None:
+        sent = await rig.send("RMQ_SYS_TRACE_TOPIC", b"Pub\x011700000000000", KEYS="ID1 key1")
+        assert (sent.code, sent.ext["queueId"]) == (0, "0")
+        config = rig.service.topics.get("RMQ_SYS_TRACE_TOPIC")
+        assert config is not None and (config.perm, config.write_queue_nums) == (6, 1)
+        query = {"topic": "RMQ_SYS_TRACE_TOPIC", "key": "ID1", "maxNum": "9"}
+        times = {"beginTimestamp": "0", "endTimestamp": str(2**62)}
+        found = await rig.ask(12, query | times)
+        while found.code != 0:
+            found = await rig.ask(12, query | times)
+        assert [m.body for m in decode_records(found.body)] == [b"Pub\x011700000000000"]
+        assert sent.ext["TRACE_ON"] == "true"
+
+    async def without(rig: Rig) -> None:
+        assert rig.service.topics.get("RMQ_SYS_TRACE_TOPIC") is None
+
+    run_with_broker(tmp_path / "on", play, broker={"trace_topic_enable": True})
+    run_with_broker(tmp_path / "off", without)
+
+
+def test_without_storing_only_the_push_counts(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        asker = Member("asker@1", answer(b""))
+        await asker.join(rig)
+        reply = await reply_to(rig, "asker@1")
+        assert (reply.code, reply.ext["msgId"]) == (0, "0")
+        assert (await rig.pull(REPLIES)).code != 0
+        bad = await rig.ask(325, send_header(REPLIES, 0, ASKED) | {"g": "soon"}, b"answer")
+        assert bad.code == 1 and "bornTimestamp" in (bad.remark or "")
+        await asker.client.close()
+
+    run_with_broker(tmp_path, play, broker={"store_reply_message_enable": False})

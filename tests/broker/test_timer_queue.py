@@ -1,0 +1,98 @@
+"""When which timed message is due: no loop, no log, the clock is a number."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batonmq.broker.timer_queue import NEVER, TimerQueue
+from batonmq.store.delay_offset import TimerProgress
+
+ANY = 1 << 40
+
+
+def fresh(progress: TimerProgress | None = None, least: int = 0) -> TimerQueue:
+    queue = TimerQueue()
+    queue.begin(progress or TimerProgress(), least, ANY)
+    return queue
+
+
+def test_messages_come_in_the_order_of_their_times() -> None:
+    queue = fresh()
+    for due_ms in (300, 100, 200, 100):
+        assert queue.seen(due_ms)
+    assert queue.wake_ms == 100 and queue.next_due(99) is None
+    seen = []
+    while (offset := queue.next_due(250)) is not None:
+        seen.append(offset)
+        queue.done()
+    assert seen == [1, 3, 2] and queue.wake_ms == 300 and len(queue) == 1
+
+
+def test_an_empty_queue_waits_for_nothing() -> None:
+    queue = fresh()
+    assert queue.wake_ms == NEVER and queue.next_due(NEVER) is None
+
+
+def test_a_recall_counts_once() -> None:
+    queue = fresh()
+    queue.recalled(b"T+K")
+    assert queue.take_recall(b"T+K") and not queue.take_recall(b"T+K")
+
+
+def test_it_reads_from_the_block_of_the_first_that_waits() -> None:
+    """So a message that waits for days does not make a new master read all that came meanwhile
+    again and again, but for its own block."""
+    queue = fresh()
+    for number in range(3 * 4096):
+        queue.seen(100 if number < 4100 else 900)
+    for _ in range(4100):
+        assert queue.next_due(100) is not None
+        queue.done()
+    progress = queue.progress()
+    assert (progress.from_offset, progress.next_offset) == (4096, 3 * 4096)
+    assert (progress.done_ms, progress.done_offset) == (100, 4099)
+
+
+def read(due: list[int], progress: TimerProgress) -> TimerQueue:
+    """A new master reads all units again."""
+    queue = fresh(progress)
+    for due_ms in due[queue.next_offset :]:
+        queue.seen(due_ms)
+    return queue
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.lists(st.integers(0, 8), max_size=30))
+def test_r30_a_new_master_delivers_exactly_the_rest(due: list[int], steps: list[int]) -> None:
+    """Units become visible and messages due in any order; at any moment another master begins from
+    the last progress. Each message is delivered once."""
+    queue, visible, now, delivered = fresh(), 0, 0, list[int]()
+    progress = queue.progress()
+    for step in steps:
+        if step < 4:
+            for due_ms in due[visible : visible + step]:
+                queue.seen(due_ms)
+            visible = min(len(due), visible + step)
+        elif step < 8:
+            now += step
+            for _ in range(2):
+                if (offset := queue.next_due(now)) is not None:
+                    delivered.append(offset)
+                    queue.done()
+                    progress = queue.progress()
+        else:
+            queue = read(due[:visible], progress)
+    queue = read(due, progress)
+    while (offset := queue.next_due(60)) is not None:
+        delivered.append(offset)
+        queue.done()
+    assert sorted(delivered) == list(range(len(due)))
+
+
+def test_a_million_waiting_ones_fit() -> None:
+    """Counted, not measured: one integer each, and a block for every 4,096."""
+    queue = fresh()
+    for number in range(20_000):
+        queue.seen(1_700_000_000_000 + number * 7 % 1000)
+    assert max(map(int.__sizeof__, queue._heap)) <= 40
+    assert len(queue._blocks) == 5

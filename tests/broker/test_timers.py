@@ -1,0 +1,259 @@
+"""Timed messages at a broker: to the millisecond, once, recalled, and again after a restart."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from lone_broker import Rig, run_with_broker, send_header, until
+
+from batonmq.broker import delivery, timer_service
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.batch import BatchItem, encode_batch
+from batonmq.protocol.message import MessageExt
+from batonmq.protocol.properties import encode_properties
+from batonmq.protocol.recall_handle import RecallHandle, decode_handle
+from batonmq.protocol.record import decode_records
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
+from batonmq.remoting.command import RemotingCommand
+
+RECALLS: dict[str, object] = {"recall_message_enable": True}
+
+
+class Clock:
+    """The wall clock of deliveries. It goes on, and a test moves it ahead."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_ms = 0
+        real = delivery.wall_ms
+        monkeypatch.setattr(delivery, "wall_ms", lambda: real() + self.ahead_ms)
+        monkeypatch.setattr(delivery, "LOOK_AGAIN_MS", 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:
+    pulled = await rig.pull(topic, queue=queue)
+    return decode_records(pulled.body) if pulled.code == 0 else []
+
+
+def end_of(rig: Rig, topic: str, queue: int = 0) -> int:
+    return rig.service.store.queries.max_offset_in_queue(topic, queue)
+
+
+@pytest.mark.parametrize(
+    ("wish", "value", "ahead_ms"),
+    [
+        ("TIMER_DELAY_SEC", "60", 60_000),
+        ("TIMER_DELAY_MS", "60007", 60_007),
+        ("TIMER_DELIVER_MS", "", 60_003),
+    ],
+)
+def test_a_timed_message_comes_at_its_millisecond(
+    tmp_path: Path, clock: Clock, wish: str, value: str, ahead_ms: int
+) -> None:
+    async def play(rig: Rig) -> None:
+        first = wall_ms()
+        sent = await rig.send("T", b"timed", queue=3, **{wish: value or str(first + ahead_ms)})
+        last = wall_ms()
+        assert sent.code == 0 and sent.ext["queueId"] == "3"
+        (waiting,) = await messages(rig, TIMER_TOPIC)
+        out_ms = int(waiting.properties["TIMER_OUT_MS"])
+        assert first + ahead_ms <= out_ms <= last + ahead_ms, "not rounded"
+        assert rig.service.store.queries.units(TIMER_TOPIC, 0, 0, 1)[0][2] == out_ms
+        handle = decode_handle(sent.ext["recallHandle"])
+        assert handle == RecallHandle("T", "broker-a", out_ms + 1, "KEY1")
+        await until(lambda: len(rig.service.waiting.timers) == 1)
+        assert rig.service.waiting.timers._look_ms == out_ms
+        clock.ahead_ms = 50_000
+        await rig.ask(45)
+        assert end_of(rig, "T", 3) == 0
+        clock.ahead_ms = 60_100
+        await until(lambda: end_of(rig, "T", 3) == 1)
+        (came,) = await messages(rig, "T", 3)
+        assert came.body == b"timed" and came.properties["REAL_TOPIC"] == "T"
+        assert int(came.properties["TIMER_DEQUEUE_MS"]) >= out_ms
+
+    run_with_broker(tmp_path, play)
+
+
+def test_what_is_due_already_is_stored_at_once_and_a_level_counts_more(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for wish in ({"TIMER_DELIVER_MS": "1"}, {"TIMER_DELAY_SEC": "-5"}):
+            sent = await rig.send("T", **wish)
+            assert sent.code == 0 and "recallHandle" not in sent.ext
+        assert end_of(rig, "T") == 2 and end_of(rig, TIMER_TOPIC) == 0
+        await rig.send("T", DELAY="3", TIMER_DELAY_SEC="5")
+        (waiting,) = await messages(rig, SCHEDULE_TOPIC, 2)
+        assert "TIMER_DELAY_SEC" not in waiting.properties
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "named"),
+    [
+        ({"TIMER_DELAY_SEC": "259201"}, 13, "timerMaxDelaySec"),
+        ({"TIMER_DELIVER_MS": "9999999999999"}, 13, "timerMaxDelaySec"),
+        ({"TIMER_DELAY_MS": "soon"}, 13, "TIMER_DELAY_MS"),
+        ({"TIMER_DELAY_MS": "1" * 30}, 13, "TIMER_DELAY_MS"),
+        ({"TIMER_DELIVER_MS": "5", "TIMER_DEL_UNIQKEY": "T+K"}, 13, "due already"),
+    ],
+)
+def test_a_wish_that_cannot_be_kept_is_refused_and_not_stored(
+    tmp_path: Path, wish: dict[str, str], code: int, named: str
+) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        end = rig.service.store.max_phy_offset
+        refused = await rig.send("T", **wish)
+        assert refused.code == code and named in (refused.remark or "")
+        items = [BatchItem(b"x", encode_properties({"TIMER_DELAY_SEC": "1"}).encode())]
+        batch = await rig.ask(320, send_header("T", 0, {}) | {"m": "true"}, encode_batch(items))
+        assert batch.code == 13
+        assert rig.service.store.max_phy_offset == end
+
+    run_with_broker(tmp_path, play)
+
+
+def test_timers_can_be_switched_off_and_never_outlive_the_log(tmp_path: Path) -> None:
+    async def off(rig: Rig) -> None:
+        refused = await rig.send("T", TIMER_DELAY_SEC="5")
+        assert refused.code == 1 and "timerWheelEnable" in (refused.remark or "")
+
+    async def short(rig: Rig) -> None:
+        assert (await rig.send("T", TIMER_DELAY_SEC="3601")).code == 13
+        assert (await rig.send("T", TIMER_DELAY_SEC="3599")).code == 0
+
+    run_with_broker(tmp_path / "off", off, timer_wheel_enable=False)
+    run_with_broker(tmp_path / "short", short, file_reserved_time=1)
+
+
+async def recall(rig: Rig, sent: RemotingCommand, **changed: str) -> RemotingCommand:
+    fields = {"producerGroup": "pg", "topic": "T", "recallHandle": sent.ext["recallHandle"]}
+    return await rig.ask(370, fields | changed)
+
+
+def test_a_recalled_message_never_comes_also_after_a_restart(tmp_path: Path, clock: Clock) -> None:
+    async def before(rig: Rig) -> None:
+        first = await rig.send("T", b"recalled", TIMER_DELAY_SEC="60", UNIQ_KEY="K1")
+        second = await rig.send("T", b"recalled too", TIMER_DELAY_SEC="60", UNIQ_KEY="K2")
+        await rig.send("T", b"kept", TIMER_DELAY_SEC="60", UNIQ_KEY="K3")
+        answer = await recall(rig, first)
+        assert (answer.code, answer.ext["msgId"]) == (0, "K1")
+        assert (await recall(rig, second)).code == 0
+
+    async def after(rig: Rig) -> None:
+        clock.ahead_ms = 70_000
+        await until(lambda: len(rig.service.waiting.timers) == 0 and end_of(rig, "T") == 1)
+        assert [one.body for one in await messages(rig, "T")] == [b"kept"]
+        assert not rig.service.waiting.timers._queue._recalled
+
+    run_with_broker(tmp_path, before, broker=RECALLS)
+    run_with_broker(tmp_path, after, broker=RECALLS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "named"),
+    [
+        ({"recallHandle": "no base64!"}, 604, "recall handle"),
+        ({"recallHandle": "djE="}, 604, "v1"),
+        ({"topic": "U"}, 17, "U"),
+        ({"topic": "V"}, 604, "topic T"),
+        ({"recallHandle": RecallHandle("T", "b", 1, "K").encode()}, 604, "broker b"),
+        ({"recallHandle": RecallHandle("T", "broker-a", 1, "K").encode()}, 604, "due already"),
+        ({"recallHandle": RecallHandle("T", "broker-a", 9 << 50, "K").encode()}, 604, "beyond"),
+        ({"recallHandle": ""}, 29, "recallHandle"),
+    ],
+)
+def test_a_bad_recall_is_refused_by_name(
+    tmp_path: Path, changed: dict[str, str], code: int, named: str
+) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("V")
+        sent = await rig.send("T", TIMER_DELAY_SEC="60")
+        end = rig.service.store.max_phy_offset
+        refused = await recall(rig, sent, **changed)
+        assert refused.code == code and named in (refused.remark or "")
+        assert rig.service.store.max_phy_offset == end
+
+    run_with_broker(tmp_path, play, broker=RECALLS)
+
+
+def test_recall_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        sent = await rig.send("T", TIMER_DELAY_SEC="60")
+        refused = await recall(rig, sent)
+        assert refused.code == 16 and "recallMessageEnable" in (refused.remark or "")
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_a_restart_goes_on_where_the_log_says(tmp_path: Path, clock: Clock) -> None:
+    """Two are delivered before the crash, of which the files know nothing; the rest after it."""
+
+    async def before(rig: Rig) -> None:
+        for second in (30, 10, 20, 90):
+            await rig.send("T", b"%d" % second, TIMER_DELAY_SEC=str(second))
+        clock.ahead_ms = 25_000
+        await until(lambda: end_of(rig, "T") == 2)
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: len(rig.service.waiting.timers) == 2)
+        clock.ahead_ms = 100_000
+        await until(lambda: end_of(rig, "T") == 4)
+        assert rig.service.waiting.timers.delivered_total == 2
+        bodies = [one.body for one in await messages(rig, "T")]
+        assert bodies == [b"10", b"20", b"30", b"90"]
+
+    run_with_broker(tmp_path, before)
+    for name in ("delayOffset.json", "delayOffset.json.bak", "timercheck"):
+        (tmp_path / "config" / name).unlink(missing_ok=True)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    run_with_broker(tmp_path, after)
+
+
+def test_a_backlog_is_read_and_delivered_in_slices(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_service, "READ_UNITS", 7)
+    monkeypatch.setattr(delivery, "SLICE", 5)
+
+    async def before(rig: Rig) -> None:
+        for number in range(40):
+            await rig.send("T", b"%d" % number, TIMER_DELAY_SEC=str(20 + number % 2))
+
+    async def after(rig: Rig) -> None:
+        clock.ahead_ms = 30_000
+        await until(lambda: end_of(rig, "T") == 40)
+
+    run_with_broker(tmp_path, before)
+    run_with_broker(tmp_path, after)
+
+
+def test_java_finds_its_check_point_and_ours_is_its_answer(tmp_path: Path, clock: Clock) -> None:
+    """60, and config/timercheck: the time, and the first offset that may still wait."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T", TIMER_DELAY_SEC="10")
+        clock.ahead_ms = 20_000
+        await until(lambda: end_of(rig, "T") == 1)
+        answer = struct.unpack(">7q", (await rig.ask(60)).body)
+        assert answer[0] <= wall_ms() and answer[2:4] == (1, 1)
+        assert json.loads((await rig.ask(45)).body)["offsetTable"] == {}
+
+    async def java_was_here(rig: Rig) -> None:
+        assert rig.service.tables.delays.timer.next_offset == 1
+
+    run_with_broker(tmp_path, play)
+    check = (tmp_path / "config" / "timercheck").read_bytes()
+    assert len(check) == 4096 and struct.unpack(">7q", check[:56])[2] == 1
+    for name in ("delayOffset.json", "delayOffset.json.bak"):
+        (tmp_path / "config" / name).write_text('{"dataVersion":{},"offsetTable":{1:0}}')
+    run_with_broker(tmp_path, java_was_here)

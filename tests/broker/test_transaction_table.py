@@ -1,0 +1,126 @@
+"""Which transactions are open and due for a check: events in, the clock is a number."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batonmq.broker.transaction_table import (
+    NEVER,
+    CheckRules,
+    Due,
+    Half,
+    TransactionTable,
+    op_body,
+    parse_op,
+)
+
+RULES = CheckRules(timeout_ms=6_000, interval_ms=30_000, check_max=15, age_max_ms=3_600_000)
+
+
+def half(offset: int, *, stored_ms: int = 0, checks: int = 0, key: str = "", **more: int) -> Half:
+    name = (key or f"K{offset}").encode()
+    return Half(offset, 1000 + offset, 200, name, "g", stored_ms, checks, **more)
+
+
+def table(*halves: Half) -> TransactionTable:
+    made = TransactionTable(RULES)
+    for one in halves:
+        made.half_seen(one)
+    return made
+
+
+def test_a_half_is_checked_after_the_timeout_then_each_interval() -> None:
+    core = table(half(0))
+    assert core.wake_ms == 6_000 and core.next_due(5_999) is None
+    assert core.next_due(6_000) == Due(half(0), "check")
+    assert core.next_due(99_000) is None, "it is written again now"
+    copy = half(1, stored_ms=6_000, checks=1, key="K0")
+    assert core.half_seen(copy) == 0, "the copy takes its place"
+    core.op_seen(0, [0])
+    assert core.wake_ms == 36_000 and core.next_due(36_000) == Due(copy, "check")
+
+
+def test_an_ended_one_is_not_checked() -> None:
+    core = table(half(0), half(1))
+    assert core.to_end(0, b"K0") == [0]
+    assert core.to_end(0, b"K0") == [], "it is being ended"
+    core.op_seen(0, [0])
+    assert core.to_end(0, b"K0") == []
+    assert core.next_due(6_000) == Due(half(1), "check") and core.next_due(6_000) is None
+
+
+def test_an_end_that_names_the_first_copy_ends_the_last_too() -> None:
+    core = table(half(0), half(3, checks=1, key="K0"))
+    assert core.to_end(0, b"K0") == [0, 3]
+    core.op_seen(0, [0, 3])
+    assert len(core) == 0
+
+
+def test_one_that_could_not_be_ended_is_open_again() -> None:
+    core = table(half(0))
+    assert core.to_end(0, b"K0") == [0]
+    core.not_ended([0])
+    assert core.to_end(0, b"K0") == [0]
+
+
+def test_limits_count_or_age() -> None:
+    assert table(half(0, checks=15)).next_due(30_000) == Due(half(0, checks=15), "give up")
+    assert table(half(0, checks=14)).next_due(30_000) == Due(half(0, checks=14), "check")
+    assert table(half(0)).next_due(3_600_000) == Due(half(0), "give up")
+
+
+def test_immunity_moves_the_first_check_only() -> None:
+    core = table(half(0, immunity_ms=60_000))
+    assert core.wake_ms == 60_000
+    assert table(half(0, checks=1, immunity_ms=60_000)).wake_ms == 30_000
+
+
+def test_one_that_nobody_can_be_asked_about_waits() -> None:
+    core = table(half(0))
+    due = core.next_due(6_000)
+    assert due is not None
+    core.later(due.half, 6_000)
+    assert core.wake_ms == 36_000 and core.next_due(36_000) == due
+
+
+def test_progress_stops_at_the_first_open_half_and_at_the_first_op_that_it_may_need() -> None:
+    core = table(half(0), half(1), half(2))
+    core.op_seen(0, [1])
+    assert core.progress() == (0, 0)
+    core.op_seen(1, [0])
+    assert core.progress() == (2, 2)
+    core.op_seen(2, [2])
+    assert core.progress() == (3, 3)
+    core.begin(3, 3)
+    assert core.wake_ms == NEVER and core.progress() == (3, 3)
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 40))
+def test_r30_reading_again_from_the_progress_finds_the_same_open_ones(
+    ends: list[bool], when: int
+) -> None:
+    """Progress is noted at any moment; a new master that reads from there knows the same."""
+    halves = [half(number) for number in range(len(ends))]
+    ops = [number for number, is_ended in enumerate(ends) if is_ended][::-1]
+    first, at = TransactionTable(RULES), (0, 0)
+    for one in halves:
+        first.half_seen(one)
+    for number, ended in enumerate(ops):
+        if number == when:
+            at = first.progress()
+        first.op_seen(number, [ended])
+    second = TransactionTable(RULES)
+    second.begin(*at)
+    for one in halves[at[0] :]:
+        second.half_seen(one)
+    for number, ended in enumerate(ops):
+        if number >= at[1]:
+            second.op_seen(number, [ended])
+    is_open = [number for number in range(len(ends)) if second.is_open(number)]
+    assert is_open == [number for number, is_ended in enumerate(ends) if not is_ended]
+
+
+def test_the_body_of_an_op_is_javas() -> None:
+    assert op_body([7, 12]) == b"7,12," and parse_op(b"7,12,") == [7, 12]
+    assert parse_op(b"") == [] and parse_op(b"x,3,\xff") == [3]

@@ -1,0 +1,302 @@
+"""Transactions at a broker: half, end, check, and what a new master makes of an unfinished end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lone_broker import Rig, run_with_broker, send_header, until
+
+from batonmq.broker import transaction_service
+from batonmq.broker.transaction_records import committed, real_place
+from batonmq.protocol.batch import BatchItem, encode_batch
+from batonmq.protocol.bodies import HeartbeatData, ProducerData
+from batonmq.protocol.message import MessageExt
+from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.protocol.properties import encode_properties
+from batonmq.protocol.record import decode_record, decode_records, message_to_store
+from batonmq.protocol.topic_name import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient
+
+COMMIT, ROLLBACK, UNKNOWN = "8", "12", "0"
+NO_CHECKS = {"transaction_time_out": 3_600_000}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_service, "LOOK_AGAIN_MS", 1)
+
+
+async def half(rig: Rig, key: str = "K1", **properties: str) -> RemotingCommand:
+    sent = await rig.send(
+        "T", b"body", queue=1, TRAN_MSG="true", PGROUP="pg", UNIQ_KEY=key, TAGS="A", **properties
+    )
+    assert sent.code == 0, sent.remark
+    return sent
+
+
+def end_fields(sent: RemotingCommand, outcome: str, **changed: str) -> dict[str, str]:
+    _, offset = decode_offset_msg_id(sent.ext["msgId"])
+    fields = {
+        "producerGroup": "pg",
+        "tranStateTableOffset": sent.ext["queueOffset"],
+        "commitLogOffset": str(offset),
+        "commitOrRollback": outcome,
+        "fromTransactionCheck": "false",
+        "msgId": "K1",
+    }
+    return fields | changed
+
+
+async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:
+    pulled = await rig.pull(topic, queue=queue)
+    return decode_records(pulled.body) if pulled.code == 0 else []
+
+
+def end_of(rig: Rig, topic: str, queue: int = 0) -> int:
+    return rig.service.store.queries.max_offset_in_queue(topic, queue)
+
+
+def test_a_half_is_seen_by_nobody_until_it_is_committed(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        assert sent.ext["transactionId"] == "K1" and sent.ext["queueId"] == "1"
+        assert end_of(rig, "T", 1) == 0
+        (waiting,) = await messages(rig, TRANS_HALF_TOPIC)
+        assert waiting.properties["REAL_TOPIC"] == "T" and waiting.properties["REAL_QID"] == "1"
+        assert waiting.properties["__transactionId__"] == "K1" and waiting.sys_flag & 0xC == 0
+        assert (await rig.ask(37, end_fields(sent, UNKNOWN))).code == 0
+        assert end_of(rig, "T", 1) == 0 and end_of(rig, TRANS_OP_HALF_TOPIC) == 0
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        (came,) = await messages(rig, "T", 1)
+        assert (came.body, came.tags, came.sys_flag & 0xC) == (b"body", "A", 8)
+        assert came.prepared_transaction_offset == waiting.physical_offset
+        (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
+        assert (op.body, op.tags) == (b"0,", "d")
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_a_second_commit_is_refused_and_a_rollback_leaves_nothing(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        first, second = await half(rig, "K1"), await half(rig, "K2")
+        answers = await asyncio.gather(*(rig.ask(37, end_fields(first, COMMIT)) for _ in range(4)))
+        assert sorted(answer.code for answer in answers) == [0, 1, 1, 1]
+        assert (await rig.ask(37, end_fields(second, ROLLBACK))).code == 0
+        again = await rig.ask(37, end_fields(second, COMMIT))
+        assert again.code == 1 and "ended" in (again.remark or "")
+        assert end_of(rig, "T", 1) == 1
+        await until(lambda: len(rig.service.waiting.transactions) == 0)
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_an_answered_end_outlives_a_crash(tmp_path: Path) -> None:
+    """And one that was not given does not: it is open again."""
+    sends: list[RemotingCommand] = []
+
+    async def before(rig: Rig) -> None:
+        sends.extend([await half(rig, "K1"), await half(rig, "K2")])
+        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 0
+
+    async def after(rig: Rig) -> None:
+        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
+        assert (await rig.ask(37, end_fields(sends[1], COMMIT))).code == 0
+        assert end_of(rig, "T", 1) == 2
+
+    run_with_broker(tmp_path, before, broker=NO_CHECKS)
+    for name in ("consumerOffset.json", "consumerOffset.json.bak"):
+        (tmp_path / "config" / name).unlink(missing_ok=True)
+    (tmp_path / "abort").touch()
+    run_with_broker(tmp_path, after, broker=NO_CHECKS)
+
+
+def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_path: Path) -> None:
+    """The new master finds the commit without an op: it writes the op, and refuses a second end."""
+    sends: list[RemotingCommand] = []
+
+    async def before(rig: Rig) -> None:
+        sends.append(await half(rig))
+        store, path = rig.service.store, rig.service.path
+        _, offset = decode_offset_msg_id(sends[0].ext["msgId"])
+        record = store.queries.look_message_by_offset(offset)
+        assert record is not None
+        place = real_place(message_to_store(record).properties)
+        assert place == ("T", 1)
+        path.put_message(committed(record, offset, place))
+        path.schedule_flush()
+        await until(lambda: end_of(rig, "T", 1) == 1)
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: end_of(rig, TRANS_OP_HALF_TOPIC) == 1)
+        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
+        assert end_of(rig, "T", 1) == 1
+
+    run_with_broker(tmp_path, before, broker=NO_CHECKS)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    run_with_broker(tmp_path, after, broker=NO_CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "named"),
+    [
+        ({"producerGroup": "other"}, 1, "producerGroup"),
+        ({"tranStateTableOffset": "5"}, 1, "tranStateTableOffset"),
+        ({"commitLogOffset": "1"}, 1, "commitLogOffset"),
+        ({"commitLogOffset": "x"}, 29, "commitLogOffset"),
+        ({"producerGroup": ""}, 29, "producerGroup"),
+    ],
+)
+def test_an_end_of_something_else_is_refused_by_name(
+    tmp_path: Path, changed: dict[str, str], code: int, named: str
+) -> None:
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        refused = await rig.ask(37, end_fields(sent, COMMIT, **changed))
+        assert refused.code == code and named in (refused.remark or "")
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0, "it is still open"
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_what_a_transaction_may_not_be(tmp_path: Path) -> None:
+    """Delayed or timed (13), part of a batch (13), or there at all where that is off (16)."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        end = rig.service.store.max_phy_offset
+        for wish in ({"DELAY": "3"}, {"TIMER_DELAY_SEC": "5"}):
+            refused = await rig.send("T", TRAN_MSG="true", PGROUP="pg", **wish)
+            assert refused.code == 13 and next(iter(wish)) in (refused.remark or "")
+        items = [BatchItem(b"x", encode_properties({"TRAN_MSG": "true"}).encode())]
+        batch = await rig.ask(320, send_header("T", 0, {}) | {"m": "true"}, encode_batch(items))
+        assert batch.code == 13
+        assert rig.service.store.max_phy_offset == end
+
+    async def off(rig: Rig) -> None:
+        assert (await rig.send("T", TRAN_MSG="true")).code == 16
+
+    run_with_broker(tmp_path / "on", play)
+    run_with_broker(tmp_path / "off", off, broker={"reject_transaction_message": True})
+
+
+class Asked:
+    """A producer that is asked for the state of its transactions, and answers `outcome`."""
+
+    def __init__(self, rig: Rig, outcome: str) -> None:
+        self.rig, self.outcome = rig, outcome
+        self.requests: list[RemotingCommand] = []
+        self._answers: set[asyncio.Task[Any]] = set()
+        processors = Processors()
+        processors.register(39, self._check)
+        self.client = RemotingClient(processors)
+
+    def _check(self, request: RemotingCommand, _: Connection) -> None:
+        self.requests.append(request)
+        ext = request.ext
+        fields = {
+            "producerGroup": "pg",
+            "tranStateTableOffset": ext["tranStateTableOffset"],
+            "commitLogOffset": ext["commitLogOffset"],
+            "commitOrRollback": self.outcome,
+            "fromTransactionCheck": "true",
+        }
+        end = RemotingCommand.request(37, fields)
+        task = asyncio.ensure_future(self.client.invoke(self.rig.service.address, end, 5000))
+        self._answers.add(task)
+
+    async def beat(self) -> None:
+        data = HeartbeatData(client_id="p1", producer_data_set=[ProducerData(group_name="pg")])
+        request = RemotingCommand.request(34, {}, data.encode())
+        reply = await self.client.invoke(self.rig.service.address, request, 5000)
+        assert reply.code == 0
+
+
+def test_an_open_half_is_checked_back_and_committed_once(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        producer = Asked(rig, COMMIT)
+        await producer.beat()
+        await half(rig)
+        await until(lambda: end_of(rig, "T", 1) == 1)
+        (asked,) = producer.requests
+        assert asked.ext["topic"] == TRANS_HALF_TOPIC and asked.ext["transactionId"] == "K1"
+        shown = decode_record(asked.body)
+        assert (shown.topic, shown.queue_id, shown.body) == ("T", 1, b"body")
+        assert shown.properties["TRANSACTION_CHECK_TIMES"] == "1"
+        assert shown.physical_offset == int(asked.ext["commitLogOffset"])
+        await until(lambda: len(rig.service.waiting.transactions) == 0)
+        assert len(producer.requests) == 1 and end_of(rig, "T", 1) == 1
+        await producer.client.close()
+
+    run_with_broker(tmp_path, play, broker={"transaction_time_out": 0})
+
+
+def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        producer = Asked(rig, UNKNOWN)
+        await producer.beat()
+        await half(rig)
+        await until(lambda: end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 1)
+        assert len(producer.requests) == 2
+        (lost,) = await messages(rig, TRANS_CHECK_MAX_TIME_TOPIC)
+        assert lost.body == b"body" and lost.properties["REAL_TOPIC"] == "T"
+        assert end_of(rig, "T", 1) == 0
+        config = rig.service.topics.get(TRANS_CHECK_MAX_TIME_TOPIC)
+        assert config is not None and (config.read_queue_nums, config.perm) == (1, 6)
+        await producer.client.close()
+
+    run_with_broker(
+        tmp_path,
+        play,
+        broker={
+            "transaction_time_out": 0,
+            "transaction_check_interval": 100,
+            "transaction_check_max": 2,
+        },
+    )
+
+
+def test_without_a_producer_no_check_is_spent(tmp_path: Path) -> None:
+    """The sender of the half is known; when it has gone, the half waits as it is."""
+
+    async def play(rig: Rig) -> None:
+        other = RemotingClient()
+        header = send_header("T", 0, {"TRAN_MSG": "true", "PGROUP": "pg"})
+        request = RemotingCommand.request(310, header, b"x")
+        await other.invoke(rig.service.address, request, 5000)
+        await other.close()
+        service = rig.service.waiting
+        await until(lambda: service.producers.channel("pg") is None)
+        first = service.transactions._table.wake_ms
+        await until(lambda: service.transactions._table.wake_ms > first)
+        assert end_of(rig, TRANS_HALF_TOPIC) == 1
+        producer = Asked(rig, COMMIT)
+        await producer.beat()
+        await until(lambda: end_of(rig, "T") == 1)
+        await producer.client.close()
+
+    run_with_broker(
+        tmp_path, play, broker={"transaction_time_out": 300, "transaction_check_interval": 100}
+    )
+
+
+def test_an_end_later_than_the_immunity_is_left_to_the_check(tmp_path: Path) -> None:
+    """604. The message's birth is years ago."""
+
+    async def play(rig: Rig) -> None:
+        sent = await half(rig, CHECK_IMMUNITY_TIME_IN_SECONDS="10")
+        late = await rig.ask(37, end_fields(sent, COMMIT))
+        assert late.code == 604
+        checked = await rig.ask(37, end_fields(sent, COMMIT, fromTransactionCheck="true"))
+        assert checked.code == 0
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)

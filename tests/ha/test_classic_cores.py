@@ -1,0 +1,298 @@
+"""Classic HA without sockets: what Java 5.3.3 sent, replayed, and the rules of both cores."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from batonmq.ha.classic.master_core import (
+    Acknowledged,
+    ClassicMasterCore,
+    ClassicPolicy,
+    SlavesMissing,
+)
+from batonmq.ha.classic.slave_core import (
+    AskLogEnd,
+    ClassicSlaveCore,
+    MasterAddresses,
+    Stage,
+)
+from batonmq.ha.classic.wire import (
+    BODY_SIZE_MAX,
+    FrameHead,
+    FrameReader,
+    ReportReader,
+    encode_head,
+    encode_report,
+)
+from batonmq.ha.master_core import CloseConnection, SendLog
+from batonmq.ha.slave_effects import AppendLog, BeginAt, Dial, Diverged, FlushTo, SendToMaster
+from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.protocol.errors import RemoteProtocolError
+
+STREAMS = Path(__file__).parents[1] / "golden" / "java-5.3.3-classic" / "ha-streams.json"
+SEGMENT = 1 << 20
+NOW = 1_000_000
+LOG_END = 0x1976
+
+
+def java_bytes(direction: str) -> bytes:
+    for entry in json.loads(STREAMS.read_text()):
+        if entry["direction"].startswith(direction):
+            return bytes.fromhex(entry["hex"])
+    raise KeyError(direction)
+
+
+def java_frames() -> list[tuple[FrameHead, bytes]]:
+    frames: list[tuple[FrameHead, bytes]] = []
+    for item in FrameReader().feed(memoryview(java_bytes("master"))):
+        if isinstance(item, FrameHead):
+            frames.append((item, b""))
+        else:
+            frames[-1] = (frames[-1][0], frames[-1][1] + bytes(item))
+    return frames
+
+
+def a_master(end: int = 0, begin: int = 0, **policy: int) -> ClassicMasterCore:
+    return ClassicMasterCore(ClassicPolicy(SEGMENT, **policy), begin, end, NOW)
+
+
+def a_slave(log_end: int = 0, *, remoting: str = "", **policy: bool) -> ClassicSlaveCore:
+    """Connected; without a remoting address it is in TRANSFER."""
+    core = ClassicSlaveCore(SlavePolicy(**policy), SEGMENT, NOW)
+    assert core.follow(MasterAddresses("m:10912", remoting), NOW) == [Dial("m:10912")]
+    core.connected(log_end, log_end, NOW)
+    return core
+
+
+# -- what Java sent
+
+
+def test_the_recorded_reports_and_frames_are_read() -> None:
+    frames = java_frames()
+    heads = [(head.offset, head.size) for head, _ in frames]
+    assert heads == [(0, 0x17E5), (0x17E5, 401), *[(LOG_END, 0)] * 4]
+    assert ReportReader().feed(java_bytes("slave")) == LOG_END
+
+
+def test_our_master_sends_the_java_slave_what_javas_sent() -> None:
+    core = a_master(heartbeat_ms=5_000)
+    core.connection_opened(1, "127.0.0.1:5000", NOW)
+    reader, sent = ReportReader(), []
+    ends = iter([0x17E5, LOG_END])
+    reports = java_bytes("slave")
+    for at in range(0, len(reports), 8):
+        report = reader.feed(reports[at : at + 8])
+        assert report is not None
+        sent += core.reported(1, report, NOW)
+        if (end := next(ends, None)) is not None:
+            sent += core.appended(end, NOW)
+    sent += core.tick(NOW + 5_000)
+    assert all(isinstance(effect, SendLog) for effect in sent)
+    expected = [encode_head(head.offset, head.size) for head, _ in java_frames()[:3]]
+    assert [effect.header for effect in sent] == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_our_slave_takes_javas_stream_however_it_is_cut(seed: int) -> None:
+    core, reader, log = a_slave(), FrameReader(), b""
+    stream = java_bytes("master")
+    cuts = sorted(random.Random(seed).sample(range(1, len(stream)), 30)) if seed else []
+    reports = []
+    for at, until in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        for item in reader.feed(memoryview(stream)[at:until]):
+            if isinstance(item, FrameHead):
+                core.frame_received(item, len(log), NOW)
+            else:
+                piece = core.body_received(item)
+                assert piece.offset == len(log)
+                log += bytes(piece.data)
+        reports += core.turn_ended(len(log), 0, NOW)
+    assert len(log) == LOG_END
+    assert log == b"".join(body for _, body in java_frames())
+    assert reports[-1] == SendToMaster(encode_report(LOG_END))
+    assert core.stage is Stage.TRANSFER
+
+
+# -- frames
+
+
+@pytest.mark.parametrize("head", [(0, -1), (-1, 10), (0, BODY_SIZE_MAX + 1)])
+def test_a_frame_that_cannot_be_is_refused(head: tuple[int, int]) -> None:
+    with pytest.raises(RemoteProtocolError, match="HA frame"):
+        list(FrameReader().feed(memoryview(encode_head(*head))))
+
+
+def test_a_negative_report_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="reports -1"):
+        ReportReader().feed(encode_report(-1))
+
+
+# -- the master
+
+
+def test_an_empty_slave_starts_with_the_last_segment() -> None:
+    core = a_master(end=3 * SEGMENT + 100)
+    core.connection_opened(1, "a:1", NOW)
+    (sent,) = core.reported(1, 0, NOW)
+    assert (sent.offset, sent.size) == (3 * SEGMENT, 100)
+
+
+def test_a_frame_stays_within_its_segment_and_the_window() -> None:
+    core = a_master(end=SEGMENT + 10, batch_bytes=SEGMENT, window_bytes=SEGMENT - 1)
+    core.connection_opened(1, "a:1", NOW)
+    (first,) = core.reported(1, 1, NOW)
+    assert first.size == SEGMENT - 1
+    rest = core.reported(1, SEGMENT, NOW)
+    assert [(effect.offset, effect.size) for effect in rest] == [(SEGMENT, 10)]
+
+
+@pytest.mark.parametrize(
+    ("report", "why"), [(501, "above the end of this one, 500"), (99, "begins at 100")]
+)
+def test_a_slave_with_another_history_is_refused_by_name(report: int, why: str) -> None:
+    core = a_master(end=500, begin=100, needed_slaves=1)
+    core.connection_opened(1, "a:1", NOW)
+    close, missing = core.reported(1, report, NOW)
+    assert isinstance(close, CloseConnection)
+    assert why in close.reason
+    assert missing == SlavesMissing(1, 0)
+    assert not core.connections
+
+
+def test_a_report_above_what_was_sent_acknowledges_nothing() -> None:
+    core = a_master(end=100, needed_slaves=1, window_bytes=1 << 20)
+    core.connection_opened(1, "a:1", NOW)
+    core.reported(1, 100, NOW)
+    close, _ = core.reported(1, 101, NOW)
+    assert isinstance(close, CloseConnection)
+    assert core.acknowledged == 100
+
+
+def test_enough_slaves_must_have_a_byte() -> None:
+    core = a_master(end=100, needed_slaves=2)
+    for number in (1, 2, 3):
+        core.connection_opened(number, f"host{number}:1", NOW)
+        core.reported(number, 50, NOW)
+    assert core.acknowledged == 50
+    assert Acknowledged(100) not in core.reported(1, 100, NOW)
+    assert Acknowledged(70) in core.reported(3, 70, NOW)
+    assert Acknowledged(100) in core.reported(2, 100, NOW)
+
+
+def test_a_faster_slave_proves_nothing_about_a_wiped_one() -> None:
+    """Java keeps one highest offset of all."""
+    core = a_master(end=100, needed_slaves=2)
+    core.connection_opened(1, "a:1", NOW)
+    core.connection_opened(2, "b:1", NOW)
+    core.reported(1, 100, NOW)
+    core.reported(2, 0, NOW)
+    assert core.acknowledged == 0
+
+
+def test_two_connections_of_one_slave_count_once() -> None:
+    """The older one may be half open; Java counts both."""
+    core = a_master(end=100, needed_slaves=2)
+    core.connection_opened(1, "a:1", NOW)
+    core.reported(1, 100, NOW)
+    core.connection_opened(2, "a:2", NOW)
+    core.reported(2, 100, NOW)
+    assert core.acknowledged == 0
+    assert Acknowledged(100) in core.reported(1, 100, NOW), "another slave of the same host"
+
+
+def test_a_slave_beyond_the_gap_is_missed() -> None:
+    core = a_master(end=10, needed_slaves=1, gap_bytes=100, window_bytes=1 << 20)
+    core.connection_opened(1, "a:1", NOW)
+    core.reported(1, 10, NOW)
+    assert not any(isinstance(e, SlavesMissing) for e in core.appended(109, NOW))
+    assert SlavesMissing(1, 0) in core.appended(110, NOW)
+
+
+def test_a_silent_slave_is_dropped_and_a_quiet_one_gets_heartbeats() -> None:
+    core = a_master(end=10, heartbeat_ms=5_000, housekeeping_ms=20_000)
+    core.connection_opened(1, "a:1", NOW)
+    core.reported(1, 10, NOW)
+    assert [e.header for e in core.tick(NOW + 5_000)] == [encode_head(10, 0)]
+    (close,) = core.tick(NOW + 20_000)
+    assert isinstance(close, CloseConnection)
+    assert "20000 ms" in close.reason
+
+
+def test_flow_control_counts_bodies() -> None:
+    """Java counts the headers only."""
+    core = a_master(end=1_000, flow_bytes_per_s=300)
+    core.connection_opened(1, "a:1", NOW)
+    assert [e.size for e in core.reported(1, 1, NOW)] == [300]
+    assert core.wakeup_ms <= NOW + 5_000
+    assert core.tick(NOW + 999) == []
+    assert [e.size for e in core.tick(NOW + 1_000)] == [300]
+
+
+# -- the slave
+
+
+def test_a_slave_ahead_of_its_master_does_not_follow() -> None:
+    core = a_slave(500, remoting="m:10911")
+    assert core.stage is Stage.PROVING
+    _, diverged = core.log_end_told(499, 500, 500, NOW)
+    assert isinstance(diverged, Diverged)
+    assert "above the end of its master's, 499" in diverged.reason
+    assert core.stage is Stage.WAIT
+    assert core.wakeup_ms > NOW + 500, "it does not hammer"
+
+
+def test_the_master_is_asked_before_the_first_report() -> None:
+    core = ClassicSlaveCore(SlavePolicy(), SEGMENT, NOW)
+    core.follow(MasterAddresses("m:10912", "m:10911"), NOW)
+    assert core.connected(500, 500, NOW) == [AskLogEnd("m:10911")]
+    assert core.log_end_told(500, 500, 500, NOW) == [SendToMaster(encode_report(500))]
+
+
+@pytest.mark.parametrize(("head", "log_end"), [((600, 10), 500), ((600, 0), 500), ((77, 5), 0)])
+def test_a_frame_that_goes_on_elsewhere_ends_the_connection(
+    head: tuple[int, int], log_end: int
+) -> None:
+    core = a_slave(log_end)
+    _, diverged = core.frame_received(FrameHead(*head), log_end, NOW)
+    assert isinstance(diverged, Diverged)
+    assert f"goes on at {head[0]}" in diverged.reason
+    assert core.refused_frames == 1
+
+
+def test_an_empty_log_begins_where_the_masters_segment_does() -> None:
+    core = a_slave(0)
+    begin, _ = core.frame_received(FrameHead(3 * SEGMENT, 10), 0, NOW)
+    assert isinstance(begin, BeginAt)
+    assert begin.offset == 3 * SEGMENT
+    assert core.body_received(memoryview(b"x" * 10)).offset == 3 * SEGMENT
+
+
+def test_reports_wait_for_the_disk_under_haSyncFlush() -> None:
+    core = ClassicSlaveCore(SlavePolicy(sync_flush=True), SEGMENT, NOW)
+    core.follow(MasterAddresses("m:10912"), NOW)
+    assert core.connected(100, 40, NOW) == [FlushTo(100)]
+    assert core.turn_ended(100, 100, NOW) == [SendToMaster(encode_report(100))]
+    core.frame_received(FrameHead(100, 20), 100, NOW)
+    assert isinstance(core.body_received(memoryview(b"x" * 20)), AppendLog)
+    assert core.turn_ended(120, 100, NOW) == [FlushTo(120)]
+    assert core.turn_ended(120, 120, NOW) == [SendToMaster(encode_report(120))]
+
+
+def test_a_quiet_slave_reports_again_and_leaves_a_silent_master() -> None:
+    core = a_slave(7)
+    (report,) = core.tick(core.wakeup_ms)
+    assert report == SendToMaster(encode_report(7))
+    (_,) = core.tick(NOW + SlavePolicy().housekeeping_ms)
+    assert core.stage is Stage.WAIT
+
+
+def test_a_new_address_counts_from_the_next_dial() -> None:
+    """A connection that works is left alone."""
+    core = a_slave(7)
+    assert core.follow(MasterAddresses("n:10912"), NOW) == []
+    core.disconnected(NOW)
+    assert core.tick(core.wakeup_ms) == [Dial("n:10912")]

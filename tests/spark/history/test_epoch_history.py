@@ -1,0 +1,903 @@
+"""The job on histories with known answers, and against `batonmq.history.fold` on all of them.
+
+One run over three controllers' files and some stores, in this process; each broker group is a case
+of its own. Spark is held against that run once, and Parquet against files.
+"""
+
+import json
+import os
+import random
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from pyarrow import dataset
+
+from batonmq.epoch.entry import EpochEntry
+from batonmq.epoch.file_cache import encode_entries
+from batonmq.history.event import lenient_event
+from batonmq.history.fold import failovers
+from batonmq.spark.history import run as history_run
+from batonmq.spark.history.lines import STREAM
+from batonmq.spark.history.tables import TABLES
+from batonmq.spark.jobs.epoch_history import main
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read
+from batonmq.spark.read.selection import Selection
+from tests.spark.generated_histories import GeneratedGroup
+from tests.spark.generated_histories import events as generated_events
+from tests.spark.history.told_histories import (
+    LOG,
+    MIDNIGHT,
+    NOON,
+    OTHER_LOG,
+    Told,
+    by_chance,
+    write,
+)
+from tests.spark.spark_session import spark_session
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
+]
+ROOT = Path(__file__).parents[3]
+REAL = [
+    json.loads(line)
+    for line in (ROOT / "tests/history/testdata/history_real.jsonl").read_text().splitlines()
+]
+GOLDEN = ROOT / "tests/golden/java-5.3.3/store/*"
+CHANCES = 60
+HOUR = 3_600_000
+DAY = 24 * HOUR
+ODD = "a/b=c %41\u00fc '{x}' 001"
+ELSEWHERE = "America/New_York"
+YEAR_2100 = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp() * 1000)
+
+
+def by_hand():
+    """Groups whose tables are known."""
+    told = Told()
+    told.tell("controller_leader_changed", NOON, node="n0", controller_epoch=1, proposed_ms=NOON)
+    # The master is lost half a minute before midnight and the next one serves 45 s after it.
+    told.first("midnight", NOON)
+    at = MIDNIGHT - 30_000
+    told.elected("midnight", 2, 2, at + 2, master_before=1, silent_ms=812, sync_state_set=[2, 3],
+                 reason="session_silent")  # fmt: skip
+    told.served("midnight", 2, 2, at, role=50, opened=60_000, ack=75_000, waited=74_000)
+    told.report("truncated", "midnight", 2, 1, MIDNIGHT + 50_000, fromOffset=900, toOffset=700)
+    told.altered("midnight", 2, MIDNIGHT + 51_000, [2, 3], [1, 2, 3])
+    told.report("truncated", "midnight", 2, 3, MIDNIGHT + 52_000, fromOffset=50, toOffset=40)
+    # Nobody may follow, and an hour later the history ends.
+    told.first("open", NOON)
+    told.tell("election_failed", NOON + HOUR, "open", broker_id=1, master_before=1, node="n0",
+              master_epoch=2, set_before=[1, 2, 3], sync_state_set=[1, 2, 3], silent_ms=5,
+              detected_ms=NOON + HOUR - 9, proposed_ms=NOON + HOUR,
+              reason="session_closed: nobody lives")  # fmt: skip
+    told.tell("election_blocked", NOON + 2 * HOUR, "open", node="n0", master_epoch=2,
+              reason="waits for members")  # fmt: skip
+    # A planned switch holds writes for 7 ms.
+    told.first("planned", NOON)
+    told.tell("switch_requested", NOON + 1_000, "planned", broker_id=3, master_epoch=1, node="n0",
+              json={"master": 1}, reason="asked by remoting")  # fmt: skip
+    told.report("drained", "planned", 1, 1, NOON + 1_010, heldMs=7, drainedOffset=64)
+    told.elected("planned", 2, 3, NOON + 1_015, master_before=1, reason="planned switch",
+                 detected_ms=NOON + 1_012, proposed_ms=NOON + 1_013)  # fmt: skip
+    told.served("planned", 2, 3, NOON + 1_015)
+    # Idle: nobody wrote for 5 s.
+    told.first("idle", NOON)
+    told.elected("idle", 2, 2, NOON + 1_000, master_before=1)
+    told.served("idle", 2, 2, NOON + 1_000, ack=5_010)
+    # Two kills: the second master acknowledged nothing.
+    told.first("two", NOON)
+    told.elected("two", 2, 2, NOON + 1_000, master_before=1, sync_state_set=[2, 3])
+    told.elected("two", 3, 3, NOON + 1_060, master_before=2, set_before=[2, 3], sync_state_set=[3])
+    told.served("two", 3, 3, NOON + 1_060)
+    told.altered("two", 3, NOON + 1_200, [3], [1, 2, 3])
+    # What must not be.
+    told.first("unclean", NOON)
+    told.elected("unclean", 2, 2, NOON + 1_000, master_before=1, set_before=[1], unclean=True,
+                 sync_state_set=[2, 3])  # fmt: skip
+    told.served("unclean", 2, 2, NOON + 1_000)
+    told.first("twice", NOON)
+    told.elected("twice", 2, 2, NOON + 1_000, master_before=1)
+    told.served("twice", 2, 2, NOON + 1_000)
+    told.elected("twice", 2, 3, NOON + 2_000, master_before=2)
+    told.served("twice", 2, 3, NOON + 2_000)
+    told.first("reports", NOON)
+    told.elected("reports", 2, 2, NOON + 1_000, master_before=1)
+    told.served("reports", 2, 2, NOON + 1_000)
+    told.report("opened", "reports", 2, 3, NOON + 1_500)
+    told.first("back", NOON)
+    told.elected("back", 7, 2, NOON + 1_000, master_before=1)
+    told.served("back", 7, 2, NOON + 1_000)
+    told.elected("back", 6, 3, NOON + 2_000, master_before=2)
+    told.served("back", 6, 3, NOON + 2_000)
+    told.first("below", NOON, log_end=0)
+    told.elected("below", 2, 2, NOON + 1_000, master_before=1, confirm_offset=500)
+    told.served("below", 2, 2, NOON + 1_000, log_end=400)
+    # Broker 1 is alone for two minutes.
+    told.first("alone", NOON)
+    told.altered("alone", 1, NOON + 1_000, [1, 2, 3], [1])
+    told.altered("alone", 1, NOON + 121_000, [1], [1, 2, 3])
+    # The new master's clock is 3 s behind.
+    told.first("skew", NOON)
+    told.elected("skew", 2, 2, NOON + 10_000, master_before=1)
+    told.served("skew", 2, 2, NOON + 7_000)
+    told.first("diverged", NOON)
+    told.report("diverged", "diverged", 1, 3, NOON + 90, reason="no common epoch")
+    # What their files say; see `stores`.
+    told.first("files", NOON, log_end=0)
+    for epoch, winner, start in ((2, 2, 100), (3, 1, 200), (4, 2, 300), (5, 1, 400)):
+        at = NOON + 1_000 * epoch
+        told.elected("files", epoch, winner, at, master_before=3 - winner, confirm_offset=start)
+        told.served("files", epoch, winner, at, log_end=start)
+    told.tell("controller_leader_changed", NOON + 9 * HOUR, node="n1", node_before="n0",
+              controller_epoch=2, proposed_ms=NOON + 9 * HOUR)  # fmt: skip
+    # The clock of broker 2 stood at 1970, and that of broker 3 at 2100.
+    told.first("seventies", NOON)
+    told.elected("seventies", 2, 2, NOON + 1_000, master_before=1)
+    told.served("seventies", 2, 2, DAY)
+    told.altered("seventies", 2, NOON + 9_000, [1, 2, 3], [2, 3])
+    told.first("future", NOON)
+    told.elected("future", 2, 3, NOON + 1_000, master_before=1)
+    told.served("future", 2, 3, YEAR_2100)
+    told.altered("future", 2, NOON + 9_000, [1, 2, 3], [2, 3])
+    # A controller's clock stood at 2100 for one event.
+    told.first("century", NOON)
+    told.altered("century", 1, YEAR_2100, [1, 2, 3], [1, 2])
+    told.altered("century", 1, NOON + 9_000, [1, 2], [1, 2, 3])
+    # The master of epoch 2 never opened and is lost again: one outage.
+    told.first("again", NOON)
+    told.elected("again", 2, 2, NOON + HOUR, master_before=1)
+    told.tell("election_failed", NOON + 2 * HOUR, "again", broker_id=2, master_before=2, node="n0",
+              master_epoch=3, set_before=[1, 2, 3], sync_state_set=[1, 2, 3], silent_ms=5,
+              detected_ms=NOON + 2 * HOUR - 9, proposed_ms=NOON + 2 * HOUR,
+              reason="session_closed: nobody lives")  # fmt: skip
+    told.tell("broker_registered", NOON + 3 * HOUR, "again", broker_id=2, master_epoch=3)
+    # An operator has to decide; nothing else is told.
+    told.first("waits", NOON)
+    told.tell("election_blocked", NOON + HOUR, "waits", node="n0", master_epoch=2,
+              reason="no member of the set is left", json={"operator": True})  # fmt: skip
+    told.tell("broker_registered", NOON + 3 * HOUR, "waits", broker_id=2, master_epoch=1)
+    # It never had a master.
+    told.tell("election_blocked", NOON, "unborn", node="n0", master_epoch=1, reason="waits")
+    # What the master of epoch 2 told of its opening got lost; it changes its set an hour later.
+    told.first("unheard", NOON)
+    told.elected("unheard", 2, 2, NOON + 1_000, master_before=1)
+    told.altered("unheard", 2, NOON + HOUR, [1, 2, 3], [2, 3])
+    # The clock of broker 2 is 10 hours ahead, which is a time zone taken for UTC.
+    told.first("ahead", NOON)
+    for epoch in range(2, 8):
+        at = NOON + HOUR * epoch
+        told.elected("ahead", epoch, 1 + (epoch + 1) % 2, at, master_before=1 + epoch % 2)
+        told.served("ahead", epoch, 1 + (epoch + 1) % 2, at + 10 * HOUR * ((epoch + 1) % 2))
+    # The clock of controller n1 is an hour behind that of n0.
+    told.first("backwards", NOON)
+    told.elected("backwards", 2, 2, NOON + 2 * HOUR, master_before=1)
+    told.served("backwards", 2, 2, NOON + 2 * HOUR)
+    told.elected("backwards", 3, 1, NOON + HOUR, master_before=2, node="n1")
+    told.served("backwards", 3, 1, NOON + HOUR)
+    # It hangs right after it was elected: its silence began before that.
+    told.first("hangs", NOON)
+    told.elected("hangs", 2, 2, NOON + 10_000, master_before=1, silent_ms=800,
+                 reason="session_silent")  # fmt: skip
+    told.served("hangs", 2, 2, NOON + 10_000)
+    told.elected("hangs", 3, 3, NOON + 10_400, master_before=2, silent_ms=800,
+                 reason="session_silent")  # fmt: skip
+    told.served("hangs", 3, 3, NOON + 10_400)
+    # Three days, and one that ends as the next day begins.
+    told.first("days", NOON)
+    told.elected("days", 2, 2, NOON + 2, master_before=1)
+    told.served("days", 2, 2, NOON, role=DAY, opened=DAY, ack=2 * DAY, waited=2 * DAY)
+    told.elected("days", 3, 1, MIDNIGHT + 2 * DAY - 998, master_before=2)
+    told.served("days", 3, 1, MIDNIGHT + 2 * DAY - 1_000, ack=1_000, waited=1_000)
+    told.altered("days", 3, MIDNIGHT + 3 * DAY - 1, [1, 2, 3], [1, 2])
+    # All brokers were stopped, and stay so.
+    told.first("stopped", NOON)
+    told.tell("election_failed", NOON + HOUR, "stopped", broker_id=1, master_before=1, node="n0",
+              master_epoch=2, set_before=[1, 2, 3], sync_state_set=[1, 2, 3],
+              detected_ms=NOON + HOUR, proposed_ms=NOON + HOUR,
+              reason="goodbye: nobody lives")  # fmt: skip
+    # The histories begin in epoch 5; see LISTS for the files of these.
+    told.elected("rotated", 5, 2, NOON, master_before=1)
+    told.served("rotated", 5, 2, NOON, log_end=500)
+    for group in ("lacking", "elsewhere", "copied"):
+        told.first(group, NOON, log_end=0)
+        for epoch, winner, start in ((2, 2, 100), (3, 1, 200), (4, 2, 300)):
+            at = NOON + 1_000 * epoch
+            told.elected(group, epoch, winner, at, master_before=3 - winner, confirm_offset=start)
+            told.served(group, epoch, winner, at, log_end=start)
+    # Told in another order, a set is the same; n1 moves a broker from one set to the other.
+    told.first("moved", NOON)
+    told.altered("moved", 1, NOON + 1_000, [1, 2, 3], [3, 1, 2])
+    told.altered("moved", 1, NOON + 2_000, [1, 2, 3], [1, 2])
+    # Of a later version, of a strange name, and nothing else.
+    told.tell("moon_phase", NOON, ODD, json={"phase": "full"}, new_field=7)
+    told.elected(ODD, 1, 1, NOON, set_before=[], sync_state_set=[1], reason="no master is known")
+    # Another cluster has a group of this name.
+    told.first("shared", NOON)
+    told.elected("shared", 2, 2, NOON + 1_000, master_before=1)
+    told.served("shared", 2, 2, NOON + 1_000)
+    told.elected("shared", 3, 1, NOON + 2_000, master_before=2)
+    told.served("shared", 3, 1, NOON + 2_000)
+    return told.events + of_another_cluster()
+
+
+def of_another_cluster():
+    told = Told(OTHER_LOG)
+    told.first("shared", NOON + 500)
+    told.elected("shared", 2, 3, NOON + 1_500, master_before=1)
+    told.served("shared", 2, 3, NOON + 1_500)
+    return told.events
+
+
+LISTS = {
+    # As told; n lacks the newest, which is no news but for info.
+    ("files", 1): [(1, 0), (2, 100), (3, 200), (4, 300), (5, 400)],
+    ("files", 2): [(1, 0), (2, 100), (3, 200), (4, 300)],
+    # Epoch 2 starts elsewhere, below what was confirmed; 3 is missing though it has bytes.
+    ("files", 3): [(1, 0), (2, 90), (4, 300), (5, 400), (6, 400)],
+    # No history has them.
+    ("untold", 1): [(4, 10), (5, 20)],
+    ("midnight", 1): [(1, 0), (2, 0)],
+    ("midnight", 2): [(1, 0), (2, 0)],
+    # A cluster of its own each, so nothing of them can be compared.
+    ("waits", 1): [(1, 0), (2, 100)],
+    ("waits", 2): [(1, 0), (2, 50), (3, 60)],
+    ("rotated", 1): [(3, 300), (4, 400), (5, 500)],
+    ("lacking", 1): [(1, 0), (2, 100), (4, 300)],
+    ("elsewhere", 1): [(1, 0), (2, 100), (3, 210), (4, 300)],
+    ("copied", 1): [(1, 0), (2, 100)],
+}
+CLUSTERS = {("waits", 2): "d"}
+
+
+def stores(folder):
+    for (group, number), entries in LISTS.items():
+        store = folder / f"{group}-{number}"
+        (store / "config").mkdir(parents=True)
+        (store / "brokerIdentity").write_text(
+            f"{CLUSTERS.get((group, number), 'c')}#{group}#{number}"
+        )
+        made = [EpochEntry(epoch, start) for epoch, start in entries]
+        (store / "epochFileCheckpoint").write_bytes(encode_entries(made))
+    (folder / "midnight-2" / "epochFileCheckpoint").write_bytes(b"torn")
+    list_of_copied = folder / "copied-1" / "epochFileCheckpoint"
+    list_of_copied.rename(f"{list_of_copied}.bak")
+    list_of_copied.write_bytes(b"torn")
+    for name in ("copied-2", "nobody-1"):
+        (folder / name / "config").mkdir(parents=True)
+        (folder / name / "brokerIdentity").write_text(f"c#{name[:-2]}#{name[-1]}")
+    (folder / "nameless").mkdir()
+    (folder / "nameless" / "epochFileCheckpoint").write_bytes(encode_entries([EpochEntry(1, 0)]))
+
+
+def by_timeline():
+    """Groups made by chance, by a real cluster and by the generator."""
+    told = Told()
+    for number in range(CHANCES):
+        by_chance(told, f"chance-{number:02d}", number)
+    made = GeneratedGroup("generated", random.Random(3))
+    log = [
+        event | {"broker_name": event.get("broker_name", "")}
+        for event in generated_events(400, [made], 3, NOON, 5)
+    ]
+    chances = [event | {"log": "log-c"} for event in told.events]
+    return chances, log, [event | {"broker_name": "real"} for event in REAL], made
+
+
+@contextmanager
+def somewhere(zone):
+    """This process in another time zone, where clocks go back for the winter in these days."""
+    before = os.environ.get("TZ")
+    try:
+        os.environ["TZ"] = zone
+        time.tzset()
+        yield
+    finally:
+        os.environ.pop("TZ")
+        if before is not None:
+            os.environ["TZ"] = before
+        time.tzset()
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """(result of the command, its summary, its folder, all events)."""
+    folder = tmp_path_factory.mktemp("epoch-history")
+    hand = by_hand()
+    chances, generated, real, made = by_timeline()
+    every = hand + chances + generated + real
+    stores(folder / "stores")
+    for number in (1, 2, 3):
+        store = folder / "stores" / f"generated-{number}"
+        (store / "config").mkdir(parents=True)
+        (store / "brokerIdentity").write_text(f"c#generated#{number}")
+        (store / "epochFileCheckpoint").write_bytes(encode_entries(made.epochs))
+    write(folder / "n0" / "history-n0.jsonl", every, tail=b'{"log":"torn')
+    # n1 tells two events otherwise and one twice, contradicts itself in a log of its own, and has
+    # two lines that are none.
+    other = [
+        event | {"winner": 9, "broker_id": 3} if event is hand[20]
+        else event | {"set_before": [1, 2], "sync_state_set": [3, 1, 2]}
+        if (event.get("broker_name"), event.get("sync_state_set")) == ("moved", [1, 2])
+        and event["time_ms"] == NOON + 2_000
+        else event
+        for event in hand
+    ]  # fmt: skip
+    itself = Told("log-d")
+    itself.first("itself", NOON)
+    itself.events += [itself.events[1] | {"broker_id": 2}]
+    write(
+        folder / "n1" / "history-n1.jsonl",
+        [*other[:30], b"garbage", b"{}", *other[30:], other[5], *chances, *generated, *real,
+         *itself.events],
+    )  # fmt: skip
+    every += itself.events[:-1]
+    # n2 begins late, ends early, and lacks an event in between; its full file has a number.
+    late = [event for event in hand[10:-1] if event is not hand[40]]
+    write(folder / "n2" / "history-n2.000001.jsonl", late[:50])
+    write(folder / "n2" / "history-n2.jsonl", late[50:] + generated + real)
+    arguments = [
+        "--history", f"{folder}/n0,{folder}/n1", "--history", f"{folder}/n2",
+        "--stores", f"{folder}/stores/*", "--stores", str(GOLDEN), "--output", f"{folder}/out",
+        "--no-report", "--json", "--quiet",
+    ]  # fmt: skip
+    with somewhere(ELSEWHERE):
+        result = CliRunner().invoke(main, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result, json.loads(result.stdout), folder, every
+
+
+FOLDERS = dataset.partitioning(
+    pa.schema([("group", pa.string()), ("day", pa.date32())]), flavor="hive"
+)
+
+
+def rows_of(folder, name):
+    """Rows of a table as dicts, with the columns that are folders."""
+    return dataset.dataset(f"{folder}/{name}", partitioning=FOLDERS).to_table().to_pylist()
+
+
+@pytest.fixture(scope="module")
+def table(ran):
+    """Rows of a table as dicts, in the order of day and the columns named."""
+    read = {}
+
+    def rows(name, group=None, *order):
+        if name not in read:
+            read[name] = rows_of(f"{ran[2]}/out", name)
+        return sorted(
+            (row for row in read[name] if group is None or row["group"] == group),
+            key=lambda row: [str(row[each]) for each in ("day", *order)],
+        )
+
+    return rows
+
+
+def ms(moment):
+    return None if moment is None else round(moment.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def one(rows, **fields):
+    (row,) = [row for row in rows if all(row[name] == value for name, value in fields.items())]
+    return row
+
+
+# The time line does not tell two masters of one epoch, or two clusters, apart.
+APART = ("twice", "shared", f"shared ({LOG})")
+
+# --- against the time line ---------------------------------------------------------------------
+
+
+def cause(reason):
+    if reason.startswith("named "):
+        return "named"
+    head = reason.partition(": ")[0].lower()
+    return "_".join("".join(c if c.isalnum() else " " for c in head).split())
+
+
+def read(events):
+    return [lenient_event(json.dumps(event)) for event in events]
+
+
+def as_row(story):
+    """The fields of a story by the names of table `failovers`."""
+    return {
+        "group": story.broker_name,
+        "master_epoch": story.master_epoch,
+        "kind": story.kind,
+        "cause": cause(story.reason),
+        "how": story.how,
+        "detected_by": story.detected_by or None,
+        "silent_ms": story.silent_ms if story.silent_ms >= 0 else None,
+        "master_before": story.master_before or None,
+        "master": story.winner,
+        "address": story.address,
+        "set_before": list(story.set_before),
+        "sync_state_set": list(story.sync_state_set),
+        "detected_at": story.detected_ms or None,
+        "elected_at": story.elected_ms or None,
+        "role_at": story.time_of("role changed") or None,
+        "opened_at": story.opened_ms or None,
+        "first_ack_at": story.first_ack_ms or None,
+        "unavailable_ms": story.unavailable_ms,
+        "held_ms": story.held_ms if story.held_ms >= 0 else None,
+        "unclean": story.unclean,
+        "overtaken": story.overtaken,
+        "complete": story.complete,
+        "truncated_bytes": story.truncated_bytes,
+        "clock": bool(story.out_of_order()),
+    }
+
+
+def test_failovers_are_the_stories_of_the_time_line(ran, table):
+    """Field by field: written by hand, by chance, by a real cluster and by the generator."""
+    expected = [
+        as_row(story) for story in failovers(read(ran[3])) if story.broker_name not in APART
+    ]
+    rows = []
+    for row in table("failovers"):
+        row = {**row, "clock": row["clock_problem"] is not None}
+        row = {name: ms(value) if name.endswith("_at") else value for name, value in row.items()}
+        rows.append(row)
+    found = {(row["group"], row["master_epoch"]): row for row in rows if row["group"] not in APART}
+    assert len(found) == len(expected) > 250
+    wrong = [
+        (each["group"], each["master_epoch"], name, found[key][name], value)
+        for each in expected
+        for name, value in each.items()
+        if found[key := (each["group"], each["master_epoch"])][name] != value
+    ]
+    assert not wrong, f"{len(wrong)} differ, (group, epoch, field, here, time line): {wrong[:12]}"
+    kinds = {row["kind"] for row in rows}
+    assert kinds == {
+        "first_election",
+        "failover",
+        "planned_switch",
+        "operator_election",
+        "unclean_election",
+    }
+    for name in ("held_ms", "truncated_bytes", "clock", "overtaken"):
+        assert sum(bool(each[name]) for each in expected) > 5, name
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def test_a_failover_has_its_parts(table):
+    row = one(table("failovers", "midnight"), master_epoch=2)
+    assert (row["kind"], row["cause"], row["detected_by"]) == ("failover", "session_silent", "n0")
+    assert row["how"] == "broker 1 fell silent, its last word 812 ms before"
+    parts = [row[n] for n in ("silent_ms", "detect_ms", "elect_ms", "role_ms", "open_ms")]
+    assert parts == [812, 812, 1, 49, 59_950]
+    assert (row["first_ack_ms"], row["unavailable_ms"], row["idle"]) == (15_000, 75_000, False)
+    assert row["without_writes_ms"] == 75_812  # with the silence by which it was missed
+    assert (row["truncated_bytes"], row["complete"]) == (210, True)
+
+
+def test_a_planned_switch_costs_its_hold_too(table):
+    row = one(table("failovers", "planned"), master_epoch=2)
+    assert (row["kind"], row["cause"]) == ("planned_switch", "planned_switch")
+    assert (row["held_ms"], row["unavailable_ms"], row["detect_ms"]) == (7, 32, 9)
+    assert row["without_writes_ms"] == 32
+
+
+def test_where_nobody_waited_the_opening_counts(table):
+    row = one(table("failovers", "idle"), master_epoch=2)
+    assert (row["idle"], row["unavailable_ms"]) == (True, 12)
+
+
+def test_a_master_that_served_nobody_leaves_its_outage_to_the_next(table):
+    second, third = table("failovers", "two", "master_epoch")[1:]
+    assert (second["overtaken"], second["unavailable_ms"]) == (True, None)
+    assert third["unavailable_ms"] == 1_060 + 20 - 998
+    assert one(table("unavailability", "two"))["outages"] == 1
+
+
+def test_masterships_end_with_the_next_one_or_with_a_loss(table):
+    rows = table("masterships", "midnight", "master_epoch")
+    assert [(r["broker_id"], r["ended_by"]) for r in rows] == [(1, "failover"), (2, None)]
+    assert rows[0]["ended_at"] == rows[1]["began_at"]
+    assert rows[0]["duration_ms"] == ms(rows[1]["began_at"]) - (NOON - 1)
+    assert rows[1]["duration_ms"] is None
+    row = one(table("masterships", "open"))
+    assert (row["ended_by"], ms(row["ended_at"])) == ("master_lost", NOON + HOUR)
+    assert one(table("masterships", "files"), master_epoch=5)["seen_by"] == ["n0", "n1", "n2"]
+    assert one(table("masterships", "chance-00"), master_epoch=1)["seen_by"] == ["n0", "n1"]
+
+
+def test_an_outage_over_midnight_is_split(table):
+    days = [
+        (str(r["day"]), r["outages"], r["unavailable_ms"], r["longest_ms"], r["open"])
+        for r in table("unavailability", "midnight")
+    ]
+    assert days == [
+        ("2026-11-20", 1, 30_812, 75_812, False),  # it was silent for 812 ms when it was missed
+        ("2026-11-21", 0, 45_000, 75_812, False),
+    ]
+
+
+def test_an_open_outage_lasts_until_the_history_ends(table):
+    row = one(table("unavailability", "open"))
+    assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, HOUR + 9)
+
+
+@pytest.mark.parametrize("group", ["seventies", "future", "century"])
+def test_a_wrong_clock_makes_no_outage_and_no_days(table, group):
+    (row,) = table("unavailability", group)
+    assert (str(row["day"]), row["outages"], row["unavailable_ms"]) == ("2026-11-20", 0, 0)
+
+
+def test_an_outage_of_several_days_has_24_hours_in_each_at_most(table):
+    days = [
+        (str(r["day"]), r["outages"], r["unavailable_ms"], r["longest_ms"])
+        for r in table("unavailability", "days")
+    ]
+    assert days == [
+        ("2026-11-20", 1, DAY // 2, 2 * DAY),
+        ("2026-11-21", 0, DAY, 2 * DAY),
+        ("2026-11-22", 1, DAY // 2 + 1_000, 2 * DAY),
+        ("2026-11-23", 0, 0, 0),  # the second one ended as this day began
+    ]
+    assert all(row["unavailable_ms"] <= DAY for row in table("unavailability"))
+
+
+def test_a_clock_that_is_hours_ahead_makes_no_hours_of_outages(table):
+    rows = table("failovers", "ahead", "master_epoch")[1:]
+    assert [row["unavailable_ms"] for row in rows] == [10 * HOUR + 22, 22] * 3
+    assert [row["without_writes_ms"] for row in rows] == [None, 22] * 3
+    row = one(table("unavailability", "ahead"))
+    assert (row["outages"], row["unavailable_ms"]) == (3, 3 * 22)
+
+
+def test_a_silence_that_began_in_an_outage_counts_once(table):
+    rows = table("failovers", "hangs", "master_epoch")
+    assert [row["without_writes_ms"] for row in rows[1:]] == [822, 822]
+    row = one(table("unavailability", "hangs"))
+    assert (row["outages"], row["unavailable_ms"]) == (2, 822 + 400)
+
+
+def test_reigns_of_one_group_follow_one_another(table):
+    """Each ends where the next one begins, or its loss; contradicting clocks tell no duration."""
+    for group in ("days", "ahead", "backwards", "files", "generated"):
+        rows = sorted(table("masterships", group), key=lambda row: row["master_epoch"])
+        assert len(rows) >= 3
+        for row, after in pairwise(rows):
+            lost = row["ended_by"] == "master_lost"
+            assert row["ended_at"] == after["began_at"] or lost
+            assert not lost or row["began_at"] < row["ended_at"] < after["began_at"]
+        assert all((row["duration_ms"] or 0) >= 0 for row in rows)
+    assert table("masterships", "backwards", "master_epoch")[1]["duration_ms"] is None
+
+
+def test_a_master_lost_before_it_served_leaves_one_outage(table):
+    row = one(table("unavailability", "again"))
+    assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, 2 * HOUR + 2)
+    found = [row for row in table("findings", "again") if row["kind"] == "outage_open"]
+    assert [ms(row["at"]) for row in found] == [NOON + HOUR - 2]
+
+
+def test_an_outage_that_waits_for_an_operator_counts(table):
+    row = one(table("unavailability", "waits"))
+    assert (row["outages"], row["open"], row["unavailable_ms"]) == (1, True, 2 * HOUR)
+    row = one(table("masterships", "waits"))
+    assert (row["ended_by"], ms(row["ended_at"])) == ("master_lost", NOON + HOUR)
+    assert one(table("unavailability", "unborn"))["outages"] == 0
+
+
+def test_a_master_at_work_whose_reports_got_lost_is_no_outage(table):
+    row = one(table("unavailability", "unheard"))
+    assert (row["outages"], row["open"]) == (0, False)
+    assert "outage_open" not in {row["kind"] for row in table("findings", "unheard")}
+
+
+def test_groups_of_one_name_in_two_clusters_are_told_apart(table):
+    """Each has epochs 1 and 2 with masters of its own: no rule is broken."""
+    here, other = f"shared ({LOG})", "shared"
+    for group, masters in ((here, [1, 2, 1]), (other, [1, 3])):
+        rows = table("failovers", group, "master_epoch")
+        assert [row["master"] for row in rows] == masters
+        worse = {row["kind"] for row in table("findings", group) if row["severity"] != "info"}
+        assert worse <= {"group_in_several_logs"}
+    (found,) = [row for row in table("findings") if row["kind"] == "group_in_several_logs"]
+    assert (found["subject"], here in found["text"]) == ("shared", True)
+    kinds = {row["kind"] for row in table("findings", "waits")}
+    assert "group_in_several_clusters" in kinds
+    assert not kinds & {"epoch_starts_differ", "epoch_untold", "replica_behind"}
+
+
+def test_days_without_an_outage_are_there(table):
+    rows = table("unavailability", "alone")
+    assert [(r["outages"], r["unavailable_ms"], r["open"]) for r in rows] == [(0, 0, False)]
+
+
+def test_set_changes_truncations_and_controllers(table):
+    rows = table("set_changes", "alone", "at")
+    assert [(r["set_after"], r["joined"], r["left"], r["size_after"]) for r in rows] == [
+        ([1], [1], [], 1),
+        ([1, 2], [2], [], 2),
+        ([1, 2, 3], [3], [], 3),
+        ([1], [], [2, 3], 1),
+        ([1, 2, 3], [2, 3], [], 3),
+    ]
+    assert [r["kind"] for r in rows] == ["elected"] + ["set_altered"] * 4
+    moved = table("set_changes", "moved", "at")  # told in another order it did not change
+    assert [r["set_after"] for r in moved] == [[1], [1, 2], [1, 2, 3], [1, 2]]
+    cuts = table("truncations", "midnight", "at")
+    assert [(r["broker_id"], r["from_offset"], r["to_offset"], r["bytes"]) for r in cuts] == [
+        (1, 900, 700, 200),
+        (3, 50, 40, 10),
+    ]
+    leads = [(r["leader"], r["leader_before"]) for r in table("controllers", None, "at")]
+    assert ("n1", "n0") in leads
+
+
+# --- findings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "severity", "words"),
+    [
+        ("unclean", "unclean_election", "critical", "epoch 2"),
+        ("twice", "two_masters_in_epoch", "critical", "brokers 2, 3"),
+        ("reports", "two_masters_in_epoch", "critical", "brokers 2, 3"),
+        ("back", "epoch_went_back", "critical", "epoch 6 after epoch 7"),
+        ("below", "start_below_confirmed", "critical", "up to 400, where 500 was confirmed"),
+        ("alone", "set_of_one", "warning", "for 120 s"),
+        ("skew", "clock_problem", "warning", "behind that of controller n0"),
+        ("diverged", "diverged", "warning", "no common epoch"),
+        ("seventies", "clock_problem", "warning", "behind that of controller n0"),
+        ("future", "clock_problem", "warning", "from 2026-11-20 12:00:00"),
+        ("century", "clock_problem", "warning", "recorded 1 events more than 366 days"),
+        ("waits", "outage_open", "warning", "no master since"),
+        ("open", "outage_open", "warning", "the session of broker 1 closed"),
+        ("midnight", "epoch_file_unreadable", "warning", "midnight-2"),
+        ("files", "epoch_starts_differ", "critical", "begins at 90 in"),
+        ("files", "start_below_confirmed", "critical", "begins at 90 in"),
+        ("files", "epoch_gap", "warning", "the first is 3"),
+        ("files", "epoch_untold", "warning", "1 epochs from 6 to 6"),
+        ("files", "replica_behind", "info", "up to 4, the newest is 6"),
+        ("untold", "group_untold", "info", "from 4 to 5"),
+        ("broker-a", "group_untold", "info", "from 1 to 3"),
+        (None, "damaged_lines", "warning", "2 lines of"),
+        (None, "history_ends_early", "info", f"controller n2 ends at index 9 of log {OTHER_LOG}"),
+        (
+            "ahead",
+            "clock_problem",
+            "warning",
+            "beyond the next election, at 2026-11-20 14:59:59.999",
+        ),
+        ("backwards", "clock_problem", "warning", "is 3600000 ms older than its own"),
+        ("stopped", "outage_open", "info", "said goodbye"),
+        ("rotated", "epochs_before_history", "info", "begin with epoch 5"),
+        ("rotated", "epochs_older_than_history", "info", "2 epochs from 3 to 4"),
+        ("lacking", "epoch_not_in_files", "warning", "1 epochs from 3 to 3"),
+        ("elsewhere", "start_not_as_told", "warning", "begins at 210 in"),
+        ("copied", "files_older_than_history", "info", "2 epochs from 3 to 4"),
+        ("copied", "epoch_file_from_backup", "info", "copied-1"),
+        ("copied", "epoch_file_missing", "warning", "copied-2"),
+        ("nobody", "epoch_file_missing", "info", "nobody-1"),
+        (None, "store_without_identity", "warning", "nameless"),
+        ("moved", "events_disagree", "critical", " have 1 events with different contents"),
+        ("itself", "events_disagree", "critical", "Controller n1 has 1 events more than once"),
+        (None, "history_begins_late", "info", "controller n2 begins at index 11"),
+    ],
+)
+def test_each_finding(table, group, kind, severity, words):
+    found = [row for row in table("findings") if (row["group"], row["kind"]) == (group, kind)]
+    assert found, kind
+    assert {row["severity"] for row in found} == {severity}
+    assert any(words in row["text"] for row in found), [row["text"] for row in found]
+    assert all(json.loads(row["evidence"]) and row["subject"] for row in found)
+
+
+def test_what_controllers_tell_differently_or_not_at_all(table):
+    (differ,) = [row for row in table("findings", "open") if row["kind"] == "events_disagree"]
+    evidence = json.loads(differ["evidence"])
+    assert differ["severity"] == "critical"
+    assert evidence["controllers"] in (["n0", "n1"], ["n1", "n2"])
+    assert (evidence["log"], evidence["raftIndex"], evidence["events"]) == (LOG, 21, 1)
+    (lacks,) = [row for row in table("findings") if row["kind"] == "missing_events"]
+    evidence = json.loads(lacks["evidence"])
+    assert (lacks["severity"], evidence["controller"]) == ("warning", "n2")
+    assert (evidence["events"], evidence["firstRaftIndex"], evidence["lastRaftIndex"]) == (
+        1,
+        41,
+        41,
+    )
+
+
+@pytest.mark.parametrize("group", ["generated", "real", "planned", "two", "broker-a"])
+def test_what_is_normal_is_no_warning(table, group):
+    """Kills, hangs, switches, rejoins that cut; a Java broker's stores that no history has."""
+    assert [row for row in table("findings", group) if row["severity"] != "info"] == []
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_it_found(ran):
+    result, summary, folder, every = ran
+    assert result.exit_code == 1
+    assert summary == json.loads((folder / "out" / "summary.json").read_text())
+    keys = {(event["log"], event["raft_index"], event.get("part", 0)) for event in every}
+    assert summary["events"] == len(keys)
+    assert summary["controllers"] == ["n0", "n1", "n2"]
+    assert summary["findings"]["critical"] == sum(
+        summary["findings_by_kind"][kind]
+        for kind in ("events_disagree", "unclean_election", "two_masters_in_epoch",
+                     "epoch_went_back", "start_below_confirmed", "epoch_starts_differ")
+    )  # fmt: skip
+    group = one(summary["groups"], group="midnight")
+    assert (group["masters"], group["failovers"], group["outages"]) == (2, 1, 1)
+    assert group["unavailable_ms"] == 75_812
+    worst = summary["worst_failovers"][0]
+    assert (worst["group"], worst["detected_at"]) == ("days", "2026-11-20 12:00:00")
+    assert group["first_event"] == "2026-11-20T12:00:00.000+00:00"
+    assert summary["failover_ms"]["planned_switch"]["count"] >= 1
+    assert not [path for path in (folder / "out").iterdir() if path.name.startswith("_")]
+
+
+def test_an_earlier_result_is_not_mixed_with(ran, tmp_path):
+    arguments = ["--history", f"{ran[2]}/n0", "--quiet", "--no-report", "--output"]
+    again = CliRunner().invoke(main, [*arguments, f"{ran[2]}/out"])
+    assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)
+    (tmp_path / "mine.txt").write_text("kept")
+    other = CliRunner().invoke(main, [*arguments, str(tmp_path), "--overwrite"])
+    assert (other.exit_code, "mine.txt" in other.stderr) == (2, True)
+    assert (tmp_path / "mine.txt").read_text() == "kept"
+
+
+def test_a_history_without_events_is_a_result_too(tmp_path):
+    """One controller wrote nothing yet, another one only what nobody can put into a calendar."""
+    write(tmp_path / "n0" / "history-n0.jsonl", [], tail=b'{"log":"torn')
+    out = str(tmp_path / "out")
+    arguments = ["--quiet", "--no-report", "--json", "--output", out, "--history"]
+    empty = CliRunner().invoke(main, [*arguments, f"{tmp_path}/n0"])
+    assert (empty.exit_code, json.loads(empty.stdout)["events"]) == (0, 0), empty.stderr
+    for name in TABLES:
+        assert rows_of(out, name) == [], name
+    told = Told()
+    told.first("micros", NOON * 1000)
+    write(tmp_path / "n1" / "history-n1.jsonl", told.events)
+    odd = CliRunner().invoke(main, [*arguments, f"{tmp_path}/n*", "--overwrite"])
+    assert odd.exit_code == 0, odd.stderr
+    texts = [each["text"] for each in json.loads(odd.stdout)["first_findings"]]
+    assert any(text.startswith("6 of 6 events have no time") for text in texts), texts
+
+
+def test_wild_numbers_of_a_broker_stop_nothing(tmp_path):
+    told = Told()
+    told.first("wild", NOON)
+    told.tell("controller_leader_changed", NOON, node="n0", proposed_ms=10**17, controller_epoch=1)
+    told.report("truncated", "wild", 1, 2, NOON + 60, fromOffset=1 << 70, toOffset=0)
+    told.report("drained", "wild", 1, 1, NOON + 100, heldMs=1 << 70, drainedOffset=1)
+    told.elected("wild", 2, 2, NOON + 110, master_before=1, reason="planned switch")
+    told.report("drained", "wild", 2, 2, NOON + 200, heldMs=9 * 10**15, drainedOffset=1)
+    told.elected("wild", 3, 1, NOON + 210, master_before=2, reason="planned switch")
+    told.served("wild", 3, 1, NOON + 210, waited=10**16)
+    told.events[-1]["max_offset"] = 1 << 64  # in no column of 64 bits: no event
+    write(tmp_path / "n0" / "history-n0.jsonl", told.events)
+    out = str(tmp_path / "out")
+    done = CliRunner().invoke(
+        main, ["--history", f"{tmp_path}/n0", "--output", out, "--quiet", "--json"]
+    )
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["findings_by_kind"]["damaged_lines"] == 1
+    assert [row["master_epoch"] for row in rows_of(out, "failovers")] == [1, 2, 3]
+    assert [row["bytes"] for row in rows_of(out, "truncations")] == [0]
+
+
+def test_wrong_input_is_told_by_name(tmp_path):
+    def said(*arguments):
+        output = str(tmp_path / "out")
+        result = CliRunner().invoke(main, [*arguments, "--quiet", "--output", output])
+        return result.exit_code, result.stderr
+
+    code, text = said("--history", str(tmp_path / "nowhere*"))
+    assert (code, "nowhere" in text) == (2, True)
+    code, text = said()
+    assert (code, "--history-parquet" in text) == (2, True)
+    code, text = said("--history", "x", "--stores", "")
+    assert (code, "--stores" in text) == (2, True)
+    code, text = said("--history-parquet", str(tmp_path))
+    assert (code, "no Parquet files are there" in text) == (2, True)
+    pq.write_table(pa.table({"log": ["l"]}), tmp_path / "odd.parquet")
+    code, text = said("--history-parquet", str(tmp_path))
+    assert (code, "no column kind, raft_index, time" in text) == (2, True)
+    code, text = said("--history", "x", "--engine", "local", "--master", "local[2]")
+    assert (code, "--master" in text) == (2, True)
+    code, text = said("--history", "x", "--since", "2026-11-21", "--until", "2026-11-20")
+    assert (code, "--until" in text) == (2, True)
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_rows_of_a_span_of_time(ran, tmp_path):
+    out = str(tmp_path / "out")
+    arguments = [
+        "--history", f"{ran[2]}/n0", "--output", out, "--no-report", "--quiet",
+        "--since", "2026-11-20T23:00", "--until", "2026-11-21T12:00:00", "--json",
+    ]  # fmt: skip
+    done = CliRunner().invoke(main, arguments)
+    rows = rows_of(out, "failovers")
+    assert [r["master_epoch"] for r in rows if r["group"] == "midnight"] == [2]
+    days = [row for row in rows_of(out, "unavailability") if row["group"] == "midnight"]
+    assert len(days) == 2
+    counts = json.loads(done.stdout)["rows"]
+    assert (counts["failovers"], counts["unavailability"]) == (
+        len(rows),
+        len(rows_of(out, "unavailability")),
+    )
+
+
+def same(here, there, *, without=()):
+    """Both folders have the same rows, but findings of these kinds."""
+    for name in TABLES:
+        both = []
+        for folder in (here, there):
+            rows = [row for row in rows_of(folder, name) if row.get("kind") not in without]
+            both.append(sorted(str(sorted(row.items())) for row in rows))
+        assert both[0] == both[1] != [], name
+
+
+def test_the_same_from_parquet(ran, tmp_path):
+    """What stream_history writes has no damaged lines, and may come without a controller's name."""
+    for name in ("n0", "n1", "n2"):
+        read = Read(
+            ReadOptions.from_mapping(
+                {"table": "history", "mode": "PERMISSIVE", "path": f"{ran[2]}/{name}"}
+            ),
+            Selection(),
+        )
+        batches = [batch for work in read.plan() for batch in read.run(work)]
+        told = pa.Table.from_batches(batches).filter(pc.field("corrupt").is_null())
+        (tmp_path / "told" / f"group={name}").mkdir(parents=True)
+        pq.write_table(
+            told.drop_columns(["corrupt", "file"]), f"{tmp_path}/told/group={name}/x.parquet"
+        )
+        (tmp_path / "bare").mkdir(exist_ok=True)
+        pq.write_table(
+            told.drop_columns(["corrupt", "file", "controller", "line_offset"]),
+            f"{tmp_path}/bare/{name}.parquet",
+        )
+    (tmp_path / "told" / "_stream").mkdir()
+    (tmp_path / "told" / "_stream" / "staged.parquet").write_bytes(b"half")
+    arguments = [
+        "--stores", f"{ran[2]}/stores/*", "--stores", str(GOLDEN), "--no-report", "--quiet",
+        "--json", "--history-parquet",
+    ]  # fmt: skip
+    out = f"{tmp_path}/out"
+    assert CliRunner().invoke(main, [*arguments, f"{tmp_path}/told", "--output", out]).exit_code
+    same(out, f"{ran[2]}/out", without=("damaged_lines",))
+    bare = CliRunner().invoke(main, [*arguments, f"{tmp_path}/bare", "--output", f"{out}2"])
+    summary = json.loads(bare.stdout)
+    assert (summary["controllers"], summary["events"]) == ([STREAM], ran[1]["events"])
+
+
+@pytest.mark.timeout(300)  # Spark starts, and runs four stages
+def test_spark_gives_the_same(ran, tmp_path, monkeypatch):
+    """Files in pieces, a shuffle by group, several tasks; with the days of another time zone."""
+    monkeypatch.setattr(history_run, "SPLIT_BYTES", 700_000)
+    out = str(tmp_path / "out")
+    arguments = [
+        *(word for name in ("n0", "n1", "n2") for word in ("--history", f"{ran[2]}/{name}")),
+        "--stores", f"{ran[2]}/stores/*", "--stores", str(GOLDEN), "--output", out, "--json",
+        "--no-report", "--quiet", "--engine", "spark",
+    ]  # fmt: skip
+    with spark_session(spark_sql_session_timeZone=ELSEWHERE), somewhere(ELSEWHERE):
+        result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1, result.output
+    same(out, f"{ran[2]}/out")
+    mine, theirs = json.loads(result.stdout), dict(ran[1])
+    mine["generated_at"] = theirs["generated_at"]
+    mine["inputs"] = theirs["inputs"]
+    assert mine == theirs

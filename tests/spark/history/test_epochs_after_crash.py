@@ -1,0 +1,124 @@
+"""Table `epochs` of stores whose newest epoch stands in the redo file only: as the broker loads it.
+
+Each case is loaded by both, and must come out the same.
+"""
+
+import pytest
+
+from batonmq.epoch.entry import MAX_OFFSET, EpochEntry
+from batonmq.epoch.file_cache import EpochFileCache
+from batonmq.protocol.errors import CorruptLogError
+from batonmq.spark.read.damage import DamagedFile
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read
+from batonmq.spark.read.selection import Selection
+from batonmq.spark.read.store_facts import EPOCH_FILE, StoreError
+
+
+def rows(store, table="epochs", **options):
+    read = Read(
+        ReadOptions.from_mapping({"path": str(store), "table": table, **options}), Selection()
+    )
+    return [row for work in read.plan() for batch in read.run(work) for row in batch.to_pylist()]
+
+
+def as_broker(store):
+    """What a broker that starts on these files has; its start may mend them, so it comes last."""
+    return [
+        (e.epoch, e.start_offset, None if e.end_offset == MAX_OFFSET else e.end_offset)
+        for e in EpochFileCache(store / EPOCH_FILE).entries
+    ]
+
+
+def epochs(store, **options):
+    return [
+        (row["epoch"], row["start_offset"], row["end_offset"]) for row in rows(store, **options)
+    ]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Epochs 1 and 2 in both files, 3 and 4 in the redo file only."""
+    root = tmp_path / "store"
+    root.mkdir()
+    (root / "config").mkdir()
+    (root / "brokerIdentity").write_text("c#broker-a#1")
+    cache = EpochFileCache(root / EPOCH_FILE)
+    cache.append(EpochEntry(1, 0))
+    cache.append(EpochEntry(2, 100))
+    cache.settle()
+    cache.append(EpochEntry(3, 200))
+    cache.append(EpochEntry(4, 200))
+    assert b"3-" not in (root / EPOCH_FILE).read_bytes()
+    return root
+
+
+ALL = [(1, 0, 100), (2, 100, 200), (3, 200, 200), (4, 200, None)]
+
+
+def test_the_newest_epochs_come_from_the_redo_file(store):
+    assert epochs(store) == ALL
+    assert as_broker(store) == ALL
+
+
+def test_after_settling_the_redo_record_is_of_another_list(store):
+    cache = EpochFileCache(store / EPOCH_FILE)
+    cache.settle()
+    assert b"4-200" in (store / EPOCH_FILE).read_bytes()
+    assert epochs(store) == ALL
+
+
+@pytest.mark.parametrize("slots", [(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)])
+def test_a_torn_slot_says_nothing(store, slots):
+    redo = store / f"{EPOCH_FILE}.redo"
+    data = bytearray(redo.read_bytes())
+    for slot in slots:
+        data[slot * 512 + 20] ^= 1
+    redo.write_bytes(bytes(data))
+    assert epochs(store) == as_broker(store)
+
+
+@pytest.mark.parametrize("size", [0, 100, 512, 1024, 2048])
+def test_a_redo_file_that_was_cut(store, size):
+    redo = store / f"{EPOCH_FILE}.redo"
+    redo.write_bytes(redo.read_bytes()[:size])
+    assert epochs(store) == as_broker(store)
+
+
+def test_the_backup_is_continued_as_well(store):
+    (store / EPOCH_FILE).write_text("garbage")
+    assert {row["from_backup"] for row in rows(store)} == {True}
+    assert epochs(store) == ALL == as_broker(store)
+
+
+def test_an_older_backup_is_not_what_the_record_continues(store):
+    (store / EPOCH_FILE).unlink()
+    (store / f"{EPOCH_FILE}.bak").write_text("1\n0\n1-0\n")
+    assert epochs(store) == [(1, 0, None)] == as_broker(store)
+
+
+def test_a_record_without_a_list_says_nothing(store):
+    (store / EPOCH_FILE).unlink()
+    (store / f"{EPOCH_FILE}.bak").unlink()
+    assert epochs(store) == [] == as_broker(store)
+
+
+def test_an_unreadable_list_is_damage_of_that_store_only(store, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "brokerIdentity").write_text("c#broker-a#2")
+    (other / EPOCH_FILE).write_text("1\n0\n7-0\n")
+    (store / EPOCH_FILE).write_text("garbage")
+    (store / f"{EPOCH_FILE}.bak").write_text("2\n0\n5-9\n5-10\n")
+    both = tmp_path / "*"
+    assert epochs(both, mode="DROPMALFORMED") == [(7, 0, None)]
+    (bad,) = [row for row in rows(both, mode="PERMISSIVE") if row["corrupt"] is not None]
+    assert bad["corrupt"]["file"] == str(store / EPOCH_FILE)
+    assert "5-10 cannot follow 5-9" in bad["corrupt"]["reason"]
+    assert (bad["broker"], bad["broker_id"]) == ("broker-a", 1)
+    with pytest.raises(DamagedFile, match="epochFileCheckpoint"):
+        rows(both)
+    with pytest.raises(StoreError, match="epochFileCheckpoint"):
+        rows(both, table="messages", unconfirmed="true")
+    with pytest.raises(CorruptLogError):
+        as_broker(store)

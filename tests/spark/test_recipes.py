@@ -1,0 +1,65 @@
+"""Every block of docs/spark-recipes.md runs, on the stores and the history of the tests."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from batonmq.spark.arrow import open_arrow
+from tests.spark.spark_session import spark_session
+
+ROOT = Path(__file__).parents[2]
+STORES = f"{ROOT}/tests/golden/java-5.3.3/store/*"
+PAGE = (ROOT / "docs/spark-recipes.md").read_text()
+BLOCKS = re.findall(r"^```(\w+) ?(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("n0")
+    lines = (ROOT / "tests/history/testdata/history_real.jsonl").read_bytes()
+    (folder / "history-n0.jsonl").write_bytes(lines)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("needs", "text"),
+    [(needs, text) for kind, needs, text in BLOCKS if kind == "python" and needs != "spark"],
+    ids=lambda each: each[:12].strip() or "plain",
+)
+def test_without_spark(history, needs, text):
+    if needs and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"the recipe for {needs} needs {needs}")
+    names = {"STORES": STORES, "HISTORY": history}
+    exec(compile(text, "spark-recipes.md", "exec"), names)
+    made = set(names) & {"bytes_by_topic", "elections", "newest", "by_kind"}
+    assert made and all(len(names[each]) if each != "elections" else names[each] for each in made)
+
+
+def test_a_stream_is_what_others_take(history):
+    """pandas, polars and DuckDB take a stream by this protocol."""
+    table = pa.table(open_arrow(history, table="history", columns="kind"))
+    assert table.column_names == ["kind"] and table.num_rows > 50
+    with pytest.raises(ValueError, match="there are"):
+        open_arrow(history, tabel="history")
+    bad = f"{history}/history-n1.jsonl"
+    Path(bad).write_text("garbage\n")
+    stream = open_arrow(bad, table="history", mode="PERMISSIVE", columns="kind")
+    assert stream.read_all().to_pylist()[0]["corrupt"]["bytes"] == 8
+
+
+@pytest.mark.timeout(300)  # Spark starts
+def test_in_spark_by_name(history):
+    """In a session in which nothing was registered."""
+    with spark_session() as session:
+        spark = session.newSession()
+        for kind, needs, text in BLOCKS:
+            if needs != "spark":
+                continue
+            if kind == "sql":
+                rows = spark.sql(text.replace("{STORES}", STORES)).collect()
+            else:
+                exec(compile(text, "spark-recipes.md", "exec"), {"spark": spark, "STORES": STORES})
+        assert len(rows) > 1 and rows[0]["messages"] >= rows[-1]["messages"] > 0

@@ -1,0 +1,80 @@
+"""Queue locks as a table: one owner, leases, the change that others must know of, the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from batonmq.store.queue_locks import LEASE_MS, LockChange, QueueLockManager
+
+Q0, Q1 = ("T", 0), ("T", 1)
+
+
+def manager(folder: Path, name: str = "queueLocks") -> QueueLockManager:
+    return QueueLockManager(folder / f"{name}.json")
+
+
+def test_a_queue_has_one_owner_until_its_lease_is_over(tmp_path: Path) -> None:
+    locks = manager(tmp_path)
+    granted, change = locks.grant("g", "a", [Q0, Q1], 1000)
+    assert granted == [Q0, Q1]
+    assert change == LockChange(group="g", client_id="a", queues=[Q0, Q1])
+    assert locks.grant("g", "b", [Q0], 1000) == ([], None)
+    assert locks.grant("other", "b", [Q0], 1000)[0] == [Q0], "groups do not meet"
+    assert locks.grant("g", "a", [Q0], 50_000) == ([Q0], None), "renewed, and nothing to tell"
+    later = 1001 + LEASE_MS
+    granted, change = locks.grant("g", "b", [Q0, Q1], later)
+    assert granted == [Q1] and change is not None and change.queues == [Q1]
+    assert locks.has_locks("g", later) and not locks.has_locks("g", later + LEASE_MS + 1)
+
+
+def test_only_the_owner_gives_back(tmp_path: Path) -> None:
+    locks = manager(tmp_path)
+    locks.grant("g", "a", [Q0, Q1], 0)
+    assert locks.release("g", "b", [Q0]) is None
+    change = locks.release("g", "a", [Q0, ("U", 9)])
+    assert change == LockChange(group="g", client_id="a", queues=[Q0], released=True)
+    assert locks.grant("g", "b", [Q0], 0)[0] == [Q0]
+    locks.apply(change)  # shown again by the log: b's lock is not a's
+    assert locks.grant("g", "a", [Q0], 0)[0] == []
+
+
+def test_a_new_master_takes_every_lock_for_renewed(tmp_path: Path) -> None:
+    """R30: a slave that saw the record honours the lock for a whole lease after its election."""
+    master, slave = manager(tmp_path, "a"), manager(tmp_path, "b")
+    _, change = master.grant("g", "a", [Q0], 1000)
+    assert change is not None
+    slave.apply(change)
+    slave.lead(900_000)
+    assert slave.grant("g", "b", [Q0], 900_000 + LEASE_MS)[0] == []
+    assert slave.grant("g", "a", [Q0], 900_000 + LEASE_MS)[0] == [Q0]
+    assert slave.grant("g", "b", [Q0], 900_001 + 2 * LEASE_MS)[0] == [Q0]
+
+
+def test_the_file_and_the_answer_for_slaves_bring_the_owners_back(tmp_path: Path) -> None:
+    locks = manager(tmp_path)
+    locks.grant("g", "a", [Q0, ("T%", 3)], 0)
+    locks.grant("h", "b", [Q1], 0)
+    for write in locks.writes_due():
+        write()
+    assert not locks.writes_due()
+    again, slave = manager(tmp_path), manager(tmp_path, "slave")
+    again.load()
+    slave.replace_all(type(locks.wrapper()).decode(locks.encode_json()))
+    for other in (again, slave):
+        other.lead(0)
+        assert other.grant("g", "b", [Q0, ("T%", 3)], 1)[0] == []
+        assert other.grant("h", "b", [Q1], 1) == ([Q1], None)
+
+
+def test_what_ran_out_is_found_a_part_at_a_time(tmp_path: Path) -> None:
+    locks = manager(tmp_path)
+    queues = [("T", number) for number in range(2500)]
+    locks.grant("g", "a", queues, 0)
+    locks.grant("h", "b", [Q0], 30_000)
+    found = []
+    calls = 0
+    while len(found) < 2500:
+        found += locks.over(LEASE_MS + 1)
+        calls += 1
+    assert {queue for _, _, queue in found} == set(queues) and calls > 2
+    assert {group for group, _, _ in found} == {"g"}
