@@ -120,6 +120,14 @@ def send(address: str, first: int, count: int) -> list[bytes]:
     return bodies
 
 
+def serves_pulls(address: str) -> bool:
+    """Whether that broker answers and is master: its endpoint listens before its store is open."""
+    if ha_status(address, timeout_s=1.0) is None:
+        return False
+    with Connection(address) as connection:
+        return connection.pull(TOPIC, 0).code == frames.OK
+
+
 def bodies_at(address: str, count: int) -> list[bytes]:
     """What queue 0 holds at that broker, read by offset."""
     found: list[bytes] = []
@@ -174,7 +182,7 @@ def test_our_slave_follows_a_java_master(group: Group, tmp_path: Path) -> None:
     group.kill("master")
     group.kill("slave")
     group.start_ours("promoted", group.settings(0, "ASYNC_MASTER", ours))
-    wait_for("the promoted slave", lambda: ha_status(master, timeout_s=1.0))
+    wait_for("the promoted slave", lambda: serves_pulls(master))
     assert bodies_at(master, len(sent)) == sent
     assert send(master, 200, 1)
 

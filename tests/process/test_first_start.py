@@ -152,8 +152,8 @@ def test_a_brokers_first_start_killed_at_any_step(
 
 
 def test_a_cluster_that_a_wrong_key_stopped_starts_once_it_is_right(tmp_path: Path) -> None:
-    """1 every broker refuses its configuration; `batonmq up` gives up in its first second, with
-    controllers that have begun their logs. 2 The key is mended. 3 The same folder starts."""
+    """1 every broker refuses its configuration; `batonmq up` gives up in its first second, however
+    far the controllers have come by then. 2 The key is mended. 3 The same folder starts."""
     with_typo = ClusterProcess(tmp_path, overrides={"broker": {"flushDiskTypo": "x"}})
     with_typo.spawn()
     assert with_typo.process is not None
@@ -162,10 +162,8 @@ def test_a_cluster_that_a_wrong_key_stopped_starts_once_it_is_right(tmp_path: Pa
     finally:
         with_typo.stop()
     assert "flushDiskTypo" in with_typo.log_path.read_text()
-    journals = list(tmp_path.glob("data/*/controller/raft/journal"))
     with ClusterProcess(tmp_path) as right:
         assert right.master()["role"] == "MASTER"
-    assert journals, "the controllers had begun"
 
 
 @pytest.mark.parametrize("after_s", [0.3, 0.6, 0.9])
