@@ -1,26 +1,30 @@
 """The broker process: processors behind the remoting endpoint, the write path, and the role.
 
+Rooms, the lower ones last: `send`, `schedule`, `replication`, `transaction`, `consume`, `filter`,
+`write`, `tables`. The process itself is in the root.
+
 A processor takes a request and returns its reply; `register` names its codes, and the remoting
 server finds it by them. A new code goes into the processor of its kind:
 
 | processor | codes |
 |---|---|
-| `send_processor` | 10, 310, 320 (raw: frame in, frame out) |
-| `reply_processor` | answers to requests 324, 325; 326 to who waits |
-| `send_back` | what a consumer gives back 36 |
-| `pull_processor` | 11, 361 (raw) |
-| `query_processor` | offsets 14, 15, 29 to 32; messages by key 12, by id 33 |
-| `client_processor` | heartbeats and members of groups 34, 35, 38; subscriptions 46; notice 40 |
-| `lock_processor` | queue locks of orderly groups 41, 42 |
+| `send.send_processor` | 10, 310, 320 (raw: frame in, frame out) |
+| `send.reply_processor` | answers to requests 324, 325; 326 to who waits |
+| `send.send_back` | what a consumer gives back 36 |
+| `consume.pull_processor` | 11, 361 (raw) |
+| `consume.query_processor` | offsets 14, 15, 29 to 32; messages by key 12, by id 33 |
+| `consume.client_processor` | heartbeats, members of groups 34, 35, 38; filters 46; notice 40 |
+| `consume.lock_processor` | queue locks of orderly groups 41, 42 |
 | `admin_processor` | topics 17, 215, 351; groups 200, 225, 352; status 28, 907, 1007; 60001 |
-| `group_admin` | positions 202, 208, 300; clients 203, 204, 307, 309; offsets 222, 223 |
-| `slave_sync` | tables for slaves 21, 43, 45, 201, 60002 |
+| `consume.group_admin` | positions 202, 208, 300; clients 203, 204, 307, 309; offsets 222, 223 |
+| `tables.slave_sync` | tables for slaves 21, 43, 45, 201, 60002 |
 | `service` | 1008 |
 
 On a member that is not master, `relay` takes what only the master may do and passes it on. Before
 the store is open, `broker_endpoint` has the ports.
 
-Whatever stores a message of its own uses `write_path.WritePath`: gate, turn buffer, pending acks.
-`role_actions` is the only module that changes the role, `replication` joins HA and ReplicasManager,
-`service.BrokerService` builds the process out of its parts, `batonmq.broker.main` runs it alone.
+Whatever stores a message of its own uses `write.write_path.WritePath`: gate, turn buffer, pending
+acks. `replication.role_actions` is the only module that changes the role. `replication.replication`
+joins HA and ReplicasManager, `service.BrokerService` builds the process out of its parts,
+`batonmq.broker.main` runs it alone.
 """

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
-from batonmq.broker.topics import TopicService
-from batonmq.broker.write_path import WritePath
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
     KVTable,
     SubscriptionGroupConfig,

@@ -15,29 +15,29 @@ import sys
 from collections.abc import Callable, Collection
 from functools import partial
 
-from batonmq.broker import sql_filter
 from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.broker_endpoint import BrokerEndpoint
-from batonmq.broker.client_processor import ClientProcessor
 from batonmq.broker.config import BrokerSections
-from batonmq.broker.consumer_filter import ConsumerFilterManager
-from batonmq.broker.consumer_manager import ConsumerManager
-from batonmq.broker.group_admin import GroupAdminProcessor
-from batonmq.broker.lock_processor import LockProcessor
+from batonmq.broker.consume.client_processor import ClientProcessor
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.consume.group_admin import GroupAdminProcessor
+from batonmq.broker.consume.lock_processor import LockProcessor
+from batonmq.broker.consume.pull_processor import PullProcessor
+from batonmq.broker.consume.pull_request import PullChecks
+from batonmq.broker.consume.query_processor import OffsetProcessor, QueryProcessor
+from batonmq.broker.filter import sql_filter
+from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.name_server_registrar import NameServerRegistrar
-from batonmq.broker.pull_processor import PullProcessor
-from batonmq.broker.pull_request import PullChecks
-from batonmq.broker.put_hooks import PutHooks
-from batonmq.broker.query_processor import OffsetProcessor, QueryProcessor
-from batonmq.broker.replication import Replication
-from batonmq.broker.reply_processor import ReplyProcessor
-from batonmq.broker.send_back import SendBackProcessor
-from batonmq.broker.send_processor import SendProcessor
-from batonmq.broker.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
+from batonmq.broker.replication.replication import Replication
+from batonmq.broker.send.reply_processor import ReplyProcessor
+from batonmq.broker.send.send_back import SendBackProcessor
+from batonmq.broker.send.send_processor import SendProcessor
 from batonmq.broker.status import BrokerStatus
-from batonmq.broker.topics import TopicService
+from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
+from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.waiting import WaitingMessages
-from batonmq.broker.write_path import WritePath
+from batonmq.broker.write.put_hooks import PutHooks
+from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.record import RecordHead

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.name_server_registrar import Registration
 from batonmq.broker.relay import Relay
-from batonmq.broker.replication import Replication
-from batonmq.broker.slave_sync import BrokerTables
-from batonmq.broker.write_path import WritePath
+from batonmq.broker.replication.replication import Replication
+from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,

@@ -1,8 +1,8 @@
 """What every HA connection needs, whatever its protocol.
 
-SlaveLink and MasterLink are its two ends; LinkTasks is what a slave awaits for one. OpenLinks lets a
-closing service wait for its last socket. WaitingLinks keeps slaves that connect before the
-mastership has begun. ByteRate measures throughput.
+SlaveLink and MasterLink are its two ends; LinkTasks is what a slave awaits for one. OpenLinks
+lets a closing service wait for its last socket. WaitingLinks keeps slaves that connect before
+the mastership has begun. ByteRate measures throughput.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
-from batonmq.broker.replication import Replication
+from batonmq.broker.replication.replication import Replication
 from batonmq.broker.service import BrokerService
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.raft.log import Commit, Machine

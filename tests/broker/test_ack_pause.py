@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batonmq.broker.pending_acks import AckPause
+from batonmq.broker.write.pending_acks import AckPause
 
 
 class Lease:

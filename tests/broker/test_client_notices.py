@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from batonmq.broker.client_processor import ClientProcessor
-from batonmq.broker.consumer_manager import ConsumerManager, GroupChanged
+from batonmq.broker.consume.client_processor import ClientProcessor
+from batonmq.broker.consume.consumer_manager import ConsumerManager, GroupChanged
 
 
 class _Channel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heartbeats import heartbeat
 
-from batonmq.broker.consumer_manager import CLIENT_EXPIRED_MS, ConsumerManager, GroupChanged
+from batonmq.broker.consume.consumer_manager import CLIENT_EXPIRED_MS, ConsumerManager, GroupChanged
 from batonmq.protocol.bodies import HeartbeatData
 from tests.shared.turns import counted_turns
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from lone_broker import Rig, run_with_broker, send_header, until
 
-from batonmq.broker import delivery
-from batonmq.broker.progress import ProgressRecord, decode_progress
-from batonmq.broker.put_hooks import PutHooks
+from batonmq.broker.schedule import delivery
+from batonmq.broker.schedule.progress import ProgressRecord, decode_progress
+from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.message import MessageExt

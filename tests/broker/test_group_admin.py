@@ -262,7 +262,7 @@ def test_members_are_asked(tmp_path: Path) -> None:
 def test_a_member_that_does_not_answer(
     tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batonmq.broker.group_admin.MEMBER_MS", 50)
+    monkeypatch.setattr("batonmq.broker.consume.group_admin.MEMBER_MS", 50)
 
     async def play(rig: Rig) -> None:
         sent = await rig.send()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lone_broker import Rig, lone_broker, run_with_broker, until
 
-from batonmq.broker.consumer_filter import ConsumerFilterManager, bloom_bits
+from batonmq.broker.filter.consumer_filter import ConsumerFilterManager, bloom_bits
 from batonmq.protocol.bodies import (
     BROADCASTING,
     CLUSTERING,

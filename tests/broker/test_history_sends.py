@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from lone_broker import Rig, run_with_broker, send_header
 
-from batonmq.broker.pending_acks import PendingAcks
-from batonmq.broker.send_processor import SendProcessor
+from batonmq.broker.send.send_processor import SendProcessor
+from batonmq.broker.write.pending_acks import PendingAcks
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.properties import encode_properties

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batonmq.broker.topics import MetadataChange, decode_metadata
+from batonmq.broker.tables.topics import MetadataChange, decode_metadata
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.record import NewMessage

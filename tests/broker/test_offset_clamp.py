@@ -12,9 +12,9 @@ import uvloop
 from lone_broker import Rig, free_port, run_with_broker, until
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
-from batonmq.broker.offset_clamp import STEPS_PER_TURN, OffsetClamp, Progress, commit_refusal
-from batonmq.broker.role_actions import RoleActions
+from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.service import BrokerService
+from batonmq.broker.tables.offset_clamp import STEPS_PER_TURN, OffsetClamp, Progress, commit_refusal
 from batonmq.ha.config import HAConfig
 from batonmq.protocol.codes import ResponseCode as Code
 from batonmq.protocol.role_view import RoleView

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from batonmq.broker.pending_acks import PendingAcks
 from batonmq.broker.replies import SendReplies
+from batonmq.broker.write.pending_acks import PendingAcks
 
 REPLIES = SendReplies("DefaultRegion")
 

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from batonmq.broker.query_processor import OffsetProcessor
+from batonmq.broker.consume.query_processor import OffsetProcessor
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from batonmq.broker.role_actions import RoleActions
-from batonmq.broker.write_path import WritePath
+from batonmq.broker.replication.role_actions import RoleActions
+from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.role_view import Role, RoleView
 
 OTHER = RoleView(

@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from batonmq.broker.pending_acks import PendingAcks
-from batonmq.broker.role_actions import RoleActions
-from batonmq.broker.write_path import WritePath
+from batonmq.broker.replication.role_actions import RoleActions
+from batonmq.broker.write.pending_acks import PendingAcks
+from batonmq.broker.write.write_path import WritePath
 
 
 class Master:

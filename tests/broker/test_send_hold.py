@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 from lone_broker import Rig, run_with_broker, until
 
-import batonmq.broker.send_hold as send_hold
+import batonmq.broker.write.send_hold as send_hold
 from batonmq.broker.role_gate import RoleGate
 from batonmq.protocol.codes import MASTER_ADDRESS_HINT, MASTER_EPOCH_HINT
 from batonmq.protocol.role_view import Role

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batonmq.broker.send_properties import SendProperties
+from batonmq.broker.send.send_properties import SendProperties
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.properties import decode_properties, encode_properties
 from batonmq.protocol.tags import java_string_hash

@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from batonmq.broker.slave_sync import (
+from batonmq.broker.tables.slave_sync import (
     EXT_MASTER_EPOCH,
     EXT_OFFSET_VERSION,
     BrokerTables,

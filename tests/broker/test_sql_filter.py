@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from batonmq.broker.sql_compiler import DEPTH_MAX
-from batonmq.broker.sql_filter import EXPRESSION_MAX, compiled
-from batonmq.broker.sql_values import SqlError
+from batonmq.broker.filter.sql_compiler import DEPTH_MAX
+from batonmq.broker.filter.sql_filter import EXPRESSION_MAX, compiled
+from batonmq.broker.filter.sql_values import SqlError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3" / "sql92.json"
 

@@ -11,14 +11,14 @@ import pytest
 
 from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.role_gate import RoleGate
-from batonmq.broker.slave_sync import (
+from batonmq.broker.tables.slave_sync import (
     BrokerTables,
     Followed,
     SlaveSourceProcessor,
     SlaveSynchronize,
 )
-from batonmq.broker.topics import MetadataChange, TopicService
-from batonmq.broker.write_path import WritePath
+from batonmq.broker.tables.topics import MetadataChange, TopicService
+from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BrokerRefusal

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from batonmq.broker.slave_sync import (
+from batonmq.broker.tables.slave_sync import (
     EXT_CARRIED_OUT,
     EXT_MASTER_EPOCH,
     EXT_TABLE_VERSION,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lone_broker import Rig, run_with_broker, send_header, until
 
-from batonmq.broker import delivery, timer_service
+from batonmq.broker.schedule import delivery, timer_service
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.message import MessageExt

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lone_broker import Rig, run_with_broker, until
 
-from batonmq.broker.slave_sync import BrokerTables
-from batonmq.broker.topics import MetadataChange, TopicService, decode_metadata
+from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.broker.tables.topics import MetadataChange, TopicService, decode_metadata
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.store.consumer_offset import ConsumerOffsetManager

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from lone_broker import Rig, run_with_broker, send_header, until
 
-from batonmq.broker import transaction_service
-from batonmq.broker.transaction_records import committed, real_place
+from batonmq.broker.transaction import transaction_service
+from batonmq.broker.transaction.transaction_records import committed, real_place
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.message import MessageExt

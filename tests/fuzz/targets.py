@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from batonmq.broker.main import SECTIONS
-from batonmq.broker.topics import decode_metadata
+from batonmq.broker.tables.topics import decode_metadata
 from batonmq.controller.raft.journal import DurableJournal, JournalDamage
 from batonmq.controller.raft.membership import decode_greeting
 from batonmq.controller.raft.snapshot import BadSnapshot, decode_snapshot, encode_snapshot

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import pytest
 
-from batonmq.broker.topics import decode_metadata
+from batonmq.broker.tables.topics import decode_metadata
 from batonmq.controller.endpoints.remoting_endpoint import _decode
 from batonmq.controller.raft.membership import Membership, check_members
 from batonmq.controller.rules.commands import CommandDecodeError, decode

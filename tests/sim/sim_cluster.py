@@ -18,10 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
-from batonmq.broker.replication import Replication
-from batonmq.broker.role_actions import RoleActions
-from batonmq.broker.slave_sync import Followed
-from batonmq.broker.write_path import WritePath
+from batonmq.broker.replication.replication import Replication
+from batonmq.broker.replication.role_actions import RoleActions
+from batonmq.broker.tables.slave_sync import Followed
+from batonmq.broker.write.write_path import WritePath
 from batonmq.controller.config import ControllerConfig
 from batonmq.controller.service import ControllerService
 from batonmq.ha.config import HAConfig

@@ -28,8 +28,8 @@ DEFECTS = defects_in(FOLDER)
 EASY = "ack_before_replicate"
 
 HARMLESS = """R1: nothing is wrong with it.
---- a/broker/pending_acks.py
-+++ b/broker/pending_acks.py
+--- a/broker/write/pending_acks.py
++++ b/broker/write/pending_acks.py
 @@ -1,1 +1,1 @@
 -from collections import deque
 +from collections import deque  # as before
@@ -106,7 +106,7 @@ def test_lives_that_cannot_meet_a_defect_are_passed_over() -> None:
 def test_the_runner_tells_what_was_found_and_what_was_not(tmp_path: Path) -> None:
     """One that is easy to find, one that harms nothing, one that does not fit, one that breaks the
     code instead of a promise. The work tree stays as it is."""
-    source = ROOT / "broker" / "pending_acks.py"
+    source = ROOT / "broker" / "write" / "pending_acks.py"
     before = source.read_bytes()
     folder, report = tmp_path / "defects", tmp_path / "table.json"
     folder.mkdir()
@@ -127,7 +127,7 @@ def test_the_runner_tells_what_was_found_and_what_was_not(tmp_path: Path) -> Non
     assert main([*tried, *only], folder) == 1
     harmless, misfit, broken = json.loads(report.read_text())
     assert (harmless["seed"], harmless["error"]) == (None, "")
-    assert "broker/pending_acks.py" in misfit["error"]
+    assert "broker/write/pending_acks.py" in misfit["error"]
     assert broken["seed"] is None and "no_such_name" in broken["error"]
     assert source.read_bytes() == before
 

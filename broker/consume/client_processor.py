@@ -1,0 +1,175 @@
+"""Clients: heartbeat (34), leave (35), members of a group (38), the check of a subscription (46),
+and the notice 40 to members.
+
+Origin: ClientManageProcessor, ConsumerManageProcessor and Broker2Client in Java.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Iterable
+from typing import Final, cast
+
+from batonmq.broker.consume.consumer_manager import ConsumerManager, GroupChanged
+from batonmq.broker.consume.pull_request import NO_SQL92
+from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
+from batonmq.broker.filter.sql_filter import compiled
+from batonmq.broker.filter.sql_values import SqlError
+from batonmq.broker.request_fields import text
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.bodies import (
+    SQL92,
+    TAG,
+    CheckClientRequestBody,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.topic_name import retry_topic
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+
+log = logging.getLogger(__name__)
+
+_NOTICES_AT_ONCE: Final = 128
+
+
+class ClientProcessor:
+    """Keeps the ConsumerManager and notifies the members of a group that changed."""
+
+    def __init__(
+        self,
+        clients: ConsumerManager,
+        topics: TopicService,
+        path: WritePath,
+        filters: ConsumerFilterManager,
+        *,
+        sql92: bool,
+    ) -> None:
+        """`sql92`: whether filters of that kind are allowed (enablePropertyFilter)."""
+        self._filters = filters
+        self._sql92 = sql92
+        self._clients = clients
+        self._topics = topics
+        self._gate = path.gate
+        self._clock_ms = path.clock_ms
+        # Group -> members that still are to hear of its last change.
+        self._notices: dict[str, list[Hashable]] = {}
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.HEART_BEAT, self.heartbeat)
+        processors.register(RequestCode.UNREGISTER_CLIENT, self.unregister)
+        processors.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
+        processors.register(RequestCode.CHECK_CLIENT_CONFIG, self.check_config)
+
+    def heartbeat(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
+        """34. A consumer's heartbeat makes its group and its retry topic on a master."""
+        data = HeartbeatData.decode(request.body)
+        if not data.client_id:
+            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
+        if self._gate.refusal is None:
+            for consumer in data.consumer_data_set:
+                group = self._topics.group(consumer.group_name, writable=True)
+                retry = retry_topic(consumer.group_name)
+                if self._topics.get(retry) is None:
+                    self._topics.of_group(retry, max(1, group.retry_queue_nums))
+        changes = self._clients.heartbeat(
+            data, channel, request.language, request.version, self._clock_ms()
+        )
+        if not data.without_sub:
+            for consumer in data.consumer_data_set:
+                self._filters.register(consumer.group_name, consumer.subscription_data_set)
+        self.notify(changes)
+        return RemotingCommand.response_to(
+            request,
+            ext={
+                "IS_SUPPORT_HEART_BEAT_V2": "true",
+                "IS_SUB_CHANGE": "true" if changes else "false",
+            },
+        )
+
+    def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
+        """35. The client leaves the groups that it names."""
+        self.notify(
+            self._clients.unregister(
+                channel, request.ext.get("producerGroup"), request.ext.get("consumerGroup")
+            )
+        )
+        return RemotingCommand.response_to(request)
+
+    def consumer_list(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """38. The members of a group, the base of every rebalance; code 1 if there are none."""
+        group = text(request, "consumerGroup")
+        ids = self._clients.client_ids(group)
+        if not ids:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, f"no consumer of group {group} is connected here"
+            )
+        body = GetConsumerListByGroupResponseBody(consumer_id_list=ids).encode()
+        return RemotingCommand.response_to(request, body=body)
+
+    def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """46. A consumer asks at its start whether its subscription can be used: 23 for one that
+        does not compile, 1 where SQL92 is switched off."""
+        asked = CheckClientRequestBody.decode(request.body).subscription_data
+        if asked.expression_type in (TAG, ""):
+            return RemotingCommand.response_to(request)
+        if asked.expression_type != SQL92:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                f"expression type {asked.expression_type} is not supported,"
+                " allowed are TAG and SQL92",
+            )
+        if not self._sql92:
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, NO_SQL92)
+        try:
+            compiled(asked.sub_string)
+        except SqlError as error:
+            raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        return RemotingCommand.response_to(request)
+
+    def disconnected(self, channel: Connection) -> None:
+        """A connection closed: its client is gone from all groups."""
+        self.notify(self._clients.channel_closed(channel))
+
+    def expire(self, now_ms: int) -> bool:
+        """Drops clients that went silent, a slice a call; whether there may be more."""
+        changes = self._clients.expire(now_ms)
+        self.notify(changes)
+        return bool(changes)
+
+    def notify(self, changes: list[GroupChanged]) -> None:
+        """Sends 40 to the members of every changed group, so that they rebalance now; to those of a
+        large group with the next tick, once for all changes by then."""
+        for change in changes:
+            if not change.channels:
+                self._filters.unregister(change.group)
+            config = self._topics.groups.get(change.group)
+            if config is not None and not config.notify_consumer_ids_changed_enable:
+                continue
+            if len(change.channels) > _NOTICES_AT_ONCE or change.group in self._notices:
+                self._notices[change.group] = list(change.channels)
+            else:
+                _send_notices(change.group, change.channels)
+
+    def tick(self) -> bool:
+        """Sends a slice of the notices that wait; whether there are more."""
+        for group, members in self._notices.items():
+            _send_notices(group, members[-_NOTICES_AT_ONCE:])
+            del members[-_NOTICES_AT_ONCE:]
+            if not members:
+                del self._notices[group]
+            break
+        return bool(self._notices)
+
+
+def _send_notices(group: str, channels: Iterable[Hashable]) -> None:
+    notice = RemotingCommand.request(
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}
+    )
+    for channel in channels:
+        connection = cast(Connection, channel)
+        if not connection.closed:
+            connection.oneway(notice)

@@ -1,0 +1,403 @@
+"""Helping a consumer: what a topic and a group are at, who is connected, where a group goes on.
+
+202 and 208 (positions of a topic, of a group), 300 (groups of a topic), 203 and 204 (who is
+connected), 222 (set offsets), 223 (offsets that members hold), 307 and 309 (what a member does, one
+message consumed again). Calls to members go over the connections that they have opened. What walks
+over queues gives the loop back in between.
+Origin: AdminBrokerProcessor and Broker2Client in Java.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Final, TypeVar, cast
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
+from batonmq.broker.consume.pull_processor import PullProcessor
+from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.role_gate import GateClosedError
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.bodies import (
+    ClientConnection,
+    ConsumerConnection,
+    ConsumeStats,
+    GetConsumerStatusBody,
+    GroupList,
+    OffsetWrapper,
+    ProducerConnection,
+    ResetOffsetBody,
+    TopicConfig,
+    TopicOffset,
+    TopicStatsTable,
+)
+from batonmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from batonmq.protocol.errors import (
+    BatonError,
+    BrokerRefusal,
+    ConnectError,
+    RequestTimeoutError,
+)
+from batonmq.protocol.json_body import encode_json, encode_queue_map
+from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.store.consumer_offset import SEPARATOR, ConsumerOffsetManager
+
+STEPS_PER_TURN: Final = 256
+STATUS_MS: Final = 5_000
+MEMBER_MS: Final = 10_000
+TO_THE_END: Final = -1
+
+T = TypeVar("T")
+
+
+class GroupAdminProcessor:
+    """Reads anywhere; 222 on masters only, as the relay sees to it."""
+
+    def __init__(
+        self,
+        path: WritePath,
+        topics: TopicService,
+        clients: ConsumerManager,
+        offsets: ConsumerOffsetManager,
+        pull: PullProcessor,
+        config: BrokerConfig,
+    ) -> None:
+        self._path = path
+        self._store = path.store
+        self._topics = topics
+        self._clients = clients
+        self._offsets = offsets
+        self._pull = pull
+        self._broker_name = config.broker_name
+        self._parks = config.use_server_side_reset_offset
+
+    def register(self, processors: Processors) -> None:
+        for code, handler in (
+            (RequestCode.GET_TOPIC_STATS_INFO, self.topic_stats),
+            (RequestCode.GET_CONSUME_STATS, self.consume_stats),
+            (RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic),
+            (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset),
+            (RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.consumer_status),
+            (RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info),
+            (RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly),
+        ):
+            processors.register(code, handler)
+        processors.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumers)
+        processors.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producers)
+
+    # Positions.
+
+    async def topic_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """202. Of each queue: its range, and when its last message was stored."""
+        topic, config = self._topic(request)
+        table = TopicStatsTable()
+        queues = max(config.read_queue_nums, config.write_queue_nums)
+        async for queue_id in _in_turns(range(queues)):
+            end = self._store.queries.max_offset_in_queue(topic, queue_id)
+            table.offset_table[self._queue(topic, queue_id)] = TopicOffset(
+                last_update_timestamp=self._stored_at(topic, queue_id, end - 1),
+                max_offset=max(0, end),
+                min_offset=max(0, self._store.queries.min_offset_in_queue(topic, queue_id)),
+            )
+        return RemotingCommand.response_to(request, body=table.encode())
+
+    async def consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """208. How far a group is: in the topics that are named, else in all that it has an offset
+        in and, if it subscribes to any here, subscribes to."""
+        group = text(request, "consumerGroup")
+        named = [name for name in request.ext.get("topicList", "").split(";") if name]
+        named += [name for name in (request.ext.get("topic"),) if name]
+        topics = named or await self._topics_of(group)
+        known = self._clients.groups.get(group)
+        stats = ConsumeStats()
+        for topic in topics:
+            config = self._topics.get(topic)
+            if config is None:
+                continue
+            if known is not None and known.subscriptions and topic not in known.subscriptions:
+                continue
+            async for queue_id in _in_turns(range(config.read_queue_nums)):
+                stats.offset_table[self._queue(topic, queue_id)] = self._progress(
+                    group, topic, queue_id
+                )
+        return RemotingCommand.response_to(request, body=stats.encode())
+
+    def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
+        consumed = max(0, self._offsets.query(group, topic, queue_id))
+        return OffsetWrapper(
+            broker_offset=max(0, self._store.queries.max_offset_in_queue(topic, queue_id)),
+            consumer_offset=consumed,
+            last_timestamp=self._stored_at(topic, queue_id, consumed - 1),
+            pull_offset=consumed,
+        )
+
+    async def groups_of_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """300. The groups that subscribe to a topic now, or have an offset in it."""
+        topic = text(request, "topic")
+        groups = {
+            name for name, known in self._clients.groups.items() if topic in known.subscriptions
+        }
+        async for key in _in_turns(list(self._offsets.table)):
+            parts = key.split(SEPARATOR)
+            if len(parts) == 2 and parts[0] == topic:
+                groups.add(parts[1])
+        return RemotingCommand.response_to(
+            request, body=GroupList(group_list=sorted(groups)).encode()
+        )
+
+    async def _topics_of(self, group: str) -> list[str]:
+        topics = []
+        async for key in _in_turns(list(self._offsets.table)):
+            parts = key.split(SEPARATOR)
+            if len(parts) == 2 and parts[1] == group:
+                topics.append(parts[0])
+        return sorted(topics)
+
+    def _stored_at(self, topic: str, queue_id: int, offset: int) -> int:
+        return max(0, self._store.queries.message_store_timestamp(topic, queue_id, offset))
+
+    # Who is connected.
+
+    def consumers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """203. The members of a group and what it subscribes to; 206 if nobody is there."""
+        group = text(request, "consumerGroup")
+        known = self._clients.groups.get(group)
+        if known is None:
+            raise BrokerRefusal(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online"
+            )
+        body = ConsumerConnection(
+            connection_set=_connections(known.members.values()),
+            consume_from_where=known.consume_from_where,
+            consume_type=known.consume_type,
+            message_model=known.message_model,
+            subscription_table=known.subscriptions,
+        )
+        return RemotingCommand.response_to(request, body=body.encode())
+
+    def producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """204. The producers of a group; 1 if nobody is there."""
+        group = text(request, "producerGroup")
+        members = self._clients.producers.get(group)
+        if not members:
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
+        body = ProducerConnection(connection_set=_connections(members.values()))
+        return RemotingCommand.response_to(request, body=body.encode())
+
+    # Offsets are set.
+
+    async def reset_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """222. The group goes on at a time (-1: at the end), of one queue also at an offset. The
+        body says where. With useServerSideResetOffset the broker sees to it at the next pulls, else
+        it tells the members (220), which must be there."""
+        if self._path.gate.refusal is not None:
+            raise GateClosedError(self._path.gate.refusal)
+        topic, config = self._topic(request)
+        group = text(request, "group")
+        if self._topics.groups.get(group) is None:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist"
+            )
+        when = number(request, "timestamp")
+        queue_id = number(request, "queueId", -1)
+        if queue_id >= config.read_queue_nums:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId {queue_id} of topic {topic}: it has {config.read_queue_nums} queues",
+            )
+        offset = number(request, "offset", -1)
+        if queue_id >= 0 and offset != -1:
+            self._check_in_queue(topic, queue_id, offset)
+            wanted = {queue_id: offset}
+        else:
+            queues = range(config.read_queue_nums) if queue_id < 0 else (queue_id,)
+            wanted = {}
+            async for each in _in_turns(queues):
+                wanted[each] = self._offset_at(topic, each, when)
+        if self._path.gate.refusal is not None:
+            raise GateClosedError(self._path.gate.refusal)
+        if self._parks:
+            async for each in _in_turns(list(wanted)):
+                self._offsets.commit(group, topic, each, wanted[each])
+                self._pull.reset(group, topic, each, wanted[each])
+        else:
+            is_forced = flag(request, "isForce", default=True)
+            wanted = self._tell_members(group, topic, wanted, when, is_forced=is_forced)
+        body = ResetOffsetBody(
+            offset_table={self._queue(topic, each): at for each, at in wanted.items()}
+        )
+        return RemotingCommand.response_to(request, body=body.encode())
+
+    def _offset_at(self, topic: str, queue_id: int, when: int) -> int:
+        if when <= TO_THE_END:
+            return self._store.queries.max_offset_in_queue(topic, queue_id)
+        return self._store.queries.offset_in_queue_by_time(topic, queue_id, when)
+
+    def _check_in_queue(self, topic: str, queue_id: int, offset: int) -> None:
+        begin = self._store.queries.min_offset_in_queue(topic, queue_id)
+        end = self._store.queries.max_offset_in_queue(topic, queue_id)
+        if not begin <= offset <= end:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"Target offset {offset} not in consume queue range [{begin}-{end}]",
+            )
+
+    def _tell_members(
+        self, group: str, topic: str, wanted: dict[int, int], when: int, *, is_forced: bool
+    ) -> dict[int, int]:
+        """220 to every member. Without force only offsets that lie further back are taken."""
+        told = {}
+        for queue_id, offset in wanted.items():
+            consumed = self._offsets.query(group, topic, queue_id)
+            if consumed < 0:
+                raise BrokerRefusal(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"The consumer group <{group}> not exist: it has no offset of queue {queue_id}",
+                )
+            told[queue_id] = offset if is_forced else min(offset, consumed)
+        members = self._members(group)
+        if not members:
+            raise BrokerRefusal(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
+                f" Timestamp: {when}",
+            )
+        body = ResetOffsetBody(
+            offset_table={self._queue(topic, each): at for each, at in told.items()}
+        ).encode()
+        ext: dict[str, str | int | bool | None] = {
+            "topic": topic,
+            "group": group,
+            "timestamp": when,
+            "isForce": is_forced,
+        }
+        for member in members:
+            cast(Connection, member.channel).oneway(
+                RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+            )
+        return told
+
+    # Members are asked.
+
+    async def consumer_status(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """223. The offsets that each member holds, or one of them (`clientAddr`), by 221."""
+        topic, group = text(request, "topic"), text(request, "group")
+        wanted = request.ext.get("clientAddr", "")
+        members = [each for each in self._members(group) if wanted in ("", each.client_id)]
+        if not members:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"No Any Consumer online in the consumer group: [{group}]",
+            )
+        asked = {"topic": topic, "group": group}
+        answers = await asyncio.gather(
+            *(self._ask(m, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, asked) for m in members),
+            return_exceptions=True,
+        )
+        parts = []
+        for member, answer in zip(members, answers, strict=True):
+            if isinstance(answer, BatonError):
+                continue  # it has gone, or does not answer: the others count
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer.code == ResponseCode.SUCCESS:
+                table = GetConsumerStatusBody.decode(answer.body).message_queue_table
+                parts.append(encode_json(member.client_id) + b":" + encode_queue_map(table))
+        body = b'{"consumerTable":{%b},"messageQueueTable":{}}' % b",".join(parts)
+        return RemotingCommand.response_to(request, body=body)
+
+    async def running_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """307. What a member tells of itself."""
+        return await self._passed_on(request, request.ext, b"")
+
+    async def consume_directly(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """309. A member consumes one message, named by its offsetMsgId, once more."""
+        message_id = text(request, "msgId")
+        try:
+            offset = decode_offset_msg_id(message_id)[1]
+        except ValueError as error:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER, f"msgId {message_id!r}: {error}"
+            ) from error
+        record = self._store.queries.look_message_by_offset(offset)
+        if record is None:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, f"no message {message_id} is stored here"
+            )
+        group = self._topics.groups.get(text(request, "consumerGroup"))
+        config = self._topics.get(request.ext.get("topic", ""))
+        more = {
+            "brokerName": self._broker_name,
+            "topicSysFlag": str(config.topic_sys_flag if config is not None else 0),
+            "groupSysFlag": str(group.group_sys_flag if group is not None else 0),
+        }
+        return await self._passed_on(request, request.ext | more, bytes(record))
+
+    async def _passed_on(
+        self, request: RemotingCommand, ext: dict[str, str], body: bytes
+    ) -> RemotingCommand:
+        group, client_id = text(request, "consumerGroup"), text(request, "clientId")
+        found = [each for each in self._members(group) if each.client_id == client_id]
+        if not found:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
+            )
+        try:
+            answer = await self._ask(found[0], request.code, ext, body)
+        except RequestTimeoutError as error:
+            raise BrokerRefusal(
+                ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client_id}> Timeout"
+            ) from error
+        except ConnectError as error:
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        return RemotingCommand.response_to(
+            request, answer.code, answer.remark, answer.ext, answer.body
+        )
+
+    async def _ask(
+        self, member: ClientChannel, code: int, ext: dict[str, str], body: bytes = b""
+    ) -> RemotingCommand:
+        asks_listener = code != RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+        return await cast(Connection, member.channel).invoke(
+            RemotingCommand.request(code, ext, body), MEMBER_MS if asks_listener else STATUS_MS
+        )
+
+    def _members(self, group: str) -> list[ClientChannel]:
+        known = self._clients.groups.get(group)
+        members = known.members.values() if known is not None else ()
+        return [each for each in members if not cast(Connection, each.channel).closed]
+
+    def _topic(self, request: RemotingCommand) -> tuple[str, TopicConfig]:
+        topic = text(request, "topic")
+        config = self._topics.get(topic)
+        if config is None:
+            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        return topic, config
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._broker_name, queue_id)
+
+
+async def _in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, with a pause for the loop every so many."""
+    for step, item in enumerate(items, 1):
+        yield item
+        if step % STEPS_PER_TURN == 0:
+            await asyncio.sleep(0)
+
+
+def _connections(members: Iterable[ClientChannel]) -> list[ClientConnection]:
+    return [
+        ClientConnection(
+            client_addr=cast(Connection, each.channel).peer,
+            client_id=each.client_id,
+            language=LanguageCode(each.language).name,
+            version=each.version,
+        )
+        for each in members
+    ]

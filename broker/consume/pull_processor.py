@@ -1,0 +1,338 @@
+"""Pull (11, 361): reading a queue, and waiting for its next message that passes the filter.
+
+Reads end at confirmOffset (SAFETY G4), so nothing that a consumer saw is ever taken back. A pull
+that finds nothing is held; the dispatch of a message wakes it in the same loop turn. A new master,
+whose confirmOffset lags behind its log, holds a pull between its visible end and its log end
+instead of calling the offset wrong (R28).
+Origin: PullMessageProcessor, PullRequestHoldService in Java.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.offset_resets import OffsetResets
+from batonmq.broker.consume.pull_hold import Held, PullHold
+from batonmq.broker.consume.pull_request import Pull, PullChecks, PullForbiddenError
+from batonmq.broker.relay import Relay
+from batonmq.broker.replies import (
+    PullFlags,
+    PullOffsets,
+    pull_frame,
+    pull_header,
+    refusal,
+    refusal_of,
+)
+from batonmq.broker.tables.offset_clamp import Progress, commit_refusal, where_to_go_on
+from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.codes import LONG_MAX, MASTER_ID, RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, CorruptLogError
+from batonmq.protocol.role_view import Role
+from batonmq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUSPEND
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.headers import PullFields, PullFrame, decode_pull
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.reader import GetMessageResult, GetMessageStatus
+
+log = logging.getLogger(__name__)
+
+SHORT_POLLING_MS: Final = 1000
+SWEEP_MS: Final = 5000
+_SLICE: Final = 128
+GO_BACK: Final = "NO_MATCHED_MESSAGE"
+"""Status in the answer that sends a reader of a slave back to the master."""
+
+_CODES: Final = {
+    GetMessageStatus.FOUND: ResponseCode.SUCCESS,
+    GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+_NOTHING_THERE: Final = (
+    GetMessageStatus.NO_MATCHED_LOGIC_QUEUE,
+    GetMessageStatus.NO_MESSAGE_IN_QUEUE,
+)
+
+
+class PullProcessor:
+    """The raw handler of 11, and the holder of pulls that wait. Times are ms, monotonic."""
+
+    def __init__(
+        self,
+        path: WritePath,
+        checks: PullChecks,
+        offsets: ConsumerOffsetManager,
+        config: BrokerConfig,
+        *,
+        damaged: Callable[[str], None],
+        relay: Relay,
+    ) -> None:
+        """`damaged` is called with the fault when a reader meets a bad record of the log."""
+        self._store = path.store
+        self._checks = checks
+        self._offsets = offsets
+        self.resets = OffsetResets()
+        self._gate = path.gate
+        self._clock_ms = path.clock_ms
+        self._long_polling = config.long_polling_enable
+        self._slave_read = config.slave_read_enable
+        self._damaged = damaged
+        self._relay = relay
+        self._hold: PullHold[Pull] = PullHold()
+        self._next_sweep_ms = 0
+        self._to_sweep: list[tuple[str, int]] = []
+        self.messages_total = 0
+
+    def register(self, processors: Processors) -> None:
+        processors.register_raw(RequestCode.PULL_MESSAGE, self.pull)
+        processors.register_raw(RequestCode.LITE_PULL_MESSAGE, self.pull)
+
+    @property
+    def held(self) -> int:
+        """How many pulls wait right now."""
+        return len(self._hold)
+
+    def pull(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """11, and 361, the same from a lite pull consumer."""
+        request = decode_pull(kind, header)
+        if not self._gate.is_master:
+            self._pull_elsewhere(request, channel, kind, header, body)
+            return
+        try:
+            pull = self._checks.checked(channel, request)
+        except PullForbiddenError as exc:
+            channel.write(refusal_of(request.opaque, exc, exc.fields))
+            return
+        except BatonError as exc:
+            channel.write(refusal_of(request.opaque, exc))
+            return
+        ext = request.ext
+        if ext.sys_flag & PULL_COMMIT_OFFSET and ext.commit_offset >= 0:
+            self._commit(ext)
+        suspend_ms = self._suspend_ms(ext)
+        self._answer_or_hold(pull, ext.queue_offset, self._clock_ms() + suspend_ms, suspend_ms > 0)
+
+    def _suspend_ms(self, ext: PullFields) -> int:
+        if not ext.sys_flag & PULL_SUSPEND:
+            return 0
+        return ext.suspend_timeout_millis if self._long_polling else SHORT_POLLING_MS
+
+    def _pull_elsewhere(
+        self, request: PullFrame, channel: Connection, kind: int, header: bytes, body: bytes
+    ) -> None:
+        """On a member that is not master. A slave gives what it shows (R28), and lets a pull at the
+        end of its queue wait; the rest only the master can judge. Its progress goes with 15."""
+        on_purpose = self._slave_read and bool(request.ext.read_replica)
+        taken = False
+        if self._gate.role is not Role.SLAVE or (request.is_ours and not on_purpose):
+            taken = self._relay.take_raw(channel, self.pull, kind, header, body, for_any_role=True)
+        elif self._relay.enabled or self._slave_read:
+            if self._answered_as_slave(request, channel, on_purpose=on_purpose):
+                return
+            taken = self._relay.take_raw(channel, self.pull, kind, header, body)
+        if not taken:
+            channel.write(
+                refusal(
+                    request.opaque,
+                    ResponseCode.SYSTEM_BUSY,
+                    "this broker is not the master and serves no pulls: ask the name server",
+                )
+            )
+
+    def _answered_as_slave(
+        self, request: PullFrame, channel: Connection, *, on_purpose: bool
+    ) -> bool:
+        """Whether this replica's queue alone answers a pull. One that came here `on_purpose`, since
+        the master suggested it, goes back to the master as soon as there is nothing to give."""
+        at = request.ext.queue_offset
+        try:
+            pull = self._checks.checked(channel, request)
+        except BatonError as exc:
+            log.debug("pull_passed_on topic=%s why=%s", request.ext.topic, exc)
+            return False
+        begins, ends = self._visible(pull.topic, pull.queue_id)
+        suspend_ms = 0 if on_purpose else self._suspend_ms(request.ext)
+        is_here = begins <= at < ends or (at == ends and suspend_ms > 0)
+        if is_here and not self._is_old(pull, at):
+            self._answer_or_hold(pull, at, self._clock_ms() + suspend_ms, suspend_ms > 0)
+            return True
+        if self._relay.enabled and not on_purpose:
+            return False
+        self._write(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, GO_BACK, at, begins, ends)
+        return True
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
+        """Dispatch made messages of a queue visible: the pulls that wait for them are answered."""
+        if not len(self._hold):
+            return
+        for held in self._hold.arrived(topic, queue_id, max_offset):
+            self._answer_or_hold(held.pull, held.offset, held.deadline_ms, True)
+
+    def queues_deleted(self, topic: str) -> None:
+        """Pulls that wait in them learn it: in queues of a topic made again they would wait for
+        messages with higher offsets (R39)."""
+        for waiting, queue_id in self._hold.queues():
+            if waiting == topic:
+                self.arrived(topic, queue_id, LONG_MAX)
+
+    def tick(self, now_ms: int) -> bool:
+        """Answers expired pulls; every 5 s checks all queues, as a safeguard. A call does a slice;
+        whether there is more to do at once."""
+        late = self._hold.expired(now_ms, _SLICE)
+        for held in late:
+            self._answer_or_hold(held.pull, held.offset, held.deadline_ms, False)
+        if now_ms >= self._next_sweep_ms:
+            self._next_sweep_ms = now_ms + SWEEP_MS
+            self._to_sweep = self._hold.queues()
+        for topic, queue_id in self._to_sweep[-_SLICE:]:
+            self.arrived(topic, queue_id, self._store.queries.max_offset_in_queue(topic, queue_id))
+        del self._to_sweep[-_SLICE:]
+        return len(late) == _SLICE or bool(self._to_sweep)
+
+    def disconnected(self, channel: Connection) -> None:
+        self._hold.drop_owner(channel)
+
+    def role_changed(self) -> None:
+        """Resets end: the next master has the offsets. Those who follow the master by themselves
+        are told at once; a slave serves the others."""
+        self.resets.clear()
+        for held in self._hold.take_all():
+            if self._relay.enabled and not held.pull.ours:
+                self._hold.hold(held)
+                continue
+            held.pull.channel.write(
+                refusal(
+                    held.pull.opaque,
+                    ResponseCode.SYSTEM_BUSY,
+                    "the role of this broker changed: ask the name server for the master",
+                )
+            )
+
+    def _commit(self, ext: PullFields) -> None:
+        """The pull's progress, unless it would not last: the client commits it again."""
+        queue = (ext.topic, ext.queue_id)
+        if self.resets.is_parked(ext.consumer_group, *queue):
+            return
+        progress = Progress(ext.consumer_group, *queue, ext.commit_offset)
+        if commit_refusal(self._gate, self._store, self._offsets, progress) is None:
+            self._offsets.commit(ext.consumer_group, *queue, ext.commit_offset)
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The group goes on at `offset` in this queue, its waiting pull at once (222)."""
+        self.resets.park(group, topic, queue_id, offset)
+        self.arrived(topic, queue_id, LONG_MAX)
+
+    def _answer_or_hold(self, pull: Pull, offset: int, deadline_ms: int, may_hold: bool) -> None:
+        if pull.channel.closed:
+            return
+        topic, queue_id = pull.topic, pull.queue_id
+        parked = self.resets.redirected(pull.group.group_name, topic, queue_id, offset)
+        if parked is not None:
+            self._move(pull, parked)
+            return
+        if self._is_old(pull, offset):
+            self._move(pull, self._visible(topic, queue_id)[0])
+            return
+        try:
+            result = self._store.queries.get_message(
+                topic, queue_id, offset, pull.max_num, pull.max_bytes, pull.wanted, pull.matches
+            )
+        except CorruptLogError as exc:
+            log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
+            if not self._store.trust.reason and (fault := self._store.trust.fault_at(exc.offset)):
+                self._damaged(fault)  # a replica that has the whole record should lead (G8)
+            pull.channel.write(refusal(pull.opaque, ResponseCode.SYSTEM_ERROR, str(exc)))
+            return
+        code = self._code(pull, offset, result)
+        if code == ResponseCode.SUCCESS:
+            self.messages_total += result.message_count
+        elif may_hold and self._waits(code, result):
+            waits_from = (
+                result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset
+            )
+            self._hold.hold(Held(topic, queue_id, waits_from, deadline_ms, pull.channel, pull))
+            return
+        self._write_result(pull, offset, code, result)
+
+    def _is_old(self, pull: Pull, offset: int) -> bool:
+        """R39: its consumer went on running while the topic was deleted and made again."""
+        first_offset_of = self._store.queries.min_offset_in_queue
+        group = pull.group.group_name
+        return self._offsets.is_old(group, pull.topic, pull.queue_id, offset, first_offset_of)
+
+    def _move(self, pull: Pull, offset: int) -> None:
+        shown = self._visible(pull.topic, pull.queue_id)
+        self._write(pull, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", offset, *shown)
+
+    def _write_result(self, pull: Pull, offset: int, code: int, result: GetMessageResult) -> None:
+        next_offset = result.next_begin_offset
+        if code == ResponseCode.PULL_NOT_FOUND:
+            next_offset = offset
+        elif code == ResponseCode.PULL_OFFSET_MOVED and offset > next_offset:
+            group = pull.group.group_name
+            committed = self._offsets.query(group, pull.topic, pull.queue_id)
+            next_offset = where_to_go_on(self._gate, next_offset, committed)
+        header = pull_header(
+            pull.opaque,
+            code,
+            result.status.name,
+            PullOffsets(next_offset, result.min_offset, result.max_offset),
+            self._flags(pull, is_slow=result.suggest_pulling_from_slave),
+        )
+        pull.channel.write(pull_frame(header, result.size, result.parts))
+
+    def _write(
+        self, pull: Pull, code: int, remark: str, next_offset: int, begins: int, ends: int
+    ) -> None:
+        """An answer without messages."""
+        offsets = PullOffsets(next_offset, begins, ends)
+        flags = self._flags(pull, is_slow=False)
+        pull.channel.write(
+            pull_frame(pull_header(pull.opaque, code, remark, offsets, flags), 0, [])
+        )
+
+    def _visible(self, topic: str, queue_id: int) -> tuple[int, int]:
+        shown = self._store.queries
+        return (
+            shown.min_offset_in_queue(topic, queue_id),
+            shown.max_offset_in_queue(topic, queue_id),
+        )
+
+    def _flags(self, pull: Pull, *, is_slow: bool) -> PullFlags:
+        """`is_slow`: the group reads what has left the memory of this broker; a slave should serve
+        it. Others go to the group's broker, from a slave back to the master."""
+        group, suggested = pull.group, MASTER_ID
+        if self._slave_read and is_slow:
+            suggested = group.which_broker_when_consume_slowly
+        elif self._slave_read and self._gate.is_master:
+            suggested = group.broker_id
+        return PullFlags(suggested, group.group_sys_flag, pull.topic_sys_flag)
+
+    def _waits(self, code: int, result: GetMessageResult) -> bool:
+        """Whether a pull with this outcome may wait for the next message."""
+        if code == ResponseCode.PULL_NOT_FOUND:
+            return True
+        # Nothing matched up to the visible end: waiting from there costs no round trips.
+        return (
+            result.status is GetMessageStatus.NO_MATCHED_MESSAGE
+            and result.next_begin_offset >= result.max_offset
+        )
+
+    def _code(self, pull: Pull, offset: int, result: GetMessageResult) -> int:
+        if result.status in _NOTHING_THERE:
+            reaches = self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
+            if offset <= reaches:
+                return ResponseCode.PULL_NOT_FOUND
+            return ResponseCode.PULL_OFFSET_MOVED
+        if (
+            result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY
+            and offset <= self._store.queries.next_offset_in_queue(pull.topic, pull.queue_id)
+        ):
+            return ResponseCode.PULL_NOT_FOUND  # R28: the log reaches there, confirmation lags
+        return _CODES[result.status]

@@ -1,0 +1,202 @@
+"""What a pull (11, 361) must pass before it reads, in the order of RocketMQ's checks.
+
+The answer is a `Pull`: what is asked, and which messages pass. A subscription that the pull carries
+counts; else the one that the group's heartbeats told. Origin: PullMessageProcessor in Java.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
+from batonmq.broker.filter.sql_filter import compiled
+from batonmq.broker.filter.sql_values import Matches, SqlError
+from batonmq.broker.tables.topics import TopicService
+from batonmq.protocol.bodies import (
+    BROADCASTING,
+    PERM_READ,
+    SQL92,
+    TAG,
+    SubscriptionGroupConfig,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.sysflag import PULL_CLASS_FILTER, PULL_SUBSCRIPTION
+from batonmq.protocol.tags import tags_code
+from batonmq.remoting.connection import Connection
+from batonmq.remoting.headers import PullFields, PullFrame
+
+MAX_REPLY_BYTES: Final = 15 * 1024 * 1024
+NO_SQL92: Final = "The broker does not support consumer to filter message by SQL92"
+"""Java's words, with enablePropertyFilter false."""
+
+FORBIDDEN_GROUP: Final = 2
+FORBIDDEN_TOPIC: Final = 3
+FORBIDDEN_BROADCASTING: Final = 4
+FORBIDDEN_SUBSCRIPTION: Final = 5
+
+
+class PullForbiddenError(BrokerRefusal):
+    """16, with the `forbiddenType` that tells clients of what kind the prohibition is."""
+
+    def __init__(self, kind: int, remark: str) -> None:
+        super().__init__(ResponseCode.NO_PERMISSION, remark)
+        self.fields = {"forbiddenType": str(kind)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pull:
+    """A checked pull. `wanted` are tag hashes, None for all; `matches` is the SQL92 filter, None
+    for none. `ours`: this project's client asks, which follows the master by itself."""
+
+    channel: Connection
+    opaque: int
+    group: SubscriptionGroupConfig
+    topic: str
+    topic_sys_flag: int
+    queue_id: int
+    max_num: int
+    max_bytes: int
+    wanted: frozenset[int] | None
+    matches: Matches | None
+    ours: bool
+
+
+class PullChecks:
+    """`writable()`: whether an unknown group may be created now."""
+
+    def __init__(
+        self,
+        topics: TopicService,
+        clients: ConsumerManager,
+        filters: ConsumerFilterManager,
+        config: BrokerConfig,
+        writable: Callable[[], bool],
+    ) -> None:
+        self._topics = topics
+        self._clients = clients
+        self._filters = filters
+        self._sql = config.enable_property_filter
+        self._lite = config.lite_pull_message_enable
+        self._writable = writable
+
+    def checked(self, channel: Connection, request: PullFrame) -> Pull:
+        """Raises BrokerRefusal for every reason not to read."""
+        ext = request.ext
+        if request.code == RequestCode.LITE_PULL_MESSAGE and not self._lite:
+            raise BrokerRefusal(
+                ResponseCode.NO_PERMISSION, "lite pulls are off: litePullMessageEnable is false"
+            )
+        group = self._topics.group(ext.consumer_group, writable=self._writable())
+        if not group.consume_enable:
+            raise PullForbiddenError(
+                FORBIDDEN_GROUP,
+                f"group {ext.consumer_group} may not consume: consumeEnable is false",
+            )
+        config = self._topics.get(ext.topic)
+        if config is None:
+            raise BrokerRefusal(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {ext.topic} does not exist on this broker"
+            )
+        if not config.perm & PERM_READ:
+            raise PullForbiddenError(
+                FORBIDDEN_TOPIC, f"topic {ext.topic} may not be read: perm {config.perm}"
+            )
+        if not 0 <= ext.queue_id < config.read_queue_nums:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId {ext.queue_id} of topic {ext.topic}:"
+                f" it has {config.read_queue_nums} queues",
+            )
+        wanted, matches = self._filter(ext, group)
+        return Pull(
+            channel,
+            request.opaque,
+            group,
+            ext.topic,
+            config.topic_sys_flag,
+            ext.queue_id,
+            max(1, ext.max_msg_nums),
+            min(ext.max_msg_bytes or MAX_REPLY_BYTES, MAX_REPLY_BYTES),
+            wanted,
+            matches,
+            request.is_ours,
+        )
+
+    def _filter(
+        self, ext: PullFields, group: SubscriptionGroupConfig
+    ) -> tuple[frozenset[int] | None, Matches | None]:
+        if ext.sys_flag & PULL_CLASS_FILTER:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, "class filters are not supported"
+            )
+        if ext.sys_flag & PULL_SUBSCRIPTION:
+            kind, expression = ext.expression_type or TAG, ext.subscription or "*"
+        else:
+            kind, expression = self._subscribed(ext, group)
+        if self._topics.groups.is_forbidden(ext.consumer_group, ext.topic):
+            raise PullForbiddenError(
+                FORBIDDEN_SUBSCRIPTION,
+                f"group {ext.consumer_group} is forbidden to read topic {ext.topic}",
+            )
+        if kind == TAG:
+            return wanted_tags(expression), None
+        if kind != SQL92:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                f"expression type {kind} is not supported, allowed are TAG and SQL92",
+            )
+        if not self._sql:
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, NO_SQL92)
+        try:
+            return None, compiled(expression)
+        except SqlError as error:
+            raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+
+    def _subscribed(self, ext: PullFields, group: SubscriptionGroupConfig) -> tuple[str, str]:
+        """What the group's heartbeats told of this topic: expression type and expression."""
+        name, topic = ext.consumer_group, ext.topic
+        subscription = self._clients.subscription(name, topic)
+        if subscription is None:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"group {name} has no subscription of {topic} here",
+            )
+        is_broadcasting = self._clients.message_model(name) == BROADCASTING
+        if is_broadcasting and not group.consume_broadcast_enable:
+            raise PullForbiddenError(
+                FORBIDDEN_BROADCASTING,
+                f"group {name} may not broadcast: consumeBroadcastEnable is false",
+            )
+        if subscription.sub_version < ext.sub_version:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the subscription of {topic} known here is older than the pull's",
+            )
+        kind = subscription.expression_type or TAG
+        if kind == SQL92 and self._sql:
+            known = self._filters.get(name, topic)
+            if known is None:
+                raise BrokerRefusal(
+                    ResponseCode.FILTER_DATA_NOT_EXIST,
+                    f"group {name} has no filter of {topic} that can be used",
+                )
+            if known.client_version < ext.sub_version:
+                raise BrokerRefusal(
+                    ResponseCode.FILTER_DATA_NOT_LATEST,
+                    f"the filter of {topic} known here is older than the pull's",
+                )
+            return kind, known.expression
+        return kind, subscription.sub_string or "*"
+
+
+def wanted_tags(expression: str) -> frozenset[int] | None:
+    """Tag hashes of `a || b`; None for `*` or nothing, which is everything."""
+    tags = [tag.strip() for tag in expression.split("||")]
+    if not expression.strip() or "*" in tags:
+        return None
+    return frozenset(tags_code(tag) for tag in tags if tag)

@@ -1,0 +1,168 @@
+"""Look-ups: a group's progress (14, 15), what a queue holds (29 to 32), single messages (12, 33).
+
+Every offset in an answer comes from a consume queue, which ends at confirmOffset (SAFETY R28), but
+for 30 with `committed` false; every record lies below it (G4). Origin: ConsumerManageProcessor,
+AdminBrokerProcessor and QueryMessageProcessor in Java.
+"""
+
+from __future__ import annotations
+
+from batonmq.broker.consume.offset_resets import OffsetResets
+from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.tables.offset_clamp import Progress, commit_refusal, queue_end
+from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.store.consume_queue import Boundary
+from batonmq.store.message_store import MessageStore
+
+
+class OffsetProcessor:
+    """Answers from the store's queues and the group's offsets. Masters only, but for reading."""
+
+    def __init__(
+        self, store: MessageStore, tables: BrokerTables, gate: RoleGate, resets: OffsetResets
+    ) -> None:
+        self._store = store
+        self._resets = resets
+        self._topics = tables.topics
+        self._offsets = tables.offsets
+        self._gate = gate
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.QUERY_CONSUMER_OFFSET, self.query_offset)
+        processors.register(RequestCode.UPDATE_CONSUMER_OFFSET, self.update_offset)
+        processors.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search_by_time)
+        processors.register(RequestCode.GET_MAX_OFFSET, self.max_offset)
+        processors.register(RequestCode.GET_MIN_OFFSET, self.min_offset)
+        processors.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_time)
+
+    def query_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """14, from whoever begins to read a queue. A miss is 0 if that still begins at 0 and the
+        client allows it, else 22."""
+        group = text(request, "consumerGroup")
+        topic, queue_id = _queue(request)
+        offset = self._offsets.begins(group, topic, queue_id)
+        if offset < 0:
+            begins = self._store.queries.min_offset_in_queue(topic, queue_id)
+            if begins > 0 or not flag(request, "setZeroIfNotFound", default=True):
+                raise BrokerRefusal(
+                    ResponseCode.QUERY_NOT_FOUND,
+                    f"group {group} has no offset for {topic} queue {queue_id}",
+                )
+            offset = 0
+        return RemotingCommand.response_to(request, ext={"offset": str(offset)})
+
+    def update_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """15. Only the master keeps progress; a slave's copy comes from it (R31). None in a topic
+        that is not there: a consumer may go on for a while after its deletion (R39)."""
+        self._require_master()
+        group, (topic, queue_id) = text(request, "consumerGroup"), _queue(request)
+        offset = number(request, "commitOffset")
+        if topic not in self._topics:
+            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
+        if self._resets.is_parked(group, topic, queue_id):  # progress from before the reset
+            return RemotingCommand.response_to(request)
+        progress = Progress(group, topic, queue_id, offset)
+        if refusal := commit_refusal(self._gate, self._store, self._offsets, progress):
+            raise refusal
+        self._offsets.commit(group, topic, queue_id, offset)
+        return RemotingCommand.response_to(request)
+
+    def search_by_time(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """29. The first offset at or after the time (`lower`), or the last at or before it."""
+        boundary = request.ext.get("boundaryType", "lower").lower()
+        if boundary not in ("lower", "upper"):
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"boundaryType is {boundary!r}, allowed are lower and upper",
+            )
+        offset = self._store.queries.offset_in_queue_by_time(
+            *_queue(request),
+            number(request, "timestamp"),
+            Boundary(boundary),
+        )
+        return RemotingCommand.response_to(request, ext={"offset": str(offset)})
+
+    def max_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """30. One past the last confirmed message of the queue. With `committed` false, of a master
+        only: past the last one in its log, which a reader may wait for and is not shown."""
+        topic, queue_id = _queue(request)
+        if flag(request, "committed", default=True):
+            offset = self._store.queries.max_offset_in_queue(topic, queue_id)
+        else:
+            self._require_master()
+            offset = queue_end(self._store, topic, queue_id)
+        return RemotingCommand.response_to(request, ext={"offset": str(offset)})
+
+    def min_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """31. The first message that the queue still has."""
+        offset = self._store.queries.min_offset_in_queue(*_queue(request))
+        return RemotingCommand.response_to(request, ext={"offset": str(offset)})
+
+    def earliest_time(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """32. Store time of the queue's first message, ms; -1 if it has none."""
+        when = self._store.queries.earliest_message_time(*_queue(request))
+        return RemotingCommand.response_to(request, ext={"timestamp": str(when)})
+
+    def _require_master(self) -> None:
+        if not self._gate.is_master:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_BUSY, "this broker is not the master: ask the name server"
+            )
+
+
+UNIQUE_QUERY_MAX = 32
+
+
+class QueryProcessor:
+    """Answers with stored records, untouched, never from above confirmOffset (SAFETY G4)."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.QUERY_MESSAGE, self.by_key)
+        processors.register(RequestCode.VIEW_MESSAGE_BY_ID, self.by_offset)
+
+    def by_key(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """12. The hash may collide: callers check the key, as they must with Java."""
+        unique = request.ext.get("_UNIQUE_KEY_QUERY", "false").lower() == "true"
+        maximum = UNIQUE_QUERY_MAX if unique else number(request, "maxNum")
+        found = self._store.queries.query_message(
+            text(request, "topic"),
+            text(request, "key"),
+            maximum,
+            number(request, "beginTimestamp"),
+            number(request, "endTimestamp"),
+        )
+        if not found.parts:
+            raise BrokerRefusal(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"no message of topic {request.ext['topic']} with key {request.ext['key']} here",
+            )
+        return RemotingCommand.response_to(
+            request,
+            ext={
+                "indexLastUpdateTimestamp": str(found.index_last_update_timestamp),
+                "indexLastUpdatePhyoffset": str(found.index_last_update_phyoffset),
+            },
+            body=b"".join(found.parts),
+        )
+
+    def by_offset(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """33. The record that begins at a physical offset."""
+        offset = number(request, "offset")
+        record = self._store.queries.look_message_by_offset(offset)
+        if record is None:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, f"no message begins at physical offset {offset}"
+            )
+        return RemotingCommand.response_to(request, body=bytes(record))
+
+
+def _queue(request: RemotingCommand) -> tuple[str, int]:
+    return text(request, "topic"), number(request, "queueId")

@@ -1,0 +1,213 @@
+"""Which SQL92 filters the consumer groups have, and `config/consumerFilter.json`.
+
+Heartbeats register (topic, group, expression). A newer version of a subscription replaces the old
+one, an equal one revives it; an expression that does not compile removes it. What is not subscribed
+any more is dead, and goes after a day. Every replica learns its own filters from the heartbeats of
+the clients, which reach each member, and so none is replicated.
+
+The Bloom bits are for Java: a Java broker that starts on this folder throws everything away if they
+are not of its size. This broker evaluates every filter on the records themselves.
+Origin: Java `ConsumerFilterManager`, `BloomFilter`, Guava's `murmur3_128`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from batonmq.broker.filter.sql_filter import compiled
+from batonmq.broker.filter.sql_values import SqlError
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import SQL92, TAG, SubscriptionData
+from batonmq.protocol.json_body import Body
+from batonmq.store.config_file import ConfigFile
+
+DEAD_MAX_MS: Final = 24 * 3600 * 1000
+DEAD_SINCE_MS: Final = 30_000
+BLOOM_BITS: Final = 112
+BLOOM_HASHES: Final = 3
+
+
+class BloomFilterData(Body):
+    bit_num: int = BLOOM_BITS
+    bit_pos: list[int] = msgspec.field(default_factory=list)
+
+
+class ConsumerFilterData(Body):
+    """One group's filter of one topic. Times are ms of the wall clock; `client_version` is the
+    subVersion of the subscription."""
+
+    bloom_filter_data: BloomFilterData = msgspec.field(default_factory=BloomFilterData)
+    born_time: int = 0
+    client_version: int = 0
+    consumer_group: str = ""
+    dead: bool = False
+    dead_time: int = 0
+    expression: str = ""
+    expression_type: str = SQL92
+    topic: str = ""
+
+
+class FilterDataMapByTopic(Body):
+    group_filter_data: dict[str, ConsumerFilterData] = msgspec.field(default_factory=dict)
+    topic: str = ""
+
+
+class ConsumerFilterTable(Body):
+    filter_data_by_topic: dict[str, FilterDataMapByTopic] = msgspec.field(default_factory=dict)
+
+
+class ConsumerFilterManager:
+    """group -> topic -> filter. One thread only."""
+
+    def __init__(self, path: Path, *, clock_ms: Callable[[], int] = wall_ms) -> None:
+        """`path` is `config/consumerFilter.json`; call `load` next."""
+        self._file = ConfigFile(path, ConsumerFilterTable)
+        self._clock_ms = clock_ms
+        self._groups: dict[str, dict[str, ConsumerFilterData]] = {}
+        self._dirty = False
+
+    def load(self) -> None:
+        """Takes over what is on disk, all dead. Raises CorruptLogError if it cannot be used."""
+        body = self._file.load()
+        topics = {} if body is None else body.filter_data_by_topic
+        filters = [data for topic in topics.values() for data in topic.group_filter_data.values()]
+        if any(data.bloom_filter_data.bit_num != BLOOM_BITS for data in filters):
+            return
+        dead_ms = self._clock_ms() - DEAD_SINCE_MS
+        for data in filters:
+            if not data.dead_time:
+                data.dead, data.dead_time = True, max(dead_ms, data.born_time)
+            self._groups.setdefault(data.consumer_group, {})[data.topic] = data
+
+    def get(self, group: str, topic: str) -> ConsumerFilterData | None:
+        """The filter of a group in a topic, None if it has none that compiles."""
+        return self._groups.get(group, {}).get(topic)
+
+    def register(self, group: str, subscriptions: Iterable[SubscriptionData]) -> None:
+        """Takes what a member of the group says that it subscribes to."""
+        known = self._groups.get(group)
+        topics = set()
+        for wanted in subscriptions:
+            topics.add(wanted.topic)
+            if wanted.expression_type not in (TAG, "") and wanted.sub_string:
+                if known is None:
+                    known = self._groups[group] = {}
+                self._register(known, group, wanted)
+        for topic, data in (known or {}).items():
+            if topic not in topics:
+                self._kill(data)
+
+    def _register(
+        self, known: dict[str, ConsumerFilterData], group: str, wanted: SubscriptionData
+    ) -> None:
+        before = known.get(wanted.topic)
+        if before is not None and wanted.sub_version <= before.client_version:
+            if wanted.sub_version == before.client_version and before.dead:
+                before.dead, before.dead_time, self._dirty = False, 0, True
+            return
+        self._dirty = True
+        try:
+            compiled(wanted.sub_string)
+        except SqlError:
+            known.pop(wanted.topic, None)
+            return
+        if before is not None and before.expression == wanted.sub_string:
+            before.client_version = wanted.sub_version
+            before.dead, before.dead_time = False, 0
+            return
+        known[wanted.topic] = ConsumerFilterData(
+            bloom_filter_data=BloomFilterData(bit_pos=bloom_bits(f"{group}#{wanted.topic}")),
+            born_time=self._clock_ms(),
+            client_version=wanted.sub_version,
+            consumer_group=group,
+            expression=wanted.sub_string,
+            expression_type=wanted.expression_type,
+            topic=wanted.topic,
+        )
+
+    def unregister(self, group: str) -> None:
+        """The last member of a group has gone."""
+        for data in self._groups.get(group, {}).values():
+            self._kill(data)
+
+    def _kill(self, data: ConsumerFilterData) -> None:
+        if not data.dead:
+            data.dead, data.dead_time, self._dirty = True, self._clock_ms(), True
+
+    def writes_due(self) -> list[Callable[[], None]]:
+        """The write of a snapshot, for another thread; none if nothing changed. Raises OSError."""
+        if not self._dirty:
+            return []
+        self._dirty = False
+        oldest = self._clock_ms() - DEAD_MAX_MS
+        table = ConsumerFilterTable()
+        for group, filters in list(self._groups.items()):
+            for topic in [
+                t for t, data in filters.items() if data.dead and data.dead_time < oldest
+            ]:
+                del filters[topic]
+            if not filters:
+                del self._groups[group]
+            for topic, data in filters.items():
+                by_topic = table.filter_data_by_topic.setdefault(
+                    topic, FilterDataMapByTopic(topic=topic)
+                )
+                by_topic.group_filter_data[group] = data
+        body = table.encode()
+        return [lambda: self._file.write(body)]
+
+
+def bloom_bits(key: str) -> list[int]:
+    """The bits of a key in Java's Bloom filter of 112 bits and 3 hashes."""
+    value = _murmur3_lower(key.encode("utf-8"))
+    low, high = _signed32(value), _signed32(value >> 32)
+    bits = []
+    for number in range(1, BLOOM_HASHES + 1):
+        combined = _signed32(low + number * high)
+        bits.append((~combined if combined < 0 else combined) % BLOOM_BITS)
+    return bits
+
+
+_C1: Final = 0x87C37B91114253D5
+_C2: Final = 0x4CF5AD432745937F
+_M64: Final = 2**64 - 1
+_BLOCK: Final = struct.Struct("<QQ")
+
+
+def _signed32(value: int) -> int:
+    value &= 0xFFFFFFFF
+    return value - 2**32 if value & 0x80000000 else value
+
+
+def _rotated(value: int, bits: int) -> int:
+    return (value << bits | value >> 64 - bits) & _M64
+
+
+def _mixed(value: int) -> int:
+    value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & _M64
+    value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & _M64
+    return value ^ value >> 33
+
+
+def _murmur3_lower(data: bytes) -> int:
+    """The lower half of murmur3_128 with seed 0 (Guava `HashCode.asLong`)."""
+    h1 = h2 = 0
+    whole = len(data) // 16 * 16
+    for at in range(0, whole, 16):
+        k1, k2 = _BLOCK.unpack_from(data, at)
+        h1 ^= _rotated(k1 * _C1 & _M64, 31) * _C2 & _M64
+        h1 = ((_rotated(h1, 27) + h2) * 5 + 0x52DCE729) & _M64
+        h2 ^= _rotated(k2 * _C2 & _M64, 33) * _C1 & _M64
+        h2 = ((_rotated(h2, 31) + h1) * 5 + 0x38495AB5) & _M64
+    k1, k2 = _BLOCK.unpack(data[whole:].ljust(16, b"\0"))
+    h2 ^= _rotated(k2 * _C2 & _M64, 33) * _C1 & _M64
+    h1 ^= _rotated(k1 * _C1 & _M64, 31) * _C2 & _M64
+    h1, h2 = h1 ^ len(data), h2 ^ len(data)
+    h1 = (h1 + h2) & _M64
+    h2 = (h2 + h1) & _M64
+    return (_mixed(h1) + _mixed(h2)) & _M64

@@ -1,0 +1,373 @@
+"""The grammar of SQL92 filters, and how an expression becomes a Python function.
+
+The function finds the few names that the expression has in the raw properties and tells whether the
+message passes. AND, OR and NOT are three-valued; a value that cannot be compared makes
+the message fail, as in Java. Text behind a whole expression is refused: Java ignores it, so `a LIKE
+'x'` passes nothing there and nobody learns why.
+
+Names keep their case, keywords do not. NOT binds tighter than any comparison. Origin: Java
+`SelectorParser.jj`, `ComparisonExpression`, `LogicExpression`, `UnaryExpression`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lark import Lark, Token, Transformer, v_args
+from lark.exceptions import LarkError, VisitError
+
+from batonmq.broker.filter import sql_values
+from batonmq.broker.filter.sql_values import INT_MAX, LONG_MAX, Kind, Matches, SqlError
+from batonmq.protocol.properties import find_property
+
+DEPTH_MAX: Final = 60
+
+_TEXT_TESTS: Final = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
+_KEYWORDS: Final = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"})
+_GRAMMAR: Final = r"""
+start: disjunction
+?disjunction: conjunction
+    | conjunction (OR conjunction)+                 -> either
+?conjunction: equality
+    | equality (AND equality)+                      -> both
+?equality: comparison
+    | equality "=" comparison                       -> equals
+    | equality DIFFERS comparison                    -> differs
+    | equality IS NULL                              -> is_null
+    | equality IS NOT NULL                          -> is_not_null
+?comparison: unary
+    | comparison ORDER unary                        -> ordered
+    | comparison TEXT_TEST STRING                   -> tested
+    | comparison NOT TEXT_TEST STRING               -> not_tested
+    | comparison BETWEEN unary AND unary            -> between
+    | comparison NOT BETWEEN unary AND unary        -> not_between
+    | comparison IN "(" STRING ("," STRING)* ")"    -> is_in
+    | comparison NOT IN "(" STRING ("," STRING)* ")" -> is_not_in
+?unary: primary
+    | "+" unary                                     -> plus
+    | "-" unary                                     -> minus
+    | NOT unary                                     -> negated
+?primary: STRING                                    -> text
+    | DECIMAL                                       -> decimal
+    | FLOAT                                         -> floating
+    | TRUE                                          -> true
+    | FALSE                                         -> false
+    | NULL                                          -> null
+    | NAME                                          -> name
+    | "(" disjunction ")"
+ORDER: ">=" | "<=" | ">" | "<"
+DIFFERS.2: "<>"
+STRING: /'(?:''|[^'])*'/
+FLOAT.2: /[0-9]+\.[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?|[0-9]+e[+-]?[0-9]+/i
+DECIMAL: /(?:0|[1-9][0-9]*)l?/i
+NAME: /[a-z_$][a-z0-9_$]*/i
+%declare NOT AND OR BETWEEN IN TRUE FALSE NULL IS TEXT_TEST
+%ignore /[ \t\n\r\f]+/
+%ignore /--[^\n\r]*/
+%ignore /\/\*[^*]*\*+(?:[^\/*][^*]*\*+)*\//
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An operand: Python source that gives its value, or None for null.
+
+    `is_boolean`: it may stand where a condition is needed; `is_constant`, `value`: of a literal.
+    """
+
+    source: str
+    kind: Kind
+    depth: int = 1
+    is_boolean: bool = False
+    is_property: bool = False
+    is_constant: bool = False
+    value: Any = None
+
+
+@v_args(inline=True)
+class _Operands(Transformer[Token, Node]):
+    """Builds Python source bottom-up; `names` are the properties that it reads, `constants` what it
+    refers to by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, str] = {}
+        self.constants: dict[str, Any] = {}
+        self._variables = 0
+
+    def text(self, token: Token) -> Node:
+        value = _unquoted(token)
+        source = self._constant(value)
+        return Node(source, Kind.TEXT, is_constant=True, value=value)
+
+    def decimal(self, token: Token) -> Node:
+        value = int(token.rstrip("lL"))
+        if value > LONG_MAX:
+            raise SqlError(f"the number {token} does not fit into 64 bits")
+        kind = Kind.INT if value <= INT_MAX else Kind.LONG
+        return Node(self._constant(value), kind, is_constant=True, value=value)
+
+    def floating(self, token: Token) -> Node:
+        value = float(token)
+        if not 0.0 < value < float("inf"):
+            raise SqlError(f"the number {token} must be above 0 and within a double")
+        return Node(self._constant(value), Kind.DOUBLE, is_constant=True, value=value)
+
+    def true(self, _: Token) -> Node:
+        return Node(
+            self._constant(True), Kind.BOOLEAN, is_boolean=True, is_constant=True, value=True
+        )
+
+    def false(self, _: Token) -> Node:
+        return Node(
+            self._constant(False), Kind.BOOLEAN, is_boolean=True, is_constant=True, value=False
+        )
+
+    def null(self, _: Token) -> Node:
+        return Node(self._constant(None), Kind.BOOLEAN, is_boolean=True, is_constant=True)
+
+    def name(self, token: Token) -> Node:
+        variable = self.names.setdefault(str(token), f"p{len(self.names)}")
+        return Node(variable, Kind.TEXT, is_property=True)
+
+    def plus(self, node: Node) -> Node:
+        return node
+
+    def minus(self, node: Node) -> Node:
+        if node.kind.is_number:
+            return Node(f"(-{node.source})", node.kind, node.depth + 1)
+        # Its operand is evaluated, and may raise.
+        return Node(f"({node.source}, None)[1]", Kind.NOTHING, node.depth + 1)
+
+    def _constant(self, value: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def _variable(self) -> str:
+        self._variables += 1
+        return f"v{self._variables}"
+
+
+@v_args(inline=True)
+class _Compiler(_Operands):
+    """Conditions."""
+
+    def start(self, node: Node) -> Node:
+        return _condition(node)
+
+    def either(self, *parts: Node) -> Node:
+        terms = [_condition(part) for part in parts if isinstance(part, Node)]
+        kept = [f"({self._variable()} := {term.source})" for term in terms]
+        found = " or ".join(f"{part} is True" for part in kept)
+        unknown = " or ".join(f"{part[1 : part.index(' ')]} is None" for part in kept)
+        return _boolean(f"({found} or (None if {unknown} else False))", *terms)
+
+    def both(self, *parts: Node) -> Node:
+        terms = [_condition(part) for part in parts if isinstance(part, Node)]
+        kept = [f"({self._variable()} := {term.source})" for term in terms]
+        failed = " or ".join(f"{part} is False" for part in kept)
+        unknown = " or ".join(f"{part[1 : part.index(' ')]} is None" for part in kept)
+        return _boolean(f"(False if {failed} else None if {unknown} else True)", *terms)
+
+    def negated(self, _: Token, node: Node) -> Node:
+        return self._not(_condition(node))
+
+    def equals(self, left: Node, right: Node) -> Node:
+        for node in (left, right):
+            if node.is_constant and node.value is None:
+                raise SqlError("NULL cannot be compared: write IS NULL or IS NOT NULL")
+        if left.is_constant and right.is_constant and left.is_boolean and not right.is_boolean:
+            raise SqlError(f"{_shown(left)} cannot be compared with {_shown(right)}")
+        return self._equal(left, right)
+
+    def differs(self, left: Node, _: Token, right: Node) -> Node:
+        return self._not(self.equals(left, right))
+
+    def is_null(self, node: Node, *_: Token) -> Node:
+        return _boolean(f"({node.source} is None)", node)
+
+    def is_not_null(self, node: Node, *_: Token) -> Node:
+        return _boolean(f"({node.source} is not None)", node)
+
+    def ordered(self, left: Node, sign: Token, right: Node) -> Node:
+        for node in (left, right):
+            is_number = node.kind.is_number and node.is_constant
+            if node.is_boolean or (node.is_constant and not is_number):
+                raise SqlError(f"{sign} needs numbers, not {_shown(node)}")
+        return self._order(left, str(sign), right)
+
+    def between(self, value: Node, _: Token, low: Node, __: Token, high: Node) -> Node:
+        if low.is_constant and high.is_constant:
+            if low.value is None or high.value is None:
+                raise SqlError("BETWEEN needs two numbers, not NULL")
+            if low.kind.is_number and high.kind.is_number and high.value < low.value:
+                raise SqlError(f"BETWEEN {low.value} AND {high.value}: the lower comes first")
+        sign = Token("ORDER", "")
+        return self.both(
+            self.ordered(value, sign.update(value=">="), low),
+            self.ordered(value, sign.update(value="<="), high),
+        )
+
+    def not_between(self, value: Node, *rest: Any) -> Node:
+        low, high = (part for part in rest if isinstance(part, Node))
+        sign = Token("ORDER", "")
+        return self.either(
+            self.ordered(value, sign.update(value="<"), low),
+            self.ordered(value, sign.update(value=">"), high),
+        )
+
+    def is_in(self, node: Node, *tokens: Token) -> Node:
+        return self._in(node, tokens, "in")
+
+    def is_not_in(self, node: Node, *tokens: Token) -> Node:
+        return self._in(node, tokens, "not in")
+
+    def tested(self, node: Node, test: Token, literal: Token) -> Node:
+        return self._tested(node, test, literal, "")
+
+    def not_tested(self, node: Node, _: Token, test: Token, literal: Token) -> Node:
+        return self._tested(node, test, literal, "not ")
+
+    # Source.
+
+    def _equal(self, left: Node, right: Node) -> Node:
+        if left.is_property and right.is_constant:
+            if right.kind is Kind.TEXT:
+                p = left.source
+                return _boolean(f"(None if {p} is None else {p} == {right.source})", left)
+            return self._order(left, "==", right)
+        call = (
+            f"_equal({left.source}, {self._constant(left.kind)},"
+            f" {right.source}, {self._constant(right.kind)})"
+        )
+        return _boolean(call, left, right)
+
+    def _order(self, left: Node, sign: str, right: Node) -> Node:
+        if left.is_property and right.kind in (Kind.INT, Kind.LONG):
+            p, most = left.source, 10 if right.kind is Kind.INT else 19
+            convert = "_to_int" if right.kind is Kind.INT else "_to_long"
+            number = f"(int({p}) if len({p}) < {most} and {p}.isdigit() else {convert}({p}))"
+            return _boolean(f"(None if {p} is None else {number} {sign} {right.source})", left)
+        a, b = self._variable(), self._variable()
+        if left.kind is right.kind is Kind.TEXT:
+            signed = f"_compare_texts({a}, {b})"
+        else:
+            signed = (
+                f"_compare({a}, {self._constant(left.kind)}, {b}, {self._constant(right.kind)})"
+            )
+        return _boolean(
+            f"(None if ({a} := {left.source}) is None or ({b} := {right.source}) is None"
+            f" else {signed} {sign} 0)",
+            left,
+            right,
+        )
+
+    def _not(self, node: Node) -> Node:
+        variable = self._variable()
+        return _boolean(
+            f"(None if ({variable} := {node.source}) is None else not {variable})", node
+        )
+
+    def _in(self, node: Node, tokens: tuple[Token, ...], how: str) -> Node:
+        if not node.is_property:
+            raise SqlError(f"IN needs a property's name before it, not {_shown(node)}")
+        values = frozenset(_unquoted(token) for token in tokens if token.type == "STRING")
+        held = self._constant(values)
+        return _boolean(f"(None if {node.source} is None else {node.source} {how} {held})", node)
+
+    def _tested(self, node: Node, test: Token, literal: Token, negation: str) -> Node:
+        searched = _unquoted(literal)
+        if not searched or node.kind is not Kind.TEXT:
+            return _boolean(f"({node.source}, False)[1]", node)
+        held, a = self._constant(searched), self._variable()
+        condition = {
+            "CONTAINS": f"{held} in {a}",
+            "STARTSWITH": f"{a}.startswith({held})",
+            "ENDSWITH": f"{a}.endswith({held})",
+        }[test.upper()]
+        return _boolean(
+            f"(False if ({a} := {node.source}) is None else {negation}({condition}))", node
+        )
+
+
+def _boolean(source: str, *parts: Node) -> Node:
+    depth = 1 + max(part.depth for part in parts)
+    if depth > DEPTH_MAX:
+        raise SqlError(f"the expression is nested deeper than {DEPTH_MAX}")
+    return Node(source, Kind.BOOLEAN, depth, is_boolean=True)
+
+
+def _condition(node: Node) -> Node:
+    if node.is_boolean:
+        return node
+    if node.is_property:  # true only for a boolean, which no property is
+        return _boolean(f"(None if {node.source} is None else False)", node)
+    raise SqlError(f"a condition is needed where {_shown(node)} stands")
+
+
+def _shown(node: Node) -> str:
+    if node.is_constant:
+        value = node.value
+        return repr(value.decode()) if isinstance(value, bytes) else str(value).upper()
+    return "a condition" if node.is_boolean else "a value"
+
+
+def _unquoted(token: Token) -> bytes:
+    return token[1:-1].replace("''", "'").encode("utf-8", "replace")
+
+
+def _keyword(token: Token) -> Token:
+    word = token.upper()
+    if word in _KEYWORDS:
+        token.type = word
+    elif word in _TEXT_TESTS:
+        token.type = "TEXT_TEST"
+    return token
+
+
+_parser: Final = Lark(_GRAMMAR, parser="lalr", lexer="basic", lexer_callbacks={"NAME": _keyword})
+_HELPERS: Final = {
+    "_compare": sql_values.compare,
+    "_compare_texts": sql_values.compare_texts,
+    "_equal": sql_values.equal,
+    "_to_int": sql_values.to_int,
+    "_to_long": sql_values.to_long,
+    "_find": find_property,
+}
+
+
+def _function(compiler: _Compiler, root: Node) -> Matches:
+    lines = ["def matches(raw):"]
+    names: dict[str, Any] = {}
+    for number, (name, variable) in enumerate(compiler.names.items()):
+        needle = b"\x02%b\x01" % name.encode()
+        names |= {f"k{number}": needle, f"n{number}": name.encode()}
+        lines += [
+            f"    at = raw.rfind(k{number})",
+            "    if at < 0:",
+            f"        {variable} = None",
+            "    else:",
+            f"        at += {len(needle)}",
+            f"        {variable} = raw[at:raw.index(2, at)] or _find(raw, n{number})",
+        ]
+    lines += ["    try:", f"        return {root.source} is True"]
+    lines += ["    except ValueError:", "        return False"]
+    scope: dict[str, Any] = {**_HELPERS, **names, **compiler.constants}
+    exec(compile("\n".join(lines), "<sql filter>", "exec"), scope)  # of our own source only
+    matches: Matches = scope["matches"]
+    return matches
+
+
+def function_of(expression: str) -> Matches:
+    """The test that an expression stands for. Raises SqlError."""
+    compiler = _Compiler()
+    try:
+        return _function(compiler, compiler.transform(_parser.parse(expression)))
+    except VisitError as error:
+        raise SqlError(str(error.orig_exc)) from error
+    except LarkError as error:
+        raise SqlError(" ".join(str(error).split())[:200]) from error
+    except (RecursionError, MemoryError, SyntaxError) as error:
+        raise SqlError("nested too deeply") from error

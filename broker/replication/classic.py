@@ -1,0 +1,135 @@
+"""A broker outside controller mode: its role from the configuration, its classic HA service.
+
+ASYNC_MASTER acknowledges what is on its own disk, SYNC_MASTER what `inSyncReplicas - 1` slaves have
+as well. Consumers see a write at once in both, as with Java: there is no confirmOffset beyond the
+own disk rule. A slave follows the master of its configuration, or the one that a name server knows.
+Origin: Java BrokerController and DefaultHAService without controllers.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.replication.role_actions import BrokerHooks
+from batonmq.broker.tables.slave_sync import BrokerTables, Followed, SlaveSynchronize
+from batonmq.broker.write.write_path import WritePath
+from batonmq.ha.classic.service import ClassicHAService
+from batonmq.ha.classic.slave_core import MasterAddresses
+from batonmq.protocol.bodies import HARuntimeInfo
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
+
+log = logging.getLogger(__name__)
+
+CLASSIC_EPOCH: Final = 0
+LOG_END_TIMEOUT_MS: Final = 1000
+SLAVE_REMARK: Final = "this broker is a slave"
+
+
+class ClassicReplication:
+    """Implements `batonmq.ha.classic.service.ClassicListener`. One per broker, on its loop."""
+
+    def __init__(
+        self,
+        config: BrokerSections,
+        path: WritePath,
+        tables: BrokerTables,
+        slave_sync: SlaveSynchronize,
+        client: RemotingClient,
+        hooks: BrokerHooks,
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._tables = tables
+        self._slave_sync = slave_sync
+        self._client = client
+        self._hooks = hooks
+        self._master = MasterAddresses(ha=config.ha.ha_master_address)
+        self.ha = ClassicHAService(
+            path.store,
+            config.ha,
+            self,
+            store_config=config.store,
+            needed_slaves=config.needed_slaves,
+            log_end_of=self._log_end_of,
+            clock_ms=path.clock_ms,
+        )
+
+    @property
+    def broker_id(self) -> int:
+        return self._config.broker.broker_id if self._config.is_classic_slave else 0
+
+    async def start(self) -> None:
+        """Listens; a master takes writes at once, a slave follows as soon as it has an address."""
+        path = self._path
+        await self.ha.start(self._config.broker.bind_host)
+        log.info(
+            "classic_role role=%s needed_slaves=%d",
+            self._config.broker.broker_role,
+            self._config.needed_slaves,
+        )
+        if self._config.is_classic_slave:
+            path.store.stop_writes(SLAVE_REMARK)
+            path.store.positions.master_begins_at(None)  # until it says so itself (R27)
+            path.gate.follow(CLASSIC_EPOCH)
+            self.ha.follow(self._master)
+        else:
+            path.acks.begin_epoch(CLASSIC_EPOCH)
+            path.store.advance_confirm_offset(path.store.max_phy_offset)
+            self._tables.locks.lead(path.clock_ms())
+            path.gate.opening(CLASSIC_EPOCH)
+            self.ha.lead()
+            path.replicate_classic(self.ha, waits=self._config.needed_slaves > 0)
+            path.gate.open()
+            self._hooks.master_opened()
+        self._hooks.routes_changed()
+
+    def master_told(self, address: str, ha_address: str) -> bool:
+        """A name server names the master of this group, or "" for both; whether this broker needs
+        no other answer. Only a slave listens to it; `haMasterAddress` outweighs it."""
+        if not self._config.is_classic_slave:
+            return True
+        if address == self._config.broker.address:
+            address = ha_address = ""
+        fixed = self._config.ha.ha_master_address
+        master = MasterAddresses(fixed or ha_address or self._master.ha, address)
+        if master != self._master:
+            log.info("classic_master_told address=%s ha_address=%s", address, master.ha)
+            if address != self._master.remoting:
+                self._path.gate.follow(CLASSIC_EPOCH, address)
+                followed = Followed(address, CLASSIC_EPOCH) if address else None
+                self._slave_sync.follow(followed)
+            self._master = master
+            self.ha.follow(master)
+        return bool(address)
+
+    async def _log_end_of(self, address: str) -> int:
+        request = RemotingCommand.request(RequestCode.GET_BROKER_HA_STATUS)
+        reply = await self._client.call(address, request, LOG_END_TIMEOUT_MS)
+        info = HARuntimeInfo.decode(reply.body)
+        if not info.master:
+            raise ValueError(f"the broker at {address} is no master")
+        return info.master_commit_log_max_offset
+
+    # -- events of the HA service
+
+    def on_acknowledged(self, offset: int) -> None:
+        self._path.held_by_slaves(offset)
+
+    def on_slaves_missing(self, wanted: int, present: int) -> None:
+        self._path.acks.fail_all(
+            ResponseCode.SLAVE_NOT_AVAILABLE,
+            f"stored, but {present} of {wanted} slaves that must have it are near enough",
+        )
+
+    def on_diverged(self, reason: str) -> None:
+        log.error("classic_slave_cannot_follow reason=%s", reason)
+
+    def on_master_lost(self) -> None:
+        self._hooks.routes_changed()  # the reply to the registration says where the master is
+
+    def on_fatal(self, exc: BaseException) -> None:
+        self._hooks.fatal(exc)

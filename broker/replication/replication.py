@@ -1,0 +1,232 @@
+"""Replication as the broker uses it: HA service, ReplicasManager and role actions, or none of them.
+
+In controller mode the HA service confirms writes and proposes SyncStateSets; the ReplicasManager
+gets the proposals, and changes the role through `RoleActions`. Outside controller mode the
+configuration gives the role (`broker.classic`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.replication.classic import ClassicReplication
+from batonmq.broker.replication.role_actions import BrokerHooks, RoleActions
+from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSynchronize
+from batonmq.broker.write.write_path import WritePath
+from batonmq.ha.classic.service import ClassicHAService
+from batonmq.ha.proof import PeerIdentity
+from batonmq.ha.service import AutoSwitchHAService
+from batonmq.ha.sync_state import Proposal
+from batonmq.ha.wire import HAIdentity
+from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.role_view import RoleView
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
+from batonmq.replicas_manager.service import ReplicasManager
+
+log = logging.getLogger(__name__)
+
+PROOF_TIMEOUT_MS = 1000
+
+
+class Replication:
+    """Implements `batonmq.ha.ports.HAListener`. One per broker, on its loop.
+
+    `ha` and `manager` are None outside controller mode, `classic` is None in it.
+    """
+
+    def __init__(
+        self,
+        config: BrokerSections,
+        path: WritePath,
+        tables: BrokerTables,
+        slave_sync: SlaveSynchronize,
+        client: RemotingClient,
+        hooks: BrokerHooks,
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._tables = tables
+        self._client = client
+        self._hooks = hooks
+        self.slave_sync = slave_sync
+        self.ha: AutoSwitchHAService | None = None
+        self.manager: ReplicasManager | None = None
+        self.actions: RoleActions | None = None
+        self._clamping: set[asyncio.Task[None]] = set()
+        self.classic: ClassicReplication | None = None
+        if not config.controller_mode:
+            self.classic = ClassicReplication(config, path, tables, slave_sync, client, hooks)
+            return
+        self.ha = AutoSwitchHAService(
+            path.store,
+            config.ha,
+            self,
+            store_config=config.store,
+            identity_of=self._identity,
+            prove_master=self._prove_master,
+            clock_ms=path.clock_ms,
+        )
+        self.actions = actions = RoleActions(path, self.ha, tables, slave_sync, hooks, self._report)
+        slave_sync.on_tables = self.ha.tables_followed
+        self.manager = self._new_manager(actions, self.ha)
+        path.replicate(self.ha, self.manager.lease_valid, actions.first_acked)
+
+    def _new_manager(self, actions: RoleActions, ha: AutoSwitchHAService) -> ReplicasManager:
+        return ReplicasManager(
+            self._config.replicas_manager(), actions, ha, on_fatal=self._hooks.fatal
+        )
+
+    def broker_id(self) -> int:
+        """The id that the controllers assigned, 0 until then; outside controller mode the one of
+        the configuration."""
+        if self.classic is not None:
+            return self.classic.broker_id
+        return self.manager.broker_id if self.manager is not None else 0
+
+    def _identity(self) -> HAIdentity:
+        """What this process names itself on HA connections (R41)."""
+        assert self.manager is not None
+        broker = self._config.broker
+        return HAIdentity(
+            broker.broker_cluster_name,
+            broker.broker_name,
+            self.manager.broker_id,
+            self.manager.incarnation,
+            self._path.store.log.log_id,
+        )
+
+    async def start(self) -> None:
+        """Begins to register, or takes its role at once outside controller mode."""
+        path = self._path
+        path.store.flushed_listeners.append(path.flushed)
+        if self.classic is not None:
+            path.store.flushed_listeners.append(self.classic.ha.notify_flushed)
+            await self.classic.start()
+        elif self.ha is not None and self.manager is not None:
+            await self.ha.start(self._config.broker.bind_host)
+            await self.manager.start()
+
+    async def hand_over(self) -> None:
+        """Before a planned stop a master makes another member master, if there is one."""
+        if self.manager is not None and self._path.gate.is_master:
+            await self.manager.hand_over()
+
+    async def close(self, reason: str) -> None:
+        """`reason` goes to the controllers, and from there into the history."""
+        self._path.hold.release()
+        self._path.acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
+        if self.manager is not None:
+            await self.manager.close(reason)
+        for clamping in self._clamping:
+            clamping.cancel()
+        if self.ha is not None:
+            await self.ha.close()
+        if self.classic is not None:
+            await self.classic.ha.close()
+
+    def tick(self, now_ms: int) -> None:
+        """Lease and required set may have changed with time."""
+        if self.manager is not None and self.ha is not None:
+            self._path.gate.standing(
+                lease=self.manager.lease_valid(now_ms),
+                required_set_whole=self.ha.required_set_whole,
+            )
+
+    @property
+    def offsets_clamped(self) -> int:
+        """How many offsets of groups lay above the end of their queue, since the start (R44)."""
+        return self.actions.offsets_clamped if self.actions is not None else 0
+
+    def in_sync_count(self) -> int:
+        """The size of the recorded SyncStateSet, or the master and its slaves within the gap."""
+        return self.service.in_sync_count
+
+    @property
+    def service(self) -> AutoSwitchHAService | ClassicHAService:
+        """The HA service, whichever mode this broker is in."""
+        service = self.ha if self.classic is None else self.classic.ha
+        assert service is not None
+        return service
+
+    def master_told(self, address: str, ha_address: str) -> bool:
+        """A name server's reply; whether no other answer is needed."""
+        return self.classic is None or self.classic.master_told(address, ha_address)
+
+    def role_notice(self, request: RemotingCommand) -> None:
+        """1008: a hint that the role changed."""
+        if self.manager is not None:
+            self.manager.on_remoting_role_notice(
+                int(request.ext.get("masterEpoch", "0")),
+                int(request.ext.get("syncStateSetEpoch", "0")),
+            )
+
+    def on_confirm_offset(self, offset: int) -> None:
+        self._path.confirmed(offset)
+        if self._path.hold.active and self.manager is not None:
+            self.manager.acks_changed()
+
+    def on_proposal(self, proposal: Proposal) -> None:
+        assert self.manager is not None
+        self.manager.propose(proposal)
+
+    def on_slave_following(self, broker_id: int) -> None:
+        log.info("slave_following broker_id=%d", broker_id)
+
+    def on_truncated(self, from_offset: int, to_offset: int) -> None:
+        log.warning("log_truncated from_offset=%d to_offset=%d", from_offset, to_offset)
+        self._report("truncated", fromOffset=from_offset, toOffset=to_offset)
+        if self.actions is not None:
+            clamping = asyncio.get_running_loop().create_task(self.actions.log_truncated())
+            self._clamping.add(clamping)
+            clamping.add_done_callback(self._clamped)
+
+    def _clamped(self, clamping: asyncio.Task[None]) -> None:
+        self._clamping.discard(clamping)
+        if not clamping.cancelled() and (failed := clamping.exception()) is not None:
+            log.error("offsets_not_clamped", exc_info=failed)
+
+    def on_diverged(self, reason: str) -> None:
+        log.error("log_diverged reason=%s", reason)
+        self._report("diverged", reason=reason)
+
+    def on_damage(self, reason: str) -> None:
+        log.error("log_damaged reason=%s", reason)
+        self._report("diverged", reason=f"its own log is damaged: {reason}")
+
+    def on_fatal(self, exc: BaseException) -> None:
+        self._hooks.fatal(exc)
+
+    def _report(self, kind: str, **fields: object) -> None:
+        """Adds an event to the history; outside controller mode there is none."""
+        if self.manager is not None:
+            self.manager.report_event(kind, **fields)
+
+    async def _prove_master(self, view: RoleView) -> PeerIdentity:
+        """R21: which broker answers at a Java master's address, before a byte is taken."""
+        request = RemotingCommand.request(RequestCode.GET_BROKER_EPOCH_CACHE)
+        reply = await self._client.call(view.master_address, request, PROOF_TIMEOUT_MS)
+        cache = EpochEntryCache.decode(reply.body)
+        last = max((entry.epoch for entry in cache.epoch_list), default=-1)
+        return PeerIdentity(cache.cluster_name, cache.broker_name, cache.broker_id, last)
+
+    def epoch_cache(self) -> EpochEntryCache | None:
+        """The answer to 1007, None outside controller mode."""
+        if self.manager is None:
+            return None
+        broker, store = self._config.broker, self._path.store
+        return EpochEntryCache(
+            cluster_name=broker.broker_cluster_name,
+            broker_name=broker.broker_name,
+            broker_id=self.manager.broker_id,
+            epoch_list=[
+                EpochCacheEntry(
+                    epoch=entry.epoch, start_offset=entry.start_offset, end_offset=entry.end_offset
+                )
+                for entry in store.epochs.entries
+            ],
+            max_offset=store.max_phy_offset,
+        )

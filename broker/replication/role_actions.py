@@ -1,0 +1,207 @@
+"""Role changes of this broker: the order of steps in which nothing acknowledged is lost.
+
+Becoming master: refuse new writes, fail what waits for acks (R4), let HA truncate an incomplete
+tail and write the epoch (R25, R26), open, register at the name servers. Becoming slave: the same
+first two steps, then follow. Every step before the first await happens in one loop turn, so no ack
+of the old role can leave in between.
+Origin: ReplicasManager.changeToMaster and changeToSlave in Java.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import Protocol
+
+from batonmq.broker.tables.offset_clamp import OffsetClamp
+from batonmq.broker.tables.slave_sync import BrokerTables, Followed, SlaveSynchronize
+from batonmq.broker.write.write_path import WritePath
+from batonmq.ha.service import AutoSwitchHAService
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.role_view import RoleView
+from batonmq.replicas_manager.actions import LogFacts
+from batonmq.replicas_manager.switch import SwitchProgress
+
+log = logging.getLogger(__name__)
+
+ROLE_CHANGED_REMARK = "the role of this broker changed while the message waited: send it again"
+
+
+class BrokerHooks(Protocol):
+    """What else of the broker depends on its role; `BrokerService` implements it."""
+
+    def routes_changed(self) -> None:
+        """Role or topics changed: the name servers must know."""
+
+    def master_opened(self) -> None:
+        """This broker takes writes as the master from now on."""
+
+    def role_left(self) -> None:
+        """This broker is not master: pulls that wait and deletions not confirmed end."""
+
+    def fatal(self, exc: BaseException) -> None:
+        """The process must stop."""
+
+
+class EventReport(Protocol):
+    """Adds an event to the group's history."""
+
+    def __call__(self, kind: str, **fields: object) -> None: ...
+
+
+class RoleActions:
+    """The one place that changes this broker's role: `path.gate` holds it, HA and store follow.
+
+    Implements `batonmq.replicas_manager.actions.BrokerActions`.
+    """
+
+    def __init__(
+        self,
+        path: WritePath,
+        ha: AutoSwitchHAService,
+        tables: BrokerTables,
+        slave_sync: SlaveSynchronize,
+        hooks: BrokerHooks,
+        report: EventReport,
+    ) -> None:
+        self._path = path
+        self._store = path.store
+        self._gate = path.gate
+        self._acks = path.acks
+        self._hold = path.hold
+        self._ha = ha
+        self._tables = tables
+        self._slave_sync = slave_sync
+        self._hooks = hooks
+        self._report = report
+        self._lease_lost_ms: int | None = None
+        self._clamp = OffsetClamp(tables, path.store)
+
+    def log_facts(self) -> LogFacts:
+        store = self._store
+        return LogFacts(
+            epoch=store.epochs.last_epoch,
+            max_offset=store.trust.end,
+            confirm_offset=store.confirm_offset,
+            min_offset=store.positions.whole_from,
+            log_id=store.log.log_id,
+            suspect=store.trust.reason,
+        )
+
+    async def become_master(self, view: RoleView, role_durable: Awaitable[None]) -> None:
+        self._leave_role(view.master_epoch)
+        self._slave_sync.follow(None)
+        log_end = await self._ha.change_to_master(view)
+        clamped = await self._clamp.for_view(view)
+        await role_durable  # R2: nothing is acknowledged in an epoch that a crash could forget
+        self._acks.begin_epoch(view.master_epoch)
+        self._tables.topics.set_state_version(view.master_epoch)
+        self._tables.offsets.set_state_version(view.master_epoch)
+        self._lease_lost_ms = None
+        self._tables.locks.lead(self._path.clock_ms())
+        self._gate.after_unclean = view.unclean_epoch > 0
+        self._gate.open()
+        self._hold.release()
+        self._hooks.master_opened()
+        self._hooks.routes_changed()
+        log.info("master_opened master_epoch=%d log_end=%d", view.master_epoch, log_end)
+        told = {"offsetsClamped": clamped} if clamped else {}
+        confirmed = self._store.confirm_offset
+        self._report("opened", maxOffset=log_end, confirmOffset=confirmed, **told)
+
+    async def become_slave(self, view: RoleView) -> None:
+        self._leave_role(view.master_epoch, view.master_address)
+        self._store.stop_writes()
+        self._hooks.role_left()
+        self._slave_sync.follow(None)
+        await self._clamp.for_view(view)
+        self._slave_sync.follow(Followed(view.master_address, view.master_epoch))
+        await self._ha.change_to_slave(view)
+        self._gate.follow(view.master_epoch, view.master_address)
+        self._hold.release()
+        self._tables.topics.set_state_version(view.master_epoch)
+        self._hooks.routes_changed()
+
+    async def stand_down(self, view: RoleView) -> None:
+        self._leave_role(view.master_epoch)
+        self._gate.fence()
+        self._store.stop_writes()
+        self._hooks.role_left()
+        self._slave_sync.follow(None)
+        self._hold.release()
+        await self._ha.stand_down(view)
+
+    async def log_truncated(self) -> None:
+        """Groups may have consumed what this replica has cut: its own offsets of them go back, and
+        the master's replace them (R44)."""
+        await self._clamp.run()
+        self._slave_sync.fetch_offsets_again()
+
+    @property
+    def offsets_clamped(self) -> int:
+        """How many offsets of groups were set to the end of their queue since the start."""
+        return self._clamp.total
+
+    def lease_changed(self, valid: bool) -> None:
+        """Reports to the history, too, how a mastership continued after its lease had run out."""
+        if not valid:
+            self._lease_lost_ms = self._path.clock_ms()
+            self._gate.was_cut_off = False
+        elif self._lease_lost_ms is not None and self._gate.is_master:
+            self._report(
+                "lease_back",
+                awayMs=self._path.clock_ms() - self._lease_lost_ms,
+                writesRefused=self._gate.was_cut_off,
+            )
+            self._lease_lost_ms = None
+        self._gate.standing(lease=valid, required_set_whole=self._ha.required_set_whole)
+
+    def first_acked(self, waited_ms: int) -> None:
+        """The first ack of a mastership ends the failover in the history. `waited_ms`: how long
+        that write had waited; it separates an outage from a time without writes."""
+        self._report("first_ack", confirmOffset=self._store.confirm_offset, waitedMs=waited_ms)
+
+    def hold_sends(self) -> int:
+        self._hold.begin()
+        self._path.end_turn()
+        return self._store.max_phy_offset
+
+    def release_sends(self) -> None:
+        self._hold.release()
+
+    def switch_progress(self, broker_id: int) -> SwitchProgress:
+        sync = self._ha.sync_state
+        follower = sync.follower(broker_id) if sync is not None else None
+        if sync is None or follower is None:
+            return SwitchProgress(self._store.max_phy_offset, -1, -1, 0, False)
+        return SwitchProgress(
+            log_end=self._store.max_phy_offset,
+            confirm_offset=sync.log.confirm_offset,
+            ack=follower.ack,
+            ack_ms=follower.ack_ms,
+            member=broker_id in sync.recorded,
+        )
+
+    def role_will_change(self, view: RoleView, *, master: bool) -> None:
+        """Clients that wait here get the new master's address before this broker's own role change,
+        which waits for the disk; early sends at the new master wait until it opens."""
+        if master:
+            self._hold.begin()
+        elif self._gate.is_master:
+            self._leave_role(view.master_epoch, view.master_address)
+            self._hold.release()
+
+    def _leave_role(self, master_epoch: int, master_address: str = "") -> None:
+        """R4: what waits is failed before a byte is cut, and nothing new is taken meanwhile.
+
+        What was put in this very turn is written first: the log must not grow after HA has read
+        its end.
+        """
+        if master_address:
+            self._gate.leave(master_epoch, master_address)
+        else:
+            self._gate.opening(master_epoch)
+        self._store.end_turn()
+        failed = self._acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, ROLE_CHANGED_REMARK)
+        if failed:
+            log.warning("pending_acks_failed count=%d master_epoch=%d", failed, master_epoch)

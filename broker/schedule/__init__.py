@@ -1,0 +1,1 @@
+"""Messages that become visible later: delay levels and timers."""

@@ -1,0 +1,1 @@
+"""Requests that store a message: sends, send-backs, replies."""

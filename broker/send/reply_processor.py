@@ -1,0 +1,100 @@
+"""Request-reply: 324 and 325, the answer to a message that asked for one.
+
+The answer is a message of `<cluster>_REPLY_TOPIC`. Its property REPLY_TO_CLIENT names the producer
+that waits; this broker pushes it there (326) over the connection that the producer has opened, and
+stores it (storeReplyMessageEnable). The replier hears whether the push arrived: a requester that is
+gone, or does not answer, is code 1, though the message is stored. Code 0 comes when the stored
+message is confirmed, as for every send (SAFETY R1).
+Origin: ReplyMessageProcessor in Java.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.role_gate import GateClosedError
+from batonmq.broker.send.send_processor import SendProcessor
+from batonmq.broker.write.write_path import WritePath
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.properties import (
+    PUSH_REPLY_TIME,
+    REPLY_TO_CLIENT,
+    decode_properties,
+    encode_properties,
+)
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.headers import SendFields, send_fields
+
+PUSH_MS: Final = 10_000
+NOT_STORED: Final = {"msgId": "0", "queueOffset": "0"}
+
+
+class ReplyProcessor:
+    """On masters only; the relay brings what reaches another member."""
+
+    def __init__(
+        self, path: WritePath, send: SendProcessor, clients: ConsumerManager, *, stores: bool
+    ) -> None:
+        """`stores`: whether answers are stored, too."""
+        self._path = path
+        self._send = send
+        self._clients = clients
+        self._stores = stores
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.SEND_REPLY_MESSAGE, self.reply)
+        processors.register(RequestCode.SEND_REPLY_MESSAGE_V2, self.reply)
+
+    async def reply(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
+        """324 and 325: the fields of a send, under long names or short ones."""
+        if self._path.gate.refusal is not None:
+            raise GateClosedError(self._path.gate.refusal)
+        fields = send_fields(request.code, request.ext)
+        place = self._send.place_of(fields)
+        problem = await self._push(fields, request.body, channel)
+        ext = NOT_STORED | {"queueId": str(place[1])}
+        if self._stores:
+            stored, told = self._send.put_for(fields, place, request.body, channel)
+            await self._path.wait_confirmed(stored.end_offset, "the reply message")
+            ext |= told
+        code = ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS
+        return RemotingCommand.response_to(request, code, problem or None, ext)
+
+    async def _push(self, fields: SendFields, body: bytes, channel: Connection) -> str:
+        """Hands the answer to who waits for it; what went wrong, "" for nothing."""
+        properties = decode_properties(fields.properties or "")
+        client_id = properties.get(REPLY_TO_CLIENT)
+        if not client_id:
+            return f"reply message properties[{REPLY_TO_CLIENT}] is null"
+        requester = self._clients.producer_channel(client_id)
+        if requester is None:
+            return f"push reply message fail, channel of <{client_id}> not found."
+        now_ms = wall_ms()
+        pushed: dict[str, str | int | bool | None] = {
+            "producerGroup": fields.producer_group,
+            "topic": fields.topic,
+            "defaultTopic": fields.default_topic,
+            "defaultTopicQueueNums": fields.default_topic_queue_nums,
+            "queueId": fields.queue_id,
+            "sysFlag": fields.sys_flag,
+            "bornTimestamp": fields.born_timestamp,
+            "flag": fields.flag,
+            "reconsumeTimes": fields.reconsume_times or 0,
+            "unitMode": bool(fields.unit_mode),
+            "bornHost": channel.peer,
+            "storeHost": channel.local,
+            "storeTimestamp": now_ms,
+            "properties": encode_properties(properties | {PUSH_REPLY_TIME: str(now_ms)}),
+        }
+        push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, body)
+        try:
+            answer = await cast(Connection, requester).invoke(push, PUSH_MS)
+        except BatonError as error:
+            return f"push reply message to {client_id} fail: {error}"
+        if answer.code != ResponseCode.SUCCESS:
+            return f"push reply message to {client_id} fail: {answer.code} {answer.remark}"
+        return ""

@@ -1,0 +1,394 @@
+"""Send: 310 and 10 (one message), 320 (a batch). The hot path of the whole cluster.
+
+A request is checked, made a record in the store's turn buffer, and its finished reply waits in
+`PendingAcks` until confirmOffset passes the record's end: nothing else releases code 0 (SAFETY G1,
+R1, R4). WAIT=false does not lift that (R29).
+
+The controllers' history (HISTORY_TOPIC) is taken from them only. It records failovers and may not
+change what it records: its writes wait beside the clients', so that none of them is ever the first
+acknowledged write of a mastership.
+
+Origin: org.apache.rocketmq.broker.processor.SendMessageProcessor; the checks come in its order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.relay import NOT_STORED, Relay, relayed_by
+from batonmq.broker.replies import SendReplies, recode, refusal_of
+from batonmq.broker.role_gate import GateClosedError, Refusal
+from batonmq.broker.send.send_back import dead_letter_properties
+from batonmq.broker.send.send_properties import SendProperties
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.transaction.transaction_records import is_half, make_half
+from batonmq.broker.write.put_hooks import refuse_to_wait
+from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.batch import split_batch
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, BrokerRefusal
+from batonmq.protocol.message_id import host_bytes, split_address
+from batonmq.protocol.properties import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY, decode_properties
+from batonmq.protocol.recall_handle import RecallHandle
+from batonmq.protocol.record import NewMessage
+from batonmq.protocol.topic_name import (
+    HISTORY_TOPIC,
+    RETRY_PREFIX,
+    TIMER_TOPIC,
+    check_send_allowed,
+    check_topic,
+    dlq_topic,
+)
+from batonmq.remoting.connection import Connection, Processors, RawHandler
+from batonmq.remoting.headers import (
+    SendFields,
+    SendFrame,
+    decode_send,
+    decode_send_v1,
+    decode_send_v2,
+)
+from batonmq.store.appender import PutResult
+
+FLAG_ONEWAY: Final = 2
+
+
+class SendProcessor:
+    """Three raw handlers. `in_sync_count()` is the size of the required set (minInSyncReplicas)."""
+
+    def __init__(
+        self,
+        config: BrokerSections,
+        path: WritePath,
+        topics: TopicService,
+        in_sync_count: Callable[[], int],
+        relay: Relay,
+        sent_half: Callable[[str, Connection], None],
+    ) -> None:
+        """`sent_half` is told the group and the connection of each half message."""
+        broker = config.broker
+        self._sent_half = sent_half
+        self._broker_name = broker.broker_name
+        self._rejects_transactions = broker.reject_transaction_message
+        self._path = path
+        self._store = path.store
+        self._hold = path.hold
+        self._relay = relay
+        self._gate = path.gate
+        self._acks = path.acks
+        self._clock_ms = path.clock_ms
+        self._topics = topics
+        self._replies = SendReplies(broker.region_id)
+        self._properties = SendProperties(
+            broker.broker_cluster_name, broker.region_id, broker.store_host
+        )
+        self._msg_id_prefix = broker.store_host.hex().upper().encode("ascii")
+        self._min_in_sync = config.store.min_in_sync_replicas
+        self._in_sync_count = in_sync_count
+        self._known: dict[str, int] = {}
+        self._random = random.Random()
+        self.stored_total = 0
+
+    def register(self, processors: Processors) -> None:
+        processors.register_raw(RequestCode.SEND_MESSAGE_V2, self.send_v2)
+        processors.register_raw(RequestCode.SEND_MESSAGE, self.send_v1)
+        processors.register_raw(RequestCode.SEND_BATCH_MESSAGE, self.send_batch)
+
+    def topics_changed(self, topics: Collection[str] | None) -> None:
+        """Forgets what was looked up about these topics, or about all."""
+        if topics is None:
+            self._known.clear()
+            return
+        for topic in topics:
+            self._known.pop(topic, None)
+
+    def send_v2(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """310."""
+        if self._hold.active and self._held(self.send_v2, channel, kind, header, body):
+            return
+        request = decode_send_v2(kind, header)
+        try:
+            self._put(channel, request, body)
+        except BatonError as exc:
+            self._not_put(exc, request, self.send_v2, channel, kind, header, body)
+
+    def send_v1(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """10: the same under long names."""
+        if self._hold.active and self._held(self.send_v1, channel, kind, header, body):
+            return
+        request = decode_send_v1(kind, header)
+        try:
+            self._put(channel, request, body)
+        except BatonError as exc:
+            self._not_put(exc, request, self.send_v1, channel, kind, header, body)
+
+    def send_batch(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
+        """320: messages with consecutive queue offsets, all stored or none."""
+        if self._hold.active and self._held(self.send_batch, channel, kind, header, body):
+            return
+        request = decode_send_v2(kind, header)
+        try:
+            self._put_batch(channel, request, body)
+        except BatonError as exc:
+            self._not_put(exc, request, self.send_batch, channel, kind, header, body)
+
+    def _held(
+        self, handler: RawHandler, channel: Connection, kind: int, header: bytes, body: bytes
+    ) -> bool:
+        """Kept until the hold ends (R33), or refused since there is no more room."""
+        if not self._hold.take(handler, channel, kind, header, body):
+            no_room = BrokerRefusal(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"the master of this group is changing, and {len(self._hold)} sends wait already",
+            )
+            self._refuse(channel, decode_send(kind, header), no_room)
+        return True
+
+    def _put(self, channel: Connection, request: SendFrame, body: bytes) -> None:
+        if request.ext.batch:
+            self._put_batch(channel, request, body)
+        else:
+            self._put_one(channel, request, body)
+
+    def _not_put(
+        self,
+        exc: BatonError,
+        request: SendFrame,
+        handler: RawHandler,
+        channel: Connection,
+        kind: int,
+        header: bytes,
+        body: bytes,
+    ) -> None:
+        """A send that only the gate did not take is passed on to the master; others are refused."""
+        if not isinstance(exc, GateClosedError) or not self._relay.take_raw(
+            channel, handler, kind, header, body
+        ):
+            self._refuse(channel, request, exc)
+
+    def _put_one(self, channel: Connection, request: SendFrame, body: bytes) -> None:
+        ext = request.ext
+        topic, queue_id = self._target(ext)
+        message = self._message(ext, topic, queue_id, body, channel)
+        if b"TRAN_MSG\x01" in message.properties and is_half(message.properties):
+            result = self._put_half(message, channel, ext)
+        else:
+            result = self._path.put_message(message)
+        if not request.flag & FLAG_ONEWAY:
+            reply = self._replies.ok(
+                request.opaque,
+                self._msg_id(result),
+                queue_id,
+                result.queue_offset,
+                message.uniq_key or b"",
+                self._recall_handle(message) if message.topic == TIMER_TOPIC else b"",
+            )
+            self._wait(topic, result.end_offset, channel, reply)
+        self.stored_total += 1
+        self._path.schedule_flush()
+
+    def _message(
+        self, ext: SendFields, topic: str, queue_id: int, body: bytes, channel: Connection
+    ) -> NewMessage:
+        given = ext.properties or ""
+        if topic != ext.topic:
+            given = dead_letter_properties(given)
+        properties, tags, keys, unique_key = self._properties.prepare(given)
+        born_host = channel.attachments.get("born_host")
+        if born_host is None or ext.relayed is not None:
+            born_host = self._born_host(channel, ext)
+        return NewMessage(
+            topic,
+            queue_id,
+            body,
+            properties,
+            tags,
+            keys,
+            unique_key,
+            ext.born_timestamp,
+            born_host,  # type: ignore[arg-type]
+            ext.flag,
+            ext.sys_flag,
+            ext.reconsume_times or 0,
+        )
+
+    def place_of(self, ext: SendFields) -> tuple[str, int]:
+        """Topic and queue of a send that another processor stores. Raises as a send is refused."""
+        if self._hold.active:
+            raise BrokerRefusal(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "the master of this group is changing: send the message again",
+            )
+        return self._target(ext)
+
+    def put_for(
+        self, ext: SendFields, place: tuple[str, int], body: bytes, channel: Connection
+    ) -> tuple[PutResult, dict[str, str]]:
+        """Puts such a message; with it what its reply says of its place, once it is confirmed."""
+        result = self._path.put_message(self._message(ext, *place, body, channel))
+        self.stored_total += 1
+        self._path.schedule_flush()
+        told = {
+            "msgId": self._msg_id(result).decode("ascii"),
+            "queueOffset": str(result.queue_offset),
+        }
+        return result, told
+
+    def _msg_id(self, result: PutResult) -> bytes:
+        return self._msg_id_prefix + b"%016X" % result.physical_offset
+
+    def _recall_handle(self, message: NewMessage) -> bytes:
+        """What a producer needs to recall this timed message; a retry is recalled by nobody."""
+        properties = decode_properties(message.properties)
+        topic = properties[REAL_TOPIC]
+        if topic.startswith(RETRY_PREFIX):
+            return b""
+        time_ms = int(properties[TIMER_OUT_MS]) + 1
+        handle = RecallHandle(topic, self._broker_name, time_ms, properties.get(UNIQ_KEY, ""))
+        return handle.encode().encode()
+
+    def _put_half(self, message: NewMessage, channel: Connection, ext: SendFields) -> PutResult:
+        """A message of a transaction waits for its end in the half topic."""
+        if self._rejects_transactions:
+            raise BrokerRefusal(
+                ResponseCode.NO_PERMISSION,
+                "this broker takes no transactions (rejectTransactionMessage)",
+            )
+        make_half(message)
+        result = self._store.appender.put_message(message)
+        if ext.relayed is None:
+            self._sent_half(ext.producer_group, channel)
+        return result
+
+    def _put_batch(self, channel: Connection, request: SendFrame, body: bytes) -> None:
+        ext = request.ext
+        topic, queue_id = self._target(ext)
+        if topic.startswith(RETRY_PREFIX):
+            raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "a batch may not hold retries")
+        born_host = self._born_host(channel, ext)
+        messages = []
+        unique_keys = []
+        for item in split_batch(body):
+            properties, tags, keys, unique_key = self._properties.prepare(
+                item.properties.decode("utf-8")
+            )
+            refuse_to_wait(properties)
+            unique_keys.append(unique_key)
+            messages.append(
+                NewMessage(
+                    topic,
+                    queue_id,
+                    item.body,
+                    properties,
+                    tags,
+                    keys,
+                    unique_key,
+                    ext.born_timestamp,
+                    born_host,
+                    item.flag,
+                    ext.sys_flag,
+                    ext.reconsume_times or 0,
+                )
+            )
+        if not messages:
+            raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+        results = self._store.appender.put_batch(messages)
+        if not request.flag & FLAG_ONEWAY:
+            reply = self._replies.ok(
+                request.opaque,
+                b",".join(self._msg_id(result) for result in results),
+                queue_id,
+                results[0].queue_offset,
+                b",".join(unique_keys),
+            )
+            self._wait(topic, results[-1].end_offset, channel, reply)
+        self.stored_total += len(results)
+        self._path.schedule_flush()
+
+    def _wait(self, topic: str, end_offset: int, channel: Connection, reply: bytes) -> None:
+        """The reply leaves when all below `end_offset` is confirmed, or will not be."""
+        if topic != HISTORY_TOPIC:
+            self._acks.add(end_offset, self._clock_ms(), channel, reply)
+            return
+
+        def outcome(code: int, remark: str) -> None:
+            channel.write(reply if code == ResponseCode.SUCCESS else recode(reply, code, remark))
+
+        self._acks.add_waiter(end_offset, self._clock_ms(), outcome)
+
+    def _target(self, ext: SendFields) -> tuple[str, int]:
+        """Where the message goes. Raises BrokerRefusal for every reason not to take it."""
+        if self._gate.refusal is not None:
+            raise GateClosedError(self._gate.refusal)
+        if self._min_in_sync > 1 and self._in_sync_count() < self._min_in_sync:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"in-sync replicas not enough: {self._in_sync_count()},"
+                f" minInSyncReplicas is {self._min_in_sync}",
+            )
+        topic = ext.topic
+        queues = self._known.get(topic)
+        if queues is None or topic[0] == "%":
+            topic, queues = self._look_up(ext)
+        queue_id = ext.queue_id
+        if queue_id < 0:
+            queue_id = self._random.randrange(queues)
+        elif queue_id >= queues:
+            if topic != ext.topic:
+                queue_id = 0
+            else:
+                raise BrokerRefusal(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"queueId {queue_id} of topic {topic}: it has {queues} queues",
+                )
+        return topic, queue_id
+
+    def _look_up(self, ext: SendFields) -> tuple[str, int]:
+        topic = ext.topic
+        if topic.startswith(RETRY_PREFIX):
+            topic = self._retry_target(ext)
+        check_topic(topic)
+        check_send_allowed(topic, ext.producer_group)
+        config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
+        queues = max(config.read_queue_nums, config.write_queue_nums)
+        if topic != HISTORY_TOPIC:  # there each sender is checked
+            self._known[topic] = queues
+        return topic, queues
+
+    def _retry_target(self, ext: SendFields) -> str:
+        """A retry that was consumed often enough goes to the dead letters of its group; so does
+        each of a group that consumes in order, which sends only what it gives up."""
+        group = ext.topic[len(RETRY_PREFIX) :].partition("+")[0]
+        config = self._topics.group(group, writable=True)
+        allowed = ext.max_reconsume_times
+        if allowed is None:
+            allowed = config.retry_max_times
+        if (ext.reconsume_times or 0) <= allowed and not self._topics.locks.has_locks(
+            group, self._clock_ms()
+        ):
+            return ext.topic
+        self._topics.of_group(dlq_topic(group), 1)
+        return dlq_topic(group)
+
+    def _born_host(self, channel: Connection, ext: SendFields) -> bytes:
+        """The client's address as records carry it; a relayed send names its client."""
+        if ext.relayed is not None:
+            epoch, client = relayed_by(ext.relayed)
+            if epoch > self._gate.master_epoch:
+                ended = f"the mastership of epoch {self._gate.master_epoch} has ended"
+                raise GateClosedError(Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, ended))
+            return host_bytes(*split_address(client))
+        host = channel.attachments.get("born_host")
+        if host is None:
+            host = channel.attachments["born_host"] = host_bytes(*split_address(channel.peer))
+        return host  # type: ignore[return-value]
+
+    def _refuse(self, channel: Connection, request: SendFrame, exc: BatonError) -> None:
+        if request.flag & FLAG_ONEWAY:
+            return
+        fields: Mapping[str, str] = {}
+        if isinstance(exc, GateClosedError):
+            fields = exc.refusal.hint if request.ext.relayed is None else NOT_STORED
+        channel.write(refusal_of(request.opaque, exc, fields))

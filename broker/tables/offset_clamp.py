@@ -1,0 +1,119 @@
+"""Positions of consumer groups that are of other messages than those in their queue.
+
+An unclean election cuts acknowledged messages (SAFETY R44): groups had consumed what the new master
+lacks. Left as they are, they would skip the new messages that get those offsets. So the new master
+sets each to the end of its queue before it takes a write, and a replica that cuts its log does so
+with what its own table still has of then. A topic that is deleted and made again has new queues
+(R39): offsets go with the deletion. Consumers that hold a position of either kind themselves may
+not commit it, and a pull from there goes on where the group does. How far delay levels are
+delivered goes back likewise after an unclean election.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import astuple, dataclass
+from functools import partial
+from typing import Final
+
+from batonmq.broker.role_gate import GateClosedError, RoleGate
+from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.role_view import RoleView
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+STEPS_PER_TURN: Final = 256
+
+
+class OffsetClamp:
+    """`store` tells where the queues end."""
+
+    def __init__(self, tables: BrokerTables, store: MessageStore) -> None:
+        self._offsets = tables.offsets
+        self._delays = tables.delays
+        self._store = store
+        self.total = 0
+        """How many offsets were lowered since the start."""
+
+    async def for_view(self, view: RoleView) -> int:
+        """Before a role is taken: how many offsets were lowered; 0 unless the table is from before
+        the last unclean election. Table and epoch are one file: a crash leaves nothing out."""
+        if not view.unclean_epoch or self._offsets.master_epoch >= view.unclean_epoch:
+            return 0
+        return await self.run()
+
+    async def run(self) -> int:
+        """Lowers what lies above the end of its queue, some of the table in each turn."""
+        self._delays.clamp(
+            lambda level: queue_end(self._store, SCHEDULE_TOPIC, level - 1),
+            queue_end(self._store, TIMER_TOPIC, 0),
+        )
+        count = 0
+        for step, lowered in enumerate(self._offsets.clamped(partial(queue_end, self._store)), 1):
+            if lowered is not None:
+                count += lowered.queues
+                log.warning(
+                    "consumer_offsets_clamped group=%s topic=%s queues=%d messages=%d",
+                    lowered.group,
+                    lowered.topic,
+                    lowered.queues,
+                    lowered.messages,
+                )
+            if step % STEPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self.total += count
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a consumer says: its group goes on at `offset` in this queue."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+
+
+def commit_refusal(
+    gate: RoleGate, store: MessageStore, offsets: ConsumerOffsetManager, progress: Progress
+) -> BrokerRefusal | None:
+    """Why a master does not take this progress of a group, None if it does.
+
+    One that is cut off, or stops, would lose it: no slave fetches it, and a successor's offsets
+    replace it (R31). An offset above the queue's end is of messages that were cut by an unclean
+    election, or of a topic that was deleted and made again; kept, it would let the group skip those
+    that come in their place (R44, R39).
+    """
+    if gate.refusal is not None:
+        return GateClosedError(gate.refusal)
+    group, topic, queue_id, offset = astuple(progress)
+    may_be_gone = gate.after_unclean or offsets.was_deleted(topic)
+    if may_be_gone and offset > (end := queue_end(store, topic, queue_id)):
+        why = f"above its end, {end}: it is of messages that are gone"
+    elif offsets.is_old(group, topic, queue_id, offset, store.queries.min_offset_in_queue):
+        why = "of a topic that was deleted: ask where to begin in the one made again"
+    else:
+        return None
+    what = f"offset {offset} of {topic} queue {queue_id} is {why}"
+    return BrokerRefusal(ResponseCode.INVALID_PARAMETER, what)
+
+
+def where_to_go_on(gate: RoleGate, corrected: int, committed: int) -> int:
+    """The next offset for a pull from above the queue's end. Usually that end; after an unclean
+    election what the group has committed, so that it gets what came after the cut (R44)."""
+    return min(corrected, committed) if gate.after_unclean and committed >= 0 else corrected
+
+
+def queue_end(store: MessageStore, topic: str, queue_id: int) -> int:
+    """One past the last message that the log has of a queue."""
+    queries = store.queries
+    return max(
+        queries.next_offset_in_queue(topic, queue_id), queries.max_offset_in_queue(topic, queue_id)
+    )

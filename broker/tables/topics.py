@@ -1,0 +1,292 @@
+"""Topics, groups and queue locks of this broker: changed and replicated (SAFETY R31).
+
+A change of one of them is a record of the system topic `rmq_sys_BATON_METADATA`. It is
+replicated, confirmed, truncated and recovered like any message, in order with the messages that
+need it, so "on every member of the set before it is answered" is nothing but confirmOffset. A Java
+replica stores such a record and does nothing with it.
+
+A master applies a change at once, appends the record, and answers when the record is confirmed; a
+slave applies it when the record is dispatched. A deletion destroys data, so a master, too, carries
+it out only when its record is confirmed, and takes no write for the topic until then: a record that
+is never confirmed must not cost the queues. With the queues go the offsets of groups in the topic,
+or they would skip the messages of a topic made again (R39).
+
+Origin: TopicConfigManager and AdminBrokerProcessor in Java, whose slaves poll the tables every ten
+seconds instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+import msgspec
+
+from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.protocol.bodies import PERM_WRITE, SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.protocol.topic_name import METADATA_TOPIC, is_retry_or_dlq, pop_retry_topics
+from batonmq.store.queue_locks import LockChange
+from batonmq.store.topic_config import topic_config
+
+log = logging.getLogger(__name__)
+
+
+METADATA_VERSION: Final = 1
+
+
+class MetadataChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What one record changes. Names that are absent are untouched."""
+
+    v: int = METADATA_VERSION
+    topics: dict[str, TopicConfig] = {}
+    deleted_topics: list[str] = []
+    groups: dict[str, SubscriptionGroupConfig] = {}
+    locks: list[LockChange] = []
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+_decoder = msgspec.json.Decoder(MetadataChange)
+
+
+def decode_metadata(body: bytes) -> MetadataChange:
+    """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
+    try:
+        change = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise RemoteProtocolError(f"metadata record: {exc}") from exc
+    if change.v != METADATA_VERSION:
+        raise RemoteProtocolError(
+            f"metadata record of version {change.v}; this broker reads {METADATA_VERSION}"
+        )
+    return change
+
+
+class TopicService:
+    """The broker's view of its topics and groups.
+
+    `append` puts a metadata record into the log and returns its end offset; `changed` is called
+    after every change of the topic table (routes are registered again) with the topics that were
+    made or changed, or None where more may have changed, `dropped` for a topic
+    whose queues go; it raises OSError. `deleting` holds the topics whose deletion is in this
+    master's log and not confirmed yet: here it is kept.
+    """
+
+    def __init__(
+        self,
+        tables: BrokerTables,
+        deleting: set[str],
+        *,
+        auto_create_topic: bool,
+        auto_create_group: bool,
+        append: Callable[[bytes], int],
+        changed: Callable[[Collection[str] | None], None],
+        dropped: Callable[[str], object],
+    ) -> None:
+        self.topics = tables.topics
+        self.groups = tables.groups
+        self.locks = tables.locks
+        self._offsets = tables.offsets
+        self._auto_create_topic = auto_create_topic
+        self._auto_create_group = auto_create_group
+        self._append = append
+        self._changed = changed
+        self._dropped = dropped
+        self._deleting = deleting
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self.topics.get(topic)
+
+    def for_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
+        """The topic of a send, created from `default_topic` if that is allowed.
+
+        Queues: as many as the client wants, at most those of the template. Raises BrokerRefusal 17
+        if there is no such topic and none may be made, 16 if it may not be written.
+        """
+        self._refuse_while_deleting(topic)
+        config = self.topics.get(topic)
+        if config is None:
+            config = self._create_from_template(topic, default_topic, queue_nums)
+        self._require_writable(config)
+        return config
+
+    def _require_writable(self, config: TopicConfig) -> None:
+        if not config.perm & PERM_WRITE:
+            raise BrokerRefusal(
+                ResponseCode.NO_PERMISSION,
+                f"topic {config.topic_name} may not be written: perm {config.perm}",
+            )
+
+    def _create_from_template(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig:
+        derived = self.topics.derived(topic, default_topic, max(1, queue_nums))
+        if is_retry_or_dlq(topic):
+            config = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1, perm=6)
+        elif not self._auto_create_topic or derived is None:
+            raise BrokerRefusal(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {topic} does not exist and is not created by sending to it"
+                f" (autoCreateTopicEnable {str(self._auto_create_topic).lower()},"
+                f" template {default_topic or 'none'}): create it with mqctl updateTopic",
+            )
+        else:
+            config = derived
+        self.put_topic(config)
+        return config
+
+    def of_group(self, topic: str, queue_nums: int) -> int:
+        """How many queues the retry or dead-letter topic of a group has for messages that come now,
+        at most `queue_nums`; made with so many if it is not there. Raises BrokerRefusal 16 if it
+        may not be written."""
+        self._refuse_while_deleting(topic)
+        config = self.topics.get(topic)
+        if config is None:
+            config = topic_config(topic, queue_nums)
+            self.put_topic(config)
+        self._require_writable(config)
+        return max(1, min(queue_nums, config.write_queue_nums))
+
+    def put_topic(self, config: TopicConfig) -> int:
+        """Creates or changes a topic; the change is safe once the returned offset is confirmed."""
+        self._refuse_while_deleting(config.topic_name)
+        self.topics.put(config)
+        end = self._append(MetadataChange(topics={config.topic_name: config}).encode())
+        log.info(
+            "topic_changed topic=%s read=%d write=%d perm=%d",
+            config.topic_name,
+            config.read_queue_nums,
+            config.write_queue_nums,
+            config.perm,
+        )
+        self._changed((config.topic_name,))
+        return end
+
+    def delete_topic(self, topic: str) -> int:
+        """Removes a topic, its queues, and the offsets of groups in it, once the returned offset is
+        confirmed. The topics in which POP keeps failed messages of it go too, as in Java; those of
+        groups (`%RETRY%group`, `%DLQ%group`) stay, for they are not of one topic."""
+        topics = [topic]
+        for group in self._offsets.groups_of(topic):
+            topics += [name for name in pop_retry_topics(group, topic) if name in self.topics]
+        end = self._append(MetadataChange(deleted_topics=topics).encode())
+        self._deleting.update(topics)
+        self._changed(topics)  # a sender that remembers the topic as writable looks it up again
+        return end
+
+    def _refuse_while_deleting(self, topic: str) -> None:
+        if topic in self._deleting:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_BUSY, f"topic {topic} is being deleted: try again in a moment"
+            )
+
+    def put_group(self, config: SubscriptionGroupConfig) -> int:
+        """Creates or changes a subscription group; same safety as `put_topic`."""
+        return self.put_groups([config])
+
+    def put_groups(self, configs: Sequence[SubscriptionGroupConfig]) -> int:
+        """The same for several, as one change."""
+        self.groups.put_all(configs)
+        return self._append(
+            MetadataChange(groups={config.group_name: config for config in configs}).encode()
+        )
+
+    def put_locks(self, change: LockChange) -> int:
+        """A change of queue locks that is applied here already; same safety as `put_topic`."""
+        return self._append(MetadataChange(locks=[change]).encode())
+
+    def group(self, name: str, *, writable: bool) -> SubscriptionGroupConfig:
+        """The group's configuration, created with defaults on a master that allows it.
+
+        Raises BrokerRefusal 26 if it is unknown and not created.
+        """
+        config = self.groups.get(name)
+        if config is None:
+            if not self._auto_create_group:
+                raise BrokerRefusal(
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                    f"subscription group {name} does not exist: create it on the broker",
+                )
+            config = SubscriptionGroupConfig(group_name=name)
+            if writable:
+                self.put_group(config)
+        return config
+
+    def apply_record(self, body: bytes, end_offset: int) -> None:
+        """Applies a confirmed metadata record, which ends at `end_offset`, on a replica.
+        Idempotent. Raises OSError if a topic's files cannot be taken away."""
+        change = _readable(body)
+        if change is not None:
+            self._put(change)
+            self._delete(change, end_offset)
+
+    def take_over_record(self, body: bytes) -> None:
+        """A new master finds this record in its log, not confirmed yet: its creations count from
+        now on, its deletions from `own_record_confirmed` on."""
+        change = _readable(body)
+        if change is not None:
+            self._put(change)
+            self._deleting.update(change.deleted_topics)
+            self._changed(change.deleted_topics)
+
+    def own_record_confirmed(self, body: bytes, end_offset: int) -> None:
+        """A record of this master's log, which ends at `end_offset`, is on every member of the set.
+        Raises OSError as `apply_record` does."""
+        change = _readable(body)
+        if change is None:
+            return
+        self._delete(change, end_offset)
+        for config in change.topics.values():
+            if (
+                self.topics.get(config.topic_name) is None
+            ):  # created again right behind its deletion
+                self._put(change)
+
+    def role_left(self) -> None:
+        """What was not confirmed may be cut: the log decides."""
+        self._deleting.clear()
+
+    def _put(self, change: MetadataChange) -> None:
+        for config in change.topics.values():
+            if self.topics.get(config.topic_name) != config:
+                self.topics.put(config)
+        for group in change.groups.values():
+            if self.groups.get(group.group_name) != group:
+                self.groups.put(group)
+        for lock in change.locks:
+            self.locks.apply(lock)
+        if change.topics:
+            self._changed(tuple(change.topics))
+
+    def _delete(self, change: MetadataChange, end_offset: int) -> None:
+        for topic in change.deleted_topics:
+            self._dropped(topic)
+            self._deleting.discard(topic)
+            self.topics.delete(topic)
+            self._offsets.delete_topic(topic, end_offset)
+            log.info("topic_deleted topic=%s", topic)
+        if change.deleted_topics:
+            self._changed(None)
+
+    def seen_in_log(self, topic: str, queue_id: int) -> None:
+        """A slave finds a message of a queue that its table lacks: it creates the queue (R31)."""
+        if topic == METADATA_TOPIC:
+            return
+        config = self.topics.get(topic)
+        if config is not None and queue_id < max(config.read_queue_nums, config.write_queue_nums):
+            return
+        self.topics.create_by_message(topic, queue_id + 1)
+        log.info("topic_seen_in_log topic=%s queues=%d", topic, queue_id + 1)
+        self._changed((topic,))
+
+
+def _readable(body: bytes) -> MetadataChange | None:
+    """A record of a newer version than this broker reads is logged and skipped: the messages
+    behind it matter more than the setting in it."""
+    try:
+        return decode_metadata(body)
+    except RemoteProtocolError as exc:
+        log.error("metadata_record_skipped topic=%s reason=%s", METADATA_TOPIC, exc)
+        return None

@@ -1,0 +1,1 @@
+"""Half messages, their outcome, and the check of producers that went silent."""

@@ -1,0 +1,82 @@
+"""Asking a producer what became of a transaction: CHECK_TRANSACTION_STATE (39), broker to client.
+
+Asked is one of the group's producers, in turn. A producer is known by its heartbeat, and by the
+half messages that it sent to this master: after a failover a Java producer's next heartbeat may be
+half a minute away. Origin: Java `AbstractTransactionalMessageCheckListener`, `ProducerManager`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, cast
+
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.message_id import encode_offset_msg_id
+from batonmq.protocol.record import NewMessage, encode_record
+from batonmq.protocol.topic_name import TRANS_HALF_TOPIC
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection
+from batonmq.store.appender import PutResult
+
+log = logging.getLogger(__name__)
+
+SENDERS_MAX: Final = 10_000
+
+
+class ProducerCheck:
+    """One for a broker."""
+
+    def __init__(self, clients: ConsumerManager, broker_name: str, store_host: bytes) -> None:
+        self._clients = clients
+        self._broker_name = broker_name
+        self._store_host = store_host
+        self._senders: dict[str, Connection] = {}
+        self._turn = 0
+        self.asked_total = 0
+
+    def sent_half(self, group: str, channel: Connection) -> None:
+        """A producer of `group` sent a half message on `channel`."""
+        if group not in self._senders and len(self._senders) >= SENDERS_MAX:
+            del self._senders[next(iter(self._senders))]
+        self._senders[group] = channel
+
+    def channel(self, group: str) -> Connection | None:
+        """A producer of the group that can be asked now."""
+        known = [cast(Connection, one) for one in self._clients.producers.get(group, ())]
+        living = [one for one in known if not one.closed]
+        if living:
+            self._turn += 1
+            return living[self._turn % len(living)]
+        sender = self._senders.get(group)
+        return sender if sender is not None and not sender.closed else None
+
+    def ask(
+        self, channel: Connection, copy: NewMessage, put: PutResult, place: tuple[str, int]
+    ) -> None:
+        """Asks for the state of the half message `copy`, which was put as `put` and belongs to
+        `place`. The answer is an END_TRANSACTION that names it."""
+        if channel.closed:
+            return
+        key = (copy.uniq_key or b"").decode("utf-8", "replace")
+        copy.topic, copy.queue_id = place
+        record = encode_record(
+            copy,
+            place[0].encode(),
+            put.queue_offset,
+            put.physical_offset,
+            put.store_timestamp,
+            self._store_host,
+            append_prop_crc=False,
+        )
+        ext = {
+            "topic": TRANS_HALF_TOPIC,
+            "tranStateTableOffset": str(put.queue_offset),
+            "commitLogOffset": str(put.physical_offset),
+            "msgId": key,
+            "transactionId": key,
+            "offsetMsgId": encode_offset_msg_id(self._store_host, put.physical_offset),
+            "bname": self._broker_name,
+        }
+        channel.oneway(RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, ext, record))
+        self.asked_total += 1

@@ -1,0 +1,424 @@
+"""Transactions: half messages are kept, ended by their producer, and checked back with it.
+
+A half message waits in RMQ_SYS_TRANS_HALF_TOPIC. Its end, END_TRANSACTION, puts the message into
+its own topic (a commit) and its queue offset into a record of RMQ_SYS_TRANS_OP_HALF_TOPIC; all ends
+of a loop turn share one op. It is answered when the op is confirmed, so what was answered is never
+checked back and never committed twice (R30): where the log of a new master ends between a commit
+and its op, the op is written first (`store.recent_commits`). A half that nobody ends is checked
+back: it is written again with a higher count, and CHECK_TRANSACTION_STATE goes to a producer of its
+group. The last place of one that stays open is TRANS_CHECK_MAX_TIME_TOPIC.
+
+The shell around `transaction_table`. Only a master acts.
+Origin: EndTransactionProcessor, TransactionalMessageServiceImpl and TransactionalOpBatchService.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from batonmq.broker.config import BrokerSections
+from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.role_gate import GateClosedError
+from batonmq.broker.tables.offset_clamp import queue_end
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.transaction.producer_check import ProducerCheck
+from batonmq.broker.transaction.transaction_records import (
+    QUEUE,
+    checked_once_more,
+    committed,
+    half_of,
+    immunity_ms,
+    op,
+    real_place,
+)
+from batonmq.broker.transaction.transaction_table import (
+    CheckRules,
+    Due,
+    Half,
+    TransactionTable,
+    parse_op,
+)
+from batonmq.broker.write.write_path import WritePath
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import TopicConfig
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
+from batonmq.protocol.message import MessageExt
+from batonmq.protocol.properties import CHECK_IMMUNITY_TIME_IN_SECONDS, PGROUP, UNIQ_KEY
+from batonmq.protocol.record import decode_record, message_to_store
+from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from batonmq.protocol.topic_name import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.errors import PutRefused
+
+log = logging.getLogger(__name__)
+
+PROGRESS_GROUP: Final = "CID_RMQ_SYS_TRANS"
+SLICE: Final = 64
+LOOK_AGAIN_MS: Final = 1000
+BLOCKED_MS: Final = 100
+OP_OFFSETS_MAX: Final = 400
+LOADING_S_MAX: Final = 3.0
+
+
+class TransactionService:
+    """One for a broker, on its loop. `damaged` is called with the fault of a bad record."""
+
+    def __init__(
+        self,
+        config: BrokerSections,
+        path: WritePath,
+        topics: TopicService,
+        offsets: ConsumerOffsetManager,
+        producers: ProducerCheck,
+        damaged: Callable[[str], None],
+    ) -> None:
+        self._path = path
+        self._store = path.store
+        self._topics = topics
+        self._offsets = offsets
+        self._producers = producers
+        self._damaged = damaged
+        self._table = TransactionTable(check_rules(config))
+        self._is_running = False
+        self._loaded = asyncio.Event()
+        self._load_to = (0, 0)
+        self._torn: list[int] = []
+        self._ops: list[int] = []
+        self._op_done: asyncio.Future[None] | None = None
+        self._timer: asyncio.Handle | None = None
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.END_TRANSACTION, self.end_transaction)
+
+    def begin(self) -> None:
+        """This broker has become master: it reads what is open from where the group's progress
+        stands."""
+        self.end()
+        queries = self._store.queries
+        starts = [
+            max(
+                self._offsets.query(PROGRESS_GROUP, topic, QUEUE),
+                queries.min_offset_in_queue(topic, QUEUE),
+            )
+            for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+        ]
+        ends = [
+            queue_end(self._store, topic, QUEUE)
+            for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+        ]
+        self._table.begin(min(starts[0], ends[0]), min(starts[1], ends[1]))
+        self._load_to = ends[0], ends[1]
+        self._is_running = True
+        self._wake_in(0)
+
+    def end(self) -> None:
+        """This broker is not master any more: it knows nothing of transactions."""
+        self._is_running = False
+        self._loaded.clear()
+        self._torn.clear()
+        self._ops.clear()
+        if self._op_done is not None and not self._op_done.done():
+            self._op_done.set_exception(_changed())
+            self._op_done.exception()  # perhaps nobody waits
+        self._op_done = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def arrived(self, topic: str, _queue_id: int, _max_offset: int) -> None:
+        """Listens to arrivals of the store."""
+        if self._is_running and topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
+            self._wake_in(0)
+
+    def __len__(self) -> int:
+        """How many transactions are open."""
+        return len(self._table)
+
+    def _wake_in(self, delay_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        if not self._is_running:
+            return
+        try:
+            more = self._read_slice()
+        except CorruptLogError as error:
+            log.error("transaction_record_damaged reason=%s", error)
+            self._damaged(str(error))
+            self._wake_in(10 * LOOK_AGAIN_MS)
+            return
+        if not self._loaded.is_set() and self._is_level:
+            self._loaded.set()
+            self._end_torn()
+        if more:
+            self._wake_in(0)
+            return
+        pause_ms = LOOK_AGAIN_MS
+        if self._loaded.is_set():
+            pause_ms = self._check_slice(wall_ms())
+            self._keep_progress()
+        if self._timer is None:
+            self._wake_in(pause_ms)
+
+    # What the queues say.
+
+    @property
+    def _is_level(self) -> bool:
+        half, ops = self._load_to
+        return self._table.next_half >= half and self._table.next_op >= ops
+
+    def _read_slice(self) -> bool:
+        """Reads some of both queues, half messages before the ops that name them; whether there is
+        more. Raises CorruptLogError."""
+        queries, table = self._store.queries, self._table
+        halves = queries.units(TRANS_HALF_TOPIC, QUEUE, table.next_half, SLICE)
+        commits = self._store.recent_commits if halves and not self._loaded.is_set() else ()
+        for phy_offset, size, _ in halves:
+            record = queries.record_at(phy_offset, size)
+            if record is None:
+                table.half_gone(table.next_half)
+                continue
+            replaced = table.half_seen(half_of(record))
+            if replaced is not None:
+                self._torn.append(replaced)
+            if phy_offset in commits:
+                self._torn.append(table.next_half - 1)
+        if len(halves) == SLICE:
+            return True
+        ops = queries.units(TRANS_OP_HALF_TOPIC, QUEUE, table.next_op, SLICE)
+        for phy_offset, size, _ in ops:
+            record = queries.record_at(phy_offset, size)
+            ended = parse_op(message_to_store(record).body) if record is not None else []
+            table.op_seen(table.next_op, ended)
+        if self._loaded.is_set():
+            self._end_torn()
+        return len(ops) == SLICE
+
+    def _end_torn(self) -> None:
+        """Half messages whose commit, or whose copy, is in the log without the op."""
+        torn, self._torn = [one for one in self._torn if self._table.is_open(one)], []
+        if torn and self._path.gate.refusal is None:
+            self._write_op(torn)
+
+    def _keep_progress(self) -> None:
+        """What was read comes from confirmed records, so the progress is safe as it is (R30)."""
+        if self._path.gate.refusal is None:
+            half, ops = self._table.progress()
+            self._offsets.commit(PROGRESS_GROUP, TRANS_HALF_TOPIC, QUEUE, half)
+            self._offsets.commit(PROGRESS_GROUP, TRANS_OP_HALF_TOPIC, QUEUE, ops)
+
+    # The end of a transaction.
+
+    async def end_transaction(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """37. Answered when the end is confirmed."""
+        gate = self._path.gate
+        if gate.refusal is not None:
+            raise GateClosedError(gate.refusal)
+        group = text(request, "producerGroup")
+        queue_offset = number(request, "tranStateTableOffset")
+        phy_offset = number(request, "commitLogOffset")
+        outcome = number(request, "commitOrRollback")
+        from_check = flag(request, "fromTransactionCheck")
+        if outcome not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
+            return RemotingCommand.response_to(request)  # not known yet: the check asks again
+        await self._until_loaded()
+        while self._table.next_half <= queue_offset and self._read_slice():
+            pass  # what was confirmed in this very moment
+        record = self._store.queries.look_message_by_offset(phy_offset)
+        half = decode_record(record) if record is not None else None
+        if record is None or half is None or half.topic != TRANS_HALF_TOPIC:
+            raise _refused(f"no half message at commitLogOffset {phy_offset}")
+        _check_same(half, group, queue_offset, phy_offset)
+        if not from_check:
+            _check_immunity(half, wall_ms())
+        offsets = self._table.to_end(queue_offset, half.properties.get(UNIQ_KEY, "").encode())
+        if not offsets:
+            raise _refused(f"the transaction of half message {queue_offset} has ended already")
+        try:
+            if outcome == TRANSACTION_COMMIT:
+                self._commit(record, half)
+            done = self._write_op(offsets)
+        except BaseException:
+            self._table.not_ended(offsets)
+            raise
+        await asyncio.shield(done)
+        return RemotingCommand.response_to(request)
+
+    async def _until_loaded(self) -> None:
+        """A new master knows what is open a moment later. Raises BrokerRefusal."""
+        try:
+            async with asyncio.timeout(LOADING_S_MAX):
+                await self._loaded.wait()
+        except TimeoutError:
+            raise BrokerRefusal(
+                ResponseCode.SERVICE_NOT_AVAILABLE, "this master is still reading its transactions"
+            ) from None
+
+    def _commit(self, record: memoryview, half: MessageExt) -> None:
+        place = real_place(message_to_store(record).properties)
+        if place is None:
+            raise _refused(f"half message {half.queue_offset} has no REAL_TOPIC and REAL_QID")
+        if self._topics.get(place[0]) is None:
+            raise BrokerRefusal(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {place[0]} does not exist any more"
+            )
+        self._path.put_message(committed(record, half.physical_offset, place))
+        self._store.recent_commits.append(half.physical_offset)
+        self._path.schedule_flush()
+
+    def _write_op(self, offsets: list[int]) -> asyncio.Future[None]:
+        """Done when the op of this turn, which ends these half messages, is confirmed."""
+        loop = asyncio.get_running_loop()
+        if self._op_done is None:
+            self._op_done = loop.create_future()
+            loop.call_soon(self._put_ops, self._op_done)
+        self._ops += offsets
+        return self._op_done
+
+    def _put_ops(self, done: asyncio.Future[None]) -> None:
+        if done.done():
+            return
+        offsets, self._ops, self._op_done = self._ops, [], None
+        path = self._path
+
+        def outcome(code: int, remark: str) -> None:
+            if done.done():
+                return
+            if code == ResponseCode.SUCCESS:
+                done.set_result(None)
+            else:
+                done.set_exception(BrokerRefusal(code, f"end of the transaction: {remark}"))
+                done.exception()
+
+        try:
+            for at in range(0, len(offsets), OP_OFFSETS_MAX):
+                put = self._store.appender.put_message(
+                    op(offsets[at : at + OP_OFFSETS_MAX], wall_ms())
+                )
+        except PutRefused as error:
+            self._table.not_ended(offsets)
+            outcome(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            return
+        path.acks.add_waiter(put.end_offset, path.clock_ms(), outcome)
+        path.schedule_flush()
+
+    # Checks.
+
+    def _check_slice(self, now_ms: int) -> int:
+        """Checks some of what is due; the pause in ms until the next look."""
+        path, table = self._path, self._table
+        if path.gate.refusal is not None or path.hold.active:
+            return BLOCKED_MS
+        for _ in range(SLICE):
+            due = table.next_due(now_ms)
+            if due is None:
+                break
+            try:
+                self._check(due, now_ms)
+            except PutRefused as error:
+                log.warning("transaction_check_waits reason=%s", error)
+                table.later(due.half, now_ms, BLOCKED_MS)
+                return BLOCKED_MS
+        return max(0, min(table.wake_ms - now_ms, LOOK_AGAIN_MS))
+
+    def _check(self, due: Due, now_ms: int) -> None:
+        half = due.half
+        record = self._store.queries.record_at(half.phy_offset, half.size)
+        if record is None or half.phy_offset in self._store.recent_commits:
+            self._write_op([half.queue_offset])
+        elif due.action == "give up":
+            self._give_up(half, record)
+        elif (channel := self._producers.channel(half.group)) is None:
+            log.info("transaction_not_checked group=%s: no producer of it is here", half.group)
+            self._table.later(half, now_ms)
+        else:
+            self._ask(half, record, channel)
+
+    def _ask(self, half: Half, record: memoryview, channel: Connection) -> None:
+        copy = checked_once_more(record, half.checks + 1)
+        place = real_place(copy.properties) or ("", 0)
+        put = self._store.appender.put_message(copy)
+        done = self._write_op([half.queue_offset])
+        self._path.schedule_flush()
+
+        def ask(op_done: asyncio.Future[None]) -> None:
+            if not op_done.cancelled() and op_done.exception() is None:
+                self._producers.ask(channel, copy, put, place)
+
+        done.add_done_callback(ask)
+
+    def _give_up(self, half: Half, record: memoryview) -> None:
+        log.warning(
+            "transaction_given_up group=%s checks=%d half=%d",
+            half.group,
+            half.checks,
+            half.queue_offset,
+        )
+        topic = TRANS_CHECK_MAX_TIME_TOPIC
+        if self._topics.get(topic) is None:
+            self._topics.put_topic(
+                TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1, perm=6)
+            )
+        message = message_to_store(record)
+        message.topic, message.queue_id = topic, QUEUE
+        self._store.appender.put_message(message)
+        self._write_op([half.queue_offset])
+        self._path.schedule_flush()
+
+
+def check_rules(config: BrokerSections) -> CheckRules:
+    """When half messages are checked: the broker's settings."""
+    broker = config.broker
+    return CheckRules(
+        timeout_ms=broker.transaction_time_out,
+        interval_ms=broker.transaction_check_interval,
+        check_max=broker.transaction_check_max,
+        age_max_ms=config.store.file_reserved_time * 3_600_000 // 2,
+    )
+
+
+def _refused(why: str) -> BrokerRefusal:
+    return BrokerRefusal(ResponseCode.SYSTEM_ERROR, why)
+
+
+def _changed() -> BrokerRefusal:
+    return BrokerRefusal(
+        ResponseCode.SERVICE_NOT_AVAILABLE, "the role of this broker changed: the check decides"
+    )
+
+
+def _check_same(half: MessageExt, group: str, queue_offset: int, phy_offset: int) -> None:
+    """Raises BrokerRefusal 1 unless the half message is the one that the request means."""
+    for what, asked, has in (
+        ("producerGroup", group, half.properties.get(PGROUP, "")),
+        ("tranStateTableOffset", queue_offset, half.queue_offset),
+        ("commitLogOffset", phy_offset, half.physical_offset),
+    ):
+        if asked != has:
+            raise _refused(f"{what} is {asked}, the half message has {has}")
+
+
+def _check_immunity(half: MessageExt, now_ms: int) -> None:
+    """Raises BrokerRefusal 604 for an end that comes when checks may have begun."""
+    given = half.properties.get(CHECK_IMMUNITY_TIME_IN_SECONDS)
+    if given is None:
+        return
+    limit_ms = max(immunity_ms(given), immunity_ms(""))
+    if now_ms - half.born_timestamp > limit_ms:
+        raise BrokerRefusal(
+            ResponseCode.ILLEGAL_OPERATION,
+            f"the end came later than {limit_ms} ms after the message's birth: the check decides",
+        )

@@ -1,0 +1,1 @@
+"""From a checked message to its acknowledgement: hooks, append, what waits for confirmOffset."""
