@@ -93,5 +93,9 @@ async def serve(main: ServerMain) -> None:
         await service.close()
 
 
+def main() -> int:
+    return run_server("broker", SECTIONS, serve)
+
+
 if __name__ == "__main__":
-    sys.exit(run_server("broker", SECTIONS, serve))
+    sys.exit(main())

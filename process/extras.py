@@ -14,6 +14,7 @@ PACKAGES: Final = {
         "numpy": "numpy",
         "pysyncobj": "pysyncobj",
         "yaml": "pyyaml",
+        "setproctitle": "setproctitle",
     },
     "spark": {"numpy": "numpy", "plotly": "plotly", "pyarrow": "pyarrow", "pyspark": "pyspark"},
 }

@@ -8,7 +8,6 @@ and watched, too, but it is no child.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -17,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from batonmq.launcher.forks import ForkServer, ServerProcess
 from batonmq.launcher.layout import Node
 from batonmq.launcher.watchdog import TICK_MS, NotifySocket, Watchdog, activity_of
 from batonmq.process.backoff import Backoff
 from batonmq.process.clock import boot_ms
 
-PR_SET_PDEATHSIG: Final = 1
 TERM_GRACE_S: Final = 10.0
 HUNG_GRACE_S: Final = 0.1
 ADOPT_POLL_S: Final = 0.2
@@ -37,7 +36,7 @@ class Child:
 
     node: Node
     log_path: Path
-    process: asyncio.subprocess.Process | None = None
+    process: ServerProcess | None = None
     pid: int | None = None
     started_ms: int = 0
     hung: bool = False
@@ -51,11 +50,6 @@ class ChildChanged:
     node: Node
     pid: int | None
     how: str
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    os.setsid()
 
 
 def describe_exit(code: int) -> str:
@@ -75,6 +69,7 @@ class Children:
     def __init__(
         self,
         nodes: tuple[Node, ...],
+        fork_server: ForkServer,
         changed: Callable[[ChildChanged], None],
         respawn: Callable[[str], bool],
         watchdog_s: float = 0.0,
@@ -89,6 +84,7 @@ class Children:
         self._watchdog_s = watchdog_s
         self._watchdog = Watchdog(int(watchdog_s * 1000), activity_of)
         self._notify: NotifySocket | None = None
+        self._fork_server = fork_server
         self._watching: asyncio.Task[None] | None = None
 
     async def start_all(self) -> None:
@@ -107,15 +103,11 @@ class Children:
         if before is not None and before is not asyncio.current_task():
             before.cancel()  # it waited for a process that a user starts by hand
         child.node.pid_file.unlink(missing_ok=True)
-        with child.log_path.open("ab") as output:
-            child.process = await asyncio.create_subprocess_exec(
-                *child.node.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=_die_with_parent,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | self._watched(),
-            )
+        child.process = await self._fork_server.start(
+            child.node.argv,
+            child.log_path,
+            os.environ | {"PYTHONUNBUFFERED": "1"} | self._watched(),
+        )
         child.pid = child.process.pid
         child.started_ms = boot_ms()
         self._changed(ChildChanged(child.node, child.pid, "started"))
@@ -153,15 +145,24 @@ class Children:
         if self.stopping:
             return
         if self.respawn(child.node.name):
-            # One that lived a while comes back at once: its clients wait.
-            if boot_ms() - child.started_ms >= LIVED_MS:
-                child.pauses.reset()
-            else:
-                await asyncio.sleep(child.pauses.next_ms() / 1000)
-            if not self.stopping:
-                await self.start(child.node.name)  # this watcher ends, `start` makes the next one
-            return
-        await self._watch_adopted(child)
+            await self._start_again(child)  # this watcher ends, `start` makes the next one
+        else:
+            await self._watch_adopted(child)
+
+    async def _start_again(self, child: Child) -> None:
+        """One that lived a while comes back at once: its clients wait."""
+        if boot_ms() - child.started_ms >= LIVED_MS:
+            child.pauses.reset()
+        else:
+            await asyncio.sleep(child.pauses.next_ms() / 1000)
+        while not self.stopping:
+            try:
+                await self.start(child.node.name)
+                return
+            except OSError as exc:
+                how = f"cannot be started again: {exc.strerror}"
+                self._changed(ChildChanged(child.node, None, how))
+            await asyncio.sleep(child.pauses.next_ms() / 1000)
 
     async def _watch_adopted(self, child: Child) -> None:
         """Waits for a process that a user starts in the place of a dead child."""
@@ -234,11 +235,11 @@ def _read_pid(path: Path) -> int | None:
 def _is_serving(pid: int, node: Node) -> bool:
     """Whether `pid` runs this node: another process may have got the same pid."""
     try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return str(node.config).encode() in argv and state != "Z"
+    return str(node.config).encode() in command and state != "Z"
 
 
 def tail_of_log(child: Child, lines: int = 3) -> str:

@@ -18,6 +18,7 @@ from batonmq.launcher.children import ChildChanged, Children, tail_of_log
 from batonmq.launcher.cluster_file import cluster_document, write_document
 from batonmq.launcher.current import announce, withdraw
 from batonmq.launcher.events import Event, Reporter
+from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import BrokerNode, Layout, NameServerNode, Node
 from batonmq.launcher.preparation import (
     PortsTakenError,
@@ -44,17 +45,21 @@ class Cluster:
         self,
         layout: Layout,
         reporter: Reporter,
+        fork_server: ForkServer,
         *,
         respawn: bool = False,
         watchdog_s: float = 0.0,
     ) -> None:
+        """Who made `fork_server` closes it."""
         self.layout = layout
         self.view = ClusterView()
         self.whole = False
         self.announced = False
         """Whether `~/.batonmq/current` names this cluster while it runs."""
         self._reporter = reporter
-        self.children = Children(layout.nodes, self._child_changed, self._comes_back, watchdog_s)
+        self.children = Children(
+            layout.nodes, fork_server, self._child_changed, self._comes_back, watchdog_s
+        )
         self._respawn = respawn
         self._started_at_ms = 0
         self._written: dict[str, object] | None = None
@@ -86,7 +91,10 @@ class Cluster:
             raise StartError(f"--data {self.layout.data_dir}: {exc}") from exc
         self._admin = Admin(self.layout.name_server_addresses)  # asks nobody before its start
         self.hopeless = asyncio.get_running_loop().create_future()
-        await self.children.start_all()
+        try:
+            await self.children.start_all()
+        except OSError as exc:
+            raise StartError(f"no server can be started: {exc.strerror}") from exc
         self._watcher = asyncio.create_task(self._watch(), name="watch-cluster")
 
     async def wait_whole(self, seconds: float) -> None:

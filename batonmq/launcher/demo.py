@@ -29,6 +29,7 @@ from batonmq.history.story import Story
 from batonmq.history.story_text import document, lines
 from batonmq.launcher.cluster import Cluster, stop_event
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
+from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import HOST, Layout, plan
 from batonmq.launcher.preparation import StartError
 from batonmq.process.clock import wall_ms
@@ -88,12 +89,12 @@ def free_base_port(replicas: int) -> int:
     raise StartError("no free range of ports was found: name one with --base-port")
 
 
-def run_demo(options: DemoOptions) -> int:
+def run_demo(options: DemoOptions, fork_server: ForkServer) -> int:
     """Runs it; 0 if nothing was lost, 1 otherwise. Raises StartError."""
-    return uvloop.run(_demo(options))
+    return uvloop.run(_demo(options, fork_server))
 
 
-async def _demo(options: DemoOptions) -> int:
+async def _demo(options: DemoOptions, fork_server: ForkServer) -> int:
     reporter: Reporter = JsonReporter(sys.stdout) if options.as_json else LineReporter(sys.stdout)
     base_port = options.base_port or free_base_port(options.replicas)
     layout = plan(options.data_dir, replicas=options.replicas, base_port=base_port)
@@ -106,7 +107,7 @@ async def _demo(options: DemoOptions) -> int:
         )
     )
     stop = asyncio.create_task(stop_event().wait(), name="stop")
-    cluster = Cluster(layout, reporter)
+    cluster = Cluster(layout, reporter, fork_server)
     try:
         await cluster.start()
         await cluster.wait_whole(WHOLE_S)

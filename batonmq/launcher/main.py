@@ -15,11 +15,15 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from batonmq.launcher.layout import DEFAULT_BASE_PORT, DEFAULT_WATCHDOG_S, LEAST_WATCHDOG_S
 from batonmq.process.extras import need_server
+
+if TYPE_CHECKING:
+    from batonmq.launcher.forks import ForkServer
 
 SERVERS = {
     "controller": "batonmq.controller.main",
@@ -30,6 +34,16 @@ SERVERS = {
 
 def _need_server_extra() -> None:
     need_server(click.get_current_context().command_path)
+
+
+def _begin_to_load() -> ForkServer:
+    """The servers' code is loaded on another core, beside ours."""
+    from batonmq.launcher.forks import ForkServer
+
+    fork_server = ForkServer()
+    fork_server.load()
+    click.get_current_context().call_on_close(fork_server.close)
+    return fork_server
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -92,6 +106,7 @@ def up(
     Once the cluster is whole, DIR/cluster.json has its addresses, pids and roles for scripts.
     """
     _need_server_extra()
+    fork_server = _begin_to_load()
     from batonmq.launcher.layout import LayoutError, plan
     from batonmq.launcher.preparation import StartError, read_overrides
     from batonmq.launcher.up import run_up
@@ -111,11 +126,10 @@ def up(
         )
     except LayoutError as exc:
         raise click.UsageError(str(exc)) from exc
+    watchdog_s = watchdog if respawn else 0.0
     try:
         sys.exit(
-            run_up(
-                layout, respawn=respawn, watchdog_s=watchdog if respawn else 0.0, as_json=as_json
-            )
+            run_up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
         )
     except StartError as exc:
         click.echo(f"batonmq up: {exc}", err=True)
@@ -138,6 +152,7 @@ def demo(
 ) -> None:
     """Kill the master under load, and count what was lost."""
     _need_server_extra()
+    fork_server = _begin_to_load()
     from batonmq.launcher.demo import DemoOptions, run_demo
     from batonmq.launcher.preparation import StartError
 
@@ -153,7 +168,7 @@ def demo(
             as_json=as_json,
         )
         try:
-            code = run_demo(options)
+            code = run_demo(options, fork_server)
         except StartError as exc:
             click.echo(f"batonmq demo: {exc}", err=True)
             code = exc.exit_code

@@ -8,15 +8,27 @@ import uvloop
 
 from batonmq.launcher.cluster import Cluster, stop_event
 from batonmq.launcher.events import Event, JsonReporter, LineReporter, Reporter
+from batonmq.launcher.forks import ForkServer
 from batonmq.launcher.layout import Layout
 
 
-def run_up(layout: Layout, *, respawn: bool, watchdog_s: float, as_json: bool) -> int:
+def run_up(
+    layout: Layout,
+    fork_server: ForkServer,
+    *,
+    respawn: bool,
+    watchdog_s: float,
+    as_json: bool,
+) -> int:
     """Runs the cluster until SIGTERM or ctrl-C; the exit code. Raises StartError."""
-    return uvloop.run(_up(layout, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json))
+    return uvloop.run(
+        _up(layout, fork_server, respawn=respawn, watchdog_s=watchdog_s, as_json=as_json)
+    )
 
 
-async def _up(layout: Layout, *, respawn: bool, watchdog_s: float, as_json: bool) -> int:
+async def _up(
+    layout: Layout, fork_server: ForkServer, *, respawn: bool, watchdog_s: float, as_json: bool
+) -> int:
     stop = stop_event()
     if not as_json and sys.stdout.isatty():
         from batonmq.launcher.live_view import LiveView  # rich takes long to load
@@ -25,7 +37,7 @@ async def _up(layout: Layout, *, respawn: bool, watchdog_s: float, as_json: bool
     else:
         view = None
     reporter: Reporter = view or (JsonReporter if as_json else LineReporter)(sys.stdout)
-    cluster = Cluster(layout, reporter, respawn=respawn, watchdog_s=watchdog_s)
+    cluster = Cluster(layout, reporter, fork_server, respawn=respawn, watchdog_s=watchdog_s)
     cluster.announced = True
     try:
         if view is not None:

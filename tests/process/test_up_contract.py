@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lab.connection import Connection, ask
@@ -112,8 +114,8 @@ def test_cluster_json_has_exactly_the_fields_of_the_contract(whole: ClusterProce
         assert sorted(broker["role"] for broker in members) == ["MASTER", "SLAVE"]
         assert sorted(broker["id"] for broker in members) == ["1", "2"]
     for record in (*document["nameServers"], *document["brokers"]):
-        running = Path(f"/proc/{record['pid']}/cmdline").read_bytes().decode().split("\0")
-        assert running[:-1] == record["argv"]
+        running = Path(f"/proc/{record['pid']}/cmdline").read_bytes().rstrip(b"\0").decode()
+        assert shlex.split(running) == record["argv"]
         assert Path(record["config"]).is_file()
 
 
@@ -188,10 +190,13 @@ def test_an_existing_folder_is_resumed(tmp_path: Path) -> None:
 
 
 def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
-    """`--respawn`: a killed broker comes back by itself, and so does a master that hangs: it is
-    ended first. Then the supervisor itself is killed with -9: every child ends too."""
+    """`--respawn`: a killed broker comes back by itself, also after the death of the process that
+    forks servers, which no server notices. So does a master that hangs: it is ended first. Then the
+    supervisor itself is killed with -9: every child ends too."""
     with ClusterProcess(tmp_path, controllers=1, replicas=2, respawn=True) as running:
         slave = running.slaves()[0]
+        before = servers(running)
+        os.kill(fork_server_of(running.document["supervisorPid"]), signal.SIGKILL)
         running.kill(slave)
 
         def back() -> bool:
@@ -200,6 +205,8 @@ def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
 
         wait_for("the broker to come back", back)
         running.wait_in_sync(2)
+        assert servers(running) - before == {node(running.document, slave["address"])["pid"]}
+        assert before - servers(running) == {slave["pid"]}
         master = running.master()
         running.kill(master, signal.SIGSTOP)
         running.wait_new_master(master["address"])
@@ -207,11 +214,22 @@ def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
         ends = [event["how"] for event in running.events if event["event"] == "process_ended"]
         assert ends == ["SIGKILL", "SIGKILL, its loop stood still for 2 s"]
 
-        document = running.document
-        pids = [record["pid"] for record in (*document["nameServers"], *document["brokers"])]
+        pids = servers(running)
         assert all(map(is_running, pids))
-        os.kill(document["supervisorPid"], signal.SIGKILL)
+        os.kill(running.document["supervisorPid"], signal.SIGKILL)
         wait_for("the end of all children", lambda: not any(map(is_running, pids)))
+
+
+def servers(running: ClusterProcess) -> set[int]:
+    document = running.document
+    return {record["pid"] for record in (*document["nameServers"], *document["brokers"])}
+
+
+def fork_server_of(supervisor: int) -> int:
+    for child in psutil.Process(supervisor).children():
+        if "batonmq.process.fork_server" in child.cmdline():
+            return child.pid
+    raise AssertionError("no process forks servers")
 
 
 def run_up(*arguments: str) -> subprocess.CompletedProcess[str]:
