@@ -13,7 +13,8 @@ server finds it by them. A new code goes into the processor of its kind:
 | `send.send_back` | what a consumer gives back 36 |
 | `consume.pull_processor` | 11, 361 (raw) |
 | `consume.query_processor` | offsets 14, 15, 29 to 32; messages by key 12, by id 33 |
-| `consume.client_processor` | heartbeats, members of groups 34, 35, 38; filters 46; notice 40 |
+| `consume.client_processor` | heartbeats 34, 35; filters 46; notice 40 |
+| `consume.consumer_lists` | members of groups 38; 60003 |
 | `consume.lock_processor` | queue locks of orderly groups 41, 42 |
 | `admin_processor` | topics 17, 215, 351; groups 200, 225, 352; status 28, 907, 1007; 60001 |
 | `consume.group_admin` | positions 202, 208, 300; clients 203, 204, 307, 309; offsets 222, 223 |

@@ -19,7 +19,9 @@ from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.consume.client_processor import ClientProcessor
+from batonmq.broker.consume.consumer_lists import ConsumerLists
 from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.consume.consumer_sightings import ConsumerSightings
 from batonmq.broker.consume.group_admin import GroupAdminProcessor
 from batonmq.broker.consume.lock_processor import LockProcessor
 from batonmq.broker.consume.pull_processor import PullProcessor
@@ -137,8 +139,12 @@ class BrokerService:
             damaged=self.replication.on_damage,
             relay=self.relay,
         )
+        sightings = ConsumerSightings(clients)
         self.clients = ClientProcessor(
-            clients, topics, path, self.filters, sql92=broker.enable_property_filter
+            clients, topics, path, self.filters, sightings, sql92=broker.enable_property_filter
+        )
+        self.consumer_lists = ConsumerLists(
+            clients, sightings, self._client, self.replication.other_members, path.clock_ms
         )
         self.locks = LockProcessor(path, topics, self.tables.locks)
         processors = Processors()
@@ -147,6 +153,7 @@ class BrokerService:
             self.waiting,
             self.pull,
             self.clients,
+            self.consumer_lists,
             self.locks,
             SendBackProcessor(path, topics),
             ReplyProcessor(path, self.send, clients, stores=broker.store_reply_message_enable),
@@ -186,6 +193,7 @@ class BrokerService:
             self.store.start(asyncio.get_running_loop(), self.fatal)
             self.store.arrival_listeners += [self.pull.arrived, self.waiting.arrived]
             self.store.room.on_room = self.replication.service.dial_now
+            self.consumer_lists.started()
             await self.endpoint.open(self._processors)
             await self.replication.start()
         except BaseException:
@@ -225,6 +233,7 @@ class BrokerService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        await self.consumer_lists.close()
         await self.replication.close(self._stop_reason)
         await self.registrar.close()
         await self.slave_sync.close()
@@ -263,6 +272,7 @@ class BrokerService:
         self.registrar.changed()
 
     def master_opened(self) -> None:
+        self.consumer_lists.became_master()
         self.waiting.begin()
 
     def role_left(self) -> None:
@@ -327,6 +337,7 @@ class BrokerService:
             now_ms = boot_ms()
             await _in_slices(partial(self.pull.tick, now_ms))
             await _in_slices(self.clients.tick)
+            await _in_slices(partial(self.consumer_lists.tick, now_ms))
             if now_ms >= next_scan:
                 next_scan = now_ms + CLIENT_SCAN_MS
                 await _in_slices(partial(self.clients.expire, now_ms))

@@ -315,6 +315,15 @@ class GetConsumerListByGroupResponseBody(Body):
     consumer_id_list: list[str] = msgspec.field(default_factory=list)
 
 
+class ConsumerSightingsBody(Body):
+    """Ours: what one member of a broker group knows of some consumers of `group`. Client id -> ms
+    since its last heartbeat there; -> ms since it left there."""
+
+    group: str
+    seen: dict[str, int] = msgspec.field(default_factory=dict)
+    left: dict[str, int] = msgspec.field(default_factory=dict)
+
+
 class LockBatchRequestBody(Body):
     client_id: str = ""
     consumer_group: str = ""

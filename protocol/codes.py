@@ -136,6 +136,8 @@ class RequestCode(IntEnum):
     BATON_REPAIR_REPLICA = 60_001
     # Ours: the queue locks of a master, for its slaves.
     BATON_GET_QUEUE_LOCKS = 60_002
+    # Ours: which consumers a member has seen, for one that was started again.
+    BATON_GET_CONSUMER_SIGHTINGS = 60_003
     GET_BROKER_EPOCH_CACHE = 1007
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     UPDATE_CONTROLLER_CONFIG = 1009

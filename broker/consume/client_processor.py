@@ -1,5 +1,5 @@
-"""Clients: heartbeat (34), leave (35), members of a group (38), the check of a subscription (46),
-and the notice 40 to members.
+"""Clients: heartbeat (34), leave (35), the check of a subscription (46), and the notice 40 to
+members. `consumer_lists` has the members of a group (38).
 
 Origin: ClientManageProcessor, ConsumerManageProcessor and Broker2Client in Java.
 """
@@ -11,18 +11,17 @@ from collections.abc import Hashable, Iterable
 from typing import Final, cast
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager, GroupChanged
+from batonmq.broker.consume.consumer_sightings import ConsumerSightings
 from batonmq.broker.consume.pull_request import NO_SQL92
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.filter.sql_filter import compiled
 from batonmq.broker.filter.sql_values import SqlError
-from batonmq.broker.request_fields import text
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
     SQL92,
     TAG,
     CheckClientRequestBody,
-    GetConsumerListByGroupResponseBody,
     HeartbeatData,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -45,11 +44,13 @@ class ClientProcessor:
         topics: TopicService,
         path: WritePath,
         filters: ConsumerFilterManager,
+        sightings: ConsumerSightings,
         *,
         sql92: bool,
     ) -> None:
         """`sql92`: whether filters of that kind are allowed (enablePropertyFilter)."""
         self._filters = filters
+        self._sightings = sightings
         self._sql92 = sql92
         self._clients = clients
         self._topics = topics
@@ -61,7 +62,6 @@ class ClientProcessor:
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.HEART_BEAT, self.heartbeat)
         processors.register(RequestCode.UNREGISTER_CLIENT, self.unregister)
-        processors.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
         processors.register(RequestCode.CHECK_CLIENT_CONFIG, self.check_config)
 
     def heartbeat(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
@@ -92,23 +92,12 @@ class ClientProcessor:
 
     def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
         """35. The client leaves the groups that it names."""
-        self.notify(
+        self._left(
             self._clients.unregister(
                 channel, request.ext.get("producerGroup"), request.ext.get("consumerGroup")
             )
         )
         return RemotingCommand.response_to(request)
-
-    def consumer_list(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """38. The members of a group, the base of every rebalance; code 1 if there are none."""
-        group = text(request, "consumerGroup")
-        ids = self._clients.client_ids(group)
-        if not ids:
-            raise BrokerRefusal(
-                ResponseCode.SYSTEM_ERROR, f"no consumer of group {group} is connected here"
-            )
-        body = GetConsumerListByGroupResponseBody(consumer_id_list=ids).encode()
-        return RemotingCommand.response_to(request, body=body)
 
     def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """46. A consumer asks at its start whether its subscription can be used: 23 for one that
@@ -132,7 +121,13 @@ class ClientProcessor:
 
     def disconnected(self, channel: Connection) -> None:
         """A connection closed: its client is gone from all groups."""
-        self.notify(self._clients.channel_closed(channel))
+        self._left(self._clients.channel_closed(channel))
+
+    def _left(self, changes: list[GroupChanged]) -> None:
+        now_ms = self._clock_ms()
+        for change in changes:
+            self._sightings.left(change.group, change.left, now_ms)
+        self.notify(changes)
 
     def expire(self, now_ms: int) -> bool:
         """Drops clients that went silent, a slice a call; whether there may be more."""

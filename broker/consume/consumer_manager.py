@@ -53,10 +53,11 @@ class ConsumerGroup:
 @dataclass(frozen=True, slots=True)
 class GroupChanged:
     """The members of `group` changed: each of `channels` gets a notice (code 40). None: the last
-    one has left."""
+    one has left. `left`: the client id that is gone, "" if none is."""
 
     group: str
     channels: tuple[Hashable, ...]
+    left: str = ""
 
 
 class _Seat(NamedTuple):
@@ -197,9 +198,9 @@ class ConsumerManager:
                 self._leave_producer(name, channel)
                 continue
             group = self.groups[name]
-            del group.members[channel]
+            gone = group.members.pop(channel)
             group.sorted_ids = None
             if not group.members:
                 del self.groups[name]
-            changed.append(GroupChanged(name, tuple(group.members)))
+            changed.append(GroupChanged(name, tuple(group.members), gone.client_id))
         return changed

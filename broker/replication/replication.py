@@ -99,6 +99,14 @@ class Replication:
             self._path.store.log.log_id,
         )
 
+    def other_members(self) -> list[str]:
+        """The addresses of the other replicas that the controllers know; none outside controller
+        mode."""
+        view = self.manager.view if self.manager is not None else None
+        replicas = view.replicas if view is not None else ()
+        own = self.broker_id()
+        return [one.address for one in replicas if one.address and one.broker_id != own]
+
     async def start(self) -> None:
         """Begins to register, or takes its role at once outside controller mode."""
         path = self._path

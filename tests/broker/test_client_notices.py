@@ -20,7 +20,7 @@ class _Channel:
 
 def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices() -> None:
     nothing = cast(Any, SimpleNamespace(gate=None, clock_ms=None, groups={}))
-    clients = ClientProcessor(ConsumerManager(), nothing, nothing, nothing, sql92=False)
+    clients = ClientProcessor(ConsumerManager(), nothing, nothing, nothing, nothing, sql92=False)
     small = tuple(_Channel() for _ in range(10))
     clients.notify([GroupChanged("small", small)])
     assert [channel.noticed for channel in small] == [1] * 10 and not clients.tick()

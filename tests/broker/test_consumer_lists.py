@@ -1,0 +1,203 @@
+"""Lists of consumers (38) from members that were started again: as long as they were before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from heartbeats import heartbeat
+from lone_broker import Rig, lone_broker, until
+
+from batonmq.broker.consume import consumer_lists
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.consume.consumer_sightings import PIECE, SIGHTING_MS, ConsumerSightings
+from batonmq.protocol.bodies import ConsumerSightingsBody, GetConsumerListByGroupResponseBody
+from batonmq.protocol.codes import RequestCode
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
+from tests.shared.turns import counted_turns
+
+
+class Members:
+    """The brokers of one group; each may be started again. Clients are told to whom to beat."""
+
+    def __init__(self, folder: Path, stack: contextlib.AsyncExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self.rigs: dict[str, Rig] = {}
+        self._ends: dict[str, contextlib.AsyncExitStack] = {}
+        self.clients: dict[str, RemotingClient] = {}
+
+    async def start(self, *names: str) -> None:
+        for name in names:
+            end = await self._stack.enter_async_context(contextlib.AsyncExitStack())
+            self._ends[name] = end
+            rig = await end.enter_async_context(lone_broker(self._folder / name))
+            self.rigs[name] = rig
+            others = lambda me=rig: self._others(me)  # noqa: E731
+            rig.service.consumer_lists._others = others
+
+    def _others(self, me: Rig) -> list[str]:
+        return [rig.service.address for rig in self.rigs.values() if rig is not me]
+
+    async def stop(self, name: str) -> None:
+        """Its address stays known to the others, as that of a member that is dead."""
+        await self._ends.pop(name).aclose()
+
+    async def restart(self, name: str) -> None:
+        await self.stop(name)
+        del self.rigs[name]
+        await self.start(name)
+        lists = self.rigs[name].service.consumer_lists
+        asked = set(self._others(self.rigs[name]))
+        await until(lambda: asked <= {at for at, due in lists._copy_at_ms.items() if due is None})
+
+    async def beat(self, client: str, *names: str) -> None:
+        if client not in self.clients:
+            self.clients[client] = RemotingClient()
+            self._stack.push_async_callback(self.clients[client].close)
+        for name in names:
+            request = RemotingCommand.request(
+                RequestCode.HEART_BEAT, {}, heartbeat(client, "T").encode()
+            )
+            await self.clients[client].call(self.rigs[name].service.address, request)
+
+    async def listed(self, name: str) -> list[str]:
+        reply = await self.rigs[name].ask(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}
+        )
+        if reply.code != 0:
+            return []
+        return GetConsumerListByGroupResponseBody.decode(reply.body).consumer_id_list
+
+
+@contextlib.asynccontextmanager
+async def members(folder: Path) -> AsyncIterator[Members]:
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30):
+        group = Members(folder, stack)
+        await group.start("a", "b", "c")
+        yield group
+
+
+def play(
+    folder: Path,
+    test: Callable[[Members], Awaitable[None]],
+    run: Callable[[Coroutine[Any, Any, None]], None] = uvloop.run,
+) -> None:
+    async def script() -> None:
+        async with members(folder) as group:
+            await test(group)
+
+    run(script())
+
+
+def test_a_member_lists_who_has_not_been_heard_since_its_start(tmp_path: Path) -> None:
+    """1 before any heartbeat. 2 with some. 3 one client closes its connections. 4 one leaves."""
+
+    async def script(group: Members) -> None:
+        for client in ("c1", "c2", "c3"):
+            await group.beat(client, "a", "b", "c")
+        await group.restart("a")
+        assert await group.listed("a") == ["c1", "c2", "c3"]
+        await group.beat("c2", "a")
+        assert await group.listed("a") == ["c1", "c2", "c3"]
+        await group.clients["c1"].close()
+        here = [group.rigs[name].service.clients._clients for name in ("b", "c")]
+        await until(lambda: all(len(clients.client_ids("g")) == 2 for clients in here))
+        assert await group.listed("a") == ["c2", "c3"]
+        goodbye = RemotingCommand.request(
+            RequestCode.UNREGISTER_CLIENT, {"clientID": "c3", "consumerGroup": "g"}
+        )
+        # A client says good-bye to one member after the other: the first to hear it is believed.
+        await group.clients["c3"].call(group.rigs["b"].service.address, goodbye)
+        assert await group.listed("a") == ["c2"]
+
+    play(tmp_path, script)
+
+
+def test_a_rolling_restart_between_two_heartbeats_forgets_nobody(tmp_path: Path) -> None:
+    async def script(group: Members) -> None:
+        await group.beat("c1", "a", "b", "c")
+        await group.beat("gone", "a", "b", "c")
+        await group.restart("a")
+        await group.restart("b")
+        await group.clients["gone"].close()
+        rig = group.rigs["c"]
+        await until(lambda: rig.service.clients._clients.client_ids("g") == ["c1"])
+        # The notice of c makes the others ask, so the master hears of it.
+        assert await group.listed("a") == ["c1"]
+        await group.restart("c")
+        assert [await group.listed(name) for name in "abc"] == [["c1"]] * 3
+
+    play(tmp_path, script)
+
+
+def test_who_does_not_answer_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is dead, one hangs."""
+    monkeypatch.setattr(consumer_lists, "ASK_MS", 20)
+
+    async def script(group: Members) -> None:
+        async def hang(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        await group.beat("c1", "b")
+        await group.restart("a")
+        await group.stop("b")
+        handlers = group.rigs["c"].service.endpoint.processors.handlers
+        handlers[RequestCode.BATON_GET_CONSUMER_SIGHTINGS] = hang
+        await group.beat("c2", "a")
+        assert await group.listed("a") == ["c1", "c2"]
+
+    play(tmp_path, script)
+
+
+def test_no_sighting_counts_longer_than_a_heartbeat_takes_and_the_newest_wins() -> None:
+    clients = ConsumerManager()
+    sightings = ConsumerSightings(clients)
+    sightings.told(ConsumerSightingsBody(group="g", seen={"old": 30_000, "new": 0}), 100_000)
+    sightings.told(ConsumerSightingsBody(group="g", left={"new": 10_000, "old": 31_000}), 100_000)
+    assert sightings.client_ids("g", 100_000) == ["new", "old"]
+    sightings.left("g", "new", 100_001)
+    assert sightings.client_ids("g", 100_001) == ["old"]
+    (piece,) = sightings.pieces("", 105_000)
+    assert piece == ConsumerSightingsBody(group="g", seen={"old": 35_000}, left={"new": 4_999})
+    sightings.told(ConsumerSightingsBody(group="g", seen={"too old": SIGHTING_MS}), 105_000)
+    assert sightings.client_ids("g", 110_000) == []
+    assert not sightings.forget(100_001 + SIGHTING_MS) and len(sightings) == 0
+    assert list(sightings.pieces("", 105_000)) == []
+
+
+@pytest.mark.parametrize("groups", [1, 10_000])
+def test_ten_thousand_consumers_cost_one_question_at_a_time_and_no_long_turn(
+    tmp_path: Path, groups: int
+) -> None:
+    async def script(group: Members) -> None:
+        a, b = group.rigs["a"].service, group.rigs["b"].service
+        for number in range(10_000):
+            name = "g" if groups == 1 else f"g{number}"
+            beat = heartbeat(f"c{number}", "T", group=name)
+            b.clients._clients.heartbeat(beat, number, 0, 479, b.path.clock_ms())
+        asked = 0
+        tell = b.endpoint.processors.handlers[RequestCode.BATON_GET_CONSUMER_SIGHTINGS]
+
+        def counted(request: RemotingCommand, channel: object) -> object:
+            nonlocal asked
+            asked += request.ext["consumerGroup"] == "g"
+            return tell(request, channel)  # type: ignore[arg-type]
+
+        b.endpoint.processors.handlers[RequestCode.BATON_GET_CONSUMER_SIGHTINGS] = counted  # type: ignore[assignment]
+        with counted_turns() as turns:
+            await a.consumer_lists._copy(b.address)
+            assert len(a.consumer_lists._sightings) == 10_000
+            if groups == 1:
+                lists = await asyncio.gather(*(group.listed("a") for _ in range(50)))
+                assert {len(ids) for ids in lists} == {10_000}
+        assert asked == (2 if groups == 1 else 0), "the second answers all who came while one ran"
+        # The list itself, 10,000 ids, is made in one go, once a question.
+        assert turns.lines < (22 if groups == 1 else 8) * PIECE, turns.lines
+
+    play(tmp_path, script, asyncio.run)  # its turns can be counted
