@@ -53,7 +53,6 @@ demo-spark: $(SPARK_STAMP)
 test: $(STAMP)
 	-@$(MAKE) --no-print-directory setup-spark
 	@$(BIN)/python -m tests.run
-	@$(BIN)/python -m sim --seeds $(SIM_SEEDS) --jobs 2
 
 sim: $(STAMP)
 	@$(BIN)/python -m sim --seeds $(SIM_SEEDS) --jobs 2

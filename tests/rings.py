@@ -21,7 +21,8 @@ class Ring:
     `marks` chooses tests of pytest; `command`, if there is one, is what Python runs instead.
     `limit_s`: longer than that is a hang. `in_test`, `soaks`: part of `make test`, of `make soak`.
     `missing_for_some`: what only some of them need; those are skipped, the others run.
-    `beside_others`: it does not mind the ring before it on the same machine, nor that one it.
+    `beside_others`: it does not mind the ring before it on the same machine, nor that one it,
+    given its `niceness`.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Ring:
     missing_for_some: Callable[[], list[str]] = list
     prepare: Callable[[], None] = lambda: None
     beside_others: bool = False
+    niceness: int = 0
     command: tuple[str, ...] = ()
     in_test: bool = True
     soaks: bool = False
@@ -99,6 +101,15 @@ RINGS = (
         "process and not spark",
         1800,
         soaks=True,
+    ),
+    Ring(
+        "sim",
+        "simulated lives of a whole cluster",
+        "",
+        1800,
+        beside_others=True,
+        niceness=19,  # real clusters come first; they leave half of the machine idle
+        command=("-m", "sim", "--seeds", "300", "--jobs", "2"),
     ),
     Ring(
         "java",

@@ -1,10 +1,11 @@
 """`python -m tests.run`: all tests, in rings, the fast ones first. The runner behind `make test`.
 
 Rings: `fast` (no processes), `spark` (the data source, alone and on Spark), `process` (real
-clusters, kill -9), `java` (the stock Java client and mqadmin against a real cluster), `docker` (the
-compose project on a container engine). Every ring runs even if one before it failed. The Spark ring
-runs beside the fast one, which leaves a core idle, and its output is shown when that is done; the
-others have the machine for themselves. What a machine lacks for a ring is named and the ring
+clusters, kill -9), `sim` (simulated lives), `java` (the stock Java client and mqadmin against a
+real cluster), `docker` (the compose project on a container engine). Every ring runs even if one
+before it failed. The Spark ring runs beside the fast one, which leaves a core idle, the lives with low
+priority beside the real clusters, and their output is shown when those are done; the others have
+the machine for themselves. What a machine lacks for a ring is named and the ring
 is left out; with BATONMQ_CI=1 in the environment that is a failure. A ring that takes longer than
 its limit fails: the test in which it hangs is named, with the stacks of its threads. `--soak` runs
 the long versions of the Spark and the process ring instead (BATONMQ_SOAK=1), many kills, and two
@@ -81,7 +82,11 @@ class Run:
         env = os.environ | ({"BATONMQ_SOAK": "1"} if soak else {})
         env["BATONMQ_RUNNING_TEST"] = self._running_test.name
         self._process = subprocess.Popen(
-            ring.argv, cwd=ROOT, env=env, stdout=self._output, stderr=self._output
+            ["nice", "-n", str(ring.niceness), *ring.argv],
+            cwd=ROOT,
+            env=env,
+            stdout=self._output,
+            stderr=self._output,
         )
 
     def finish(self) -> Outcome:
