@@ -3,14 +3,14 @@
 Rings: `fast` (no processes), `spark` (the data source, alone and on Spark), `process` (real
 clusters, kill -9), `sim` (simulated lives), `java` (the stock Java client and mqadmin against a
 real cluster), `docker` (the compose project on a container engine). Every ring runs even if one
-before it failed. The Spark ring runs beside the fast one, which leaves a core idle, the lives with low
-priority beside the real clusters, and their output is shown when those are done; the others have
-the machine for themselves. What a machine lacks for a ring is named and the ring
-is left out; with BATONMQ_CI=1 in the environment that is a failure. A ring that takes longer than
-its limit fails: the test in which it hangs is named, with the stacks of its threads. `--soak` runs
-the long versions of the Spark and the process ring instead (BATONMQ_SOAK=1), many kills, and two
-rings of its own: `search` (property tests with new seeds) and `fuzz` (broken input by the million).
-Exit codes: 0 all good, 1 something failed, 2 wrong usage.
+before it failed. The Spark ring runs beside the fast one, which leaves a core idle, the lives with
+low priority beside the real clusters, and their output is shown when those are done; the others
+have the machine for themselves. What a machine lacks for a ring is named and the ring is left out;
+with BATONMQ_CI=1 in the environment that is a failure. A ring that takes longer than its limit
+fails: the test in which it hangs is named, with the stacks of its threads. `--soak` runs the long
+versions of the Spark and the process ring instead (BATONMQ_SOAK=1), many kills, and two rings of
+its own: `search` (property tests with new seeds) and `fuzz` (broken input by the million). Exit
+codes: 0 all good, 1 something failed, 2 wrong usage.
 """
 
 from __future__ import annotations
