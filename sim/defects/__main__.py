@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 
 from sim.ambient import real_seconds
 from sim.defects.patches import Defect, PatchError, defects_in, noting
@@ -49,6 +51,10 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     elif options.json:
         Path(options.json).write_text(json.dumps([asdict(f) for f in findings], indent=1), "utf-8")
     return 0 if all(finding.found for finding in findings) else 1
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,4 +106,5 @@ def _show(findings: Sequence[Finding], seconds: float) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)  # what was begun is ended and removed, as by an interrupt
     sys.exit(main())

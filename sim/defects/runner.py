@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ class Copy:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._hunt: subprocess.Popen[str] | None = None
         links = (path for path in (ROOT / "batonmq").iterdir() if path.is_symlink())
         for name in ("batonmq", "sim", *sorted(link.resolve().name for link in links)):
             shutil.copytree(ROOT / name, root / name, symlinks=True)
@@ -102,8 +104,10 @@ class Copy:
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                start_new_session=True,
             ) as process,
         ):
+            self._hunt = process
             try:
                 assert process.stdout is not None
                 for line in process.stdout:
@@ -116,7 +120,15 @@ class Copy:
                     errors.seek(0)
                     raise PatchError(f"it does not run: {errors.read()[-2000:]}")
             finally:
-                process.kill()
+                self.stop()
+
+    def stop(self) -> None:
+        """End the hunt that runs here, with the life that it lives. From any thread."""
+        hunt, self._hunt = self._hunt, None
+        if hunt is not None:
+            # The hunt is a group of its own, and nobody has waited for it yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(hunt.pid, signal.SIGKILL)
 
 
 class Runner:
@@ -132,13 +144,15 @@ class Runner:
         self._anew = anew
         self._whole: dict[int, str | None] = {}  # what a life is like without a defect
         self._lock = threading.Lock()
+        self._is_stopping = False
 
     def run(self, defects: Iterable[Defect]) -> list[Finding]:
-        """In the order of `defects`."""
+        """In the order of `defects`. Whatever ends it, no hunt and no copy stays behind."""
         with tempfile.TemporaryDirectory(prefix="batonmq-defects-") as folder:
+            all_copies = [Copy(Path(folder) / str(number)) for number in range(self._jobs)]
             copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-            for number in range(self._jobs):
-                copies.put(Copy(Path(folder) / str(number)))
+            for copy in all_copies:
+                copies.put(copy)
 
             def seek(defect: Defect) -> Finding:
                 copy = copies.get()
@@ -148,7 +162,13 @@ class Runner:
                     copies.put(copy)
 
             with ThreadPoolExecutor(self._jobs) as pool:
-                return list(pool.map(seek, defects))
+                try:
+                    return list(pool.map(seek, defects))
+                finally:
+                    self._is_stopping = True
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for copy in all_copies:
+                        copy.stop()
 
     def _seek(self, defect: Defect, copy: Copy) -> Finding:
         began, lives, error = real_seconds(), 0, ""
@@ -157,7 +177,7 @@ class Runner:
         seeds = [*known, *itertools.islice(others, self._seeds_max - len(known))]
         seed, violation = None, ""
         try:
-            while seed is None and seeds:
+            while seed is None and seeds and not self._is_stopping:
                 tried, violation = self._first(defect, copy, seeds)
                 lives += len(tried)
                 seeds = seeds[len(tried) :]

@@ -5,23 +5,28 @@ Whether all of them are found says `make defects`; it takes a quarter of an hour
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 
+from sim.defects import hunt
 from sim.defects.__main__ import FOLDER, main
 from sim.defects.patches import Defect, PatchError, defects_in, noting, parse
-from sim.defects.runner import ROOT, _seeds_for
+from sim.defects.runner import ROOT, Copy, _seeds_for
 from sim.faults import WEIGHTS
-from sim.life import plan_of
+from sim.life import Outcome, plan_of
 from sim.settings import Settings
 
 DEFECTS = defects_in(FOLDER)
@@ -130,6 +135,51 @@ def test_the_runner_tells_what_was_found_and_what_was_not(tmp_path: Path) -> Non
     assert "broker/write/pending_acks.py" in misfit["error"]
     assert broken["seed"] is None and "no_such_name" in broken["error"]
     assert source.read_bytes() == before
+
+
+def _spin(seed: int) -> tuple[int, Outcome]:
+    while True:
+        pass
+
+
+def _lose_heart(seed: int) -> tuple[int, Outcome]:
+    os._exit(3)
+
+
+@pytest.mark.parametrize("life, text", [(_spin, "1 s of processor time"), (_lose_heart, "code 3")])
+def test_a_life_without_an_outcome_is_no_find(
+    monkeypatch: pytest.MonkeyPatch, life: object, text: str
+) -> None:
+    monkeypatch.setattr(hunt, "run_numbered", life)
+    with pytest.raises(hunt.LifeError, match=f"seed 7: .*{text}"):
+        list(hunt.hunt([7], seconds_max=1))
+
+
+def test_a_hunt_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    (tmp_path / "sim" / "defects" / "hunt.py").write_text(
+        "import os, time\nos.fork()\nos.write(1, b'[%d, null]\\n' % os.getpid())\ntime.sleep(600)\n"
+    )
+    lives = copy.lives([1, 2, 3])
+    pids = [next(lives)[0], next(lives)[0]]
+    lives.close()
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(10)
+
+
+def test_a_runner_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sim.defects", "--only", EASY, "--anew"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as runner:
+        process = psutil.Process(runner.pid)
+        while not (hunts := process.children()):
+            assert runner.poll() is None
+        runner.terminate()
+        assert runner.wait(30) == 128 + signal.SIGTERM
+    psutil.wait_procs(hunts, 10)
+    assert not any(each.is_running() for each in hunts)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
