@@ -294,3 +294,25 @@ def test_registrations_take_any_log_where_the_controllers_know_none():
     known = Registrations(identity(1), [Replica(2, incarnation="i2")])
     standing, _ = known.judge(SlaveHandshake(2, identity=identity(2)))
     assert standing.value == "counts"
+
+
+def test_r12_a_registration_ends_the_connection_of_the_process_before_it(entries):
+    """1 process i2 follows. 2 it is killed, and its successor registers, without a connection yet:
+    what i2 acked is under way still, and may be lost with its page cache."""
+    core = master(entries)
+    follow(core)
+    core.appended(100, NOW)
+    effects = core.replicas_changed((registered(1), registered(2, incarnation="second")), NOW + 20)
+    assert [e.connection_id for e in of(CloseConnection, effects)] == [MEMBER]
+    assert not core.sync.required_set_whole
+    assert not of(ConfirmAdvanced, core.acks_received(MEMBER, [100], NOW + 21))
+
+
+def test_r41_a_first_ack_under_way_while_the_next_epoch_begins_counts_for_the_earlier_one(entries):
+    """A Java slave shook hands in the epoch before, and has acked nothing by then."""
+    core = master(entries, replicas=(registered(1), Replica(2)))
+    core.appended(150, NOW)
+    connect(core, MEMBER, SlaveHandshake(2))
+    effects = elected_again(core, entries, 150)
+    effects += core.acks_received(MEMBER, [150], NOW + 101)
+    assert not of(ConfirmAdvanced, effects) and not core.sync.required_set_whole

@@ -595,3 +595,16 @@ def test_r27_a_log_from_before_the_masters_history_begins_anew(
     master_log = MasterHandshake(200, 3, entries((3, begins)))
     decision = judge_log(log.facts(), master_log, member=member)
     assert isinstance(decision, BeginAnew if anew else Refuse)
+
+
+def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, slave_host, entries):
+    """The view may be older than what this log has accepted."""
+    log = memory_log(b"1" * 100, (1, 0), (3, 50))
+    core = SlaveCore(identity(2), view(epoch=2), log.facts(), SlavePolicy(), NOW)
+    host = slave_host(core, log)
+    host.perform(core.tick(NOW), NOW)
+    host.connect(NOW)
+    host.take_sent()
+    (hangup,) = core.handshake_received(answer(50, 2, entries((1, 0), (2, 50))), log.facts(), NOW)
+    assert isinstance(hangup, Hangup) and "has accepted 3" in hangup.reason
+    assert not host.sent and core.phase is Phase.READY

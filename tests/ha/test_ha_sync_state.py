@@ -683,3 +683,31 @@ def test_r1_r11_r13_r15_confirm_offset_never_exceeds_any_possible_set(seed):
         for members in (committed, in_flight.new_set if in_flight is not None else committed):
             held = min([disk[i] for i in members if i != 1] + [written])
             assert highest <= held, f"acknowledged {highest}, but {members} holds {held}"
+
+
+def test_r20_a_late_view_with_an_earlier_set_changes_nothing():
+    sync = state((1, 2, 3))
+    sync.adopt(recorded_set((1, 2), 7), NOW)
+    for late in (6, 7):
+        sync.adopt(recorded_set((1,), late), NOW)
+        assert sync.required_set == {1, 2} and sync.sync_state_set_epoch == 7
+
+
+def test_r9_a_member_that_held_all_is_given_its_time_in_a_new_epoch_of_its_master():
+    """It acks nothing of the new epoch yet; that all it held is old makes it no slow member."""
+    sync = state((1, 2), written=100, confirm=100)
+    follow(sync, 2, 100)
+    later = NOW + 5_000
+    sync.tick(later)
+    sync.acked(2, 20, 100, later)
+    effects = sync.begin_epoch(2, 100, recorded_set((1, 2), 6), later)
+    assert not proposed(effects) and not proposed(sync.tick(later + 100))
+    assert sync.required_set == {1, 2} and not sync.required_set_whole
+
+
+def test_who_is_not_connected_has_acked_nothing():
+    """A planned switch reads it, too."""
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    sync.disconnected(2, 20, NOW)
+    assert sync.follower(2).ack == -1

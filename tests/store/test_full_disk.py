@@ -328,3 +328,29 @@ def test_too_little_room_for_a_segment_is_known_without_allocating_it(rig, monke
     with pytest.raises(OSError, match="No space left"):
         store.log.ensure_segment(16384)
     assert not allocated
+
+
+def test_r45_room_again_opens_no_replica_that_refuses_for_another_reason(rig):
+    """1 a slave's disk is full. 2 there is room: it is a slave still, and becomes master later."""
+    store = rig.open_master()
+    store.stop_writes()
+    refusal = store.appender.refusal
+    for reason in ("the disk is full", ""):
+        store.appender.pause(reason)
+        assert store.appender.refusal == refusal
+    store.prepare_master()
+    rig.put_confirmed(store, b"a")
+    store.appender.pause("the disk is full")
+    with pytest.raises(PutUnavailable, match="the disk is full"):
+        rig.put(store, b"b")
+    store.appender.refuse("another reason")
+    store.appender.pause("")
+    assert store.appender.refusal == "another reason"
+
+
+def test_r45_a_slave_takes_no_bytes_while_earlier_ones_wait_for_room(rig):
+    store = rig.open()
+    store.health.no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(OSError, match="No space"):
+        store.slave_log.append_replicated(0, b"some")
+    assert store.max_phy_offset == 0

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from batonmq.protocol.errors import CorruptLogError
+from batonmq.store.errors import StoreStateError
 from batonmq.store.message_store import MessageStore
 
 SAFE = {"flush_disk_type": "SYNC_FLUSH", "ha_sync_flush": True}
@@ -310,3 +311,27 @@ def test_r24_a_new_master_still_cuts_the_beginning_of_a_record(rig):
     slave.slave_log.append_replicated(0, data[:-1])
     assert slave.prepare_master() == first.end_offset
     assert slave.trust.reason == ""
+
+
+def test_r24_nothing_is_appended_behind_damage_before_it_is_discarded(rig):
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a", b"b")
+    record = bytes(store.log.view(0, end))
+    rig.kill(store)
+    rig.flip(rig.segment(), end - 10)
+    store = rig.open()
+    assert store.trust.damage is not None
+    with pytest.raises(StoreStateError, match="discard the damaged tail"):
+        store.slave_log.append_replicated(store.max_phy_offset, record[store.max_phy_offset :])
+    begin = store.trust.discard_damaged_tail()
+    assert store.slave_log.append_replicated(begin, record[begin:]) == end
+
+
+def test_r15_what_a_killed_run_left_counts_as_flushed_when_this_run_has_flushed_it(rig):
+    """It may be in the page cache only; under SYNC_FLUSH a new master vouches for its disk."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a")
+    rig.kill(store)
+    store = rig.open()
+    assert store.log.flushed_offset == 0 < store.max_phy_offset == end
+    assert store.flush() == end

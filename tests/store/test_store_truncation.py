@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.checkpoint import StoreCheckpoint
 from batonmq.store.errors import TruncationRefused
 from batonmq.store.mapped_file import Segment
@@ -283,3 +284,39 @@ def test_r24_a_log_that_ends_with_its_last_segment_survives_an_unclean_stop(rig)
     assert store.max_phy_offset == begins.physical_offset and not store.trust.reason
     store.advance_confirm_offset(store.max_phy_offset)
     assert [body[:2] for body in rig.read_bodies(store)] == [b"%02d" % n for n in range(kept)]
+
+
+def test_what_comes_in_place_of_cut_bytes_is_neither_flushed_nor_checked_yet(rig):
+    """1 all is on the disk. 2 a cut. 3 as many bytes come again: they are on no disk, and a bad
+    record among them is refused."""
+    master, puts = store_with_two_epochs(rig)
+    begin, end = puts[9].physical_offset, puts[11].end_offset
+    good = bytes(master.log.view(begin, end - begin))
+    master.close()
+    store = rig.open()
+    store.advance_confirm_offset(puts[4].end_offset)
+    assert store.flush() == store.max_phy_offset
+    store.slave_log.truncate_to(begin)
+    assert store.log.flushed_offset == begin
+    bad = bytearray(good)
+    bad[200] ^= 1
+    with pytest.raises(CorruptLogError):
+        store.slave_log.append_replicated(begin, bytes(bad))
+    assert store.slave_log.drop_unverified() == begin
+    store.slave_log.append_replicated(begin, good)
+    assert store.log.flushed_offset == begin
+    assert store.flush() == begin + len(good)
+
+
+def test_a_sync_covers_every_segment_that_was_written_since_the_last(rig, monkeypatch):
+    store = rig.open_master()
+    synced = []
+    monkeypatch.setattr(Segment, "datasync", lambda segment: synced.append(segment.start_offset))
+    for _ in range(20):
+        rig.put(store, bytes(1000))
+    end = store.end_turn()
+    store.log.datasync_to(end)
+    assert synced == [0, 8192, 16384] and store.log.flushed_offset == end
+    rig.put(store, b"one more")
+    store.log.datasync_to(store.end_turn())
+    assert synced[3:] == [16384]

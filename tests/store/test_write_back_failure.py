@@ -282,3 +282,24 @@ def test_an_abandoned_store_writes_nothing_more(rig, monkeypatch):
         assert calls == []
 
     asyncio.run(play())
+
+
+def test_r40_a_failed_write_of_the_log_is_noted_there_and_nothing_is_written_after_it(
+    rig, monkeypatch
+):
+    """Whoever wrote: a master's turn, a slave's bytes, a blank."""
+    store = rig.open_master()
+    log = store.log
+    log.ensure_segment(0)
+    failed = OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fail(*_):
+        raise failed
+
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "pwrite", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            log.append(b"data")
+    assert log.health.log_failure is failed and log.max_offset == 0
+    with pytest.raises(StoreFailedError):
+        log.append(b"data")
