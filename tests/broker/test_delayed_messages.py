@@ -252,3 +252,28 @@ def test_clients_do_not_write_what_the_broker_writes(tmp_path: Path) -> None:
             assert (await rig.send(topic)).code == 16
 
     run_with_broker(tmp_path, play)
+
+
+def test_r39_what_is_due_waits_while_its_topic_may_be_deleted(tmp_path: Path, clock: Clock) -> None:
+    """The deletion may never be confirmed: then the message comes, and it comes once."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"later", DELAY="1")
+        deliverer = rig.service.waiting.schedule._deliverer
+        answers: list[bool] = []
+
+        def deliver(message: NewMessage) -> bool:
+            answers.append(real(message))
+            return answers[-1]
+
+        real, deliverer.deliver = deliverer.deliver, deliver  # type: ignore[method-assign]
+        deleting = rig.service.store.deleting_topics
+        deleting.add("T")
+        clock.ahead_ms = 5_000
+        await until(lambda: len(answers) == 2)
+        assert answers == [False, False] and end_of(rig, "T") == 0
+        deleting.discard("T")
+        await until(lambda: end_of(rig, "T") == 1)
+        assert rig.service.waiting.schedule.delivered_total == 1
+
+    run_with_broker(tmp_path, play)

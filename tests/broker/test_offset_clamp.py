@@ -48,6 +48,7 @@ def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(
         offsets = rig.service.tables.offsets
         clamp = OffsetClamp(rig.service.tables, rig.service.store)
         before, changes = offsets.table["T@g"], offsets.change_count
+        rig.service.tables.delays.set_all({1: 9})
         assert before == {0: 1_000, 1: 7}
         assert await clamp.for_view(RoleView("C", "broker-a", 2, master_epoch=9)) == 0
         caplog.clear()
@@ -55,6 +56,7 @@ def test_r44_offsets_above_the_end_of_their_queue_go_back_to_it_once(
         of_clients = {key: at for key, at in offsets.table.items() if "RMQ_SYS" not in key}
         assert of_clients == {"T@g": {0: 5, 1: 0}, "T@h": {0: 3}, "Gone@k": {2: 0}}
         assert offsets.change_count > changes, "slaves fetch it again"
+        assert rig.service.tables.delays.table == {1: 0}, "no delayed message waits there"
         assert offsets.writes_due(), "it is stored"
         logged = [record.getMessage() for record in caplog.records]
         assert "consumer_offsets_clamped group=g topic=T queues=2 messages=1002" in logged

@@ -74,3 +74,14 @@ def test_waiters_get_their_outcome_once() -> None:
     acks.expire(3000, lambda end: (12 if end == 200 else 10, ""))
     acks.fail_all(14, "")
     assert outcomes == [0, 12, 10]
+
+
+def test_r4_who_waits_for_a_confirmation_hears_of_the_role_change_too() -> None:
+    """Offsets of retries, locks, topics and ends of transactions wait so."""
+    acks, outcomes = PendingAcks(3000), list[tuple[int, str]]()
+    acks.add_waiter(100, 0, lambda code, remark: outcomes.append((code, remark)))
+    acks.confirm(99)
+    assert outcomes == []
+    assert acks.fail_all(14, "role changed") == 1
+    acks.confirm(10_000)
+    assert outcomes == [(14, "role changed")]

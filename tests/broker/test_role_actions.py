@@ -222,3 +222,74 @@ def test_a_role_that_will_change_refers_clients_at_once() -> None:
         rig.path.hold.release()
 
     asyncio.run(play())
+
+
+def test_r36_a_broker_that_takes_no_writes_appends_no_record_of_its_own() -> None:
+    """Progress of delays, queue positions: the log decides what holds."""
+    rig = Rig()
+    rig.path.gate.standing(lease=False, required_set_whole=False)
+    assert rig.path.put_system_record("progress", b"{}") == 900
+    rig.path.store.appender.put_message.assert_not_called()  # type: ignore[attr-defined]
+
+
+def test_a_master_is_shown_to_be_one_when_all_of_its_log_is_confirmed() -> None:
+    """The store's log ends at 900 and is confirmed up to 640."""
+    rig = Rig()
+
+    async def play() -> None:
+        shown = asyncio.ensure_future(rig.path.still_master("locks"))
+        await asyncio.sleep(0)
+        rig.path.confirmed(899)
+        await asyncio.sleep(0)
+        assert not shown.done()
+        rig.path.confirmed(900)
+        await shown
+
+    asyncio.run(play())
+
+
+def test_r30_locks_count_from_the_moment_of_the_election() -> None:
+    rig = Rig()
+
+    async def play() -> None:
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        durable.set_result(None)
+        await rig.actions.become_master(OTHER, durable)
+
+    asyncio.run(play())
+    rig.tables.locks.lead.assert_called_once_with(10_000)
+
+
+def sync_flush_path() -> tuple[WritePath, list[int]]:
+    """A master without controllers, and what those who wait for offset 100 hear."""
+    store = Mock(confirm_offset=0, max_phy_offset=100)
+    store.positions.put_if_due.return_value = False
+    store.log.flushed_offset = 0
+    path = WritePath(store, ack_wait_ms=3_000, sync_flush=True, clock_ms=lambda: 10_000)
+    path.gate.opening(0)
+    path.acks.begin_epoch(0)
+    path.gate.open()
+    heard: list[int] = []
+    path.acks.add_waiter(100, 10_000, lambda code, remark: heard.append(code))
+    return path, heard
+
+
+@pytest.mark.parametrize("first", ["flushed", "held_by_slaves"])
+def test_a_sync_master_acknowledges_what_is_on_its_own_disk_and_on_its_slaves(first: str) -> None:
+    path, heard = sync_flush_path()
+    path.replicate_classic(Mock(), waits=True)
+    second = {"flushed": "held_by_slaves", "held_by_slaves": "flushed"}[first]
+    getattr(path, first)(100)
+    assert heard == []
+    getattr(path, second)(99)
+    assert heard == []
+    getattr(path, second)(100)
+    assert heard == [0]
+
+
+@pytest.mark.parametrize("flushed, code", [(99, 10), (100, 12)])
+def test_a_late_write_hears_what_it_waits_for(flushed: int, code: int) -> None:
+    path, heard = sync_flush_path()
+    path.store.log.flushed_offset = flushed
+    path.tick(13_000)
+    assert heard == [code]

@@ -75,3 +75,10 @@ def test_r36_a_mastership_that_opens_again_is_judged_by_what_stands_now() -> Non
     assert code(gate) is None
     gate.standing(lease=False, required_set_whole=False)
     assert code(gate) == 14
+
+
+def test_r4_a_gate_that_is_left_is_of_the_next_epoch() -> None:
+    gate = opened(3)
+    gate.leave(4, "other:1")
+    assert (gate.role, gate.master_epoch) == (Role.FENCED, 4)
+    assert gate.refusal is not None and gate.refusal.master_epoch == 4

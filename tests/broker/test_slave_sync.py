@@ -11,6 +11,7 @@ import pytest
 from batonmq.broker.tables.slave_sync import (
     EXT_MASTER_EPOCH,
     EXT_OFFSET_VERSION,
+    EXT_TABLE_VERSION,
     BrokerTables,
     Followed,
     SlaveSynchronize,
@@ -81,3 +82,32 @@ def test_r31_an_answer_that_another_role_change_overtook_is_dropped(tmp_path: Pa
     sync._followed = MASTER
     asyncio.run(sync._synchronize(MASTER))
     assert own.offsets.query("g", "T", 0) == -1
+
+
+def test_r42_tables_are_held_when_all_of_them_are_here_and_of_one_master(tmp_path: Path) -> None:
+    """1 topics change while they are fetched: again. 2 they are here. 3 another master: of it
+    nothing is here, whatever its versions are."""
+    own = tables(tmp_path / "own")
+    asked: list[dict[str, str]] = []
+    held: list[int] = []
+
+    async def answer(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        asked.append(request.ext)
+        ext = {EXT_MASTER_EPOCH: "5", EXT_OFFSET_VERSION: "v1", EXT_TABLE_VERSION: "t1"}
+        return RemotingCommand.response_to(request, ext=ext)
+
+    async def play() -> None:
+        sync = SlaveSynchronize(Mock(invoke=answer), own, 1_000, lambda: None)
+        sync.on_tables = held.append
+        sync._fetch_tables = AsyncMock(side_effect=[False, True, True])  # type: ignore[method-assign]
+        sync.follow(MASTER)
+        assert not await sync._synchronize(MASTER) and held == []
+        assert await sync._synchronize(MASTER) and held == [5]
+        assert await sync._synchronize(MASTER) and sync._fetch_tables.await_count == 2
+        other = Followed("other:10911", 5)
+        sync.follow(other)
+        assert await sync._synchronize(other) and held == [5, 5]
+        assert sync._fetch_tables.await_count == 3
+
+    asyncio.run(play())
+    assert [ext[EXT_OFFSET_VERSION] for ext in asked] == ["", "v1", "v1", ""]

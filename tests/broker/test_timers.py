@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from pathlib import Path
@@ -257,3 +258,43 @@ def test_java_finds_its_check_point_and_ours_is_its_answer(tmp_path: Path, clock
     for name in ("delayOffset.json", "delayOffset.json.bak"):
         (tmp_path / "config" / name).write_text('{"dataVersion":{},"offsetTable":{1:0}}')
     run_with_broker(tmp_path, java_was_here)
+
+
+def test_r30_a_recall_is_answered_when_it_is_confirmed(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        sent = await rig.send("T", TIMER_DELAY_SEC="60")
+        path, end = rig.service.path, rig.service.store.max_phy_offset
+        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        waits = asyncio.ensure_future(recall(rig, sent))
+        await until(lambda: rig.service.store.max_phy_offset > end)
+        await rig.ask(45)
+        assert not waits.done()
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+        assert (await waits).code == 0
+
+    run_with_broker(tmp_path, play, broker=RECALLS)
+
+
+def test_r30_a_new_master_delivers_nothing_before_it_has_read_the_recalls(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was recalled is due by the time of the next mastership, and is read first."""
+
+    async def before(rig: Rig) -> None:
+        first = await rig.send("T", b"recalled", TIMER_DELAY_SEC="20", UNIQ_KEY="K1")
+        for _ in range(5):
+            await rig.send("T", b"kept", TIMER_DELAY_SEC="90")
+        assert (await recall(rig, first)).code == 0
+        await rig.send("T", b"soon", TIMER_DELAY_SEC="5")
+        clock.ahead_ms = 6_000
+        await until(lambda: end_of(rig, "T") == 1)
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: len(rig.service.waiting.timers) == 5)
+        assert [one.body for one in await messages(rig, "T")] == [b"soon"]
+
+    run_with_broker(tmp_path, before, broker=RECALLS)
+    clock.ahead_ms = 30_000
+    monkeypatch.setattr(timer_service, "READ_UNITS", 2)
+    run_with_broker(tmp_path, after, broker=RECALLS)
