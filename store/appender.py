@@ -146,6 +146,8 @@ class Appender:
         queue_offset, has_unit = queue.next_offset, True
         if not queue.is_plain or message.sys_flag & TRANSACTION_MASK:
             if queue.topic in DUE_TOPICS:
+                # A delay counts from this put: the turn may have begun before the message was sent.
+                stored_at = self._turn_ms = self._clock_ms()
                 message.tags_code = self._delay_levels.tags_code(
                     queue.topic, message.properties, stored_at
                 )

@@ -14,6 +14,7 @@ from batonmq.process import disk
 from batonmq.process.lock_file import FolderLockedError
 from batonmq.protocol.record import NewMessage, decode_record, decode_records
 from batonmq.protocol.tags import tags_code
+from batonmq.protocol.topic_name import SCHEDULE_TOPIC
 from batonmq.store.consume_queue import Boundary
 from batonmq.store.errors import (
     PutIllegal,
@@ -54,6 +55,19 @@ def test_a_put_is_in_the_log_after_its_turn_and_visible_once_confirmed(rig):
     assert (
         decode_record(store.queries.look_message_by_offset(second.physical_offset)).body == b"two"
     )
+
+
+def test_a_delay_begins_with_its_put_not_with_the_turn(rig):
+    """A long turn began before a delayed message was sent: by the turn's time it came early."""
+    store = rig.open_master()
+    rig.put(store, b"first of the turn")
+    rig.now_ms += 7
+    delayed = NewMessage(SCHEDULE_TOPIC, 0, b"x", b"DELAY\x011", 0, None, None, 1, rig.host)
+    put = store.appender.put_message(delayed)
+    store.advance_confirm_offset(store.end_turn())
+    ((_, _, due_ms),) = store.queries.units(SCHEDULE_TOPIC, 0, 0, 1)
+    assert put.store_timestamp == rig.now_ms
+    assert due_ms == rig.now_ms + store.config.delay_levels.delay_ms(1)
 
 
 def test_r15_confirm_offset_never_falls_and_is_a_message_end(rig):
