@@ -135,6 +135,9 @@ def test_timers_can_be_switched_off_and_never_outlive_the_log(tmp_path: Path) ->
     run_with_broker(tmp_path / "short", short, file_reserved_time=1)
 
 
+FORGED = RecallHandle("T", "broker-a", wall_ms() + 86_400_000, "K\x02TIMER_OUT_MS\x015").encode()
+
+
 async def recall(rig: Rig, sent: RemotingCommand, **changed: str) -> RemotingCommand:
     fields = {"producerGroup": "pg", "topic": "T", "recallHandle": sent.ext["recallHandle"]}
     return await rig.ask(370, fields | changed)
@@ -169,6 +172,10 @@ def test_a_recalled_message_never_comes_also_after_a_restart(tmp_path: Path, clo
         ({"recallHandle": RecallHandle("T", "b", 1, "K").encode()}, 604, "broker b"),
         ({"recallHandle": RecallHandle("T", "broker-a", 1, "K").encode()}, 604, "due already"),
         ({"recallHandle": RecallHandle("T", "broker-a", 9 << 50, "K").encode()}, 604, "beyond"),
+        ({"recallHandle": RecallHandle("T", "broker-a", 10**4000, "K").encode()}, 604, "v1"),
+        ({"recallHandle": RecallHandle("T", "broker-a", 10**14, "").encode()}, 604, "empty"),
+        # A property of the recall's own: it was stored as an ordinary message of the topic.
+        ({"recallHandle": FORGED}, 604, "separator"),
         ({"recallHandle": ""}, 29, "recallHandle"),
     ],
 )
