@@ -12,12 +12,14 @@ server finds it by them. A new code goes into the processor of its kind:
 | `send.reply_processor` | answers to requests 324, 325; 326 to who waits |
 | `send.send_back` | what a consumer gives back 36 |
 | `consume.pull_processor` | 11, 361 (raw) |
-| `consume.query_processor` | offsets 14, 15, 29 to 32; messages by key 12, by id 33 |
+| `consume.query_processor` | offsets 14, 15, 29 to 32; messages by key 12, by id 33; units 321 |
 | `consume.client_processor` | heartbeats 34, 35; filters 46; notice 40 |
 | `consume.consumer_lists` | members of groups 38; 60003 |
 | `consume.lock_processor` | queue locks of orderly groups 41, 42 |
-| `admin_processor` | topics 17, 215, 351; groups 200, 225, 352; status 28, 907, 1007; 60001 |
-| `consume.group_admin` | positions 202, 208, 300; clients 203, 204, 307, 309; offsets 222, 223 |
+| `admin_processor` | topics 17, 215, 305, 351; groups 200, 207, 225, 352, 353 |
+| `admin_processor` | settings 26; status 28, 907, 1007; repair 60001 |
+| `consume.group_admin` | positions 202, 208, 300, 317, 343; offsets 222, 223 |
+| `consume.group_admin` | clients 203, 204, 307, 309, 328, 345 |
 | `tables.slave_sync` | tables for slaves 21, 43, 45, 201, 60002 |
 | `service` | 1008 |
 

@@ -1,5 +1,5 @@
-"""Administration: topics (17, 215, 351), groups (200, 225, 352), status (28, 907, 1007), repair
-(60001).
+"""Administration: topics (17, 215, 305, 351), groups (200, 207, 225, 352, 353), configuration (26),
+status (28, 907, 1007), repair (60001).
 
 A change is answered when every member of the required set has it (SAFETY R31): its record is in the
 log and confirmed. Origin: AdminBrokerProcessor in Java.
@@ -14,17 +14,22 @@ from batonmq.broker.status import BrokerStatus
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.bodies import (
+    DataVersion,
+    GroupForbidden,
     KVTable,
     SubscriptionGroupConfig,
     SubscriptionGroupList,
     TopicConfig,
+    TopicList,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.json_body import encode_json
 from batonmq.protocol.topic_name import check_topic, group_problem, is_system_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.errors import StoreStateError
+from batonmq.store.subscription_group import SYSTEM_GROUPS
 
 
 class AdminProcessor:
@@ -48,7 +53,11 @@ class AdminProcessor:
         processors.register(
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.update_groups
         )
+        processors.register(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete_group)
         processors.register(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.group_config)
+        processors.register(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.group_forbidden)
+        processors.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
+        processors.register(RequestCode.GET_BROKER_CONFIG, self.config)
         processors.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
         processors.register(RequestCode.GET_BROKER_HA_STATUS, self.ha)
         processors.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
@@ -140,6 +149,30 @@ class AdminProcessor:
             await self._path.wait_confirmed(end, f"{len(configs)} groups")
         return RemotingCommand.response_to(request)
 
+    async def delete_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """207. The group leaves the table, with `cleanOffset` its offsets go, too. A member that is
+        still connected makes it again with its next heartbeat."""
+        self._require_writable()
+        group = text(request, "groupName")
+        if group in SYSTEM_GROUPS:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER, f"{group} is a system group: it stays as it is"
+            )
+        end = self._topics.delete_group(group, with_offsets=flag(request, "cleanOffset"))
+        await self._path.wait_confirmed(end, f"deletion of group {group}")
+        return RemotingCommand.response_to(request)
+
+    async def group_forbidden(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """353. Whether a group may read a topic; with `readable` it is set."""
+        group, topic = text(request, "group"), text(request, "topic")
+        if request.ext.get("readable"):
+            self._require_writable()
+            end = self._topics.forbid(group, topic, reading=not flag(request, "readable"))
+            await self._path.wait_confirmed(end, f"what group {group} may read")
+        readable = not self._topics.groups.is_forbidden(group, topic)
+        body = GroupForbidden(group=group, readable=readable, topic=topic)
+        return RemotingCommand.response_to(request, body=body.encode())
+
     def group_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """352. The settings of one group."""
         group = text(request, "group")
@@ -149,6 +182,18 @@ class AdminProcessor:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {group} does not exist"
             )
         return RemotingCommand.response_to(request, body=config.encode())
+
+    def system_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """305. The topics that are the broker's own."""
+        return RemotingCommand.response_to(
+            request, body=TopicList(topic_list=sorted(self._topics.topics.system)).encode()
+        )
+
+    def config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """26. All settings as a property text. They are changed in the file (25 is refused)."""
+        version = encode_json(DataVersion()).decode()
+        body = self._status.config_text().encode()
+        return RemotingCommand.response_to(request, ext={"version": version}, body=body)
 
     def runtime(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """28. Key-value texts, with the keys that clusterList and brokerStatus read."""

@@ -149,6 +149,14 @@ class SubscriptionGroupConfig(Body):
     which_broker_when_consume_slowly: int = 1
 
 
+class GroupForbidden(Body):
+    """Whether a group may read a topic (353)."""
+
+    group: str = ""
+    readable: bool = True
+    topic: str = ""
+
+
 class SubscriptionGroupList(Body):
     """Body of 225."""
 
@@ -211,6 +219,16 @@ class ConsumeStats(QueueKeyedBody):
     offset_table: dict[MessageQueue, OffsetWrapper] = msgspec.field(default_factory=dict)
 
 
+class ConsumeStatsList(Body):
+    """Answer to 317. `consume_stats_list` holds one table for each group: its name and its stats,
+    one for each topic."""
+
+    broker_addr: str = ""
+    consume_stats_list: list[dict[str, list[msgspec.Raw]]] = msgspec.field(default_factory=list)
+    total_diff: int = 0
+    total_inflight_diff: int = 0
+
+
 class ResetOffsetBody(QueueKeyedBody):
     offset_table: dict[MessageQueue, int] = msgspec.field(default_factory=dict)
 
@@ -267,6 +285,32 @@ class SubscriptionData(Body):
     topic: str = ""
 
 
+class QuerySubscriptionResponseBody(Body):
+    group: str = ""
+    subscription_data: SubscriptionData | None = None
+    topic: str = ""
+
+
+class ConsumeQueueData(Body):
+    """One unit of a queue in the answer to 321; `eval` and `msg` are for filters' bit maps."""
+
+    bit_map: str | None = None
+    eval: bool = False
+    extend_data_json: str | None = None
+    msg: str | None = None
+    physic_offset: int = 0
+    physic_size: int = 0
+    tags_code: int = 0
+
+
+class QueryConsumeQueueResponseBody(Body):
+    filter_data: str | None = None
+    max_queue_index: int = 0
+    min_queue_index: int = 0
+    queue_data: list[ConsumeQueueData] = msgspec.field(default_factory=list)
+    subscription_data: SubscriptionData | None = None
+
+
 class ConsumerData(Body):
     consume_from_where: str = FROM_LAST_OFFSET
     consume_type: str = CONSUME_PASSIVELY
@@ -309,6 +353,20 @@ class ConsumerConnection(Body):
 
 class ProducerConnection(Body):
     connection_set: list[ClientConnection] = msgspec.field(default_factory=list)
+
+
+class ProducerInfo(Body):
+    """One producer in the answer to 328. The time is wall clock in ms."""
+
+    client_id: str = ""
+    language: str = "JAVA"
+    last_update_timestamp: int = 0
+    remote_ip: str = msgspec.field(name="remoteIP", default="")
+    version: int = 0
+
+
+class ProducerTableInfo(Body):
+    data: dict[str, list[ProducerInfo]] = msgspec.field(default_factory=dict)
 
 
 class GetConsumerListByGroupResponseBody(Body):

@@ -7,7 +7,7 @@ same bytes already is not written again. Origin: Java `ConfigManager`.
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -137,6 +137,11 @@ class NamedTable(ConfigManager[B], Generic[B, C]):
 
     def __len__(self) -> int:
         return len(self._table)
+
+    @property
+    def system(self) -> Collection[str]:
+        """The names of the entries that are always there."""
+        return self._system.keys()
 
     @property
     def table(self) -> Mapping[str, C]:

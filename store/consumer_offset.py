@@ -262,10 +262,18 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         Kept are those that the master sent after it had carried out the same record, for a topic
         made again.
         """
-        self.deleted_end = max(self.deleted_end, record_end)
         self._old.deleted(topic)
         prefix = topic + SEPARATOR
-        for key in [key for key in self._table if key.startswith(prefix)]:
+        self._forget([key for key in self._table if key.startswith(prefix)], record_end)
+
+    def delete_group(self, group: str, record_end: int) -> None:
+        """The same for a record that deletes a group with its offsets."""
+        keys = [f"{topic}{SEPARATOR}{name}" for topic, name in self._pairs() if name == group]
+        self._forget(keys, record_end)
+
+    def _forget(self, keys: list[str], record_end: int) -> None:
+        self.deleted_end = max(self.deleted_end, record_end)
+        for key in keys:
             if self._received_end >= record_end and key in self._received:
                 self._table[key] = dict(self._received[key])
             else:

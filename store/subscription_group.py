@@ -60,6 +60,26 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
         """Whether an operator has taken from a group the right to read a topic."""
         return bool(self._forbidden and self._forbidden.get(group, {}).get(topic, 0) & _READ_BIT)
 
+    def forbid(self, group: str, topic: str, *, reading: bool) -> int:
+        """Take from a group the right to read a topic, or give it back; the bits that hold now."""
+        before = self._forbidden.get(group, {}).get(topic, 0)
+        bits = before | _READ_BIT if reading else before & ~_READ_BIT
+        self.set_forbidden(group, topic, bits)
+        return bits
+
+    def set_forbidden(self, group: str, topic: str, bits: int) -> None:
+        """What is forbidden to a group in a topic; 0 is nothing."""
+        topics = {name: kept for name, kept in self._forbidden.get(group, {}).items() if kept}
+        topics.pop(topic, None)
+        if bits:
+            topics[topic] = bits
+        after = {name: kept for name, kept in self._forbidden.items() if name != group}
+        if topics:
+            after[group] = topics
+        if after != self._forbidden:
+            self._forbidden = after
+            self._new_version()
+
     def delete(self, name: str) -> bool:
         """Remove a group with what was forbidden to it; a system group stays."""
         was_there = super().delete(name)

@@ -1,9 +1,10 @@
 """Helping a consumer: what a topic and a group are at, who is connected, where a group goes on.
 
-202 and 208 (positions of a topic, of a group), 300 (groups of a topic), 203 and 204 (who is
-connected), 222 (set offsets), 223 (offsets that members hold), 307 and 309 (what a member does, one
-message consumed again). Calls to members go over the connections that they have opened. What walks
-over queues gives the loop back in between.
+202, 208 and 317 (positions of a topic, of a group, of all groups), 300 and 343 (groups of a topic,
+topics of a group), 203, 204 and 328 (who is connected), 345 (a subscription), 222 (set offsets),
+223 (offsets that members hold), 307 and 309 (what a member does, one message consumed again). Calls
+to members go over the connections that they have opened. What walks over queues gives the loop back
+in between.
 Origin: AdminBrokerProcessor and Broker2Client in Java.
 """
 
@@ -13,6 +14,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, TypeVar, cast
 
+import msgspec
+
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.consume.pull_processor import PullProcessor
@@ -20,16 +23,22 @@ from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
+from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import (
     ClientConnection,
     ConsumerConnection,
     ConsumeStats,
+    ConsumeStatsList,
     GetConsumerStatusBody,
     GroupList,
     OffsetWrapper,
     ProducerConnection,
+    ProducerInfo,
+    ProducerTableInfo,
+    QuerySubscriptionResponseBody,
     ResetOffsetBody,
     TopicConfig,
+    TopicList,
     TopicOffset,
     TopicStatsTable,
 )
@@ -74,13 +83,16 @@ class GroupAdminProcessor:
         self._offsets = offsets
         self._pull = pull
         self._broker_name = config.broker_name
+        self._address = config.address
         self._parks = config.use_server_side_reset_offset
 
     def register(self, processors: Processors) -> None:
         for code, handler in (
             (RequestCode.GET_TOPIC_STATS_INFO, self.topic_stats),
             (RequestCode.GET_CONSUME_STATS, self.consume_stats),
+            (RequestCode.GET_BROKER_CONSUME_STATS, self.all_consume_stats),
             (RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic),
+            (RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of_group),
             (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset),
             (RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.consumer_status),
             (RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info),
@@ -89,6 +101,8 @@ class GroupAdminProcessor:
             processors.register(code, handler)
         processors.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumers)
         processors.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producers)
+        processors.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
+        processors.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
 
     # Positions.
 
@@ -113,19 +127,50 @@ class GroupAdminProcessor:
         named = [name for name in request.ext.get("topicList", "").split(";") if name]
         named += [name for name in (request.ext.get("topic"),) if name]
         topics = named or await self._topics_of(group)
-        known = self._clients.groups.get(group)
         stats = ConsumeStats()
         for topic in topics:
-            config = self._topics.get(topic)
-            if config is None:
-                continue
-            if known is not None and known.subscriptions and topic not in known.subscriptions:
-                continue
-            async for queue_id in _in_turns(range(config.read_queue_nums)):
-                stats.offset_table[self._queue(topic, queue_id)] = self._progress(
-                    group, topic, queue_id
-                )
+            stats.offset_table |= await self._progress_in(group, topic)
         return RemotingCommand.response_to(request, body=stats.encode())
+
+    async def all_consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """317. How far every group is in every topic that it has an offset in; with `isOrder` only
+        in topics whose queues are in order."""
+        only_ordered = flag(request, "isOrder")
+        topics: dict[str, list[str]] = {}
+        async for key in _in_turns(list(self._offsets.table)):
+            parts = key.split(SEPARATOR)
+            if len(parts) == 2:
+                topics.setdefault(parts[1], []).append(parts[0])
+        body = ConsumeStatsList(broker_addr=self._address)
+        for group in sorted(topics):
+            of_group = []
+            for topic in sorted(topics[group]):
+                config = self._topics.get(topic)
+                if only_ordered and not (config is not None and config.order):
+                    continue
+                table = await self._progress_in(group, topic)
+                if table:
+                    of_group.append(msgspec.Raw(ConsumeStats(offset_table=table).encode()))
+                    body.total_diff += sum(
+                        p.broker_offset - p.consumer_offset for p in table.values()
+                    )
+            if of_group:
+                body.consume_stats_list.append({group: of_group})
+        return RemotingCommand.response_to(request, body=body.encode())
+
+    async def _progress_in(self, group: str, topic: str) -> dict[MessageQueue, OffsetWrapper]:
+        """Of a group in a topic; empty for a topic that is not there, or that the group, which is
+        here, has no subscription of."""
+        config = self._topics.get(topic)
+        known = self._clients.groups.get(group)
+        if config is None:
+            return {}
+        if known is not None and known.subscriptions and topic not in known.subscriptions:
+            return {}
+        return {
+            self._queue(topic, queue_id): self._progress(group, topic, queue_id)
+            async for queue_id in _in_turns(range(config.read_queue_nums))
+        }
 
     def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
         consumed = max(0, self._offsets.query(group, topic, queue_id))
@@ -149,6 +194,12 @@ class GroupAdminProcessor:
         return RemotingCommand.response_to(
             request, body=GroupList(group_list=sorted(groups)).encode()
         )
+
+    async def topics_of_group(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """343. The topics that a group has an offset in."""
+        topics = await self._topics_of(text(request, "group"))
+        body = TopicList(broker_addr=self._address, topic_list=topics)
+        return RemotingCommand.response_to(request, body=body.encode())
 
     async def _topics_of(self, group: str) -> list[str]:
         topics = []
@@ -187,6 +238,34 @@ class GroupAdminProcessor:
         if not members:
             raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
         body = ProducerConnection(connection_set=_connections(members.values()))
+        return RemotingCommand.response_to(request, body=body.encode())
+
+    def all_producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """328. The producers of every group, and when they were heard last."""
+        behind_ms = wall_ms() - self._path.clock_ms()
+        table = ProducerTableInfo(
+            data={
+                group: [
+                    ProducerInfo(
+                        client_id=each.client_id,
+                        language=LanguageCode(each.language).name,
+                        last_update_timestamp=each.last_heartbeat_ms + behind_ms,
+                        remote_ip=cast(Connection, each.channel).peer,
+                        version=each.version,
+                    )
+                    for each in members.values()
+                ]
+                for group, members in self._clients.producers.items()
+            }
+        )
+        return RemotingCommand.response_to(request, body=table.encode())
+
+    def subscription(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """345. What of a topic a group subscribes to; nothing if it does not, or is not here."""
+        group, topic = text(request, "group"), text(request, "topic")
+        body = QuerySubscriptionResponseBody(
+            group=group, subscription_data=self._clients.subscription(group, topic), topic=topic
+        )
         return RemotingCommand.response_to(request, body=body.encode())
 
     # Offsets are set.

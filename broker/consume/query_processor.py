@@ -1,4 +1,5 @@
-"""Look-ups: a group's progress (14, 15), what a queue holds (29 to 32), single messages (12, 33).
+"""Look-ups: a group's progress (14, 15), what a queue holds (29 to 32), messages (12, 33),
+units of a queue (321).
 
 Every offset in an answer comes from a consume queue, which ends at confirmOffset (SAFETY R28), but
 for 30 with `committed` false; every record lies below it (G4). Origin: ConsumerManageProcessor,
@@ -12,6 +13,7 @@ from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.tables.offset_clamp import Progress, commit_refusal, queue_end
 from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
@@ -116,6 +118,7 @@ class OffsetProcessor:
 
 
 UNIQUE_QUERY_MAX = 32
+UNITS_MAX = 1024
 
 
 class QueryProcessor:
@@ -127,6 +130,7 @@ class QueryProcessor:
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.QUERY_MESSAGE, self.by_key)
         processors.register(RequestCode.VIEW_MESSAGE_BY_ID, self.by_offset)
+        processors.register(RequestCode.QUERY_CONSUME_QUEUE, self.units)
 
     def by_key(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """12. The hash may collide: callers check the key, as they must with Java."""
@@ -162,6 +166,29 @@ class QueryProcessor:
                 ResponseCode.SYSTEM_ERROR, f"no message begins at physical offset {offset}"
             )
         return RemotingCommand.response_to(request, body=bytes(record))
+
+    def units(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """321. Up to `count` units of a queue from `index` on; 1 for a queue without messages."""
+        topic, queue_id = _queue(request)
+        index, count = number(request, "index"), number(request, "count")
+        if not 1 <= count <= UNITS_MAX:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER, f"count is {count}, allowed are 1 to {UNITS_MAX}"
+            )
+        queries = self._store.queries
+        body = QueryConsumeQueueResponseBody(
+            max_queue_index=queries.max_offset_in_queue(topic, queue_id),
+            min_queue_index=queries.min_offset_in_queue(topic, queue_id),
+            queue_data=[
+                ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=tags_code)
+                for offset, size, tags_code in queries.units(topic, queue_id, index, count)
+            ],
+        )
+        if not body.max_queue_index:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, f"queue {queue_id} of topic {topic} has no messages here"
+            )
+        return RemotingCommand.response_to(request, body=body.encode())
 
 
 def _queue(request: RemotingCommand) -> tuple[str, int]:

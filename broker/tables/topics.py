@@ -38,13 +38,19 @@ METADATA_VERSION: Final = 1
 
 
 class MetadataChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What one record changes. Names that are absent are untouched."""
+    """What one record changes. Names that are absent are untouched.
+
+    `deleted_groups`: whether the offsets of the group go with it. `forbidden`: group -> topic ->
+    bits, as in `config/subscriptionGroup.json`.
+    """
 
     v: int = METADATA_VERSION
     topics: dict[str, TopicConfig] = {}
     deleted_topics: list[str] = []
     groups: dict[str, SubscriptionGroupConfig] = {}
     locks: list[LockChange] = []
+    deleted_groups: dict[str, bool] = {}
+    forbidden: dict[str, dict[str, int]] = {}
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -193,6 +199,16 @@ class TopicService:
             MetadataChange(groups={config.group_name: config for config in configs}).encode()
         )
 
+    def delete_group(self, group: str, *, with_offsets: bool) -> int:
+        """Removes a group, and its offsets if that is wanted, once the returned offset is
+        confirmed. Its topics (`%RETRY%group`, `%DLQ%group`) are deleted by themselves."""
+        return self._append(MetadataChange(deleted_groups={group: with_offsets}).encode())
+
+    def forbid(self, group: str, topic: str, *, reading: bool) -> int:
+        """Takes from a group the right to read a topic, or gives it back; as `put_topic`."""
+        bits = self.groups.forbid(group, topic, reading=reading)
+        return self._append(MetadataChange(forbidden={group: {topic: bits}}).encode())
+
     def put_locks(self, change: LockChange) -> int:
         """A change of queue locks that is applied here already; same safety as `put_topic`."""
         return self._append(MetadataChange(locks=[change]).encode())
@@ -243,6 +259,9 @@ class TopicService:
                 self.topics.get(config.topic_name) is None
             ):  # created again right behind its deletion
                 self._put(change)
+        for group in change.groups.values():
+            if group.group_name not in self.groups:
+                self._put(change)
 
     def role_left(self) -> None:
         """What was not confirmed may be cut: the log decides."""
@@ -255,6 +274,9 @@ class TopicService:
         for group in change.groups.values():
             if self.groups.get(group.group_name) != group:
                 self.groups.put(group)
+        for name, topics in change.forbidden.items():
+            for topic, bits in topics.items():
+                self.groups.set_forbidden(name, topic, bits)
         for lock in change.locks:
             self.locks.apply(lock)
         if change.topics:
@@ -269,6 +291,11 @@ class TopicService:
             log.info("topic_deleted topic=%s", topic)
         if change.deleted_topics:
             self._changed(None)
+        for group, with_offsets in change.deleted_groups.items():
+            self.groups.delete(group)
+            if with_offsets:
+                self._offsets.delete_group(group, end_offset)
+            log.info("group_deleted group=%s with_offsets=%s", group, with_offsets)
 
     def seen_in_log(self, topic: str, queue_id: int) -> None:
         """A slave finds a message of a queue that its table lacks: it creates the queue (R31)."""

@@ -19,7 +19,7 @@ from batonmq.broker.tables.slave_sync import (
 )
 from batonmq.broker.tables.topics import MetadataChange, TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.protocol.bodies import TopicConfig
+from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.remoting.command import RemotingCommand
@@ -217,6 +217,41 @@ def test_r31_a_new_master_deletes_what_it_took_over_when_it_is_confirmed(tmp_pat
         tables.service.own_record_confirmed(record, 200)
     assert tables.topics.get("T") == topic("T")
     assert tables.dropped == ["T"]
+
+
+def test_r31_a_group_goes_with_its_offsets_when_that_is_confirmed(tmp_path: Path) -> None:
+    """1. The record is in the log only: the group and its offsets stand. 2. It is confirmed, while
+    offsets from before are under way to the slave: they bring nothing back."""
+    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+    for tables in (master, slave):
+        tables.groups.put(SubscriptionGroupConfig(group_name="g"))
+        tables.offsets.commit("g", "T", 0, 5)
+        tables.offsets.commit("h", "T", 0, 6)
+    wire = Wire(master, 3)
+    sync, followed = following(slave, wire, 3)
+
+    def deleted() -> None:
+        master.service.delete_group("g", with_offsets=True)
+        assert "g" in master.groups and master.offsets.query("g", "T", 0) == 5
+        master.service.own_record_confirmed(master.log[-1], 100)
+        slave.service.apply_record(master.log[-1], 100)
+        master.carried_out = 100
+
+    wire.before_reply[RequestCode.GET_ALL_CONSUMER_OFFSET] = deleted
+    for _ in range(2):
+        asyncio.run(sync._synchronize(followed))
+        for tables in (master, slave):
+            assert "g" not in tables.groups and tables.offsets.query("g", "T", 0) == -1
+            assert tables.offsets.query("h", "T", 0) == 6
+
+
+def test_r31_what_a_group_may_not_read_is_a_record_too(tmp_path: Path) -> None:
+    master, slave = Tables(tmp_path / "master"), Tables(tmp_path / "slave")
+    for reading in (True, False):
+        master.service.forbid("g", "T", reading=reading)
+        slave.service.apply_record(master.log[-1], 100)
+        assert slave.groups.is_forbidden("g", "T") is reading
+        assert slave.groups.wrapper().forbidden_table == master.groups.wrapper().forbidden_table
 
 
 @pytest.mark.parametrize("method", ["update_topic", "delete_topic"])

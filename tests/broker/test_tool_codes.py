@@ -1,0 +1,140 @@
+"""What stock tools ask a broker beyond a topic and a group: overviews, groups that go, settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from heartbeats import heartbeat
+from lone_broker import Rig, run_with_broker
+
+from batonmq.process.properties_text import parse_properties
+from batonmq.protocol.bodies import SubscriptionGroupWrapper
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.fastjson import loads
+
+SYSTEM = "CID_RMQ_SYS_TRANS"
+
+
+async def committed(rig: Rig, group: str = "g") -> str:
+    reply = await rig.ask(14, {"consumerGroup": group, "topic": "T", "queueId": "0"})
+    return reply.ext["offset"]
+
+
+async def known_groups(rig: Rig) -> set[str]:
+    reply = await rig.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    return set(SubscriptionGroupWrapper.decode(reply.body).subscription_group_table)
+
+
+def test_a_group_is_deleted_with_its_offsets_or_without(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        for clean, left in (("false", "2"), ("true", "0")):
+            await rig.pull(commit=2)
+            assert "g" in await known_groups(rig)
+            asked = {"groupName": "g", "cleanOffset": clean}
+            assert (await rig.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, asked)).code == 0
+            assert "g" not in await known_groups(rig)
+            assert await committed(rig) == left
+        kept = await rig.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": SYSTEM})
+        assert (kept.code, SYSTEM in await known_groups(rig)) == (29, True)
+        assert (await rig.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP)).code == 29
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_group_made_again_right_behind_its_deletion_stays(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        topics = rig.service.topics
+        await rig.pull()
+        topics.delete_group("g", with_offsets=True)
+        config = topics.groups.get("g")
+        assert config is not None
+        end = topics.put_group(config)
+        await rig.service.path.wait_confirmed(end, "the group")
+        assert "g" in await known_groups(rig)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_group_loses_the_right_to_read_a_topic(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        for readable, code in (("false", 16), ("true", 0)):
+            asked = {"group": "g", "topic": "T", "readable": readable}
+            told = await rig.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, asked)
+            assert json.loads(told.body) == {**asked, "readable": readable == "true"}
+            assert (await rig.pull()).code == code
+        asked = {"group": "g", "topic": "T"}
+        told = await rig.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, asked)
+        assert json.loads(told.body)["readable"] is True
+        assert rig.service.tables.groups.wrapper().forbidden_table == {}
+
+    run_with_broker(tmp_path, play)
+
+
+def test_how_far_every_group_is(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        await rig.pull(commit=2)
+        await rig.pull(group="other", commit=3)
+        reply = await rig.ask(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+        body = loads(reply.body)
+        assert (body["brokerAddr"], body["totalDiff"]) == (rig.service.address, 1)
+        groups = {name: of for table in body["consumeStatsList"] for name, of in table.items()}
+        assert set(groups) == {SYSTEM, "g", "other"}
+        (stats,) = groups["g"]
+        assert len(stats["offsetTable"]) == 4
+        ordered = await rig.ask(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "true"})
+        assert loads(ordered.body).get("consumeStatsList", []) == []
+        topics = await rig.ask(RequestCode.QUERY_TOPICS_BY_CONSUMER, {"group": "g"})
+        assert json.loads(topics.body)["topicList"] == ["T"]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_producers_and_subscriptions(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.ask(34, body=heartbeat("me@1", "T").encode())
+        producers = json.loads((await rig.ask(RequestCode.GET_ALL_PRODUCER_INFO)).body)["data"]
+        assert list(producers) == ["p"]
+        (one,) = producers["p"]
+        assert (one["clientId"], one["language"]) == ("me@1", "PYTHON")
+        assert one["lastUpdateTimestamp"] > 1_700_000_000_000
+        for topic, is_there in (("T", True), ("U", False)):
+            asked = {"group": "g", "topic": topic}
+            told = await rig.ask(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, asked)
+            assert ("subscriptionData" in json.loads(told.body)) == is_there
+
+    run_with_broker(tmp_path, play)
+
+
+def test_units_of_a_queue(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        asked = {"topic": "T", "queueId": "0", "index": "1", "count": "5"}
+        body = json.loads((await rig.ask(RequestCode.QUERY_CONSUME_QUEUE, asked)).body)
+        assert (body["minQueueIndex"], body["maxQueueIndex"]) == (0, 3)
+        first, second = body["queueData"]
+        assert first["physicOffset"] + first["physicSize"] == second["physicOffset"]
+        for wrong, code in (({"queueId": "3"}, 1), ({"count": "0"}, 29), ({"count": "9999"}, 29)):
+            assert (await rig.ask(RequestCode.QUERY_CONSUME_QUEUE, asked | wrong)).code == code
+
+    run_with_broker(tmp_path, play)
+
+
+def test_settings_and_system_topics(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        reply = await rig.ask(RequestCode.GET_BROKER_CONFIG)
+        settings = parse_properties(reply.body.decode())
+        assert json.loads(reply.ext["version"])["counter"] == 0
+        assert settings["brokerName"] == "broker-a"
+        assert settings["storePathRootDir"] == str(tmp_path)
+        reply = await rig.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        topics = json.loads(reply.body)["topicList"]
+        assert {"TBW102", "SCHEDULE_TOPIC_XXXX"} <= set(topics)
+
+    run_with_broker(tmp_path, play)
