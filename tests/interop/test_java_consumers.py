@@ -213,10 +213,14 @@ def locks_of_intruder(cluster: ClusterProcess, group: str) -> list[Any]:
     """What a client that is no member gets, if it asks the master for all queues."""
     queues = [{"topic": TOPIC, "brokerName": "broker-a", "queueId": q} for q in range(QUEUES)]
     body = json.dumps({"clientId": "intruder", "consumerGroup": group, "mqSet": queues}).encode()
-    reply = ask(cluster.master()["address"], RequestCode.LOCK_BATCH_MQ, body=body)
-    assert reply.code == 0, reply
-    granted: list[Any] = reply.json["lockOKMQSet"]
-    return granted
+
+    def granted() -> Line | None:
+        reply = ask(cluster.master()["address"], RequestCode.LOCK_BATCH_MQ, body=body)
+        return reply.json if reply.code == 0 else None  # it may still be opening
+
+    answer = wait_for("an answer of the new master", granted)
+    locked: list[Any] = answer["lockOKMQSet"]
+    return locked
 
 
 def test_orderly_members_keep_order_and_never_share_a_queue(story: Story) -> None:

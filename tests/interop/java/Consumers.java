@@ -126,6 +126,8 @@ public final class Consumers {
         client.setNamesrvAddr(servers);
         client.setInstanceName(name);
         client.setPollNameServerInterval(1000);
+        // A heartbeat that finds its lock taken is left out, and its subscription is late by one interval.
+        client.setHeartbeatBrokerInterval(1000);
         client.setPersistConsumerOffsetInterval(500);
         return client;
     }
