@@ -18,8 +18,8 @@ server finds it by them. A new code goes into the processor of its kind:
 | `consume.lock_processor` | queue locks of orderly groups 41, 42 |
 | `admin_processor` | topics 17, 215, 305, 351; groups 200, 207, 225, 352, 353 |
 | `admin_processor` | settings 26; status 28, 907, 1007; repair 60001 |
-| `consume.group_admin` | positions 202, 208, 300, 317, 343; offsets 222, 223 |
-| `consume.group_admin` | clients 203, 204, 307, 309, 328, 345 |
+| `consume.group_admin` | positions 202, 208, 300, 317, 343; offsets 222, 223; members 307, 309 |
+| `consume.connection_processor` | who is connected 203, 204, 328, 345 |
 | `tables.slave_sync` | tables for slaves 21, 43, 45, 201, 60002 |
 | `service` | 1008 |
 

@@ -19,6 +19,7 @@ from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.consume.client_processor import ClientProcessor
+from batonmq.broker.consume.connection_processor import ConnectionProcessor
 from batonmq.broker.consume.consumer_lists import ConsumerLists
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.consume.consumer_sightings import ConsumerSightings
@@ -131,14 +132,8 @@ class BrokerService:
         checks = PullChecks(
             topics, clients, self.filters, broker, lambda: path.gate.refusal is None
         )
-        self.pull = PullProcessor(
-            path,
-            checks,
-            offsets,
-            broker,
-            damaged=self.replication.on_damage,
-            relay=self.relay,
-        )
+        damaged = self.replication.on_damage
+        self.pull = PullProcessor(path, checks, offsets, broker, damaged=damaged, relay=self.relay)
         sightings = ConsumerSightings(clients)
         self.clients = ClientProcessor(
             clients, topics, path, self.filters, sightings, sql92=broker.enable_property_filter
@@ -159,6 +154,7 @@ class BrokerService:
             ReplyProcessor(path, self.send, clients, stores=broker.store_reply_message_enable),
             AdminProcessor(path, topics, self.status),
             OffsetProcessor(self.store, self.tables, path.gate, self.pull.resets),
+            ConnectionProcessor(clients, path.clock_ms),
             GroupAdminProcessor(path, topics, clients, offsets, self.pull, broker),
             QueryProcessor(self.store),
             SlaveSourceProcessor(

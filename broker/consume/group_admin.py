@@ -1,10 +1,9 @@
-"""Helping a consumer: what a topic and a group are at, who is connected, where a group goes on.
+"""Helping a consumer: what a topic and a group are at, where a group goes on, what members say.
 
 202, 208 and 317 (positions of a topic, of a group, of all groups), 300 and 343 (groups of a topic,
-topics of a group), 203, 204 and 328 (who is connected), 345 (a subscription), 222 (set offsets),
-223 (offsets that members hold), 307 and 309 (what a member does, one message consumed again). Calls
-to members go over the connections that they have opened. What walks over queues gives the loop back
-in between.
+topics of a group), 222 (set offsets), 223 (offsets that members hold), 307 and 309 (what a member
+does, one message consumed again). Calls to members go over the connections that they have opened.
+What walks over queues gives the loop back in between.
 Origin: AdminBrokerProcessor and Broker2Client in Java.
 """
 
@@ -23,26 +22,19 @@ from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import (
-    ClientConnection,
-    ConsumerConnection,
     ConsumeStats,
     ConsumeStatsList,
     GetConsumerStatusBody,
     GroupList,
     OffsetWrapper,
-    ProducerConnection,
-    ProducerInfo,
-    ProducerTableInfo,
-    QuerySubscriptionResponseBody,
     ResetOffsetBody,
     TopicConfig,
     TopicList,
     TopicOffset,
     TopicStatsTable,
 )
-from batonmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import (
     BatonError,
     BrokerRefusal,
@@ -99,10 +91,6 @@ class GroupAdminProcessor:
             (RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly),
         ):
             processors.register(code, handler)
-        processors.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumers)
-        processors.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producers)
-        processors.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
-        processors.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
 
     # Positions.
 
@@ -211,62 +199,6 @@ class GroupAdminProcessor:
 
     def _stored_at(self, topic: str, queue_id: int, offset: int) -> int:
         return max(0, self._store.queries.message_store_timestamp(topic, queue_id, offset))
-
-    # Who is connected.
-
-    def consumers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """203. The members of a group and what it subscribes to; 206 if nobody is there."""
-        group = text(request, "consumerGroup")
-        known = self._clients.groups.get(group)
-        if known is None:
-            raise BrokerRefusal(
-                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online"
-            )
-        body = ConsumerConnection(
-            connection_set=_connections(known.members.values()),
-            consume_from_where=known.consume_from_where,
-            consume_type=known.consume_type,
-            message_model=known.message_model,
-            subscription_table=known.subscriptions,
-        )
-        return RemotingCommand.response_to(request, body=body.encode())
-
-    def producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """204. The producers of a group; 1 if nobody is there."""
-        group = text(request, "producerGroup")
-        members = self._clients.producers.get(group)
-        if not members:
-            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
-        body = ProducerConnection(connection_set=_connections(members.values()))
-        return RemotingCommand.response_to(request, body=body.encode())
-
-    def all_producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """328. The producers of every group, and when they were heard last."""
-        behind_ms = wall_ms() - self._path.clock_ms()
-        table = ProducerTableInfo(
-            data={
-                group: [
-                    ProducerInfo(
-                        client_id=each.client_id,
-                        language=LanguageCode(each.language).name,
-                        last_update_timestamp=each.last_heartbeat_ms + behind_ms,
-                        remote_ip=cast(Connection, each.channel).peer,
-                        version=each.version,
-                    )
-                    for each in members.values()
-                ]
-                for group, members in self._clients.producers.items()
-            }
-        )
-        return RemotingCommand.response_to(request, body=table.encode())
-
-    def subscription(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """345. What of a topic a group subscribes to; nothing if it does not, or is not here."""
-        group, topic = text(request, "group"), text(request, "topic")
-        body = QuerySubscriptionResponseBody(
-            group=group, subscription_data=self._clients.subscription(group, topic), topic=topic
-        )
-        return RemotingCommand.response_to(request, body=body.encode())
 
     # Offsets are set.
 
@@ -468,15 +400,3 @@ async def _in_turns(items: Iterable[T]) -> AsyncIterator[T]:
         yield item
         if step % STEPS_PER_TURN == 0:
             await asyncio.sleep(0)
-
-
-def _connections(members: Iterable[ClientChannel]) -> list[ClientConnection]:
-    return [
-        ClientConnection(
-            client_addr=cast(Connection, each.channel).peer,
-            client_id=each.client_id,
-            language=LanguageCode(each.language).name,
-            version=each.version,
-        )
-        for each in members
-    ]

@@ -1,0 +1,106 @@
+"""Who is connected: the members of a consumer group (203) and what of a topic it subscribes to
+(345), the producers of a group (204) and of all groups (328).
+
+Origin: AdminBrokerProcessor, ConsumerManageProcessor in Java.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
+from batonmq.broker.request_fields import text
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import (
+    ClientConnection,
+    ConsumerConnection,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTableInfo,
+    QuerySubscriptionResponseBody,
+)
+from batonmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+
+
+class ConnectionProcessor:
+    """What the heartbeats at this broker told. `clock_ms` is the clock of the manager's times."""
+
+    def __init__(self, clients: ConsumerManager, clock_ms: Callable[[], int]) -> None:
+        self._clients = clients
+        self._clock_ms = clock_ms
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumers)
+        processors.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producers)
+        processors.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
+        processors.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
+
+    def consumers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """203. The members of a group and what it subscribes to; 206 if nobody is there."""
+        group = text(request, "consumerGroup")
+        known = self._clients.groups.get(group)
+        if known is None:
+            raise BrokerRefusal(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online"
+            )
+        body = ConsumerConnection(
+            connection_set=_connections(known.members.values()),
+            consume_from_where=known.consume_from_where,
+            consume_type=known.consume_type,
+            message_model=known.message_model,
+            subscription_table=known.subscriptions,
+        )
+        return RemotingCommand.response_to(request, body=body.encode())
+
+    def producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """204. The producers of a group; 1 if nobody is there."""
+        group = text(request, "producerGroup")
+        members = self._clients.producers.get(group)
+        if not members:
+            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
+        body = ProducerConnection(connection_set=_connections(members.values()))
+        return RemotingCommand.response_to(request, body=body.encode())
+
+    def all_producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """328. The producers of every group, and when they were heard last."""
+        behind_ms = wall_ms() - self._clock_ms()
+        table = ProducerTableInfo(
+            data={
+                group: [
+                    ProducerInfo(
+                        client_id=each.client_id,
+                        language=LanguageCode(each.language).name,
+                        last_update_timestamp=each.last_heartbeat_ms + behind_ms,
+                        remote_ip=cast(Connection, each.channel).peer,
+                        version=each.version,
+                    )
+                    for each in members.values()
+                ]
+                for group, members in self._clients.producers.items()
+            }
+        )
+        return RemotingCommand.response_to(request, body=table.encode())
+
+    def subscription(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """345. What of a topic a group subscribes to; nothing if it does not, or is not here."""
+        group, topic = text(request, "group"), text(request, "topic")
+        body = QuerySubscriptionResponseBody(
+            group=group, subscription_data=self._clients.subscription(group, topic), topic=topic
+        )
+        return RemotingCommand.response_to(request, body=body.encode())
+
+
+def _connections(members: Iterable[ClientChannel]) -> list[ClientConnection]:
+    return [
+        ClientConnection(
+            client_addr=cast(Connection, each.channel).peer,
+            client_id=each.client_id,
+            language=LanguageCode(each.language).name,
+            version=each.version,
+        )
+        for each in members
+    ]
