@@ -83,3 +83,11 @@ def test_the_members_of_a_group_are_sorted_once_for_all_who_ask() -> None:
     assert manager.client_ids("g") == ["c0", "c2"]
     manager.channel_closed("ch2")
     assert manager.client_ids("g") == ["c0"]
+
+
+def test_a_late_heartbeat_brings_no_older_subscription_back() -> None:
+    manager = ConsumerManager()
+    for version in (5, 3):
+        manager.heartbeat(heartbeat("c1", "T", version=version), "ch1", 0, 479, version)
+    known = manager.subscription("g", "T")
+    assert known is not None and known.sub_version == 5

@@ -10,13 +10,23 @@ import pytest
 from lone_broker import Rig, run_with_broker, send_header, until
 
 from batonmq.broker.transaction import transaction_service
-from batonmq.broker.transaction.transaction_records import committed, real_place
+from batonmq.broker.transaction.transaction_records import (
+    checked_once_more,
+    committed,
+    real_place,
+)
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
+from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.record import decode_record, decode_records, message_to_store
+from batonmq.protocol.record import (
+    NewMessage,
+    decode_record,
+    decode_records,
+    message_to_store,
+)
 from batonmq.protocol.topic_name import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -25,6 +35,8 @@ from batonmq.protocol.topic_name import (
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
+from batonmq.store.appender import PutResult
+from batonmq.store.errors import PutRefused
 
 COMMIT, ROLLBACK, UNKNOWN = "8", "12", "0"
 NO_CHECKS = {"transaction_time_out": 3_600_000}
@@ -252,6 +264,7 @@ def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> N
         assert end_of(rig, "T", 1) == 0
         config = rig.service.topics.get(TRANS_CHECK_MAX_TIME_TOPIC)
         assert config is not None and (config.read_queue_nums, config.perm) == (1, 6)
+        await until(lambda: len(rig.service.waiting.transactions) == 0)
         await producer.client.close()
 
     run_with_broker(
@@ -298,5 +311,127 @@ def test_an_end_later_than_the_immunity_is_left_to_the_check(tmp_path: Path) -> 
         assert late.code == 604
         checked = await rig.ask(37, end_fields(sent, COMMIT, fromTransactionCheck="true"))
         assert checked.code == 0
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_a_commit_whose_op_found_no_room_is_ended_by_the_check_without_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 the commit is in the log, its op is refused: the producer hears 14. 2 there is room again:
+    the check writes the op, and the message is there once."""
+
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        appender, is_full = rig.service.store.appender, [True]
+        real = appender.put_message
+
+        def put_message(message: NewMessage) -> PutResult:
+            if message.topic == TRANS_OP_HALF_TOPIC and is_full[0]:
+                raise PutRefused("no room")
+            return real(message)
+
+        monkeypatch.setattr(appender, "put_message", put_message)
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 14
+        is_full[0] = False
+        await until(lambda: len(rig.service.waiting.transactions) == 0)
+        assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
+        assert rig.service.waiting.producers.asked_total == 0
+
+    broker = {"transaction_time_out": 300, "transaction_check_interval": 100}
+    run_with_broker(tmp_path, play, broker=broker)
+
+
+def test_r30_a_copy_for_a_check_without_the_op_of_the_first_takes_its_place(tmp_path: Path) -> None:
+    """The log of a new master ends between the two."""
+
+    async def before(rig: Rig) -> None:
+        _, offset = decode_offset_msg_id((await half(rig)).ext["msgId"])
+        record = rig.service.store.queries.look_message_by_offset(offset)
+        assert record is not None
+        rig.service.store.appender.put_message(checked_once_more(record, 1))
+        rig.service.path.schedule_flush()
+        rig.service.waiting.transactions.end()
+        await until(lambda: end_of(rig, TRANS_HALF_TOPIC) == 2)
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: len(rig.service.waiting.transactions) == 1)
+        (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
+        assert op.body == b"0,"
+
+    run_with_broker(tmp_path, before, broker=NO_CHECKS)
+    run_with_broker(tmp_path, after, broker=NO_CHECKS)
+
+
+def test_an_end_that_could_not_be_carried_out_can_be_asked_for_again(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        sent, topics = await half(rig), rig.service.topics.topics
+        config = topics.get("T")
+        assert config is not None and topics.delete("T")
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 17
+        topics.put(config)
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r4_ends_of_one_mastership_are_not_written_in_the_next(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        service = rig.service.waiting.transactions
+        ended = service._write_op([7])
+        service.end()
+        service.begin()
+        await service._write_op([8])
+        with pytest.raises(BrokerRefusal, match="the role of this broker changed"):
+            await ended
+        (op,) = await messages(rig, TRANS_OP_HALF_TOPIC)
+        assert op.body == b"8,"
+        rig.service.path.gate.close("stopping")
+        changes = rig.service.tables.offsets.change_count
+        service._table.next_half = 99
+        service._keep_progress()
+        assert rig.service.tables.offsets.change_count == changes, "R36: nobody would have it"
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_an_end_waits_until_a_new_master_has_read_what_is_open(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        loaded = rig.service.waiting.transactions._loaded
+        loaded.clear()
+        waits = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
+        await rig.ask(45)
+        await rig.ask(45)
+        assert not waits.done() and end_of(rig, "T", 1) == 0
+        loaded.set()
+        assert (await waits).code == 0
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_a_producer_is_asked_when_the_check_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a half that a Java producer marks as prepared (sysFlag 4) is found."""
+
+    async def play(rig: Rig) -> None:
+        producer = Asked(rig, UNKNOWN)
+        await producer.beat()
+        header = send_header("T", 1, {"TRAN_MSG": "true", "PGROUP": "pg"}) | {"f": "4"}
+        assert (await rig.ask(310, header, b"body")).code == 0
+        await until(lambda: len(rig.service.waiting.transactions) == 1)
+        path, end = rig.service.path, rig.service.store.max_phy_offset
+        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        real = transaction_service.wall_ms
+        monkeypatch.setattr(transaction_service, "wall_ms", lambda: real() + 4_000_000)
+        await until(lambda: rig.service.store.max_phy_offset > end)
+        await rig.ask(45)
+        await rig.ask(45)
+        assert not producer.requests
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+        await until(lambda: len(producer.requests) == 1)
+        await producer.client.close()
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)

@@ -602,7 +602,8 @@ def test_r17_what_was_confirmed_before_an_unclean_epoch_stops_no_later_election(
     restarted(script, 1, suspect="reboot", epoch=1, max_offset=900)
     assert script.elect(1, designate=True, unclean=True).ok
     restarted(script, 1, incarnation="life-1c", suspect="reboot", epoch=2, max_offset=950)
-    assert script.elect().view.master_broker_id == 1
+    result = script.elect()
+    assert result.ok and result.view.master_broker_id == 1
 
 
 def test_r17_a_living_master_that_finds_damage_makes_room(script):
@@ -1034,3 +1035,63 @@ def test_r7_a_later_clean_election_does_not_forget_the_unclean_one(script):
     assert script.elect().ok
     assert script.group.master_epoch > unclean
     assert script.group.unclean_epoch == unclean
+
+
+def test_r16_an_alter_that_confirmed_less_lowers_no_floor(script):
+    script.three_in_sync()
+    assert script.alter(1, 2, confirm_offset=500).ok
+    assert script.alter(1, 2, 3, confirm_offset=400).ok
+    assert script.group.confirm_floor == 500
+
+
+def test_r3_the_master_of_the_epoch_before_changes_no_set(script):
+    """The same process, elected again meanwhile; it does not know yet."""
+    script.three_in_sync()
+    fenced = script.alter(1, 2, master_epoch=script.group.master_epoch - 1)
+    assert fenced.code is Code.CONTROLLER_FENCED_MASTER_EPOCH
+    assert script.group.sync_state_set == (1, 2, 3)
+
+
+def test_r7_after_an_unclean_election_the_winner_is_alone_in_the_set(script):
+    """What the old members hold beyond its log is of another history."""
+    script.three_in_sync()
+    assert script.alter(1, 2).ok
+    script.die(1)
+    assert script.elect(3, designate=True, unclean=True).ok
+    assert script.group.sync_state_set == (3,)
+
+
+@pytest.mark.parametrize("end, stays", [(0, False), (499, False), (500, True)])
+def test_r17_a_new_life_whose_log_ends_below_what_was_confirmed_leaves(script, end, stays):
+    script.three_in_sync()
+    assert script.alter(1, 2, confirm_offset=500).ok
+    restarted(script, 2, max_offset=end)
+    assert (2 in script.group.sync_state_set) == stays
+
+
+def test_an_id_is_not_taken_over_with_another_check_code(script):
+    script.three_in_sync()
+    script.die(2)
+    refused = script.register(2, incarnation="life-x", register_check_code="of another folder")
+    assert refused.code is Code.CONTROLLER_BROKER_ID_INVALID
+    assert script.group.replica(2).incarnation == "life-2"
+
+
+def test_r19_an_operator_who_names_an_empty_log_first_has_to_say_so(script):
+    script.register(1)
+    script.register(2, max_offset=900)
+    refused = script.elect(1, designate=True)
+    assert not refused.ok and "empty log" in refused.remark
+    assert script.elect(1, designate=True, unclean=True).ok
+    assert script.group.unclean_epoch == script.group.master_epoch
+
+
+def test_r19_the_first_election_waits_for_the_one_that_has_data(script):
+    script.register(1)
+    script.register(2, max_offset=900)
+    script.die(2)
+    script.now_ms += 10 * FIRST_ELECTION_SETTLE_MS
+    for asker in (0, 1):
+        refused = script.elect(asker)
+        assert not refused.ok and "waits for broker 2" in refused.remark
+    assert script.epochs == (0, 0)

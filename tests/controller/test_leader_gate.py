@@ -232,3 +232,40 @@ def raising(error: BaseException) -> Callable[..., None]:
         raise error
 
     return fail
+
+
+def test_r10_each_attempt_to_open_it_is_the_same_command() -> None:
+    """Each may be applied late: then it is answered from the table, and fences nobody."""
+
+    async def run() -> None:
+        log = SlowLog("n0", Machine())
+        proposed: list[commands.AnyCommand] = []
+        propose = log.propose
+
+        async def note(command: commands.AnyCommand, timeout_ms: int) -> Outcome:
+            proposed.append(command)
+            if len(proposed) == 3:
+                log.reachable.set()
+            return await propose(command, timeout_ms)
+
+        log.propose = note  # type: ignore[method-assign]
+        gate = make_gate(log, [])
+        await log.start()
+        await gate.wait_open()
+        assert len(proposed) == 3 and len({command.request_id for command in proposed}) == 1
+        assert log.state.controller_epoch == gate.controller_epoch == 1
+        gate.close()
+
+    asyncio.run(run())
+
+
+def test_what_may_fail_on_one_node_alone_ends_that_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer to it would let the states of the nodes differ."""
+    machine = Machine()
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(machine, "_apply", fail)
+    with pytest.raises(MemoryError):
+        machine.commit(commands.encode(apply_id(0)), 1)

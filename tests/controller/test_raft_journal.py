@@ -285,3 +285,13 @@ def test_g7_a_journal_that_lost_its_entries_beside_a_snapshot_is_damage(tmp_path
         file.truncate(10)
     with pytest.raises(JournalDamage, match="holds no entry, but there is a snapshot"):
         DurableJournal(tmp_path, head, fatal)
+
+
+def test_an_entry_that_does_not_follow_the_last_one_is_damage(tmp_path: Path) -> None:
+    """Committed entries would move to other indexes."""
+    journal = filled(tmp_path, 3)
+    journal.add(b"behind a gap", 5, 1)
+    journal.sync()
+    os.close(journal._fd)
+    with pytest.raises(JournalDamage, match="entry 5 behind 3"):
+        open_journal(tmp_path)

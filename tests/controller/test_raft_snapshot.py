@@ -142,3 +142,13 @@ def test_pieces_without_a_first_one_are_passed_over(tmp_path: Path) -> None:
     assert not follower.setTransmissionData((b"rest", False, False))
     assert not follower.setTransmissionData((b"", False, True))
     assert not follower.setTransmissionData(None)
+
+
+def test_a_snapshot_that_is_sent_anew_begins_anew(tmp_path: Path) -> None:
+    leader, follower = Node(tmp_path, "leader"), Node(tmp_path, "follower")
+    leader.take()
+    for _ in range(2):
+        piece = leader.snapshots.getTransmissionData("follower")
+        assert not follower.snapshots.setTransmissionData(piece)
+    leader.snapshots.cancelTransmisstion("follower")
+    assert leader.send_to(follower)

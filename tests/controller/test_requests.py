@@ -471,6 +471,9 @@ def test_r44_a_member_of_the_set_passes_over_nobody(leader: Leader) -> None:
     ("broker_id", "incarnation", "heard", "lives", "ended"),
     [
         (1, "life-1", LastHeard(LiveBroker(1), 50), True, ""),
+        (1, "life-1", LastHeard(LiveBroker(1), 600_000), False, ""),
+        (2, "life-2", LastHeard(LiveBroker(2), 600_000), False, ""),
+        (1, "life-1", LastHeard(LiveBroker(1), 50), False, ""),
         (1, "life-1b", LastHeard(), False, "it was started again"),
         (1, "life-1", LastHeard(LiveBroker(1), 50, goodbye=True), False, "it was stopped"),
         (3, "life-3", LastHeard(LiveBroker(3, master_epoch=1), 50), False, ""),

@@ -29,7 +29,15 @@ from batonmq.ha.classic.wire import (
     encode_report,
 )
 from batonmq.ha.master_core import CloseConnection, SendLog
-from batonmq.ha.slave_effects import AppendLog, BeginAt, Dial, Diverged, FlushTo, SendToMaster
+from batonmq.ha.slave_effects import (
+    AppendLog,
+    BeginAt,
+    Dial,
+    Diverged,
+    FlushTo,
+    Hangup,
+    SendToMaster,
+)
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.protocol.errors import RemoteProtocolError
 
@@ -296,3 +304,31 @@ def test_a_new_address_counts_from_the_next_dial() -> None:
     assert core.follow(MasterAddresses("n:10912"), NOW) == []
     core.disconnected(NOW)
     assert core.tick(core.wakeup_ms) == [Dial("n:10912")]
+
+
+def test_a_report_of_bytes_that_wait_for_the_window_acknowledges_nothing() -> None:
+    """Its own log may hold such an end; nobody has sent those bytes to this slave yet."""
+    core = a_master(end=1_000, needed_slaves=1, window_bytes=100, batch_bytes=100)
+    core.connection_opened(1, "a:1", NOW)
+    core.reported(1, 500, NOW)
+    effects = core.reported(1, 700, NOW)
+    assert [type(effect) for effect in effects][:1] == [CloseConnection]
+    assert core.acknowledged == 500 and not core.connections
+
+
+def test_only_connections_that_vouch_count_as_near() -> None:
+    core = a_master(end=1_000, needed_slaves=1)
+    for number in (1, 2):
+        core.connection_opened(number, f"a:{number}", NOW)
+        core.reported(number, 1_000, NOW)
+    core.connection_opened(3, "a:3", NOW)
+    assert core.slaves_within_gap() == 0
+    core.reported(2, 1_000, NOW)
+    assert core.slaves_within_gap() == 1
+
+
+@pytest.mark.parametrize("offset", [0, 99, 101])
+def test_a_frame_below_or_above_the_own_end_ends_the_connection(offset: int) -> None:
+    core = a_slave(100)
+    effects = core.frame_received(FrameHead(offset, 50), 100, NOW)
+    assert isinstance(effects[0], Hangup) and core.stage is Stage.WAIT

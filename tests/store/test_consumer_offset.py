@@ -160,3 +160,19 @@ def test_r39_a_replica_that_begins_anew_keeps_no_offsets_of_its_own(tmp_path: Pa
     assert not offsets_at(tmp_path).table
     assert manager.apply_from_master(1, b'{"offsetTable":{"T@g":{"0":2}}}', 10)
     assert manager.query("g", "T", 0) == 2
+
+
+def test_r44_what_is_lowered_is_stored(tmp_path):
+    path = tmp_path / "consumerOffset.json"
+    offsets = ConsumerOffsetManager(path)
+    offsets.commit("g", "T", 0, 9)
+    for write in offsets.writes_due():
+        write()
+    assert [lowered.messages for lowered in offsets.clamped(lambda topic, queue: 4) if lowered] == [
+        5
+    ]
+    for write in offsets.writes_due():
+        write()
+    again = ConsumerOffsetManager(path)
+    again.load()
+    assert again.query("g", "T", 0) == 4

@@ -2,6 +2,8 @@
 
 import os
 import random
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -9,9 +11,10 @@ import pytest
 from batonmq.process import disk
 from batonmq.protocol.record import NewMessage
 from batonmq.protocol.topic_name import METADATA_TOPIC
-from batonmq.store.errors import PutUnavailable, StoreFailedError
+from batonmq.store.errors import PutRefused, PutUnavailable, StoreFailedError
 from batonmq.store.log_scan import LogScanner
-from batonmq.store.queue_positions import POSITIONS_QUEUE, decode_positions
+from batonmq.store.position_rounds import PositionRounds
+from batonmq.store.queue_positions import POSITIONS_QUEUE, QueuePositions, decode_positions
 from batonmq.store.reader import GetMessageStatus
 
 SEGMENT = 8192
@@ -499,3 +502,49 @@ def test_r38_a_round_that_is_taken_over_counts_when_it_is_confirmed(rig):
     assert behind._files.positions.stated_from == 0
     behind.advance_confirm_offset(end)
     assert behind._files.positions.stated_from == 3 * SEGMENT
+
+
+def test_r38_positions_are_known_by_a_whole_round_that_began_with_the_log(tmp_path):
+    """And no longer, if the log is cut within it."""
+    path = tmp_path / "queuePositions"
+    positions = QueuePositions(path)
+    positions.begin_at(2 * SEGMENT)
+    positions.note_round(SEGMENT, 3 * SEGMENT)
+    assert not positions.are_known, "what it leaves out may stand before this log's first byte"
+    positions.note_round(2 * SEGMENT, 4 * SEGMENT)
+    assert positions.are_known and positions.stated_from == 2 * SEGMENT
+    positions.note_round(SEGMENT, 5 * SEGMENT)
+    assert positions.stated_from == 2 * SEGMENT
+    for write in positions.writes_due():
+        write()
+    positions = QueuePositions(path)
+    assert not positions.log_ends_at(4 * SEGMENT, 2 * SEGMENT)
+    assert positions.stated_from == 2 * SEGMENT
+    positions.log_ends_at(4 * SEGMENT - 1, 2 * SEGMENT)
+    assert positions.stated_from == QueuePositions(path).stated_from == 0
+
+
+def test_r38_a_round_is_whole_with_its_last_queue_and_leaves_no_piece_out():
+    """Three queues, one a piece; the second piece finds no room at first."""
+    idle = SimpleNamespace(last_physical_end=0)
+    queues = {
+        ("T", n): SimpleNamespace(
+            topic="T", topic_bytes=b"T", queue_id=n, next_offset=5, handler=None, consume_queue=idle
+        )
+        for n in range(3)
+    }
+    table = Mock(queues=queues, get=lambda topic, queue_id: queues[topic, queue_id])
+    table.positions.stated_from = -1
+    put = Mock(side_effect=[Mock(size=100), PutRefused("full"), *[Mock(size=100)] * 9])
+    rounds = PositionRounds(
+        SimpleNamespace(max_message_size=50),
+        SimpleNamespace(segment_size=SEGMENT),
+        table,
+        Mock(end=SEGMENT + 1, put_though_full=put),
+        set(),
+    )
+    rounds.begin_mastership()
+    assert [rounds.put_if_due() for _ in range(5)] == [True, False, True, True, False]
+    stated = [decode_positions(call.args[0].body) for call in put.call_args_list]
+    assert [list(record.positions["T"]) for record in stated] == [[0], [1], [1], [2]]
+    assert [record.whole for record in stated] == [False, False, False, True]

@@ -1,0 +1,220 @@
+"""No answer of code 0 before what it stands for is confirmed (R1, R30, R31), whatever was asked;
+and nothing is stored while a planned switch holds the sends (R33)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lone_broker import Rig, run_with_broker, send_header, until
+
+from batonmq.protocol.batch import BatchItem, encode_batch
+from batonmq.protocol.bodies import LockBatchRequestBody, SubscriptionGroupConfig
+from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.protocol.properties import encode_properties
+from batonmq.remoting.command import RemotingCommand
+
+Ask = Callable[[], Coroutine[Any, Any, RemotingCommand]]
+NO_CHECKS: dict[str, object] = {"transaction_time_out": 3_600_000}
+
+
+@contextlib.contextmanager
+def unconfirmed(rig: Rig) -> Iterator[None]:
+    """Nothing is confirmed within; what waits is at its end."""
+    path = rig.service.path
+    confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+
+
+async def round_trips(rig: Rig) -> None:
+    """What could have been answered by now was."""
+    for _ in range(3):
+        await rig.ask(45)
+
+
+async def end_of_transaction(rig: Rig) -> Ask:
+    sent = await rig.send("T", TRAN_MSG="true", PGROUP="pg")
+    _, offset = decode_offset_msg_id(sent.ext["msgId"])
+    fields = {
+        "producerGroup": "pg",
+        "tranStateTableOffset": sent.ext["queueOffset"],
+        "commitLogOffset": str(offset),
+        "commitOrRollback": "8",
+        "fromTransactionCheck": "false",
+    }
+    return lambda: rig.ask(37, fields)
+
+
+async def send_back(rig: Rig) -> Ask:
+    sent = await rig.send("T")
+    _, offset = decode_offset_msg_id(sent.ext["msgId"])
+    return lambda: rig.ask(36, {"offset": str(offset), "group": "g", "delayLevel": "0"})
+
+
+async def reply(rig: Rig) -> Ask:
+    """To a requester that has gone: code 1, and stored all the same."""
+    return lambda: rig.ask(325, send_header("R", 0, {"REPLY_TO_CLIENT": "nobody"}), b"answer")
+
+
+async def new_topic(rig: Rig) -> Ask:
+    fields = {
+        "topic": "New",
+        "defaultTopic": "TBW102",
+        "readQueueNums": "4",
+        "writeQueueNums": "4",
+        "perm": "6",
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+    }
+    return lambda: rig.ask(17, fields)
+
+
+async def new_group(rig: Rig) -> Ask:
+    return lambda: rig.ask(200, body=SubscriptionGroupConfig(group_name="new").encode())
+
+
+async def deleted_topic(rig: Rig) -> Ask:
+    await rig.send("T")
+    return lambda: rig.ask(215, {"topic": "T"})
+
+
+@pytest.mark.parametrize(
+    "prepare", [end_of_transaction, send_back, reply, new_topic, new_group, deleted_topic]
+)
+def test_r30_r31_an_answer_waits_for_its_confirmation(
+    tmp_path: Path, prepare: Callable[[Rig], Coroutine[Any, Any, Ask]]
+) -> None:
+    async def play(rig: Rig) -> None:
+        ask = await prepare(rig)
+        end = rig.service.store.max_phy_offset
+        with unconfirmed(rig):
+            waits = asyncio.ensure_future(ask())
+            await until(lambda: rig.service.store.max_phy_offset > end)
+            await round_trips(rig)
+            assert not waits.done()
+        assert (await waits).code == (1 if prepare is reply else 0)
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r1_a_batch_waits_for_its_last_message(tmp_path: Path) -> None:
+    items = [
+        BatchItem(bytes(100), encode_properties({"UNIQ_KEY": f"K{n}"}).encode()) for n in (1, 2)
+    ]
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T")
+        with unconfirmed(rig):
+            header = send_header("T", 0, {}) | {"m": "true"}
+            waits = asyncio.ensure_future(rig.ask(320, header, encode_batch(items)))
+            await until(lambda: len(rig.service.path.acks) == 1)
+            (waiting,) = rig.service.path.acks._replies
+            assert waiting[0] == rig.service.store.appender.end
+        assert (await waits).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r8_r30_a_renewed_lock_is_answered_by_who_is_shown_to_be_master(tmp_path: Path) -> None:
+    queue = MessageQueue("T", "broker-a", 0)
+    body = LockBatchRequestBody(client_id="a", consumer_group="g", mq_set=[queue]).encode()
+
+    async def play(rig: Rig) -> None:
+        assert (await rig.ask(41, body=body)).code == 0
+        with unconfirmed(rig):
+            sent = asyncio.ensure_future(rig.send("T"))
+            await until(lambda: len(rig.service.path.acks) == 1)
+            renewal = asyncio.ensure_future(rig.ask(41, body=body))
+            await round_trips(rig)
+            assert not renewal.done() and not sent.done()
+        assert (await renewal).code == (await sent).code == 0
+        locks, now_ms = rig.service.tables.locks, rig.service.path.clock_ms()
+        rig.service.path.gate.follow(2, "other:1")
+        locks.lead(now_ms - 3_600_000)
+        for _ in range(3):
+            rig.service.locks.tick(now_ms + 61_000)
+        assert locks.wrapper().locks == {"g": {"a": [("T", 0)]}}, "the log says who has it"
+
+    run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("code", [10, 310, 320])
+def test_r33_a_send_of_any_kind_is_held(tmp_path: Path, code: int) -> None:
+    long_names = {
+        "producerGroup": "pg",
+        "topic": "T",
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "4",
+        "queueId": "0",
+        "sysFlag": "0",
+        "bornTimestamp": "1700000000000",
+        "flag": "0",
+        "properties": "",
+        "reconsumeTimes": "0",
+    }
+    header = long_names if code == 10 else send_header("T", 0, {})
+    body = encode_batch([BatchItem(b"x", b"")]) if code == 320 else b"x"
+
+    async def play(rig: Rig) -> None:
+        sent = await rig.send("T")
+        end, path = rig.service.store.max_phy_offset, rig.service.path
+        path.hold.begin()
+        waits = asyncio.ensure_future(rig.ask(code, header | {"m": str(code == 320).lower()}, body))
+        await until(lambda: len(path.hold) == 1)
+        _, offset = decode_offset_msg_id(sent.ext["msgId"])
+        fields = {"offset": str(offset), "group": "g", "delayLevel": "0"}
+        assert (await rig.ask(36, fields)).code == 14, "a retry is refused at once"
+        assert rig.service.store.max_phy_offset == end and not waits.done()
+        path.hold.release()
+        assert (await waits).code == 0 and rig.service.store.max_phy_offset > end
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_write_is_refused_where_too_few_replicas_are_in_sync(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        refused = await rig.send("T")
+        assert refused.code == 1 and "not enough: 1" in (refused.remark or "")
+        assert rig.service.store.queries.max_offset_in_queue("T", 0) == 0
+
+    run_with_broker(tmp_path, play, min_in_sync_replicas=2)
+
+
+def test_r28_a_pull_between_the_confirmed_and_the_written_end_is_not_sent_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """A queue of which one message, or none, is shown, and two more are written."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T", queue=0)
+        await rig.send("T", queue=1)
+        with unconfirmed(rig):
+            sends = [asyncio.ensure_future(rig.send("T", queue=q)) for q in (0, 0, 2, 2)]
+            await until(lambda: len(rig.service.path.acks) == 4)
+            for queue, end in ((0, 3), (2, 2)):
+                codes = [(await rig.pull(queue=queue, offset=at)).code for at in range(1, end + 2)]
+                assert codes == [19] * end + [21]
+        for each in sends:
+            assert (await each).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_resets_that_are_parked_end_with_the_role(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        pulls = rig.service.pull
+        pulls.resets.park("g", "T", 0, 5)
+        pulls.role_changed()
+        assert not len(pulls.resets)
+
+    run_with_broker(tmp_path, play)

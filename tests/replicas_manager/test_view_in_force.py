@@ -1,0 +1,108 @@
+"""Which view counts, what this process is in it (R2, R3, R20), and what a newer one makes void."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+
+from batonmq.protocol.role_view import Role, RoleView
+from batonmq.replicas_manager import identity
+from batonmq.replicas_manager.events import (
+    AdoptView,
+    BecomeMaster,
+    BecomeSlave,
+    ProposalRefused,
+    SetDead,
+)
+from batonmq.replicas_manager.role import ViewInForce, Worth
+from batonmq.replicas_manager.role_runner import RoleRunner
+
+
+def view(epoch: int, set_epoch: int = 1, master: int = 1, incarnation: str = "b") -> RoleView:
+    return RoleView(
+        "C",
+        "broker-a",
+        master_broker_id=master,
+        master_incarnation=incarnation,
+        master_epoch=epoch,
+        sync_state_set_epoch=set_epoch,
+        sync_state_set=frozenset({1}),
+    )
+
+
+@pytest.mark.parametrize(
+    "seen, role",
+    [
+        (view(4), Role.MASTER),
+        (view(4, incarnation="another life"), Role.FENCED),
+        (view(3), Role.FENCED),
+        (view(4, master=2, incarnation="c"), Role.SLAVE),
+        (view(4, master=0, incarnation=""), Role.FENCED),
+    ],
+)
+def test_r3_master_is_the_process_that_was_elected_in_an_epoch_of_its_own(
+    seen: RoleView, role: Role
+) -> None:
+    """Epoch 3 was accepted by an earlier life of this broker."""
+    assert ViewInForce(1, "b", 3).role_in(seen) is role
+
+
+def test_r20_only_epochs_that_grow_are_taken() -> None:
+    current = ViewInForce(1, "b", 0)
+    assert current.take(view(3, 5))
+    assert [current.worth(view(*key)) for key in ((3, 4), (3, 5), (2, 9), (3, 6), (4, 1))] == [
+        Worth.KNOWN,
+        Worth.KNOWN,
+        Worth.STALE,
+        Worth.NEWER,
+        Worth.NEWER,
+    ]
+
+
+def test_r11_what_was_meant_for_an_older_role_does_not_reach_the_next() -> None:
+    """1 becoming slave takes its time. 2 outcomes and sets wait behind it. 3 it is elected."""
+
+    async def play() -> None:
+        opened, actions, sets = asyncio.Event(), AsyncMock(), Mock()
+
+        async def become_slave(_: RoleView) -> None:
+            await opened.wait()
+
+        actions.become_slave = become_slave
+        actions.become_master = AsyncMock(side_effect=lambda _, durable: durable)
+        runner = RoleRunner(actions, sets, lambda _: None, 99, Mock(), Mock())
+        runner.perform(BecomeSlave(view(3, master=2)))
+        await asyncio.sleep(0)
+        runner.perform(AdoptView(view(3, 2, master=2)))
+        runner.perform(ProposalRefused(2001, "late"))
+        runner.perform(SetDead(frozenset({2})))
+        runner.perform(BecomeMaster(view(4)))
+        opened.set()
+        assert runner._task is not None
+        await runner._task
+        actions.become_master.assert_awaited_once()
+        sets.adopt_view.assert_not_called()
+        sets.proposal_refused.assert_not_called()
+        sets.set_dead.assert_called_once()
+
+    asyncio.run(play())
+
+
+def test_the_check_code_stays_until_the_id_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = identity.IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a")
+    code = file.load().check_code
+
+    def fail(*_: object) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(identity, "replace_file", fail)
+        with pytest.raises(OSError, match="no room"):
+            file.save(7)
+    again = identity.IdentityFile(tmp_path / "brokerIdentity", "C", "broker-a").load()
+    assert (again.broker_id, again.check_code) == (0, code)
