@@ -13,7 +13,7 @@ order of their offsets, and while there are any the progress reaches to the firs
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from typing import Final
 
 from batonmq.store.delay_offset import TimerProgress
@@ -30,7 +30,7 @@ class TimerQueue:
     def __init__(self) -> None:
         self._heap: list[int] = []
         self._blocks: dict[int, int] = {}
-        self._recalled: set[bytes] = set()
+        self._recalls: Counter[bytes] = Counter()
         self._late: deque[int] = deque()
         self._done = self._known_to = 0
         self.next_offset = 0
@@ -41,7 +41,7 @@ class TimerQueue:
         self._heap.clear()
         self._late.clear()
         self._blocks.clear()
-        self._recalled.clear()
+        self._recalls.clear()
         self._done = progress.done_ms << _BITS | progress.done_offset
         self._known_to = min(progress.next_offset, end_offset)
         self.next_offset = min(max(progress.from_offset, least_offset), end_offset)
@@ -66,15 +66,19 @@ class TimerQueue:
         return True
 
     def recalled(self, key: bytes) -> None:
-        """The message of this key is not to be delivered."""
-        self._recalled.add(key)
+        """A recall waits: no message of this key is to be delivered until that is due, for a send
+        that was tried again may have stored the message twice."""
+        self._recalls[key] += 1
 
-    def take_recall(self, key: bytes) -> bool:
-        """Whether the message of this key was recalled; if so, that is settled now."""
-        if key in self._recalled:
-            self._recalled.discard(key)
-            return True
-        return False
+    def is_recalled(self, key: bytes) -> bool:
+        """Whether a recall of this key waits."""
+        return key in self._recalls
+
+    def recall_over(self, key: bytes) -> None:
+        """A recall of this key is due: what it names was due before it."""
+        self._recalls[key] -= 1
+        if self._recalls[key] <= 0:
+            del self._recalls[key]
 
     @property
     def wake_ms(self) -> int:

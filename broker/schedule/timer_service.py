@@ -135,10 +135,10 @@ class TimerService(DueService):
         message = message_to_store(record)
         key = find_property(message.properties, b"TIMER_DEL_UNIQKEY")
         if key is not None:
-            self._queue.take_recall(key)
+            self._queue.recall_over(key)
             return True
         topic = find_property(message.properties, b"REAL_TOPIC") or b""
-        if self._queue.take_recall(recall_key(topic, message.uniq_key or b"")):
+        if self._queue.is_recalled(recall_key(topic, message.uniq_key or b"")):
             return True
         message.properties = b"%b\x02TIMER_DEQUEUE_MS\x01%d\x02" % (
             message.properties.rstrip(b"\x02"),

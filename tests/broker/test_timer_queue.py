@@ -34,10 +34,14 @@ def test_an_empty_queue_waits_for_nothing() -> None:
     assert queue.wake_ms == NEVER and queue.next_due(NEVER) is None
 
 
-def test_a_recall_counts_once() -> None:
+def test_a_recall_counts_until_it_is_due() -> None:
     queue = fresh()
     queue.recalled(b"T+K")
-    assert queue.take_recall(b"T+K") and not queue.take_recall(b"T+K")
+    queue.recalled(b"T+K")
+    queue.recall_over(b"T+K")
+    assert queue.is_recalled(b"T+K"), "the other one waits still"
+    queue.recall_over(b"T+K")
+    assert not queue.is_recalled(b"T+K")
 
 
 def test_it_reads_from_the_block_of_the_first_that_waits() -> None:

@@ -156,10 +156,31 @@ def test_a_recalled_message_never_comes_also_after_a_restart(tmp_path: Path, clo
         clock.ahead_ms = 70_000
         await until(lambda: len(rig.service.waiting.timers) == 0 and end_of(rig, "T") == 1)
         assert [one.body for one in await messages(rig, "T")] == [b"kept"]
-        assert not rig.service.waiting.timers._queue._recalled
+        assert not rig.service.waiting.timers._queue._recalls
 
     run_with_broker(tmp_path, before, broker=RECALLS)
     run_with_broker(tmp_path, after, broker=RECALLS)
+
+
+def test_a_recall_takes_back_every_copy_of_a_send_that_was_tried_again(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """A failover may leave a message in the queue twice: the answer named the second one only, and
+    the first one used the recall up."""
+
+    async def play(rig: Rig) -> None:
+        copies = [
+            await rig.send("T", b"copy", TIMER_DELAY_SEC=wait, UNIQ_KEY="K")
+            for wait in ("50", "60")
+        ]
+        assert (await recall(rig, copies[1])).code == 0
+        clock.ahead_ms = 70_000
+        await until(lambda: len(rig.service.waiting.timers) == 0)
+        await rig.send("T", b"last")
+        assert [one.body for one in await messages(rig, "T")] == [b"last"]
+        assert not rig.service.waiting.timers._queue._recalls
+
+    run_with_broker(tmp_path, play, broker=RECALLS)
 
 
 @pytest.mark.parametrize(
