@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import part_catchup, part_consume, part_failover, part_sends, part_start
+from bench import part_catchup, part_clients, part_consume, part_failover, part_sends, part_start
 from bench.report import Row, table
 from bench.run import SIDES, Part, Run, progress
 from lab.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
@@ -30,6 +30,7 @@ from lab.processes import ROOT
 PARTS: Final = (
     part_start.PART,
     part_failover.PART,
+    part_clients.PART,
     part_sends.PART,
     part_consume.PART,
     part_catchup.PART,

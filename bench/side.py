@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from lab import frames
-from lab.connection import HaStatus, ask, ha_status
+from lab.connection import HaStatus, ask, ha_status, sync_state
 from lab.processes import HOST, free_base_port, wait_for
 
 NAME_SERVERS: Final = 3
@@ -118,6 +118,39 @@ class Side(ABC):
             if status is not None and status.is_level(BROKERS - 1):
                 return status
         return None
+
+    @property
+    def controllers(self) -> list[str]:
+        return [f"{HOST}:{self.base_port + 100 * i + 2}" for i in range(NAME_SERVERS)]
+
+    def full(self) -> HaStatus | None:
+        """As `level`, also under load: the slave may be behind what is just written."""
+        for address in self.brokers:
+            status = ha_status(address)
+            if status is not None and status.master and status.in_sync_slaves == BROKERS - 1:
+                return status
+        return None
+
+    def switch_master(self) -> None:
+        """A planned switch to the slave, as `mqadmin electMaster` asks for it."""
+        state = sync_state(self.controllers, frames.BROKER_NAME)
+        if state is None:
+            raise SideError(f"{self.name}: no controller replies")
+        master = state["masterBrokerId"]
+        heirs = [one["brokerId"] for one in state["inSyncReplicas"] if one["brokerId"] != master]
+        ext = {
+            "clusterName": "DefaultCluster",
+            "brokerName": frames.BROKER_NAME,
+            "brokerId": heirs[0],
+            "designateElect": "true",
+        }
+        refusals = []
+        for address in self.controllers:  # only the leading one does it
+            reply = ask(address, frames.ELECT_MASTER, ext)
+            if reply.code == frames.OK:
+                return
+            refusals.append(f"{address}: {reply.code} {reply.remark}")
+        raise SideError(f"{self.name}: no switch: {'; '.join(refusals)}")
 
     def create_topic(self, topic: str, queues: int) -> None:
         """Creates a topic on the master, and waits for its route."""

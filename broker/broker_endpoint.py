@@ -26,6 +26,7 @@ from batonmq.broker.relay import (
     HELD_MAX,
     PULL_CODES,
     RELAYED_CODES,
+    SENDS,
     SLICE,
     WAIT_MS,
     Relay,
@@ -43,11 +44,6 @@ from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 log = logging.getLogger(__name__)
 
 STARTING: Final = "this broker is starting: ask the name server for the master"
-SENDS: Final = (
-    RequestCode.SEND_MESSAGE,
-    RequestCode.SEND_MESSAGE_V2,
-    RequestCode.SEND_BATCH_MESSAGE,
-)
 ASK_TIMEOUT_MS: Final = 300
 ASK_PAUSE_S: Final = 0.05
 TICK_S: Final = 0.1

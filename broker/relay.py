@@ -67,6 +67,11 @@ RELAYED_CODES: Final = (
 )
 """Handled by the master alone. Sends and pulls have raw handlers, which come here by themselves."""
 
+SENDS: Final = (
+    RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+)
 PULL_CODES: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 WAIT_MS: Final = 2500
 """How long a request waits for a master: less than the 3 s after which a stock client gives up."""
@@ -138,6 +143,8 @@ class Relay:
         self._pause: asyncio.TimerHandle | None = None
         self._pauses = Backoff(PAUSE_FIRST_MS, PAUSE_MAX_MS)
         self._dials: dict[str, asyncio.Task[None]] = {}
+        self._due: list[Asked] = []
+        self._is_closing = False
 
     def __len__(self) -> int:
         """How many requests wait here, or for the master's answer."""
@@ -187,12 +194,16 @@ class Relay:
     def _may_take(self, request: RemotingCommand) -> bool:
         return (
             self.enabled
-            and not self._gate.is_stopping
+            and (not self._gate.is_stopping or self._knows_master)
             and request.language != LanguageCode.PYTHON
             and RELAY_FIELD not in request.ext
             and self._held < HELD_MAX
             and self._held_bytes + len(request.body) <= HELD_BYTES_MAX
         )
+
+    @property
+    def _knows_master(self) -> bool:
+        return self._gate.refusal is not None and bool(self._gate.refusal.master_address)
 
     def _take(
         self,
@@ -204,6 +215,8 @@ class Relay:
         for_any_role: bool = False,
     ) -> None:
         asked = Asked(channel, request, again, self._clock_ms() + WAIT_MS, answer_ms, for_any_role)
+        if self._is_closing and request.code in SENDS:
+            return
         self._held += 1
         self._held_bytes += len(request.body)
         self._go_on(asked)
@@ -236,9 +249,18 @@ class Relay:
             self._refuse(asked, MASTER_GONE if asked.is_lost else NO_MASTER)
 
     async def close(self) -> None:
-        """Refuses all that waits; gives the master a moment to answer what was passed on."""
+        """Refuses all that waits; gives the master a moment to answer what was passed on.
+
+        Sends that wait, or come now, get no answer, but the end of their connection in a moment:
+        an asynchronous send of a stock client is tried elsewhere after that, and not after a
+        refusal."""
+        self._is_closing = True
         while self._waiting:
-            self._refuse(self._waiting.popleft(), STOPPING)
+            asked = self._waiting.popleft()
+            if asked.request.code in SENDS and not asked.is_lost:
+                self._release(asked)
+            else:
+                self._refuse(asked, STOPPING)
         self._look_again()
         if self._held:
             self._settled = asyncio.Event()
@@ -250,7 +272,7 @@ class Relay:
         await asyncio.gather(*self._dials.values(), return_exceptions=True)
         await self._client.close()
 
-    def _go_on(self, asked: Asked) -> None:
+    def _go_on(self, asked: Asked, *, is_due: bool = False) -> None:
         gate = self._gate
         if asked.channel.closed:
             self._release(asked)
@@ -262,12 +284,28 @@ class Relay:
         elif gate.refusal is None or (asked.for_any_role and gate.role is Role.SLAVE):
             self._release(asked)
             asked.again()
-        elif gate.is_master or gate.is_stopping:
+        elif gate.is_master or (gate.is_stopping and not self._knows_master):
             self._refuse(asked, gate.refusal.remark)
         elif not gate.refusal.master_address or gate.refusal.master_epoch < asked.epoch:
             self._waiting.append(asked)
-        else:
+        elif is_due:
             self._pass_on(asked, gate.refusal.master_address, gate.refusal.master_epoch)
+        else:
+            self._pass_on_soon(asked)
+
+    def _pass_on_soon(self, asked: Asked) -> None:
+        """Two turns later: if the master has just died, the end of its connection, which came in
+        the same moment as this client's retry, is seen first. After a request was written to a dead
+        connection nobody knows that the master never got it."""
+        self._due.append(asked)
+        if len(self._due) == 1:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._pass_on_due)
+
+    def _pass_on_due(self) -> None:
+        due, self._due = self._due, []
+        for asked in due:
+            self._go_on(asked, is_due=True)
 
     def _pass_on(self, asked: Asked, address: str, epoch: int) -> None:
         connection = self._client.live_connection(address)

@@ -88,18 +88,12 @@ class RoleGate:
     def leave(self, master_epoch: int, master_address: str) -> None:
         """Another is master of `master_epoch`; this broker is on its way to follow it."""
         self.role, self.master_epoch = Role.FENCED, master_epoch
-        self.refusal = self._stopping or Refusal(
-            ResponseCode.SERVICE_NOT_AVAILABLE, _LEFT_REMARK, master_address, master_epoch
-        )
-        self.changed()
+        self._refuse(ResponseCode.SERVICE_NOT_AVAILABLE, _LEFT_REMARK, master_address)
 
     def follow(self, master_epoch: int, master_address: str = "") -> None:
         """The broker is a slave in `master_epoch`."""
         self.role, self.master_epoch = Role.SLAVE, master_epoch
-        self.refusal = Refusal(
-            ResponseCode.SYSTEM_BUSY, _SLAVE_REMARK, master_address, master_epoch
-        )
-        self.changed()
+        self._refuse(ResponseCode.SYSTEM_BUSY, _SLAVE_REMARK, master_address)
 
     def fence(self) -> None:
         """This broker has no role."""
@@ -108,8 +102,21 @@ class RoleGate:
 
     def close(self, remark: str) -> None:
         """The process ends or cannot trust its disk; nothing opens the gate again."""
-        self._stopping = Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        known = self.refusal
+        self._stopping = Refusal(
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            remark,
+            known.master_address if known is not None else "",
+            known.master_epoch if known is not None else 0,
+        )
         self.refusal = self._stopping
+        self.changed()
+
+    def _refuse(self, code: int, remark: str, master_address: str) -> None:
+        """A stopping broker goes on to say so, but names the new master."""
+        if self._stopping is not None:
+            code, remark = self._stopping.code, self._stopping.remark
+        self.refusal = Refusal(code, remark, master_address, self.master_epoch)
         self.changed()
 
     def standing(self, *, lease: bool, required_set_whole: bool) -> None:

@@ -11,7 +11,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 from faults.catalogue import BY_NAME, FAULTS
-from faults.clients import CLIENT_FAULTS, CLIENT_FAULTS_BY_NAME, ClientFault, run_clients
+from faults.clients import (
+    CLIENT_FAULTS,
+    CLIENT_FAULTS_BY_NAME,
+    ClientFault,
+    ClientRun,
+    run_clients,
+)
+from faults.clients_gone import run_host_gone
 from faults.harmless import FullLoad
 from faults.soak import run_soak
 from faults.table import run_table
@@ -56,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     clients.add_argument("--replicas", type=int, default=3)
     clients.add_argument("--groups", type=int, default=1)
     clients.add_argument("--no-replica-routes", action="store_true")
+    clients.add_argument("--kinds", action="store_true", help="every kind of sender and consumer")
+    clients.add_argument("--host-gone", action="store_true", help="only that row; needs root")
     clients.add_argument("--log", type=Path, help="folder for logs")
     soak = commands.add_parser("soak", help="random faults for a long time")
     soak.add_argument("--minutes", type=float, default=60.0)
@@ -80,15 +89,18 @@ def main() -> int:
     # SIGTERM ends it as ctrl-C does: processes and namespaces are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if arguments.command == "clients":
-        return run_clients(
-            arguments.only or CLIENT_FAULTS,
+        run = ClientRun(
             trials=arguments.trials,
             replicas=arguments.replicas,
             groups=arguments.groups,
             replica_routes=not arguments.no_replica_routes,
+            kinds=arguments.kinds,
             folder=_folder(arguments),
             progress=_progress,
         )
+        if arguments.host_gone:
+            return run_host_gone(run)
+        return run_clients(arguments.only or CLIENT_FAULTS, run)
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
     folder = _folder(arguments)
     if arguments.command == "soak":

@@ -1,78 +1,193 @@
 """Stock Java clients under load, every setting at its default, and what they saw of a fault.
 
-A producer of four threads with messages of 100 bytes, and a push consumer. Times are the wall clock
-in ms, the same for the programs and for whoever starts them on this machine.
+Senders with messages of 100 bytes and consumers, of one kind or of several. Times are the wall
+clock in ms, the same for the programs and for whoever starts them on this machine.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from lab.java import JavaProgram
+from lab.java import JavaError, JavaProgram
 from lab.processes import ROOT
 
 SOURCES: Final = ROOT / "tests" / "interop" / "java"
 PROGRAM: Final = "StockLoad"
-THREADS: Final = 4
+SENDERS: Final = ("sync", "async", "batch", "transaction", "ordered")
+CONSUMERS: Final = ("concurrent", "orderly", "lite")
+ROLLED_BACK: Final = "rolledback"
+WHOLE_S: Final = 150.0
+"""A transaction whose end got lost is asked for after 6 s, then each 30 s."""
+
+Start = Callable[..., JavaProgram]
+"""Starts a Java program of SOURCES: its name, its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The longest times without an acknowledged send and without a message, and the failed sends,
-    from some moment on."""
+    """What one kind of client saw from some moment on: the longest time without an acknowledged
+    send, or without a message, and how many sends failed."""
 
-    ack_gap_ms: int
-    message_gap_ms: int
-    failed: int
+    gap_ms: int
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a kind of consumer was given in all: messages more than once, messages of transactions
+    that were rolled back, and messages of a key whose first time came after that of a later one."""
+
+    twice: int
+    rolled_back: int
+    out_of_order: int
 
 
 class StockLoad:
-    """A running producer and a running consumer of one topic."""
+    """Running senders of one topic, and running consumers of it.
 
-    def __init__(self, producer: JavaProgram, consumer: JavaProgram) -> None:
-        self.producer, self.consumer = producer, consumer
+    `senders` maps a kind of SENDERS to its threads.
+    """
 
-    @staticmethod
-    def arguments(name_servers: str, topic: str, role: str) -> tuple[str, ...]:
-        """Of PROGRAM; `role` is produce or consume."""
-        return (name_servers, topic, str(THREADS), role)
+    def __init__(
+        self,
+        start: Start,
+        stack: ExitStack,
+        name_servers: str,
+        topic: str,
+        *,
+        senders: dict[str, int] | None = None,
+        consumers: Sequence[str] = ("concurrent",),
+    ) -> None:
+        threads = senders or {"sync": 4}
+        self.senders = tuple(threads)
+        self.consumers = tuple(consumers)
+        produce = [f"{kind}:{count}" for kind, count in threads.items()]
+        self.producer = stack.enter_context(
+            start(PROGRAM, name_servers, topic, "produce", *produce)
+        )
+        self.consumer = stack.enter_context(
+            start(PROGRAM, name_servers, topic, "consume", *consumers)
+        )
 
     def go_on(self, count: int = 300) -> None:
-        """Waits until both have seen `count` more messages than now."""
-        acks, seen = len(self.producer.of("acked")), len(self.consumer.of("key"))
-        self.producer.wait_for("acks", lambda: len(self.producer.of("acked")) >= acks + count)
-        self.consumer.wait_for("messages", lambda: len(self.consumer.of("key")) >= seen + count)
+        """Waits until each sender had `count` more messages acknowledged than now, and each
+        consumer was given as many."""
+        for kind in self.senders:
+            prefix = f"{kind}-"
+            _wait_for_more(
+                self.producer,
+                f"acks of {kind}",
+                count,
+                lambda line, prefix=prefix: line.get("acked", "").startswith(prefix),
+            )
+        for kind in self.consumers:
+            _wait_for_more(
+                self.consumer,
+                f"messages for {kind}",
+                count,
+                lambda line, kind=kind: line.get("by") == kind,
+            )
 
-    def since(self, wall_ms: int) -> Seen:
-        return Seen(
-            _longest_gap_ms(self.producer.of("acked"), wall_ms),
-            _longest_gap_ms(self.consumer.of("key"), wall_ms),
-            sum(line["at"] >= wall_ms for line in self.producer.of("failed")),
+    def acked(self, kind: str) -> list[dict[str, Any]]:
+        """The acknowledged messages of one kind of sender."""
+        return _of_kind(self.producer.of("acked"), "acked", kind)
+
+    def failed(self, kind: str = "") -> list[dict[str, Any]]:
+        """The failed sends of one kind of sender, or of all."""
+        return _of_kind(self.producer.of("failed"), "failed", kind)
+
+    def reasons(self, wall_ms: int) -> Counter[str]:
+        """Why sends failed from then on: the kind, and the error without its numbers."""
+        failed = [line for line in self.failed() if line["at"] >= wall_ms]
+        return Counter(
+            f"{line['failed'].partition('-')[0]}: {re.sub(r'[0-9]+', 'N', str(line['why']))[:200]}"
+            for line in failed
         )
 
-    def finish(self) -> int:
-        """Ends the producer, waits until the consumer has every acknowledged message, and ends it:
-        how many messages it got more than once. Raises JavaError for one that never comes."""
-        self.producer.finish()
+    def given(self, kind: str) -> list[dict[str, Any]]:
+        """What one kind of consumer was given."""
+        return [line for line in self.consumer.of("key") if line["by"] == kind]
+
+    def since(self, wall_ms: int) -> dict[str, Seen]:
+        """What each kind of sender and consumer saw from then on."""
+        seen = {
+            kind: Seen(
+                _longest_gap_ms(self.acked(kind), wall_ms),
+                sum(line["at"] >= wall_ms for line in self.failed(kind)),
+            )
+            for kind in self.senders
+        }
+        for kind in self.consumers:
+            seen[kind] = Seen(_longest_gap_ms(self.given(kind), wall_ms))
+        return seen
+
+    def finish(self) -> dict[str, Given]:
+        """Ends the senders, waits until each consumer has every acknowledged message, and ends all.
+        Raises JavaError for a message that never comes."""
+        self.producer.send("stop")
+        self.producer.wait_for("the last outcomes", lambda: self.producer.of("sent"))
         acked = {line["acked"] for line in self.producer.of("acked")}
-        self.consumer.wait_for(
-            "every acknowledged message",
-            lambda: acked <= {line["key"] for line in self.consumer.of("key")},
-        )
+        for kind in self.consumers:
+            self._wait_for_all(kind, acked)
+        self.producer.finish()
         self.consumer.finish()
-        times = Counter(line["key"] for line in self.consumer.of("key"))
-        return sum(count > 1 for count in times.values())
+        return {kind: judged(self.given(kind)) for kind in self.consumers}
+
+    def _wait_for_all(self, kind: str, acked: set[str]) -> None:
+        def missing() -> list[str]:
+            return sorted(acked - {line["key"] for line in self.given(kind)})
+
+        try:
+            self.consumer.wait_for("every acknowledged message", lambda: not missing(), WHOLE_S)
+        except JavaError as exc:
+            lost = missing()
+            raise JavaError(f"{kind} was not given {len(lost)}: {lost[:20]}\n{exc}") from None
 
 
-def _longest_gap_ms(lines: list[dict[str, int]], wall_ms: int) -> int:
+def _wait_for_more(program: JavaProgram, what: str, count: int, fits: Callable[..., bool]) -> None:
+    """Waits for so many lines that fit, each looked at once."""
+    looked, found = len(program.lines), 0
+
+    def enough() -> bool:
+        nonlocal looked, found
+        new = program.lines[looked:]
+        looked += len(new)
+        found += sum(map(fits, new))
+        return found >= count
+
+    program.wait_for(what, enough)
+
+
+def _of_kind(lines: list[dict[str, Any]], field: str, kind: str) -> list[dict[str, Any]]:
+    prefixes = (f"{kind}-", f"{ROLLED_BACK}-") if kind == "transaction" else (f"{kind}-",)
+    return [line for line in lines if not kind or line[field].startswith(prefixes)]
+
+
+def judged(lines: list[dict[str, Any]]) -> Given:
+    """What one kind of consumer was given, in its order."""
+    keys = Counter(line["key"] for line in lines)
+    # Counter keeps the order of the first times. ordered-NUMBER-KEY: numbers grow within a key.
+    newest: dict[str, int] = {}
+    out_of_order = 0
+    for key in keys:
+        if key.startswith("ordered-"):
+            _, number, by = key.split("-")
+            out_of_order += int(number) < newest.get(by, -1)
+            newest[by] = max(int(number), newest.get(by, -1))
+    return Given(
+        twice=sum(count > 1 for count in keys.values()),
+        rolled_back=sum(key.startswith(ROLLED_BACK) for key in keys),
+        out_of_order=out_of_order,
+    )
+
+
+def _longest_gap_ms(lines: list[dict[str, Any]], wall_ms: int) -> int:
     """Between two that follow each other, the later one at or after `wall_ms`."""
     times = sorted(line["at"] for line in lines)
     return max((after - before for before, after in pairwise(times) if after >= wall_ms), default=0)
-
-
-def program_folder(folder: Path, role: str) -> Path:
-    return folder / f"java-{role}"

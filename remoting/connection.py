@@ -410,6 +410,9 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> None:
         if self._reader.waiting and not self.closed:
             self.abort(f"malformed frame: cut off after {self._reader.waiting} bytes")
+        elif not self._server_side and not self.closed:
+            # At once: a request written after this would be lost, and nobody could tell.
+            self._mark_closed("closed by the peer")
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.closed:

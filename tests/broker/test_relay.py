@@ -21,6 +21,7 @@ from batonmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
+from batonmq.protocol.errors import ConnectError
 from batonmq.protocol.record import decode_records
 from batonmq.remoting.command import TYPE_BINARY, RemotingCommand
 
@@ -129,6 +130,53 @@ def test_it_becomes_master_itself_and_takes_what_waits(tmp_path: Path) -> None:
         assert [(await send).code for send in sends] == [0, 0, 0]
         assert len(await group.stored()) == 0, "nothing went to the old one"
         assert len(group.relay) == group.relay.passed_on == 0
+
+    play(tmp_path, script)
+
+
+def test_the_end_of_the_masters_connection_is_seen_before_a_retry_is_written_to_it(
+    tmp_path: Path,
+) -> None:
+    """Both come in the same moment: the client's own connection to the dead master ended, too."""
+
+    async def script(group: Group) -> None:
+        group.follow()
+        await group.ask()
+        (client,) = group.member.service.endpoint.server.connections
+        (connection,) = group.relay._client.connections
+        answered: list[RemotingCommand] = []
+        client.reply = lambda _, response: answered.append(response)  # type: ignore[method-assign]
+        for channel in group.master.service.endpoint.server.connections:
+            channel.drop()
+        request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, {})
+        request.language = LanguageCode.JAVA
+        group.master.service.path.gate.fence()
+        assert group.relay.take(client, request)
+        await until(lambda: connection.closed)
+        assert (len(group.relay), group.relay.passed_on, answered) == (1, 1, []), "it only waits"
+
+    play(tmp_path, script)
+
+
+def test_a_stopping_member_passes_on_until_its_connections_end(tmp_path: Path) -> None:
+    """1. A master is known, by then or later. 2. Sends that come when the relay closes get the end
+    of their connection: an asynchronous stock client tries no other broker after a refusal."""
+
+    async def script(group: Group) -> None:
+        group.member.service.path.gate.close("this broker is stopping")
+        assert (await group.ask()).remark == "this broker is stopping"
+        group.follow()
+        assert (await group.ask(body=b"late")).code == 0
+        assert await group.stored() == [b"late"]
+        await group.relay.close()
+        send = asyncio.ensure_future(group.ask(body=b"too late"))  # type: ignore[arg-type]
+        (channel,) = group.member.service.endpoint.server.connections
+        before = channel.last_active_ms
+        await until(lambda: channel.last_active_ms > before or send.done())
+        channel.close("stopped")
+        with pytest.raises(ConnectError):
+            await send
+        assert await group.stored() == [b"late"]
 
     play(tmp_path, script)
 

@@ -9,6 +9,6 @@ public final class ProduceThroughFailover {
         producer.setRetryTimesWhenSendFailed(5);
         producer.setRetryAnotherBrokerWhenNotStoreOK(true);
         producer.setSendMsgTimeout(5000);
-        new SendLoop(producer, args[1], 0).run(Integer.parseInt(args[2]));
+        new SendLoop(args[1], 0).run(producer, Integer.parseInt(args[2]));
     }
 }

@@ -10,52 +10,99 @@ import org.apache.rocketmq.common.message.Message;
  * A line {"acked": key, "at": ms} for every SEND_OK, {"failed": key, "why": text, "at": ms} for all else.
  */
 final class SendLoop {
-    private final DefaultMQProducer producer;
+    /** One way to send. It prints the outcome, now or later; what it throws is a failure. */
+    interface Way {
+        void send(int thread, int number) throws Exception;
+    }
+
     private final String topic;
     private final int bodySize;
     private final AtomicInteger numbers = new AtomicInteger();
     private volatile boolean stopped;
 
-    SendLoop(DefaultMQProducer producer, String topic, int bodySize) {
-        this.producer = producer;
+    SendLoop(String topic, int bodySize) {
         this.topic = topic;
         this.bodySize = bodySize;
     }
 
-    void run(int count) throws Exception {
-        producer.start();
+    /** Each message by itself, the answer awaited; keys are PREFIX-NUMBER. */
+    Way sync(DefaultMQProducer producer, String prefix) {
+        return (thread, number) -> {
+            String key = prefix + "-" + number;
+            try {
+                outcome(producer.send(message(key)), key);
+            } catch (InterruptedException error) {
+                throw error;
+            } catch (Exception error) {
+                failed(error, key);
+            }
+        };
+    }
+
+    Message message(String key) {
+        String body = key + "x".repeat(Math.max(0, bodySize - key.length()));
+        return new Message(topic, "", key, body.getBytes(StandardCharsets.UTF_8));
+    }
+
+    static void outcome(SendResult sent, String... keys) {
+        if (sent.getSendStatus() != SendStatus.SEND_OK) {
+            failed(sent.getSendStatus(), keys);
+            return;
+        }
+        for (String key : keys) {
+            Lines.print("acked", key, "at", System.currentTimeMillis());
+        }
+    }
+
+    static void failed(Object why, String... keys) {
+        for (String key : keys) {
+            Lines.print("failed", key, "why", why, "at", System.currentTimeMillis());
+        }
+    }
+
+    /** So many threads that send in this way until `stop`. */
+    Thread[] start(Way way, int count) {
         Thread[] threads = new Thread[count];
-        for (int i = 0; i < threads.length; i++) {
-            threads[i] = new Thread(this::produce, "producer-" + i);
+        for (int i = 0; i < count; i++) {
+            int thread = i;
+            threads[i] = new Thread(() -> produce(way, thread), "producer-" + i);
             threads[i].start();
         }
-        while (System.in.read() >= 0) {
-            // until the test closes the pipe
-        }
+        return threads;
+    }
+
+    void stop(Thread[] threads) throws InterruptedException {
         stopped = true;
         for (Thread thread : threads) {
             thread.join();
         }
+    }
+
+    /** One producer, `count` threads, until stdin ends. */
+    void run(DefaultMQProducer producer, int count) throws Exception {
+        producer.start();
+        Thread[] threads = start(sync(producer, "key"), count);
+        awaitEnd();
+        stop(threads);
         producer.shutdown();
         Lines.print("done", true);
     }
 
-    private void produce() {
+    static void awaitEnd() throws Exception {
+        while (System.in.read() >= 0) {
+            // until the test closes the pipe
+        }
+    }
+
+    private void produce(Way way, int thread) {
         while (!stopped) {
-            String key = "key-" + numbers.getAndIncrement();
-            byte[] body = (key + "x".repeat(Math.max(0, bodySize - key.length()))).getBytes(StandardCharsets.UTF_8);
             try {
-                SendResult sent = producer.send(new Message(topic, "", key, body));
-                if (sent.getSendStatus() == SendStatus.SEND_OK) {
-                    Lines.print("acked", key, "at", System.currentTimeMillis());
-                } else {
-                    Lines.print("failed", key, "why", sent.getSendStatus(), "at", System.currentTimeMillis());
-                }
+                way.send(thread, numbers.getAndIncrement());
                 Thread.sleep(2);
             } catch (InterruptedException error) {
                 return;
             } catch (Exception error) {
-                Lines.print("failed", key, "why", error, "at", System.currentTimeMillis());
+                throw new IllegalStateException(error);
             }
         }
     }

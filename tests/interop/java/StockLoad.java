@@ -1,43 +1,111 @@
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * StockLoad NAMESERVERS TOPIC THREADS produce|consume: a client with every setting at its default, until stdin ends.
- * A producer is a SendLoop; a consumer prints a line {"key": key, "at": ms} for every message.
+ * Clients of several kinds with every setting at its default, until stdin ends.
+ *
+ * StockLoad NAMESERVERS TOPIC produce KIND:THREADS...: senders of SenderKinds; a key begins with its kind. They stop
+ * at a line of stdin, {"sent": true}, and live on until its end: brokers ask them for the outcome of transactions.
+ * StockLoad NAMESERVERS TOPIC consume KIND...: one consumer of each kind (concurrent, orderly, lite), each its own group.
+ * A line {"key": key, "by": kind, "at": ms} for every message.
  */
 public final class StockLoad {
     public static void main(String[] args) throws Exception {
-        if (args[3].equals("consume")) {
-            consume(args[0], args[1]);
-            return;
+        List<String> kinds = Arrays.asList(args).subList(3, args.length);
+        if (args[2].equals("consume")) {
+            consume(args[0], args[1], kinds);
+        } else {
+            produce(args[0], args[1], kinds);
         }
-        DefaultMQProducer producer = new DefaultMQProducer("stock-producer");
-        producer.setNamesrvAddr(args[0]);
-        new SendLoop(producer, args[1], 100).run(Integer.parseInt(args[2]));
+        Lines.print("done", true);
+        System.exit(0);
     }
 
-    private static void consume(String servers, String topic) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("stock-consumer");
+    private static void produce(String servers, String topic, List<String> kinds) throws Exception {
+        List<DefaultMQProducer> producers = new ArrayList<>();
+        List<SendLoop> loops = new ArrayList<>();
+        List<Thread[]> threads = new ArrayList<>();
+        for (String each : kinds) {
+            String kind = each.split(":")[0];
+            SendLoop loop = new SendLoop(topic, 100);
+            DefaultMQProducer producer = SenderKinds.producer(kind);
+            producer.setNamesrvAddr(servers);
+            producer.start();
+            producers.add(producer);
+            loops.add(loop);
+            threads.add(loop.start(SenderKinds.way(kind, producer, loop), Integer.parseInt(each.split(":")[1])));
+        }
+        System.in.read();
+        for (int i = 0; i < loops.size(); i++) {
+            loops.get(i).stop(threads.get(i));
+        }
+        SenderKinds.awaitAsync();
+        Lines.print("sent", true);
+        SendLoop.awaitEnd();
+        for (DefaultMQProducer producer : producers) {
+            producer.shutdown();
+        }
+    }
+
+    private static void consume(String servers, String topic, List<String> kinds) throws Exception {
+        for (String kind : kinds) {
+            if (kind.equals("lite")) {
+                lite(servers, topic);
+            } else {
+                push(servers, topic, kind);
+            }
+        }
+        Lines.print("started", true);
+        SendLoop.awaitEnd();
+    }
+
+    private static void push(String servers, String topic, String kind) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("stock-" + kind);
         consumer.setNamesrvAddr(servers);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, "*");
-        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-            for (MessageExt message : messages) {
-                Lines.print("key", message.getKeys(), "at", System.currentTimeMillis());
-            }
-            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-        });
-        consumer.start();
-        Lines.print("started", true);
-        while (System.in.read() >= 0) {
-            // until the test closes the pipe
+        if (kind.equals("orderly")) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                print(messages, kind);
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                print(messages, kind);
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
         }
-        consumer.shutdown();
-        Lines.print("done", true);
-        System.exit(0);
+        consumer.start();
+    }
+
+    private static void lite(String servers, String topic) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("stock-lite");
+        consumer.setNamesrvAddr(servers);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(topic, "*");
+        consumer.start();
+        Thread reader = new Thread(() -> {
+            while (true) {
+                print(consumer.poll(1000), "lite");
+            }
+        }, "lite");
+        reader.setDaemon(true);
+        reader.start();
+    }
+
+    private static void print(List<MessageExt> messages, String kind) {
+        for (MessageExt message : messages) {
+            Lines.print("key", message.getKeys(), "by", kind, "at", System.currentTimeMillis());
+        }
     }
 }
