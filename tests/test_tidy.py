@@ -276,3 +276,21 @@ def test_no_module_lives_for_tests_only() -> None:
 def _dotted(name: str) -> str:
     path = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     return path if path.startswith("batonmq") else f"batonmq.{path}"
+
+
+def test_each_safety_rule_names_a_test_and_the_defects_that_are_planted_against_it() -> None:
+    """A rule that nothing shows is a wish. The named test has the rule in its name."""
+    text = (ROOT / "docs" / "SAFETY.md").read_text("utf-8")
+    rules, _, shown = text.partition("## What shows it")
+    named = [int(number) for number in re.findall(r"^\| R(\d+) \|", rules, re.MULTILINE)]
+    rows = re.findall(r"^\| R(\d+) \| `(\S+)` `(\w+)` \| (.+) \|$", shown, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == sorted(named) == list(range(1, len(named) + 1))
+    planted = defaultdict(set)
+    for patch in (ROOT / "sim" / "defects").glob("*.patch"):
+        what, _, _ = patch.read_text("utf-8").partition(":")
+        for number in re.findall(r"R(\d+)", what):
+            planted[number].add(patch.stem)
+    for number, file, test, defects in rows:
+        assert re.search(rf"_r{number}_", test), (number, test)
+        assert f"def {test}(" in (ROOT / file).read_text("utf-8"), (number, file, test)
+        assert set(re.findall(r"`(\w+)`", defects)) == planted[number], number

@@ -218,3 +218,18 @@ def test_resets_that_are_parked_end_with_the_role(tmp_path: Path) -> None:
         assert not len(pulls.resets)
 
     run_with_broker(tmp_path, play)
+
+
+@pytest.mark.parametrize("wish", [{"WAIT": "false"}, {"WAIT": "false", "DELAY": "1"}, {}])
+def test_r29_a_send_that_asks_for_less_waits_all_the_same(
+    tmp_path: Path, wish: dict[str, str]
+) -> None:
+    async def play(rig: Rig) -> None:
+        with unconfirmed(rig):
+            waits = asyncio.ensure_future(rig.send("T", **wish))
+            await until(lambda: rig.service.store.max_phy_offset > 0)
+            await round_trips(rig)
+            assert not waits.done()
+        assert (await waits).code == 0
+
+    run_with_broker(tmp_path, play)

@@ -432,6 +432,7 @@ def test_r30_a_producer_is_asked_when_the_check_is_confirmed(
         path.confirmed = confirmed  # type: ignore[method-assign]
         path.end_turn()
         await until(lambda: len(producer.requests) == 1)
+        await asyncio.gather(*producer._answers)
         await producer.client.close()
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)

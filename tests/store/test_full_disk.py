@@ -354,3 +354,56 @@ def test_r45_a_slave_takes_no_bytes_while_earlier_ones_wait_for_room(rig):
     with pytest.raises(OSError, match="No space"):
         store.slave_log.append_replicated(0, b"some")
     assert store.max_phy_offset == 0
+
+
+def no_room():
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_r45_there_is_room_again_when_a_whole_round_met_none(rig):
+    """Not if something found no room meanwhile, and not while records of a turn wait."""
+    store = rig.open_master()
+    room, health = store.room, store.health
+    health.no_room(no_room())
+    probe = room.begin_probe()
+    health.no_room(no_room())
+    room._probed(probe)
+    assert health.full, "the second one was in this round"
+    probe = room.begin_probe()
+    store.appender.pause("")
+    rig.put(store, b"waits")
+    room._probed(probe)
+    assert health.full, "a record waits"
+    store.end_turn()
+    room._probed(room.begin_probe())
+    assert not health.full and store.appender.is_writable
+
+
+def test_r45_what_found_no_room_keeps_its_place_before_what_came_later(rig):
+    """A checkpoint must not come before what it vouches for."""
+    store, done = rig.open_master(), []
+    refused = [True, True]
+
+    def first():
+        if refused:
+            refused.pop()
+            raise no_room()
+        done.append(1)
+
+    store.background.run_job(first)
+    store.background.run_job(lambda: done.append(2))
+    store.background.retry_jobs()
+    assert done == [1, 2]
+
+
+def test_r45_a_stop_is_not_clean_while_something_waits_for_room(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+
+    def never():
+        raise no_room()
+
+    store.background.run_job(never)
+    store.close()
+    assert (rig.root / "abort").exists()
+    assert rig.open().max_phy_offset > 0

@@ -373,3 +373,54 @@ def test_timers_flush_derived_data_and_the_checkpoint(rig):
         store.abandon()
 
     asyncio.run(run())
+
+
+def test_g4_a_confirmed_end_above_the_own_log_shows_nothing_that_comes_later(rig):
+    master, _ = master_with(rig, 2)
+    data = log_of(master)
+    slave = slave_of(rig)
+    assert slave.advance_confirm_offset(len(data)) == 0
+    slave.slave_log.append_replicated(0, data)
+    slave.advance_confirm_offset(1)
+    assert slave.confirm_offset == 0
+
+
+def test_r23_a_deposed_master_keeps_its_own_bytes_when_it_drops_what_it_could_not_verify(rig):
+    store, _ = master_with(rig, 3)
+    store.stop_writes()
+    assert store.slave_log.whole_end == store.max_phy_offset
+    assert store.slave_log.drop_unverified() == store.max_phy_offset > 0
+
+
+def test_r38_a_new_master_numbers_on_from_the_newest_record_of_each_queue(rig):
+    """Its log begins in the middle, and nothing of it was shown yet."""
+    master, puts = master_with(rig, 30)
+    start = master.config.mapped_file_size_commit_log
+    data = log_of(master)
+    replica = slave_of(rig)
+    replica.slave_log.reset_for_empty_start(start)
+    replica.slave_log.append_replicated(start, data[start:])
+    replica.prepare_master()
+    assert rig.put(replica, b"new", queue_id=1).queue_offset == puts[-1].queue_offset + 1
+
+
+def test_a_slave_gives_no_place_in_a_queue_to_what_was_rolled_back(rig):
+    rig.root = rig.folder / "master"
+    master = rig.open_master()
+    for body, flag in ((b"a", 0), (b"half", 4), (b"rolled back", 12), (b"b", 8)):
+        rig.put(master, body, sys_flag=flag)
+    data = log_of(master) if master.end_turn() else b""
+    slave = slave_of(rig)
+    slave.slave_log.append_replicated(0, data)
+    slave.advance_confirm_offset(len(data))
+    master.advance_confirm_offset(len(data))
+    assert rig.read_bodies(slave) == rig.read_bodies(master) == [b"a", b"b"]
+
+
+def test_r39_what_waits_behind_a_deletion_keeps_the_number_that_the_log_gave_it(rig):
+    """A slave finds it in the log so: both number the same."""
+    store = rig.open_master()
+    rig.put_confirmed(store, b"old", b"old")
+    assert rig.put(store, b"behind the deletion").queue_offset == 2
+    store.delete_topic("T")
+    assert rig.put(store, b"next").queue_offset == 3

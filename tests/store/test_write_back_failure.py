@@ -15,6 +15,7 @@ import pytest
 from batonmq.process import disk
 from batonmq.store import suspicion
 from batonmq.store.errors import PutRefused, StoreFailedError
+from batonmq.store.health import StoreHealth
 
 
 class OnceFailing:
@@ -303,3 +304,11 @@ def test_r40_a_failed_write_of_the_log_is_noted_there_and_nothing_is_written_aft
     assert log.health.log_failure is failed and log.max_offset == 0
     with pytest.raises(StoreFailedError):
         log.append(b"data")
+
+
+def test_r40_a_sync_of_the_log_that_found_no_room_does_not_pass():
+    """Its pages are lost, as after any other failed write-back."""
+    health, full = StoreHealth(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert health.passes(full)
+    health.log_failed(full)
+    assert not health.passes(full) and health.has_failed

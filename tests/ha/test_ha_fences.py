@@ -1,0 +1,92 @@
+"""Role changes that the HA service refuses, and what it asks of a damaged log (R2, R3, R17, R24);
+what a classic slave does not vouch for (R37). Store and sockets only note calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from batonmq.ha.classic.slave_core import ClassicSlaveCore
+from batonmq.ha.classic.slave_shell import ClassicSlaveShell
+from batonmq.ha.config import HAConfig
+from batonmq.ha.service import AutoSwitchHAService
+from batonmq.ha.slave_effects import SendToMaster
+from batonmq.ha.slave_policy import SlavePolicy
+from batonmq.protocol.errors import CorruptLogError, FencedError
+from batonmq.protocol.role_view import RoleView
+from batonmq.store.config import StoreConfig
+from tests.ha.cores import identity
+
+
+class Reached(Exception):
+    """The step behind the checks."""
+
+
+def service_on(store: Mock) -> AutoSwitchHAService:
+    store.epochs.last_epoch = 5
+    return AutoSwitchHAService(
+        store,
+        HAConfig(),
+        Mock(),
+        store_config=StoreConfig(),
+        identity_of=lambda: identity(1),
+        prove_master=Mock(),
+        clock_ms=lambda: 0,
+    )
+
+
+def view(epoch: int, unclean_epoch: int = 0) -> RoleView:
+    return RoleView(
+        "C", "broker-a", 2, master_epoch=epoch, sync_state_set_epoch=1, unclean_epoch=unclean_epoch
+    )
+
+
+@pytest.mark.parametrize("epoch", [3, 4])
+def test_r2_a_log_of_a_newer_epoch_follows_no_older_master(epoch: int) -> None:
+    with pytest.raises(FencedError):
+        asyncio.run(service_on(Mock()).change_to_slave(view(epoch)))
+
+
+@pytest.mark.parametrize("epoch", [3, 4, 5])
+def test_r3_a_log_that_knows_the_epoch_leads_in_no_such(epoch: int) -> None:
+    with pytest.raises(FencedError):
+        asyncio.run(service_on(Mock()).change_to_master(view(epoch)))
+
+
+@pytest.mark.parametrize("unclean_epoch, discards", [(0, False), (6, False), (7, True)])
+def test_r17_damage_is_cut_for_a_mastership_only_where_this_election_chose_a_suspect(
+    unclean_epoch: int, discards: bool
+) -> None:
+    store = Mock(confirm_offset=0, **{"prepare_master.side_effect": Reached})
+    with pytest.raises(Reached):
+        asyncio.run(service_on(store).change_to_master(view(7, unclean_epoch)))
+    store.prepare_master.assert_called_once_with(discard_damage=discards)
+
+
+def test_r24_a_slave_cuts_what_is_damaged_before_it_follows() -> None:
+    store = Mock(**{"trust.discard_damaged_tail.side_effect": Reached})
+    with pytest.raises(Reached):
+        asyncio.run(service_on(store).change_to_slave(view(5)))
+
+
+def test_r37_g8_a_classic_slave_whose_log_failed_reports_nothing_and_keeps_no_bad_record() -> None:
+    async def play() -> None:
+        store, link = Mock(max_phy_offset=0), Mock()
+        core = ClassicSlaveCore(SlavePolicy(), 1 << 20, 0)
+        shell = ClassicSlaveShell(core, store, Mock(), lambda: 0, Mock(), Mock())
+        shell._link = link
+        written: Any = link.transport.write
+        store.log.health.has_failed = False
+        shell._perform([SendToMaster(b"one")])
+        store.log.health.has_failed = True
+        shell._perform([SendToMaster(b"two")])
+        written.assert_called_once_with(b"one")
+        store.log.health.has_failed = False
+        shell._store_failed(CorruptLogError("file", 0, "bad"))
+        store.slave_log.drop_unverified.assert_called_once_with()
+        shell.close()
+
+    asyncio.run(play())
