@@ -1,7 +1,7 @@
 """The broker process: processors behind the remoting endpoint, the write path, and the role.
 
-Rooms, the lower ones last: `send`, `schedule`, `replication`, `transaction`, `consume`, `filter`,
-`write`, `tables`. The process itself is in the root.
+Rooms, the lower ones last: `pop`, `send`, `schedule`, `replication`, `transaction`, `consume`,
+`filter`, `write`, `tables`. The process itself is in the root.
 
 A processor takes a request and returns its reply; `register` names its codes, and the remoting
 server finds it by them. A new code goes into the processor of its kind:
@@ -16,11 +16,14 @@ server finds it by them. A new code goes into the processor of its kind:
 | `consume.client_processor` | heartbeats 34, 35; filters 46; notice 40 |
 | `consume.consumer_lists` | members of groups 38; 60003 |
 | `consume.lock_processor` | queue locks of orderly groups 41, 42 |
+| `pop.pop_processor` | POP 200050; 200052, 200054, 200055 |
+| `pop.ack_processor` | acks 200051, 200151; another invisible time 200053 |
+| `pop.assignment` | who consumes which queue 400, pulled or popped 401 |
 | `admin_processor` | topics 17, 215, 305, 351; groups 200, 207, 225, 352, 353 |
 | `admin_processor` | settings 26; status 28, 907, 1007; repair 60001 |
 | `consume.group_admin` | positions 202, 208, 300, 317, 343; offsets 222, 223; members 307, 309 |
 | `consume.connection_processor` | who is connected 203, 204, 328, 345 |
-| `tables.slave_sync` | tables for slaves 21, 43, 45, 201, 60002 |
+| `tables.slave_sync` | tables for slaves 21, 43, 45, 201, 402, 60002 |
 | `service` | 1008 |
 
 On a member that is not master, `relay` takes what only the master may do and passes it on. Before

@@ -72,6 +72,13 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     msg_trace_topic_name: str = msgspec.field(default=TRACE_TOPIC, name="msgTraceTopicName")
     store_reply_message_enable: bool = msgspec.field(default=True, name="storeReplyMessageEnable")
     slave_read_enable: bool = msgspec.field(default=False, name="slaveReadEnable")
+    enable_retry_topic_v2: bool = msgspec.field(default=False, name="enableRetryTopicV2")
+    default_message_request_mode: Literal["PULL", "POP"] = msgspec.field(
+        default="PULL", name="defaultMessageRequestMode"
+    )
+    default_pop_share_queue_num: int = msgspec.field(default=-1, name="defaultPopShareQueueNum")
+    server_load_balancer_enable: bool = msgspec.field(default=True, name="serverLoadBalancerEnable")
+    pop_in_flight_max: int = msgspec.field(default=200_000, name="popInFlightMax")
 
     def __post_init__(self) -> None:
         if not 3 <= self.listen_port <= 65535:
@@ -91,6 +98,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(
                 "transactionTimeOut is in ms, at least 0, transactionCheckInterval at least 100"
             )
+        if self.pop_in_flight_max < 1:
+            raise ValueError("popInFlightMax is a number of messages, at least 1")
         if self.register_name_server_period < 1000:
             raise ValueError("registerNameServerPeriod is in ms, at least 1000")
 

@@ -64,6 +64,15 @@ RELAYED_CODES: Final = (
     RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN,
     RequestCode.END_TRANSACTION,
     RequestCode.RECALL_MESSAGE,
+    RequestCode.QUERY_ASSIGNMENT,
+    RequestCode.SET_MESSAGE_REQUEST_MODE,
+    RequestCode.POP_MESSAGE,
+    RequestCode.PEEK_MESSAGE,
+    RequestCode.NOTIFICATION,
+    RequestCode.POLLING_INFO,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
 """Handled by the master alone. Sends and pulls have raw handlers, which come here by themselves."""
 
@@ -73,6 +82,8 @@ SENDS: Final = (
     RequestCode.SEND_BATCH_MESSAGE,
 )
 PULL_CODES: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+LONG_POLLS: Final = (*PULL_CODES, RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION)
+"""Answered when there is something."""
 WAIT_MS: Final = 2500
 """How long a request waits for a master: less than the 3 s after which a stock client gives up."""
 ANSWER_MS: Final = 3000
@@ -167,7 +178,8 @@ class Relay:
         """Takes a request of RELAYED_CODES; False: this broker answers it, if only by a refusal."""
         if self._gate.is_master or not self._may_take(request):
             return False
-        self._take(channel, request, partial(channel.handle, request), ANSWER_MS)
+        answer_ms = PULL_ANSWER_MS if request.code in LONG_POLLS else ANSWER_MS
+        self._take(channel, request, partial(channel.handle, request), answer_ms)
         return True
 
     def take_raw(

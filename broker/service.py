@@ -31,6 +31,9 @@ from batonmq.broker.consume.query_processor import OffsetProcessor, QueryProcess
 from batonmq.broker.filter import sql_filter
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager
 from batonmq.broker.name_server_registrar import NameServerRegistrar
+from batonmq.broker.pop.ack_processor import AckProcessor
+from batonmq.broker.pop.assignment import AssignmentProcessor
+from batonmq.broker.pop.pop_processor import PopProcessor
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.send.reply_processor import ReplyProcessor
 from batonmq.broker.send.send_back import SendBackProcessor
@@ -43,6 +46,7 @@ from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.pop import ANY_QUEUE
 from batonmq.protocol.record import RecordHead
 from batonmq.protocol.topic_name import METADATA_TOPIC, PROGRESS_TOPIC
 from batonmq.remoting.command import RemotingCommand
@@ -53,6 +57,7 @@ from batonmq.store.delay_offset import DelayOffsetManager
 from batonmq.store.index_service import IndexService
 from batonmq.store.message_store import MessageStore
 from batonmq.store.queue_locks import QueueLockManager
+from batonmq.store.request_modes import MessageRequestModeManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -142,6 +147,8 @@ class BrokerService:
             clients, sightings, self._client, self.replication.other_members, path.clock_ms
         )
         self.locks = LockProcessor(path, topics, self.tables.locks)
+        self.pop = PopProcessor(path, topics, self.waiting.pop, broker, self.replication.on_damage)
+        self.pull.on_reset = self.waiting.pop.reset
         processors = Processors()
         for processor in (
             self.send,
@@ -150,6 +157,9 @@ class BrokerService:
             self.clients,
             self.consumer_lists,
             self.locks,
+            self.pop,
+            AckProcessor(path, topics, self.waiting.pop),
+            AssignmentProcessor(path, topics, clients, broker, self._client),
             SendBackProcessor(path, topics),
             ReplyProcessor(path, self.send, clients, stores=broker.store_reply_message_enable),
             AdminProcessor(path, topics, self.status),
@@ -187,7 +197,11 @@ class BrokerService:
             raise
         try:
             self.store.start(asyncio.get_running_loop(), self.fatal)
-            self.store.arrival_listeners += [self.pull.arrived, self.waiting.arrived]
+            self.store.arrival_listeners += [
+                self.pull.arrived,
+                self.pop.arrived,
+                self.waiting.arrived,
+            ]
             self.store.room.on_room = self.replication.service.dial_now
             self.consumer_lists.started()
             await self.endpoint.open(self._processors)
@@ -255,6 +269,7 @@ class BrokerService:
     def _topic_dropped(self, topic: str) -> None:
         self.store.delete_topic(topic)
         self.pull.queues_deleted(topic)
+        self.pop.look_again(("", topic, ANY_QUEUE))
 
     def _tables_changed(self, topics: Collection[str] | None = None) -> None:
         """`topics`: only these were made or changed."""
@@ -274,10 +289,12 @@ class BrokerService:
     def role_left(self) -> None:
         self.waiting.end()
         self.pull.role_changed()
+        self.pop.role_changed()
         self.topics.role_left()
 
     def _disconnected(self, connection: Connection) -> None:
         self.pull.disconnected(connection)
+        self.pop.disconnected(connection)
         self.clients.disconnected(connection)
 
     def _role_notice(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -292,7 +309,7 @@ class BrokerService:
         self._on_fatal(exc)
 
     def _totals(self) -> tuple[int, int]:
-        return self.send.stored_total, self.pull.messages_total
+        return self.send.stored_total, self.pull.messages_total + self.pop.messages_total
 
     async def _warm_up(self) -> None:
         """Loads what the first busy turn would otherwise wait for (numpy: 100 ms).
@@ -332,6 +349,7 @@ class BrokerService:
             await asyncio.sleep(TICK_S)
             now_ms = boot_ms()
             await _in_slices(partial(self.pull.tick, now_ms))
+            await _in_slices(partial(self.pop.tick, now_ms))
             await _in_slices(self.clients.tick)
             await _in_slices(partial(self.consumer_lists.tick, now_ms))
             if now_ms >= next_scan:
@@ -379,4 +397,5 @@ def _tables(config: BrokerSections) -> BrokerTables:
         ConsumerOffsetManager(folder / "consumerOffset.json"),
         DelayOffsetManager(folder / "delayOffset.json"),
         QueueLockManager(folder / "queueLocks.json"),
+        MessageRequestModeManager(folder / "messageRequestMode.json"),
     )

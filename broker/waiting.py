@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.pop.pop_service import PopService
 from batonmq.broker.schedule.delivery import Delivery
 from batonmq.broker.schedule.progress import DeliveryProgress
 from batonmq.broker.schedule.recall_processor import RecallProcessor
@@ -52,6 +53,8 @@ class WaitingMessages:
             config, path, topics, tables.offsets, self.producers, damaged
         )
 
+        self.pop = PopService(path, topics, tables.offsets, broker, damaged)
+
     def register(self, processors: Processors) -> None:
         self.transactions.register(processors)
         self._recall.register(processors)
@@ -61,12 +64,14 @@ class WaitingMessages:
         self.schedule.begin()
         self.timers.begin()
         self.transactions.begin()
+        self.pop.begin()
 
     def end(self) -> None:
         """It does not any more. What was not confirmed may be cut: the log decides."""
         self.schedule.end()
         self.timers.end()
         self.transactions.end()
+        self.pop.end()
         self.progress.role_left()
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:

@@ -185,8 +185,21 @@ class DelayOffsetSerializeWrapper(Body):
     offset_table: dict[int, int] = msgspec.field(default_factory=dict)
 
 
+class SetMessageRequestModeRequestBody(Body):
+    """How a group gets the messages of a topic: `mode` PULL or POP."""
+
+    consumer_group: str = ""
+    mode: str = "PULL"
+    pop_share_queue_num: int = 0
+    topic: str = ""
+
+
 class MessageRequestModeSerializeWrapper(Body):
-    message_request_mode_map: dict[str, Any] = msgspec.field(default_factory=dict)
+    """topic -> group -> how it gets them."""
+
+    message_request_mode_map: dict[str, dict[str, SetMessageRequestModeRequestBody]] = (
+        msgspec.field(default_factory=dict)
+    )
 
 
 class TimerMetricsSerializeWrapper(Body):
@@ -420,6 +433,26 @@ class MessageQueueAssignment(Body):
 
 class QueryAssignmentResponseBody(Body):
     message_queue_assignments: list[MessageQueueAssignment] = msgspec.field(default_factory=list)
+
+
+class BatchAck(Body):
+    """Messages of one pop: `bit_set` has bit i for `start_offset` + i. `retry` names the topic as
+    the flag of a handle does (`protocol.pop`)."""
+
+    bit_set: str = msgspec.field(default="", name="b")
+    consumer_group: str = msgspec.field(default="", name="c")
+    invisible_time: int = msgspec.field(default=0, name="it")
+    pop_time: int = msgspec.field(default=0, name="pt")
+    queue_id: int = msgspec.field(default=0, name="q")
+    retry: str = msgspec.field(default="0", name="r")
+    revive_qid: int = msgspec.field(default=0, name="rq")
+    start_offset: int = msgspec.field(default=0, name="so")
+    topic: str = msgspec.field(default="", name="t")
+
+
+class BatchAckMessageRequestBody(Body):
+    acks: list[BatchAck] = msgspec.field(default_factory=list)
+    broker_name: str = ""
 
 
 # Of the controllers, and of a broker's replication state.

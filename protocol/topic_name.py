@@ -36,6 +36,8 @@ SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 METADATA_TOPIC: Final = "rmq_sys_BATON_METADATA"
 # Ours: how far the broker has delivered what waits, as records of the log. No consume queue.
 PROGRESS_TOPIC: Final = "rmq_sys_BATON_PROGRESS"
+# Ours: what POP has given to whom, as records of one queue.
+POP_TOPIC: Final = "rmq_sys_BATON_POP"
 # Ours: the failover history, published by the leading controller. One queue, free to read.
 HISTORY_TOPIC: Final = "BATON_SYS_HISTORY"
 HISTORY_PRODUCER: Final = "BATON_SYS_CONTROLLER"
@@ -67,6 +69,7 @@ NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
         SELF_TEST_TOPIC,
         OFFSET_MOVED_TOPIC,
         METADATA_TOPIC,
+        POP_TOPIC,
         PROGRESS_TOPIC,
         TIMER_TOPIC,
         HISTORY_TOPIC,
@@ -165,6 +168,7 @@ __all__ = [
     "NOT_ALLOWED_SEND_TOPICS",
     "OFFSET_MOVED_TOPIC",
     "OLD_SYSTEM_TOPIC_PREFIX",
+    "POP_TOPIC",
     "PROGRESS_TOPIC",
     "REPLY_TOPIC_POSTFIX",
     "RETRY_PREFIX",

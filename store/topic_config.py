@@ -47,8 +47,8 @@ def system_topics(
     default_queue_nums: int,
     trace_topic: str = "",
 ) -> list[TopicConfig]:
-    """What a broker owns from the start, as a fresh Java broker makes it, and the history's topic
-    of ours. `trace_topic`: where clients send their message traces, "" for none."""
+    """What a broker owns from the start, as a fresh Java broker makes it, and those of
+    ours. `trace_topic`: where clients send their message traces, "" for none."""
     topics = [
         topic_config(names.SELF_TEST_TOPIC, 1),
         topic_config(names.BENCHMARK_TOPIC, _BENCHMARK_QUEUES),
@@ -62,6 +62,7 @@ def system_topics(
         topic_config(names.TRANS_HALF_TOPIC, 1),
         topic_config(names.TRANS_OP_HALF_TOPIC, 1),
         topic_config(names.TIMER_TOPIC, 1),
+        topic_config(names.POP_TOPIC, 1),
         topic_config(names.HISTORY_TOPIC, 1),
     ]
     if trace_topic:

@@ -88,6 +88,8 @@ class PullProcessor:
         self._next_sweep_ms = 0
         self._to_sweep: list[tuple[str, int]] = []
         self.messages_total = 0
+        self.on_reset: Callable[[str, str, int], None] = lambda group, topic, queue_id: None
+        """Called when the offset of a group in a queue was reset."""
 
     def register(self, processors: Processors) -> None:
         processors.register_raw(RequestCode.PULL_MESSAGE, self.pull)
@@ -227,6 +229,7 @@ class PullProcessor:
         """The group goes on at `offset` in this queue, its waiting pull at once (222)."""
         self.resets.park(group, topic, queue_id, offset)
         self.arrived(topic, queue_id, LONG_MAX)
+        self.on_reset(group, topic, queue_id)
 
     def _answer_or_hold(self, pull: Pull, offset: int, deadline_ms: int, may_hold: bool) -> None:
         if pull.channel.closed:

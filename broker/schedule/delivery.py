@@ -80,6 +80,10 @@ class DueService:
             self._timer.cancel()
             self._timer = None
 
+    def now_ms(self) -> int:
+        """The wall clock that due times are of."""
+        return wall_ms()
+
     def _slice(self, now_ms: int) -> int:
         """Does some of what is due; the least pause in ms before the next slice. Raises
         CorruptLogError."""

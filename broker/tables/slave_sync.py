@@ -19,11 +19,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.backoff import Backoff, pause_ms
-from batonmq.protocol.bodies import SubscriptionGroupWrapper, TopicConfigAndMappingSerializeWrapper
+from batonmq.protocol.bodies import (
+    MessageRequestModeSerializeWrapper,
+    SubscriptionGroupWrapper,
+    TopicConfigAndMappingSerializeWrapper,
+)
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ResponseError
 from batonmq.remoting.command import RemotingCommand
@@ -32,6 +34,7 @@ from batonmq.remoting.endpoint import RemotingClient
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.delay_offset import DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager, QueueLockTable
+from batonmq.store.request_modes import MessageRequestModeManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -65,19 +68,26 @@ class BrokerTables:
     offsets: ConsumerOffsetManager
     delays: DelayOffsetManager
     locks: QueueLockManager
+    request_modes: MessageRequestModeManager
 
     def load(self) -> None:
-        for table in (self.topics, self.groups, self.offsets, self.delays, self.locks):
-            table.load()
+        self.topics.load()
+        self.groups.load()
+        self.offsets.load()
+        self.delays.load()
+        self.locks.load()
+        self.request_modes.load()
 
     def shown_by_the_log(self) -> list[Callable[[], None]]:
-        """The writes that are due of topics, groups, delays and locks, and of offsets if a deletion
-        took some: below a checkpoint the log does not show them again (R30, R31, R39)."""
+        """The writes that are due of topics, groups, their modes, delays and locks, and of offsets
+        if a deletion took some: below a checkpoint the log shows none of them again (R30, R31,
+        R39)."""
         return [
             *self.topics.writes_due(),
             *self.groups.writes_due(),
             *self.delays.writes_due(),
             *self.locks.writes_due(),
+            *self.request_modes.writes_due(),
             *self.offsets.deletions_due(),
         ]
 
@@ -248,14 +258,17 @@ class SlaveSynchronize:
     async def _fetch_tables(self, way: tuple[str, int], followed: Followed, *, ours: bool) -> bool:
         """False if the answers may be older than what is here: to be fetched again. A master that
         is not `ours` keeps its queue locks in memory, for itself."""
-        locks = self._tables.locks
-        before, locks_before = self._tables.version, locks.change_count
+        locks, modes = self._tables.locks, self._tables.request_modes
+        before = self._tables.version, locks.change_count, modes.change_count
         topics = await self._ask(way, RequestCode.GET_ALL_TOPIC_CONFIG, {})
         groups = await self._ask(way, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {})
         delays = await self._ask(way, RequestCode.GET_ALL_DELAY_OFFSET, {})
         held = await self._ask(way, RequestCode.BATON_GET_QUEUE_LOCKS, {}) if ours else None
-        is_same = (self._tables.version, locks.change_count) == (before, locks_before)
-        if followed is not self._followed or not is_same:
+        by_pop = (
+            await self._ask(way, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, {}) if ours else None
+        )
+        now = self._tables.version, locks.change_count, modes.change_count
+        if followed is not self._followed or now != before:
             # Another master, or the log has shown a change that these answers cannot have (R31).
             return False
         topic_table = TopicConfigAndMappingSerializeWrapper.decode(topics.body)
@@ -264,6 +277,8 @@ class SlaveSynchronize:
         tables.delays.apply_from_master(delays.body)
         if held is not None:
             locks.replace_all(QueueLockTable.decode(held.body))
+        if by_pop is not None:
+            modes.replace_all(MessageRequestModeSerializeWrapper.decode(by_pop.body))
         changed = tables.topics.replace_all(
             topic_table.topic_config_table, topic_table.data_version
         )
@@ -361,7 +376,5 @@ class SlaveSourceProcessor:
         return RemotingCommand.response_to(request, body=self._tables.delays.encode_json())
 
     def all_request_modes(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """402. No group has another mode than PULL in a broker that refuses to set one (401)."""
-        return RemotingCommand.response_to(
-            request, body=msgspec.json.encode({"messageRequestModeMap": {}})
-        )
+        """402. Who is not in it has the default mode."""
+        return RemotingCommand.response_to(request, body=self._tables.request_modes.encode_json())

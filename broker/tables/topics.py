@@ -24,7 +24,12 @@ from typing import Final
 import msgspec
 
 from batonmq.broker.tables.slave_sync import BrokerTables
-from batonmq.protocol.bodies import PERM_WRITE, SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.bodies import (
+    PERM_WRITE,
+    SetMessageRequestModeRequestBody,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
 from batonmq.protocol.topic_name import METADATA_TOPIC, is_retry_or_dlq, pop_retry_topics
@@ -51,6 +56,7 @@ class MetadataChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     locks: list[LockChange] = []
     deleted_groups: dict[str, bool] = {}
     forbidden: dict[str, dict[str, int]] = {}
+    request_modes: list[SetMessageRequestModeRequestBody] = []
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -96,6 +102,7 @@ class TopicService:
         self.topics = tables.topics
         self.groups = tables.groups
         self.locks = tables.locks
+        self.request_modes = tables.request_modes
         self._offsets = tables.offsets
         self._auto_create_topic = auto_create_topic
         self._auto_create_group = auto_create_group
@@ -213,6 +220,11 @@ class TopicService:
         """A change of queue locks that is applied here already; same safety as `put_topic`."""
         return self._append(MetadataChange(locks=[change]).encode())
 
+    def put_request_mode(self, mode: SetMessageRequestModeRequestBody) -> int:
+        """How a group gets a topic from now on; same safety as `put_topic`."""
+        self.request_modes.put_all([mode])
+        return self._append(MetadataChange(request_modes=[mode]).encode())
+
     def group(self, name: str, *, writable: bool) -> SubscriptionGroupConfig:
         """The group's configuration, created with defaults on a master that allows it.
 
@@ -279,6 +291,7 @@ class TopicService:
                 self.groups.set_forbidden(name, topic, bits)
         for lock in change.locks:
             self.locks.apply(lock)
+        self.request_modes.put_all(change.request_modes)
         if change.topics:
             self._changed(tuple(change.topics))
 

@@ -264,7 +264,7 @@ def test_status_and_codes_that_are_not_supported(tmp_path: Path) -> None:
         assert int(table["earliestMessageTimeStamp"]) > 1_700_000_000_000
         assert json.loads((await rig.ask(907)).body)["master"] is True
         assert (await rig.ask(1007)).code == 1
-        for unknown in (200052, 4711):
+        for unknown in (200056, 4711):
             assert (await rig.ask(unknown)).code == 3
 
     run_with_broker(tmp_path, play)

@@ -21,6 +21,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.delay_offset import DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager
+from batonmq.store.request_modes import MessageRequestModeManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -34,6 +35,7 @@ def tables(folder: Path) -> BrokerTables:
         ConsumerOffsetManager(folder / "offsets.json"),
         DelayOffsetManager(folder / "delays.json"),
         QueueLockManager(folder / "locks.json"),
+        MessageRequestModeManager(folder / "modes.json"),
     )
 
 

@@ -26,6 +26,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.delay_offset import DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager
+from batonmq.store.request_modes import MessageRequestModeManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -42,7 +43,10 @@ class Tables:
         self.offsets = ConsumerOffsetManager(folder / "consumerOffset.json")
         self.delays = DelayOffsetManager(folder / "delayOffset.json")
         locks = QueueLockManager(folder / "queueLocks.json")
-        self.tables = BrokerTables(self.topics, self.groups, self.offsets, self.delays, locks)
+        modes = MessageRequestModeManager(folder / "messageRequestMode.json")
+        self.tables = BrokerTables(
+            self.topics, self.groups, self.offsets, self.delays, locks, modes
+        )
         self.log: list[bytes] = []
         self.dropped: list[str] = []
         self.carried_out = 0
@@ -83,6 +87,7 @@ class Wire:
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.source.all_groups,
             RequestCode.GET_ALL_DELAY_OFFSET: self.source.all_delay_offsets,
             RequestCode.BATON_GET_QUEUE_LOCKS: self.source.all_locks,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.source.all_request_modes,
         }[RequestCode(request.code)]
         reply: RemotingCommand = handler(request, None)
         self.before_reply.pop(request.code, lambda: None)()

@@ -19,6 +19,7 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.delay_offset import DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager
+from batonmq.store.request_modes import MessageRequestModeManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -76,6 +77,7 @@ def play(tmp_path):
                 ConsumerOffsetManager(tmp_path / "offsets.json"),
                 DelayOffsetManager(tmp_path / "delays.json"),
                 QueueLockManager(tmp_path / "locks.json"),
+                MessageRequestModeManager(tmp_path / "modes.json"),
             )
             master, told = Master(), []
             sync = SlaveSynchronize(master, tables, 40, lambda: None)

@@ -15,6 +15,7 @@ from batonmq.protocol.errors import BrokerRefusal
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.delay_offset import DelayOffsetManager
 from batonmq.store.queue_locks import QueueLockManager
+from batonmq.store.request_modes import MessageRequestModeManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
 
@@ -33,6 +34,7 @@ class Service(TopicService):
                 ConsumerOffsetManager(folder / "offsets.json"),
                 DelayOffsetManager(folder / "delays.json"),
                 QueueLockManager(folder / "locks.json"),
+                MessageRequestModeManager(folder / "modes.json"),
             ),
             set(),
             auto_create_topic=True,

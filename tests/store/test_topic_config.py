@@ -17,7 +17,7 @@ from batonmq.protocol.bodies import (
     TopicConfigSerializeWrapper,
 )
 from batonmq.protocol.errors import CorruptLogError
-from batonmq.protocol.topic_name import HISTORY_TOPIC
+from batonmq.protocol.topic_name import HISTORY_TOPIC, POP_TOPIC
 from batonmq.store.config_file import ConfigManager
 from batonmq.store.subscription_group import (
     SYSTEM_GROUPS,
@@ -71,7 +71,7 @@ def golden(tmp_path: Path) -> Path:
 def test_golden_topics_load_and_are_written_with_the_same_content(golden: Path) -> None:
     java = json.loads((golden / "topics.json").read_text())
     manager = topics_at(golden)
-    assert persist(manager)  # with the one topic that only our brokers own
+    assert persist(manager)  # with the topics that only our brokers own
     manager = topics_at(golden)
     assert not persist(manager)
     topic = manager.get("GoldTopic")
@@ -82,7 +82,8 @@ def test_golden_topics_load_and_are_written_with_the_same_content(golden: Path) 
     manager._dirty = True
     assert persist(manager)
     ours = json.loads((golden / "topics.json").read_text())
-    assert ours["topicConfigTable"].pop(HISTORY_TOPIC)["writeQueueNums"] == 1
+    for own in (HISTORY_TOPIC, POP_TOPIC):
+        assert ours["topicConfigTable"].pop(own)["writeQueueNums"] == 1
     assert ours == java
 
 
@@ -103,7 +104,7 @@ def test_an_empty_folder_gets_the_topics_of_a_fresh_java_broker_and_ours(tmp_pat
     manager = topics_at(tmp_path)
     users = {"GoldTopic"} | {name for name in java.topic_config_table if name.startswith("%")}
     expected = {n: c for n, c in java.topic_config_table.items() if n not in users}
-    expected[HISTORY_TOPIC] = topic_config(HISTORY_TOPIC, 1)
+    expected |= {own: topic_config(own, 1) for own in (HISTORY_TOPIC, POP_TOPIC)}
     assert manager.table == expected
     assert "TBW102" not in topics_at(tmp_path, auto_create_topic=False)
     assert persist(manager)

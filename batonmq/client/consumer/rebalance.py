@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from batonmq.client.consumer.options import MessageModel
+from batonmq.protocol.allocation import allocate_averagely
 from batonmq.protocol.message import MessageQueue
 
 
@@ -47,20 +48,3 @@ def plan_rebalance(
     return RebalancePlan(
         give_up=tuple(sorted(held_now - target)), take_up=tuple(sorted(target - held_now))
     )
-
-
-def allocate_averagely(
-    queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str
-) -> tuple[MessageQueue, ...]:
-    """The own consecutive share of `queues`, empty if `own_id` is not a member.
-
-    `queues` and `client_ids` must be sorted and without repetition. With n queues and m members
-    the first n mod m members get one queue more than the others.
-    """
-    if own_id not in client_ids:
-        return ()
-    index = client_ids.index(own_id)
-    share, rest = divmod(len(queues), len(client_ids))
-    size = share + (1 if index < rest else 0)
-    start = index * share + min(index, rest)
-    return tuple(queues[start : start + size])

@@ -10,7 +10,8 @@ from batonmq.client.consumer.concurrent_service import redelivery_delay_ms
 from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.process_queue import FlowLimits, ProcessQueue
 from batonmq.client.consumer.pulling import build_subscription, wanted_only
-from batonmq.client.consumer.rebalance import allocate_averagely, plan_rebalance
+from batonmq.client.consumer.rebalance import plan_rebalance
+from batonmq.protocol.allocation import allocate_averagely
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt, MessageQueue
 from batonmq.protocol.tags import java_string_hash

@@ -1,0 +1,1 @@
+"""POP: the broker keeps who has which message, and for how long."""

@@ -1,0 +1,241 @@
+"""A consumer is done with what it popped (200051, 200151), or wants it later again (200053).
+
+Answered when the record that says so is confirmed: what was acknowledged does not come again. An
+ack for what is not in flight any more (acknowledged before, or given to another meanwhile) is
+answered 0 and changes nothing, as in Java; another time for it is refused.
+Origin: AckMessageProcessor, ChangeInvisibleTimeProcessor in Java.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from batonmq.broker.pop.pop_positions import Taken
+from batonmq.broker.pop.pop_records import Acked, Key, Popped, PopRecord, PutOff
+from batonmq.broker.pop.pop_request import check_queue, invisible_time, no_topic
+from batonmq.broker.pop.pop_service import PopService
+from batonmq.broker.replies import refusal
+from batonmq.broker.request_fields import number, text
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.bodies import BatchAckMessageRequestBody
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.protocol.pop import FLAGS, PopHandle, real_topic
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+
+ENTRIES_MAX: Final = 4096
+BIT_SET_BYTES_MAX: Final = 4096
+_NO_FIELDS: Final[Mapping[str, str]] = {}
+
+
+class _Named(NamedTuple):
+    """The message that a request is about."""
+
+    key: Key
+    offset: int
+    handle: PopHandle
+
+    @property
+    def acked(self) -> Acked:
+        return Acked(key=self.key, pop_time=self.handle.pop_time, offsets=[self.offset])
+
+
+class AckProcessor:
+    """On masters only; the relay brings what reaches another member."""
+
+    def __init__(self, path: WritePath, topics: TopicService, service: PopService) -> None:
+        self._path = path
+        self._store = path.store
+        self._topics = topics
+        self._service = service
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.ACK_MESSAGE, self.ack)
+        processors.register(RequestCode.BATCH_ACK_MESSAGE, self.batch_ack)
+        processors.register(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self.change_time)
+
+    def ack(self, request: RemotingCommand, connection: Connection) -> None:
+        """200051."""
+        self._service.require_master()
+        named = self._named(request)
+        maximum = self._store.queries.max_offset_in_queue(*named.key[1:])
+        self._check_offset(named, maximum + 1)
+        order = self._service.table.order_of(named.key)
+        is_order = order is not None and order.pop_time == named.handle.pop_time
+        if is_order and order is not None and named.offset not in order.offsets:
+            raise BrokerRefusal(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"offset {named.offset} was not popped with this handle,"
+                f" but {order.offsets[0]} to {order.offsets[-1]}",
+            )
+        self._settle([named.acked], request, connection)
+
+    def batch_ack(self, request: RemotingCommand, connection: Connection) -> None:
+        """200151."""
+        self._service.require_master()
+        entries = BatchAckMessageRequestBody.decode(request.body).acks
+        if len(entries) > ENTRIES_MAX:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"{len(entries)} entries in acks, at most {ENTRIES_MAX} are allowed",
+            )
+        acked = []
+        for entry in entries:
+            if entry.retry not in FLAGS:
+                raise BrokerRefusal(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"acks: 'r' is {entry.retry[:32]!r}, allowed are 0, 1 and 2",
+                )
+            topic = real_topic(entry.retry, entry.topic, entry.consumer_group)
+            if self._topics.get(topic) is None:
+                raise no_topic(topic)
+            key = entry.consumer_group, topic, entry.queue_id
+            offsets = [entry.start_offset + bit for bit in _bits(entry.bit_set)]
+            acked.append(Acked(key=key, pop_time=entry.pop_time, offsets=offsets))
+        self._settle(acked, request, connection)
+
+    def change_time(self, request: RemotingCommand, connection: Connection) -> None:
+        """200053: the message comes again after invisibleTime from now on, to whoever asks then."""
+        self._service.require_master()
+        named, time_ms = self._named(request), invisible_time(request, least_ms=0)
+        self._check_offset(named, self._store.queries.max_offset_in_queue(*named.key[1:]))
+        if not self._service.table.open_offsets(named.acked):
+            raise BrokerRefusal(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"offset {named.offset} of {named.key[1]} queue {named.key[2]} is not in flight"
+                " with this handle: it was acknowledged, or its time was over",
+            )
+        now_ms, pop_time = self._service.now_ms(), named.handle.pop_time
+        order = self._service.table.order_of(named.key)
+        if order is not None and order.pop_time == pop_time:
+            record = PopRecord(
+                put_off=[
+                    PutOff(
+                        key=named.key,
+                        pop_time=pop_time,
+                        offset=named.offset,
+                        visible=now_ms + time_ms,
+                    )
+                ]
+            )
+            answer = pop_time, now_ms + time_ms - pop_time
+        else:
+            record = PopRecord(popped=[self._popped_anew(named, now_ms, time_ms)])
+            answer = now_ms, time_ms
+        fields = {
+            "popTime": str(answer[0]),
+            "invisibleTime": str(answer[1]),
+            "reviveQid": str(named.handle.revive_qid),
+        }
+        self._answer(self._service.put(record), request, connection, fields)
+
+    def _popped_anew(self, named: _Named, now_ms: int, time_ms: int) -> Popped:
+        unit = self._store.queries.units(*named.key[1:], named.offset, 1)
+        return Popped(
+            key=named.key,
+            pop_time=now_ms,
+            due=now_ms + time_ms,
+            offsets=[named.offset],
+            last_phy=unit[0][0] if unit else -1,
+        )
+
+    def _named(self, request: RemotingCommand) -> _Named:
+        """Raises BrokerRefusal."""
+        group, topic = text(request, "consumerGroup"), text(request, "topic")
+        queue_id, offset = number(request, "queueId"), number(request, "offset")
+        try:
+            handle = PopHandle.decode(text(request, "extraInfo"))
+        except RemoteProtocolError as exc:
+            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"extraInfo: {exc}") from exc
+        topic = real_topic(handle.flag, topic, group)
+        config = self._topics.get(topic)
+        if config is None:
+            raise no_topic(topic)
+        check_queue(config, queue_id, ResponseCode.MESSAGE_ILLEGAL)
+        return _Named((group, topic, queue_id), offset, handle)
+
+    def _check_offset(self, named: _Named, end: int) -> None:
+        """Raises BrokerRefusal 208 unless the message may be below `end`."""
+        begin = self._store.queries.min_offset_in_queue(*named.key[1:])
+        if not begin <= named.offset < end:
+            raise BrokerRefusal(
+                ResponseCode.NO_MESSAGE,
+                f"offset {named.offset} of {named.key[1]} queue {named.key[2]}: it has"
+                f" {begin} to {end - 1}",
+            )
+
+    def _settle(
+        self, every: Iterable[Acked], request: RemotingCommand, connection: Connection
+    ) -> None:
+        service = self._service
+        acked = [
+            Acked(key=one.key, pop_time=one.pop_time, offsets=offsets)
+            for one in every
+            if (offsets := service.table.open_offsets(one))
+        ]
+        if not acked:
+            self._answer(self._store.confirm_offset, request, connection, _NO_FIELDS)
+            return
+        orders = [
+            order
+            for key in {one.key for one in acked}
+            if (order := service.table.order_of(key)) is not None
+        ]
+        end = service.put(PopRecord(acked=acked))
+        taken: list[tuple[Key, Taken, int]] = []
+        for order in orders:
+            if any(one.pop_time == order.pop_time and one.key == order.key for one in acked):
+                first = order.first_open
+                taken.append((order.key, service.positions.take(order.key, first), first))
+        if taken:
+            self._go_on_in_order(end, taken)
+        self._answer(end, request, connection, _NO_FIELDS)
+
+    def _go_on_in_order(self, end: int, taken: list[tuple[Key, Taken, int]]) -> None:
+        def outcome(code: int, _: str) -> None:
+            for key, one, next_offset in taken:
+                self._service.positions.confirmed(key, one, next_offset, ok=code == 0)
+
+        self._service.when_confirmed(end, outcome)
+        for key, _, _ in taken:
+            if self._service.table.order_of(key) is None:
+                self._service.look_again(key)
+
+    def _answer(
+        self,
+        end: int,
+        request: RemotingCommand,
+        connection: Connection,
+        fields: Mapping[str, str],
+    ) -> None:
+        """Code 0 when all below `end` is confirmed."""
+        reply = refusal(request.opaque, ResponseCode.SUCCESS, "", fields)
+        if request.is_oneway:
+            return
+        if end <= self._store.confirm_offset:
+            connection.write(reply)
+        else:
+            self._path.acks.add(end, self._path.clock_ms(), connection, reply)
+
+
+def _bits(text: str) -> list[int]:
+    """Positions of the bits of a base64 bit set, lowest byte and lowest bit first. Raises
+    BrokerRefusal 29."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER, f"acks: 'b' is {text[:32]!r}, base64 is needed: {exc}"
+        ) from exc
+    if len(data) > BIT_SET_BYTES_MAX:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"acks: 'b' has {len(data)} bytes, at most {BIT_SET_BYTES_MAX} are allowed",
+        )
+    bits = int.from_bytes(data, "little")
+    return [bit for bit in range(bits.bit_length()) if bits >> bit & 1]

@@ -1,0 +1,213 @@
+"""The broker says who consumes which queue: 400, and how, pulled or popped: 401.
+
+A stock push consumer with `clientRebalance=false` asks 400; on an error it keeps what it has. With
+POP a queue may be given to all members at once, as queueId -1 of each broker group.
+Origin: QueryAssignmentProcessor, AssignmentManager in Java.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.role_gate import GateClosedError
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.allocation import STRATEGIES, Allocate
+from batonmq.protocol.bodies import (
+    BROADCASTING,
+    PERM_READ,
+    MessageQueueAssignment,
+    QueryAssignmentRequestBody,
+    QueryAssignmentResponseBody,
+    SetMessageRequestModeRequestBody,
+    TopicRouteData,
+)
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, BrokerRefusal
+from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.pop import ANY_QUEUE
+from batonmq.protocol.topic_name import RETRY_PREFIX
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+from batonmq.remoting.endpoint import RemotingClient
+
+log = logging.getLogger(__name__)
+
+MODES: Final = ("PULL", "POP")
+ROUTE_KEPT_MS: Final = 5000
+ROUTES_MAX: Final = 4096
+ASK_MS: Final = 1000
+"""A stock client waits 3 s for its assignment."""
+
+
+def popped_share(
+    queues: Sequence[MessageQueue],
+    client_ids: Sequence[str],
+    own_id: str,
+    share_num: int,
+    allocate: Allocate,
+) -> set[MessageQueue]:
+    """What a member pops: the whole of each broker group where `share_num` lets all share all;
+    else its own share and those of the next `share_num` members; one queue where there are more
+    members than queues."""
+    if share_num <= 0 or share_num >= len(client_ids) - 1:
+        return {MessageQueue(one.topic, one.broker_name, ANY_QUEUE) for one in queues}
+    if own_id not in client_ids or not queues:
+        return set()
+    index = client_ids.index(own_id)
+    if len(client_ids) > len(queues):
+        return {queues[index % len(queues)]}
+    shares = [(index + step) % len(client_ids) for step in range(share_num + 1)]
+    return {queue for each in shares for queue in allocate(queues, client_ids, client_ids[each])}
+
+
+class AssignmentProcessor:
+    """On masters only; the relay brings what reaches another member."""
+
+    def __init__(
+        self,
+        path: WritePath,
+        topics: TopicService,
+        clients: ConsumerManager,
+        config: BrokerConfig,
+        client: RemotingClient,
+    ) -> None:
+        """`client` asks the name servers for routes."""
+        self._path = path
+        self._topics = topics
+        self._clients = clients
+        self._config = config
+        self._client = client
+        self._routes: dict[str, tuple[int, list[MessageQueue]]] = {}
+        self._fetches: dict[str, asyncio.Task[list[MessageQueue]]] = {}
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.QUERY_ASSIGNMENT, self.assignment)
+        processors.register(RequestCode.SET_MESSAGE_REQUEST_MODE, self.set_mode)
+
+    async def set_mode(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """401."""
+        if self._path.gate.refusal is not None:
+            raise GateClosedError(self._path.gate.refusal)
+        mode = SetMessageRequestModeRequestBody.decode(request.body)
+        topic, group = mode.topic, mode.consumer_group
+        if mode.mode not in MODES:
+            what = f"mode is {mode.mode[:32]!r}, allowed are PULL and POP"
+            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, what)
+        if topic.startswith(RETRY_PREFIX):
+            what = f"the mode of the retry topic {topic} cannot be set: it is PULL"
+            raise BrokerRefusal(ResponseCode.NO_PERMISSION, what)
+        if self._topics.get(topic) is None:
+            what = f"topic {topic} does not exist on this broker"
+            raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, what)
+        if self._topics.groups.get(group) is None:
+            what = f"subscription group {group} does not exist on this broker"
+            raise BrokerRefusal(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)
+        end = self._topics.put_request_mode(mode)
+        await self._path.wait_confirmed(end, f"request mode of group {group}")
+        return RemotingCommand.response_to(request)
+
+    async def assignment(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """400. A null list means: keep what you have."""
+        asked = QueryAssignmentRequestBody.decode(request.body)
+        mode = self._mode(asked.topic, asked.consumer_group)
+        queues = await self._queues(asked.topic)
+        shares = self._shares(asked, mode, queues)
+        if shares is None:
+            return RemotingCommand.response_to(request, body=b'{"messageQueueAssignments":null}')
+        body = QueryAssignmentResponseBody(
+            message_queue_assignments=[
+                MessageQueueAssignment(message_queue=queue, mode=mode.mode)
+                for queue in sorted(shares)
+            ]
+        )
+        return RemotingCommand.response_to(request, body=body.encode())
+
+    def _mode(self, topic: str, group: str) -> SetMessageRequestModeRequestBody:
+        known = self._topics.request_modes.get(topic, group)
+        if known is not None:
+            return known
+        config = self._config
+        is_retry = topic.startswith(RETRY_PREFIX)
+        return SetMessageRequestModeRequestBody(
+            mode="PULL" if is_retry else config.default_message_request_mode,
+            pop_share_queue_num=config.default_pop_share_queue_num,
+        )
+
+    def _shares(
+        self,
+        asked: QueryAssignmentRequestBody,
+        mode: SetMessageRequestModeRequestBody,
+        queues: list[MessageQueue],
+    ) -> set[MessageQueue] | None:
+        """None where nothing can be said: no route, no members, an unknown strategy."""
+        if not queues:
+            return None
+        if asked.message_model == BROADCASTING or not self._config.server_load_balancer_enable:
+            return set(queues)
+        ids = sorted(self._clients.client_ids(asked.consumer_group))
+        allocate = STRATEGIES.get(asked.strategy_name)
+        if allocate is None or not ids:
+            log.info(
+                "no_assignment group=%s topic=%s members=%d strategy=%s",
+                asked.consumer_group,
+                asked.topic,
+                len(ids),
+                asked.strategy_name[:64],
+            )
+            return None
+        if mode.mode == "POP":
+            share_num = mode.pop_share_queue_num
+            return popped_share(queues, ids, asked.client_id, share_num, allocate)
+        return set(allocate(queues, ids, asked.client_id))
+
+    async def _queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of all broker groups, sorted."""
+        kept = self._routes.get(topic)
+        if kept is not None and self._path.clock_ms() - kept[0] < ROUTE_KEPT_MS:
+            return kept[1]
+        fetch = self._fetches.get(topic)
+        if fetch is None:
+            fetch = asyncio.create_task(self._fetch(topic), name="assignment-route")
+            self._fetches[topic] = fetch
+            fetch.add_done_callback(lambda _: self._fetches.pop(topic))
+        return await asyncio.shield(fetch)
+
+    async def _fetch(self, topic: str) -> list[MessageQueue]:
+        """From the first name server that knows the topic; else what is known here."""
+        found: list[MessageQueue] | None = None
+        for address in self._config.name_servers:
+            ask = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+            try:
+                reply = await self._client.invoke(address, ask, ASK_MS)
+                if reply.code == ResponseCode.SUCCESS:
+                    found = _readable_queues(topic, TopicRouteData.decode(reply.body))
+                    break
+            except (BatonError, OSError) as exc:
+                log.debug("route_not_fetched topic=%s address=%s why=%s", topic, address, exc)
+        if not found:
+            kept = self._routes.get(topic)
+            found = kept[1] if kept is not None else self._own_queues(topic)
+        if len(self._routes) >= ROUTES_MAX:
+            self._routes.clear()
+        self._routes[topic] = self._path.clock_ms(), found
+        return found
+
+    def _own_queues(self, topic: str) -> list[MessageQueue]:
+        config = self._topics.get(topic)
+        count = config.read_queue_nums if config is not None and config.perm & PERM_READ else 0
+        return [MessageQueue(topic, self._config.broker_name, each) for each in range(count)]
+
+
+def _readable_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
+    return sorted(
+        MessageQueue(topic, data.broker_name, queue_id)
+        for data in route.queue_datas
+        if data.perm & PERM_READ
+        for queue_id in range(data.read_queue_nums)
+    )

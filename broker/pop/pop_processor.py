@@ -1,0 +1,319 @@
+"""POP (200050), and what goes with it: 200052 peeks, 200054 asks whether there is something, 200055
+how many wait.
+
+What is given is in flight from the record on that says so; it leaves the broker when the record is
+confirmed. A request that finds nothing is held (`pop_hold`).
+Origin: PopMessageProcessor, PeekMessageProcessor, NotificationProcessor, PollingInfoProcessor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, cast
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.pop.pop_hold import PopHold, Waiting
+from batonmq.broker.pop.pop_positions import Taken
+from batonmq.broker.pop.pop_reader import Part, PopReader, Walk
+from batonmq.broker.pop.pop_records import NO_POSITION, Key, Popped, PopRecord
+from batonmq.broker.pop.pop_request import Ask, PopChecks
+from batonmq.broker.pop.pop_service import PopService
+from batonmq.broker.pop.pop_table import PopTable
+from batonmq.broker.request_fields import number, text
+from batonmq.broker.role_gate import GateClosedError
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError, BrokerRefusal, CorruptLogError
+from batonmq.protocol.pop import (
+    ORDER_QUEUE,
+    PoppedQueue,
+    msg_offset_info,
+    order_count_info,
+    start_offset_info,
+)
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+
+log = logging.getLogger(__name__)
+
+SLICE: Final = 64
+"""How many requests that were woken, or are late, are handled in one turn of the loop."""
+
+
+class PopProcessor:
+    """On masters only; the relay brings what reaches another member."""
+
+    def __init__(
+        self,
+        path: WritePath,
+        topics: TopicService,
+        service: PopService,
+        config: BrokerConfig,
+        damaged: Callable[[str], None],
+    ) -> None:
+        self._path = path
+        self._service = service
+        self._topics = topics
+        self._checks = PopChecks(topics, config)
+        self._reader = PopReader(path.store, topics, service, config)
+        self._damaged = damaged
+        self._hold = PopHold()
+        self._next_slice: asyncio.Handle | None = None
+        self.messages_total = 0
+        service.look_again = self.look_again
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.POP_MESSAGE, self.pop)
+        processors.register(RequestCode.PEEK_MESSAGE, self.peek)
+        processors.register(RequestCode.NOTIFICATION, self.notification)
+        processors.register(RequestCode.POLLING_INFO, self.polling_info)
+
+    @property
+    def held(self) -> int:
+        """How many requests wait right now."""
+        return len(self._hold)
+
+    # Requests.
+
+    def pop(self, request: RemotingCommand, connection: Connection) -> None:
+        """200050."""
+        self._require_open()
+        now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
+        self._begin(self._checks.pop(request, connection, now_ms, clock_ms))
+
+    def notification(self, request: RemotingCommand, connection: Connection) -> None:
+        """200054: `hasMsg`, at once or when something has come."""
+        self._require_open()
+        now_ms, clock_ms = self._service.now_ms(), self._path.clock_ms()
+        self._begin(self._checks.notification(request, connection, now_ms, clock_ms))
+
+    def peek(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+        """200052: the next messages of the group; nothing is taken."""
+        self._require_open()
+        ask = self._checks.peek(request, connection)
+        walk = self._reader.walk(ask)
+        self._reader.look(ask, walk, peek=True)
+        if not walk.parts:
+            raise BrokerRefusal(ResponseCode.PULL_NOT_FOUND, "there is no message for the group")
+        return RemotingCommand.response_to(
+            request,
+            remark="FOUND",
+            ext=self._fields(ask, walk, []),
+            body=b"".join(part.body for part in walk.parts),
+        )
+
+    def polling_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """200055: how many wait for the group in a queue, -1 for any."""
+        self._require_open()
+        count = self._hold.count_of(
+            text(request, "topic"), text(request, "consumerGroup"), number(request, "queueId")
+        )
+        return RemotingCommand.response_to(request, ext={"pollingNum": str(count)})
+
+    def _require_open(self) -> None:
+        if self._path.gate.refusal is not None:
+            raise GateClosedError(self._path.gate.refusal)
+
+    # Looking and waiting.
+
+    def _begin(self, ask: Ask) -> None:
+        if self._may_look():
+            self._go_on(ask, self._reader.walk(ask), woken=False)
+        else:
+            self._wait(ask, woken=False)
+
+    def _may_look(self) -> bool:
+        """Not while a switch drains the log, nor before all is known that is in flight."""
+        return self._service.is_loaded and not self._path.hold.active
+
+    def _go_on(self, ask: Ask, walk: Walk, *, woken: bool) -> None:
+        """Looks on; answers, goes on in the next turn, or waits."""
+        if ask.channel.closed:
+            return
+        if not self._may_look():
+            self._wait(ask, woken=woken)
+            return
+        try:
+            found = self._look(ask, walk)
+        except CorruptLogError as exc:
+            log.error("corrupt_record_not_served file=%s offset=%d", exc.file, exc.offset)
+            trust = self._path.store.trust
+            if not trust.reason and (fault := trust.fault_at(exc.offset)):
+                self._damaged(fault)
+            self._refuse(ask, exc)
+        except BatonError as exc:
+            self._refuse(ask, exc)
+        else:
+            if not found and not walk.is_over:
+                loop = asyncio.get_running_loop()
+                loop.call_soon(lambda: self._go_on(ask, walk, woken=woken))
+            elif not found:
+                self._wait(ask, woken=woken)
+
+    def _look(self, ask: Ask, walk: Walk) -> bool:
+        """Whether the request is answered, or will be when its record is confirmed."""
+        if ask.is_notification:
+            if not self._reader.has_more(ask, walk):
+                return False
+            self._notify(ask, has_message=True)
+            return True
+        if len(self._service.table) >= self._service.in_flight_max:
+            raise BrokerRefusal(
+                ResponseCode.POLLING_FULL,
+                f"{len(self._service.table)} messages are in flight, at most"
+                f" {self._service.in_flight_max} are allowed (popInFlightMax): acknowledge some",
+            )
+        self._reader.look(ask, walk)
+        if not walk.parts:
+            return False
+        self._give(ask, walk)
+        return True
+
+    def _wait(self, ask: Ask, *, woken: bool) -> None:
+        if ask.deadline_ms <= self._path.clock_ms():
+            self._time_out(ask)
+        elif not self._hold.hold(ask, first=woken):
+            if ask.is_notification:
+                self._notify(ask, has_message=False, full=True)
+            else:
+                what = f"too many POP requests wait for topic {ask.topic} or in all"
+                self._refuse(ask, BrokerRefusal(ResponseCode.POLLING_FULL, what))
+
+    def _give(self, ask: Ask, walk: Walk) -> None:
+        """Raises PutRefused; nothing is given then."""
+        record = PopRecord(popped=[_popped(ask, part, walk.pop_time) for part in walk.parts])
+        end = self._service.put(record)
+        positions = self._service.positions
+        taken: list[tuple[Part, Taken]] = []
+        if not ask.order:
+            taken = [(part, positions.take(part.key, part.next_offset)) for part in walk.parts]
+        answer = RemotingCommand.response_to(
+            ask.request,
+            remark="FOUND",
+            ext=self._fields(ask, walk, _counts(ask, walk, self._service.table)),
+            body=b"".join(part.body for part in walk.parts),
+        )
+        self.messages_total += walk.count
+
+        def outcome(code: int, remark: str) -> None:
+            for part, one in taken:
+                positions.confirmed(part.key, one, part.next_offset, ok=code == 0)
+            if code:
+                self._refuse(ask, BrokerRefusal(code, f"what was popped is not safe: {remark}"))
+            else:
+                ask.channel.reply(ask.request, answer)
+
+        self._service.when_confirmed(end, outcome)
+        if walk.rest:
+            self._hold.more(ask.topic, ask.group)
+            self._run_soon()
+
+    def _fields(self, ask: Ask, walk: Walk, counts: list[list[int]]) -> dict[str, str]:
+        queues = [PoppedQueue(part.flag, part.key[2], part.offsets) for part in walk.parts]
+        fields = {
+            "popTime": str(walk.pop_time),
+            "invisibleTime": str(ask.invisible_ms),
+            "reviveQid": str(ORDER_QUEUE if ask.order else 0),
+            "restNum": str(walk.rest),
+            "startOffsetInfo": start_offset_info(queues),
+            "msgOffsetInfo": msg_offset_info(queues),
+        }
+        if counts:
+            fields["orderCountInfo"] = order_count_info(
+                queue._replace(counts=each) for queue, each in zip(queues, counts, strict=True)
+            )
+        return fields
+
+    def _time_out(self, ask: Ask) -> None:
+        if ask.is_notification:
+            self._notify(ask, has_message=False)
+        else:
+            what = "nothing has come in pollTime"
+            self._refuse(ask, BrokerRefusal(ResponseCode.POLLING_TIMEOUT, what))
+
+    def _notify(self, ask: Ask, *, has_message: bool, full: bool = False) -> None:
+        fields = {"hasMsg": str(has_message).lower(), "pollingFull": str(full).lower()}
+        ask.channel.reply(ask.request, RemotingCommand.response_to(ask.request, ext=fields))
+
+    def _refuse(self, ask: Ask, error: BatonError) -> None:
+        remark = error.remark if isinstance(error, BrokerRefusal) else str(error)
+        code = error.code if isinstance(error, BrokerRefusal) else error.response_code
+        ask.channel.reply(ask.request, RemotingCommand.response_to(ask.request, code, remark))
+
+    # What wakes them.
+
+    def arrived(self, topic: str, queue_id: int, _max_offset: int) -> None:
+        """Listens to arrivals of the store."""
+        if len(self._hold) and self._hold.arrived(topic, queue_id):
+            self._run_soon()
+
+    def look_again(self, key: Key | None) -> None:
+        """A queue may be popped again, or its topic is gone; None: every one."""
+        if key is None:
+            self._hold.all_ready()
+        else:
+            self._hold.arrived(key[1], key[2])
+        self._run_soon()
+
+    def _run_soon(self) -> None:
+        if self._next_slice is None and len(self._hold):
+            self._next_slice = asyncio.get_running_loop().call_soon(self._run_slice)
+
+    def _run_slice(self) -> None:
+        self._next_slice = None
+        for _ in range(SLICE):
+            one = self._hold.next_ready()
+            if one is None:
+                return
+            self._again(one)
+        self._run_soon()
+
+    def _again(self, one: Waiting) -> None:
+        ask = cast(Ask, one)
+        if self._topics.get(ask.topic) is None:
+            what = f"topic {ask.topic} was deleted"
+            self._refuse(ask, BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, what))
+            return
+        self._go_on(ask, self._reader.walk(ask), woken=True)
+
+    def tick(self, now_ms: int) -> bool:
+        """Answers those whose time is over, a slice a call; whether there may be more."""
+        late = self._hold.expired(now_ms, SLICE)
+        for one in late:
+            self._time_out(cast(Ask, one))
+        return len(late) == SLICE
+
+    def disconnected(self, connection: Connection) -> None:
+        self._hold.drop_owner(connection)
+
+    def role_changed(self) -> None:
+        """Who waits is to ask the new master."""
+        what = "the role of this broker changed: ask the name server for the master"
+        for one in self._hold.take_all():
+            self._refuse(cast(Ask, one), BrokerRefusal(ResponseCode.SYSTEM_BUSY, what))
+
+
+def _popped(ask: Ask, part: Part, pop_time: int) -> Popped:
+    return Popped(
+        key=part.key,
+        pop_time=pop_time,
+        due=pop_time + ask.invisible_ms,
+        offsets=part.offsets,
+        last_phy=part.last_phy,
+        next=NO_POSITION if ask.order else part.next_offset,
+        order=ask.order,
+        attempt=ask.attempt,
+    )
+
+
+def _counts(ask: Ask, walk: Walk, table: PopTable) -> list[list[int]]:
+    """How often each message was given before, of an orderly POP."""
+    orders = [table.order_of(part.key) for part in walk.parts if ask.order]
+    return [
+        [order.counts.get(offset, 0) for offset in part.offsets]
+        for part, order in zip(walk.parts, orders, strict=False)
+        if order is not None
+    ]

@@ -1,0 +1,231 @@
+"""Reads the next messages of a group out of the queues of a topic, and of its failed messages.
+
+One call looks at a bounded number of queues; a `Walk` remembers how far it is.
+Origin: Java `PopMessageProcessor.popMsgFromTopic`, `popMsgFromQueue`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.pull_request import MAX_REPLY_BYTES
+from batonmq.broker.pop.pop_records import Key
+from batonmq.broker.pop.pop_request import Ask
+from batonmq.broker.pop.pop_service import PopService
+from batonmq.broker.tables.offset_clamp import queue_end
+from batonmq.broker.tables.topics import TopicService
+from batonmq.protocol.layout import RECORD_HEAD
+from batonmq.protocol.message_id import host_bytes, split_address
+from batonmq.protocol.pop import (
+    ANY_QUEUE,
+    NORMAL,
+    RETRY_V1,
+    RETRY_V2,
+    PopHandle,
+    real_topic,
+)
+from batonmq.protocol.properties import POP_CK
+from batonmq.protocol.record import decode_record, encode_record, message_to_store
+from batonmq.protocol.topic_name import is_retry_or_dlq
+from batonmq.store.message_store import MessageStore
+from batonmq.store.reader import GetMessageResult
+
+BUDGET: Final = 256
+"""How many queues are looked at in one turn of the loop; reading what does not match costs more."""
+_READ_COST: Final = 64
+_RETRY_FIRST_PERCENT: Final = 20
+
+_PLACE: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
+
+
+@dataclass(slots=True)
+class Part:
+    """Messages of one queue: of [begin, `next_offset`) those at `offsets`."""
+
+    key: Key
+    flag: str
+    offsets: list[int]
+    next_offset: int
+    last_phy: int
+    body: bytes
+
+
+@dataclass(slots=True)
+class Walk:
+    """The queues that are still to be looked at, and what was found."""
+
+    places: Iterator[tuple[str, int]]
+    pop_time: int
+    parts: list[Part] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+    rest: int = 0
+    """How many messages were left in the queues that were looked at."""
+    is_over: bool = False
+
+
+class PopReader:
+    """Changes nothing but positions that lie before messages that do not match."""
+
+    def __init__(
+        self, store: MessageStore, topics: TopicService, service: PopService, config: BrokerConfig
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._service = service
+        self._broker_name = config.broker_name
+        self._random = random.Random()
+
+    def walk(self, ask: Ask) -> Walk:
+        """Begins one; go on with `look`."""
+        return Walk(self._places(ask), self._service.now_ms())
+
+    def _places(self, ask: Ask) -> Iterator[tuple[str, int]]:
+        """(flag, queue id): failed messages first in one of five, else last; never in order."""
+        retries: list[tuple[str, int]] = []
+        if not ask.order and not is_retry_or_dlq(ask.topic):
+            retries = [
+                (flag, queue_id)
+                for flag in (RETRY_V1, RETRY_V2)
+                if (config := self._topics.get(real_topic(flag, ask.topic, ask.group)))
+                for queue_id in range(config.read_queue_nums)
+            ]
+        retry_first = self._random.randrange(100) < _RETRY_FIRST_PERCENT
+        if retry_first:
+            yield from retries
+        if ask.queue_id != ANY_QUEUE:
+            yield NORMAL, ask.queue_id
+        elif (config := self._topics.get(ask.topic)) is not None:
+            queues = config.read_queue_nums
+            start = self._random.randrange(queues) if queues else 0
+            for queue_id in range(queues):
+                yield NORMAL, (start + queue_id) % queues
+        if not retry_first:
+            yield from retries
+
+    def look(self, ask: Ask, walk: Walk, *, peek: bool = False) -> None:
+        """Looks into some more queues, until there is enough. Raises CorruptLogError."""
+        budget = BUDGET
+        while budget > 0 and walk.count < ask.max_num and walk.size < MAX_REPLY_BYTES:
+            place = next(walk.places, None)
+            if place is None:
+                walk.is_over = True
+                return
+            budget -= self._look_into(ask, walk, *place, peek=peek)
+        walk.is_over = walk.count > 0
+
+    def has_more(self, ask: Ask, walk: Walk) -> bool:
+        """For a notification: whether a queue reaches beyond the group's position."""
+        for _ in range(BUDGET):
+            place = next(walk.places, None)
+            if place is None:
+                walk.is_over = True
+                return False
+            key = ask.group, real_topic(place[0], ask.topic, ask.group), place[1]
+            if self._is_blocked(ask, key):
+                continue
+            if self._begin(ask, key) < self._store.queries.max_offset_in_queue(*key[1:]):
+                walk.is_over = True
+                return True
+        return False
+
+    def _is_blocked(self, ask: Ask, key: Key) -> bool:
+        service = self._service
+        return ask.order and service.table.is_blocked(key, ask.attempt, service.now_ms())
+
+    def _look_into(self, ask: Ask, walk: Walk, flag: str, queue_id: int, *, peek: bool) -> int:
+        """What it cost of the budget."""
+        key = ask.group, real_topic(flag, ask.topic, ask.group), queue_id
+        _, topic, _ = key
+        begin, end = self._begin(ask, key), self._store.queries.max_offset_in_queue(*key[1:])
+        if begin >= end:
+            return 1
+        if self._is_blocked(ask, key) or topic in self._store.deleting_topics:
+            walk.rest += end - begin
+            return 1
+        wanted, matches = (ask.wanted, ask.matches) if flag == NORMAL else (None, None)
+        cost = 1
+        while begin < end and cost <= BUDGET:
+            found = self._store.queries.get_message(
+                topic,
+                queue_id,
+                begin,
+                ask.max_num - walk.count,
+                MAX_REPLY_BYTES - walk.size,
+                wanted,
+                matches,
+            )
+            if found.message_count:
+                part = self._part(ask, walk.pop_time, key, flag, found)
+                walk.parts.append(part)
+                walk.count += found.message_count
+                walk.size += len(part.body)
+                walk.rest += max(0, end - part.next_offset)
+                return cost
+            if found.next_begin_offset <= begin:
+                return cost
+            begin = found.next_begin_offset
+            if not peek:
+                self._service.positions.skip(key, begin)
+            cost += _READ_COST
+        if begin < end and not peek:
+            walk.places = itertools.chain(((flag, queue_id),), walk.places)
+        return cost
+
+    def _begin(self, ask: Ask, key: Key) -> int:
+        """Where the group goes on; a position outside the queue is corrected."""
+        queries = self._store.queries
+        position = self._service.positions.next_of(key)
+        least = queries.min_offset_in_queue(*key[1:])
+        if position < 0:
+            if not ask.from_max or key[1] != ask.topic or least == 0:
+                return least
+            position = max(least, queries.max_offset_in_queue(*key[1:]) - 1)
+            self._service.positions.skip(key, position)
+        if position <= least:
+            return least
+        return min(position, queue_end(self._store, *key[1:]))
+
+    def _part(self, ask: Ask, pop_time: int, key: Key, flag: str, found: GetMessageResult) -> Part:
+        data = b"".join(found.parts)
+        offsets, records, at, last_phy = [], [], 0, 0
+        while at < len(data):
+            size, offset, last_phy = _PLACE.unpack_from(data, at)
+            records.append(data[at : at + size] if flag != NORMAL else b"")
+            offsets.append(offset)
+            at += size
+        if flag != NORMAL:
+            handle = PopHandle(
+                offsets[0], pop_time, ask.invisible_ms, 0, flag, self._broker_name, key[2], 0
+            )
+            data = b"".join(
+                _as_of_topic(record, ask.topic, handle._replace(queue_offset=offset))
+                for record, offset in zip(records, offsets, strict=True)
+            )
+        return Part(key, flag, offsets, found.next_begin_offset, last_phy, data)
+
+
+def _as_of_topic(record: bytes, topic: str, handle: PopHandle) -> bytes:
+    """A failed message as its consumer is to see it: of the topic that it subscribed, and with its
+    handle."""
+    place, message = decode_record(record, read_body=False), message_to_store(record)
+    properties = message.properties.rstrip(b"\x02")
+    message.properties = b"%b\x02%b\x01%b\x02" % (
+        properties,
+        POP_CK.encode(),
+        handle.encode().encode(),
+    )
+    return encode_record(
+        message,
+        topic.encode(),
+        place.queue_offset,
+        place.physical_offset,
+        place.store_timestamp,
+        host_bytes(*split_address(place.store_host)),
+        append_prop_crc=False,
+    )

@@ -1,0 +1,165 @@
+"""A POP request, and its checks in Java's order: who may pop what, and with which filter.
+
+Origin: `PopMessageProcessor`, `PeekMessageProcessor`, `NotificationProcessor` in Java.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.consume.pull_request import wanted_tags
+from batonmq.broker.filter.sql_filter import compiled
+from batonmq.broker.filter.sql_values import Matches, SqlError
+from batonmq.broker.pop.pop_hold import Waiting
+from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.tables.topics import TopicService
+from batonmq.protocol.bodies import PERM_READ, SQL92, TAG, TopicConfig
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.pop import ANY_QUEUE
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection
+
+MESSAGES_MAX: Final = 32
+INVISIBLE_MAX_MS: Final = 12 * 3600 * 1000
+POLL_MAX_MS: Final = 60_000
+LATE_MS: Final = 500
+FROM_MAX: Final = 1
+
+
+@dataclass(slots=True, eq=False)
+class Ask(Waiting):
+    """`wanted`, `matches` as those of a pull. `from_max`: where a group that was never here begins
+    (initMode 1)."""
+
+    channel: Connection
+    request: RemotingCommand
+    max_num: int = MESSAGES_MAX
+    invisible_ms: int = 0
+    from_max: bool = False
+    order: bool = False
+    attempt: str = ""
+    wanted: frozenset[int] | None = None
+    matches: Matches | None = None
+
+    @property
+    def is_notification(self) -> bool:
+        return self.request.code == RequestCode.NOTIFICATION
+
+
+class PopChecks:
+    """Raises BrokerRefusal for every reason not to read."""
+
+    def __init__(self, topics: TopicService, config: BrokerConfig) -> None:
+        self._topics = topics
+        self._sql = config.enable_property_filter
+
+    def pop(
+        self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
+    ) -> Ask:
+        """200050. `now_ms` is wall clock, `clock_ms` that of deadlines."""
+        ask = self.notification(request, connection, now_ms, clock_ms)
+        ask.max_num = self._max_num(request)
+        ask.invisible_ms = invisible_time(request, least_ms=1)
+        ask.from_max = number(request, "initMode") == FROM_MAX
+        ask.wanted, ask.matches = self._filter(request)
+        return ask
+
+    def notification(
+        self, request: RemotingCommand, connection: Connection, now_ms: int, clock_ms: int
+    ) -> Ask:
+        """200054, and what a POP has in common with it."""
+        poll_ms = number(request, "pollTime")
+        born_ms = number(request, "bornTime") or now_ms
+        left_ms = born_ms + poll_ms - now_ms
+        if left_ms < -LATE_MS:
+            raise BrokerRefusal(
+                ResponseCode.POLLING_TIMEOUT,
+                f"the request is late: bornTime + pollTime was {-left_ms} ms ago",
+            )
+        ask = self.peek(request, connection)
+        ask.deadline_ms = clock_ms + max(0, min(left_ms, poll_ms, POLL_MAX_MS))
+        ask.order = flag(request, "order")
+        ask.attempt = request.ext.get("attemptId") or ""
+        return ask
+
+    def peek(self, request: RemotingCommand, connection: Connection) -> Ask:
+        """200052, and what all have in common."""
+        name, topic = text(request, "consumerGroup"), text(request, "topic")
+        queue_id = number(request, "queueId")
+        config = self._topics.get(topic)
+        if config is None:
+            raise no_topic(topic)
+        if not config.perm & PERM_READ:
+            raise BrokerRefusal(
+                ResponseCode.NO_PERMISSION, f"topic {topic} may not be read: perm {config.perm}"
+            )
+        check_queue(config, queue_id, ResponseCode.INVALID_PARAMETER, any_queue=True)
+        group = self._topics.group(name, writable=True)
+        if not group.consume_enable:
+            raise BrokerRefusal(
+                ResponseCode.NO_PERMISSION, f"group {name} may not consume: consumeEnable is false"
+            )
+        if self._topics.groups.is_forbidden(name, topic):
+            raise BrokerRefusal(
+                ResponseCode.NO_PERMISSION, f"group {name} is forbidden to read topic {topic}"
+            )
+        ask = Ask(topic, name, queue_id, 0, connection, connection, request)
+        if request.code == RequestCode.PEEK_MESSAGE:
+            ask.max_num = self._max_num(request)
+        return ask
+
+    def _max_num(self, request: RemotingCommand) -> int:
+        count = number(request, "maxMsgNums")
+        if not 1 <= count <= MESSAGES_MAX:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"maxMsgNums is {count}, allowed are 1 to {MESSAGES_MAX}",
+            )
+        return count
+
+    def _filter(self, request: RemotingCommand) -> tuple[frozenset[int] | None, Matches | None]:
+        kind, expression = request.ext.get("expType") or TAG, request.ext.get("exp") or "*"
+        if kind == TAG:
+            return wanted_tags(expression), None
+        if kind != SQL92 or not self._sql:
+            raise BrokerRefusal(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                f"expression type {kind} is not supported here, allowed are TAG"
+                f"{' and SQL92' if self._sql else ' (SQL92 is off: enablePropertyFilter)'}",
+            )
+        try:
+            return None, compiled(expression)
+        except SqlError as error:
+            raise BrokerRefusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+
+
+def no_topic(topic: str) -> BrokerRefusal:
+    return BrokerRefusal(
+        ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist on this broker"
+    )
+
+
+def check_queue(config: TopicConfig, queue_id: int, code: int, *, any_queue: bool = False) -> None:
+    """Raises BrokerRefusal `code` for a queue that the topic has not."""
+    if any_queue and queue_id == ANY_QUEUE:
+        return
+    if not 0 <= queue_id < config.read_queue_nums:
+        raise BrokerRefusal(
+            code,
+            f"queueId {queue_id} of topic {config.topic_name}: it has {config.read_queue_nums}"
+            f" queues{', and -1 means any' if any_queue else ''}",
+        )
+
+
+def invisible_time(request: RemotingCommand, *, least_ms: int) -> int:
+    """The field invisibleTime, ms. Raises BrokerRefusal 29."""
+    time_ms = number(request, "invisibleTime")
+    if not least_ms <= time_ms <= INVISIBLE_MAX_MS:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"invisibleTime is {time_ms} ms, allowed are {least_ms} to {INVISIBLE_MAX_MS}",
+        )
+    return time_ms

@@ -1,0 +1,274 @@
+"""What is in flight, on the master: kept in the log, found in it again, and given back when due.
+
+The shell around `pop_table`. Each change is a record of rmq_sys_BATON_POP, applied when it is put;
+whoever is to hear of it waits until it is confirmed. A new master reads the records from the offset
+of the group CID_RMQ_SYS_REVIVE_GROUP on, and answers POP when it has. That offset and those of the
+groups are of one table, which slaves fetch as one body: what the offsets lack, the records after
+the first have. The oldest check points are written again before too many records would have to be
+read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from batonmq.broker.config import BrokerConfig
+from batonmq.broker.pop.pop_positions import PopPositions
+from batonmq.broker.pop.pop_records import Acked, Key, Popped, PopRecord, PutOff, decode_pop_record
+from batonmq.broker.pop.pop_table import ORDER_KEPT_MS, CheckPoint, PopTable
+from batonmq.broker.pop.reviver import Reviver
+from batonmq.broker.role_gate import GateClosedError
+from batonmq.broker.schedule import delivery
+from batonmq.broker.schedule.delivery import DueService
+from batonmq.broker.tables.offset_clamp import queue_end
+from batonmq.broker.tables.topics import TopicService
+from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.codes import ResponseCode
+from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.protocol.record import NewMessage, message_to_store
+from batonmq.protocol.topic_name import POP_TOPIC
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.errors import PutRefused
+
+log = logging.getLogger(__name__)
+
+PROGRESS_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+QUEUE: Final = 0
+READ_RECORDS: Final = 256
+"""How many records are read in one turn of the loop."""
+POSITIONS_A_TURN: Final = 256
+REVIVES_A_TURN: Final = 8
+"""How many check points are given back in one turn, each of at most 32 messages."""
+SPAN_MIN: Final = 16_384
+WAITS_MS: Final = 1000
+"""Until what could not be given back is tried again."""
+
+Outcome = Callable[[int, str], None]
+
+
+class PopService(DueService):
+    """One for a broker, on its loop. `look_again` is called when what was blocked may go on: for a
+    queue of a group, or (None) for all."""
+
+    def __init__(
+        self,
+        path: WritePath,
+        topics: TopicService,
+        offsets: ConsumerOffsetManager,
+        config: BrokerConfig,
+        damaged: Callable[[str], None],
+    ) -> None:
+        super().__init__(path, damaged)
+        self._topics = topics
+        self._offsets = offsets
+        self._reviver = Reviver(
+            path, topics, config.store_host, retry_v2=config.enable_retry_topic_v2
+        )
+        self.in_flight_max = config.pop_in_flight_max
+        self.look_again: Callable[[Key | None], None] = lambda key: None
+        self.positions = PopPositions(offsets)
+        self.table = PopTable()
+        self.is_loaded = False
+        self._load_to = 0
+        self._wakes_at = 0
+        self._waits: deque[int] = deque()
+        self._mark: tuple[int, int] | None = None
+
+    def begin(self) -> None:
+        """This broker has become master: it reads what is in flight."""
+        least = self._store.queries.min_offset_in_queue(POP_TOPIC, QUEUE)
+        self._load_to = queue_end(self._store, POP_TOPIC, QUEUE)
+        start = max(self._offsets.query(PROGRESS_GROUP, POP_TOPIC, QUEUE), least)
+        self.table = PopTable(min(start, self._load_to))
+        self.table.collects = True
+        self._wakes_at = 0
+        super().begin()
+
+    def end(self) -> None:
+        """It is not master any more and knows nothing: the log decides."""
+        super().end()
+        self.is_loaded = False
+        self.table = PopTable()
+        self.positions.clear()
+        self._waits.clear()
+        self._mark = None
+
+    # Changes.
+
+    def require_master(self) -> None:
+        """Raises BrokerRefusal while nothing may be changed, or is known."""
+        gate, remark = self._path.gate, ""
+        if gate.refusal is not None:
+            raise GateClosedError(gate.refusal)
+        if self._path.hold.active:
+            remark = "the master of this group is changing: ask again"
+        elif not self.is_loaded:
+            remark = "this master still reads what is in flight: ask again in a moment"
+        if remark:
+            raise BrokerRefusal(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+
+    def put(self, record: PopRecord) -> int:
+        """Puts the record and applies it; the end offset that it is safe at. Raises PutRefused."""
+        result = self._store.appender.put_message(
+            NewMessage(POP_TOPIC, QUEUE, record.encode(), b"", 0, None, None, 0, bytes(8))
+        )
+        self._path.schedule_flush()
+        self.table.apply(record, result.queue_offset)
+        wake_ms = self.table.wake_ms
+        if wake_ms < self._wakes_at:
+            self._wakes_at = wake_ms
+            self._wake_in(max(0, wake_ms - self.now_ms()))
+        return result.end_offset
+
+    def when_confirmed(self, end_offset: int, outcome: Outcome) -> None:
+        """Calls `outcome` once with a code, 0 when all below `end_offset` is confirmed. Progress
+        waits for it."""
+        waits = self._waits
+        waits.append(end_offset)
+
+        def done(code: int, remark: str) -> None:
+            if waits:
+                waits.popleft()
+            outcome(code, remark)
+
+        self._path.acks.add_waiter(end_offset, self._path.clock_ms(), done)
+
+    def reset(self, group: str, topic: str, queue_id: int) -> None:
+        """An operator has set the offset of a group in a queue."""
+        if self.is_loaded and self._path.gate.refusal is None:
+            self.put(PopRecord(reset=[(group, topic, queue_id)]))
+            self.look_again((group, topic, queue_id))
+
+    # What there is to do.
+
+    @property
+    def _look_ms(self) -> int:
+        return self.table.wake_ms
+
+    def _slice(self, now_ms: int) -> int:
+        if not self.is_loaded and not self._load_slice():
+            return 0 if self.table.next_record < self._visible_end else delivery.BLOCKED_MS
+        try:
+            for _ in range(REVIVES_A_TURN):
+                point = self.table.next_due(now_ms)
+                if point is None:
+                    break
+                self._come_due(point, now_ms)
+            self._write_oldest_again()
+        except (PutRefused, BrokerRefusal) as error:
+            log.warning("popped_message_waits reason=%s", error)
+            return delivery.REFUSED_MS
+        finally:
+            self._wakes_at = min(self.table.wake_ms, now_ms + delivery.LOOK_AGAIN_MS)
+            self._keep_progress()
+        return 0
+
+    @property
+    def _visible_end(self) -> int:
+        return self._store.queries.max_offset_in_queue(POP_TOPIC, QUEUE)
+
+    def _load_slice(self) -> bool:
+        """Reads some records, then commits some positions; whether all is known. Raises
+        CorruptLogError."""
+        table, queries = self.table, self._store.queries
+        if table.next_record < self._load_to:
+            for phy, size, _ in queries.units(POP_TOPIC, QUEUE, table.next_record, READ_RECORDS):
+                record = queries.record_at(phy, size)
+                table.apply(_readable(record), table.next_record)
+            return False
+        for _ in range(POSITIONS_A_TURN):
+            if not table.positions:
+                table.collects = False
+                self.is_loaded = True
+                self.look_again(None)
+                return True
+            key, position = table.positions.popitem()
+            group, topic, queue_id = key
+            at = queries.units(topic, queue_id, position.last_offset, 1)
+            is_there = bool(at) and at[0][0] == position.last_phy
+            if is_there and position.next_offset > self._offsets.query(*key):
+                self._offsets.commit(group, topic, queue_id, position.next_offset)
+        return False
+
+    def _come_due(self, point: CheckPoint, now_ms: int) -> None:
+        """Raises PutRefused, BrokerRefusal, CorruptLogError; nothing is lost then."""
+        if point.order:
+            visible_at = point.visible_at()
+            if now_ms >= visible_at + ORDER_KEPT_MS:
+                self.table.forget(point)
+            elif now_ms >= visible_at:
+                self.table.wake(point, visible_at + ORDER_KEPT_MS)
+                self.look_again(point.key)
+            else:
+                self.table.wake(point, visible_at)
+            return
+        done: list[int] = []
+        try:
+            self._reviver.revive(point, done)
+        finally:
+            if done:
+                self.put(PopRecord(acked=[_acked(point, done)]))
+            if point.open:
+                self.table.wake(point, now_ms + WAITS_MS)
+
+    def _write_oldest_again(self) -> None:
+        """So that a new master has little to read, however long the oldest may take."""
+        table = self.table
+        for _ in range(REVIVES_A_TURN):
+            if table.next_record - table.oldest_record <= max(SPAN_MIN, 4 * len(table)):
+                return
+            for point in table.of_oldest_record():
+                self.put(self._again(point))
+
+    def _again(self, point: CheckPoint) -> PopRecord:
+        offsets, last_phy = point.offsets, point.last_phy
+        if not point.order:
+            offsets = sorted(point.open)
+            last = self._store.queries.units(*point.key[1:], offsets[-1], 1)
+            last_phy = last[0][0] if last else -1
+        popped = Popped(
+            key=point.key,
+            pop_time=point.pop_time,
+            due=point.due,
+            offsets=offsets,
+            last_phy=last_phy,
+            order=point.order,
+            attempt=point.attempt,
+        )
+        closed = [offset for offset in offsets if offset not in point.open]
+        return PopRecord(
+            popped=[popped],
+            acked=[_acked(point, closed)] if closed else [],
+            put_off=[
+                PutOff(key=point.key, pop_time=point.pop_time, offset=offset, visible=visible)
+                for offset, visible in point.visible.items()
+            ],
+        )
+
+    def _keep_progress(self) -> None:
+        """Moves the offset from which a new master reads, when what it rests on is confirmed and
+        the groups' offsets have followed (R30)."""
+        if self._mark is not None:
+            oldest, end = self._mark
+            if self._store.confirm_offset < end or (self._waits and self._waits[0] <= end):
+                return
+            self._offsets.commit(PROGRESS_GROUP, POP_TOPIC, QUEUE, oldest)
+        self._mark = self.table.oldest_record, self._store.max_phy_offset
+
+
+def _acked(point: CheckPoint, offsets: list[int]) -> Acked:
+    return Acked(key=point.key, pop_time=point.pop_time, offsets=offsets)
+
+
+def _readable(record: memoryview | None) -> PopRecord:
+    """What cannot be read is logged and left out: the records behind it matter more."""
+    if record is None:
+        return PopRecord()
+    try:
+        return decode_pop_record(message_to_store(record).body)
+    except RemoteProtocolError as exc:
+        log.error("pop_record_skipped reason=%s", exc)
+        return PopRecord()

@@ -1,0 +1,248 @@
+"""Which message each group has in flight, until when, and how far it has popped. Pure.
+
+The table is what the POP records say in their order. A master applies a record when it puts it; a
+new master reads the queue of records from `oldest_record` on, the first that still matters. A
+message is in flight for a group at most once: popped again (after a reset), or given another
+invisible time, it is the newer one that counts, and the handle of the older one acknowledges
+nothing. Orderly pops block their queue: `is_blocked`. Times are wall clock ms.
+Origin: Java `PopCheckPoint`, `PopBufferMergeService`, `ConsumerOrderInfoManager`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from batonmq.broker.pop.pop_records import NO_POSITION, Acked, Key, Popped, PopRecord, PutOff
+
+NEVER: Final = 1 << 62
+_BUCKET_BITS: Final = 7
+"""What is due is looked at in buckets of 128 ms."""
+ORDER_KEPT_MS: Final = 24 * 3600 * 1000
+"""How long an orderly pop that nobody goes on with is remembered, as in Java."""
+
+
+@dataclass(slots=True, eq=False)
+class CheckPoint:
+    """Messages of one queue that were popped together. `open` are the offsets not done with;
+    `record`: queue offset of its record. Of an orderly one `visible` says when an offset comes
+    again if not at `due`, and `counts` how often it came before."""
+
+    key: Key
+    pop_time: int
+    due: int
+    offsets: list[int]
+    last_phy: int
+    record: int
+    open: set[int]
+    order: bool = False
+    attempt: str = ""
+    visible: dict[int, int] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    wakes_at: int = 0
+
+    @property
+    def first_open(self) -> int:
+        """The first offset that is not done with, or one past the last."""
+        return min(self.open, default=self.offsets[-1] + 1)
+
+    def visible_at(self) -> int:
+        """When none of the open offsets is invisible any more."""
+        return max((self.visible.get(one, self.due) for one in self.open), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a group goes on in a queue by the records, if the message at `last_offset` is still
+    the one at `last_phy` of the log."""
+
+    next_offset: int
+    last_offset: int
+    last_phy: int
+
+
+class PopTable:
+    """`next_record` is the queue offset of the record to read next; before it nothing is known."""
+
+    def __init__(self, next_record: int = 0) -> None:
+        self._in_flight: dict[Key, dict[int, CheckPoint]] = {}
+        self._orders: dict[Key, CheckPoint] = {}
+        self._records: OrderedDict[int, dict[CheckPoint, None]] = OrderedDict()
+        self._buckets: dict[int, dict[CheckPoint, None]] = {}
+        self._heap: list[int] = []
+        self._count = 0
+        self.positions: dict[Key, Position] = {}
+        self.collects = False
+        """Whether `positions` takes down what the records say: only a new master needs it."""
+        self.next_record = next_record
+
+    def __len__(self) -> int:
+        """How many messages are in flight."""
+        return self._count
+
+    def apply(self, record: PopRecord, at: int) -> None:
+        """The record at queue offset `at`: put by this master, or read."""
+        self.next_record = at + 1
+        for key in record.reset:
+            self.positions.pop(key, None)
+        for popped in record.popped:
+            self._pop(popped, at)
+        for acked in record.acked:
+            self._ack(acked)
+        for put_off in record.put_off:
+            self._put_off(put_off)
+
+    def _pop(self, popped: Popped, at: int) -> None:
+        point = CheckPoint(
+            popped.key,
+            popped.pop_time,
+            popped.due,
+            popped.offsets,
+            popped.last_phy,
+            at,
+            set(popped.offsets),
+            popped.order,
+            popped.attempt,
+        )
+        if popped.order:
+            self._replace_order(point)
+        else:
+            queue = self._in_flight.setdefault(popped.key, {})
+            for offset in popped.offsets:
+                older = queue.get(offset)
+                if older is not None:
+                    self._close(older, (offset,))
+                queue = self._in_flight.setdefault(popped.key, queue)
+                queue[offset] = point
+        if self.collects and popped.next != NO_POSITION:
+            self.positions[popped.key] = Position(popped.next, popped.offsets[-1], popped.last_phy)
+        self._count += len(point.open)
+        self._records.setdefault(at, {})[point] = None
+        self.wake(point, popped.due)
+
+    def _replace_order(self, point: CheckPoint) -> None:
+        older = self._orders.pop(point.key, None)
+        if older is not None:
+            again = 0 if older.pop_time == point.pop_time else 1
+            for offset in point.open & set(older.offsets):
+                point.counts[offset] = older.counts.get(offset, 0) + again
+            self._close(older, tuple(older.open))
+        self._orders[point.key] = point
+
+    def _ack(self, acked: Acked) -> None:
+        order = self._orders.get(acked.key)
+        if order is not None and order.pop_time == acked.pop_time:
+            self._close(order, acked.offsets)
+            if self.collects:
+                self.positions[acked.key] = Position(
+                    order.first_open, order.offsets[-1], order.last_phy
+                )
+            return
+        queue = self._in_flight.get(acked.key, {})
+        for offset in acked.offsets:
+            point = queue.get(offset)
+            if point is not None and point.pop_time == acked.pop_time:
+                self._close(point, (offset,))
+
+    def _put_off(self, put_off: PutOff) -> None:
+        order = self._orders.get(put_off.key)
+        if order is not None and order.pop_time == put_off.pop_time:
+            order.visible[put_off.offset] = put_off.visible
+            self.wake(order, order.visible_at())
+
+    def _close(self, point: CheckPoint, offsets: Iterable[int]) -> None:
+        """These offsets are done with; a check point without any is forgotten."""
+        queue = self._in_flight.get(point.key, {})
+        for offset in offsets:
+            if offset not in point.open:
+                continue
+            point.open.discard(offset)
+            self._count -= 1
+            if queue.get(offset) is point:
+                del queue[offset]
+        if point.open:
+            return
+        if not queue:
+            self._in_flight.pop(point.key, None)
+        if self._orders.get(point.key) is point:
+            del self._orders[point.key]
+        self._leave_bucket(point)
+        record = self._records[point.record]
+        del record[point]
+        if not record:
+            del self._records[point.record]
+
+    # Who has what.
+
+    def open_offsets(self, acked: Acked) -> list[int]:
+        """Which of the offsets an ack would be for: those in flight since that very pop."""
+        order = self._orders.get(acked.key)
+        if order is not None and order.pop_time == acked.pop_time:
+            return [offset for offset in acked.offsets if offset in order.open]
+        queue = self._in_flight.get(acked.key, {})
+        return [
+            offset
+            for offset in acked.offsets
+            if (point := queue.get(offset)) is not None and point.pop_time == acked.pop_time
+        ]
+
+    def order_of(self, key: Key) -> CheckPoint | None:
+        """The orderly pop that its queue waits for."""
+        return self._orders.get(key)
+
+    def is_blocked(self, key: Key, attempt: str, now_ms: int) -> bool:
+        """Whether an orderly pop has to wait; the same attempt gets the same again."""
+        order = self._orders.get(key)
+        if order is None or (attempt and attempt == order.attempt):
+            return False
+        return order.visible_at() > now_ms
+
+    # What is due.
+
+    def wake(self, point: CheckPoint, at_ms: int) -> None:
+        """`next_due` gives the check point at `at_ms`, and not before."""
+        self._leave_bucket(point)
+        point.wakes_at = at_ms
+        number = at_ms >> _BUCKET_BITS
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = {}
+            heapq.heappush(self._heap, number)
+        bucket[point] = None
+
+    def _leave_bucket(self, point: CheckPoint) -> None:
+        bucket = self._buckets.get(point.wakes_at >> _BUCKET_BITS)
+        if bucket is not None:
+            bucket.pop(point, None)
+
+    @property
+    def wake_ms(self) -> int:
+        """When to look next, NEVER if nothing is in flight."""
+        while self._heap and not self._buckets[self._heap[0]]:
+            del self._buckets[heapq.heappop(self._heap)]
+        return (self._heap[0] + 1) << _BUCKET_BITS if self._heap else NEVER
+
+    def next_due(self, now_ms: int) -> CheckPoint | None:
+        """A check point whose time is over. It stays until its offsets are done with, or until
+        `wake` puts it off."""
+        if self.wake_ms > now_ms:
+            return None
+        return next(iter(self._buckets[self._heap[0]]))
+
+    def forget(self, point: CheckPoint) -> None:
+        """Nobody goes on with an orderly pop."""
+        self._close(point, tuple(point.open))
+
+    # What the log has to keep.
+
+    @property
+    def oldest_record(self) -> int:
+        """From this record on all of this can be read again."""
+        return next(iter(self._records), self.next_record)
+
+    def of_oldest_record(self) -> list[CheckPoint]:
+        """What is still open of it."""
+        return list(next(iter(self._records.values()), ()))

@@ -1,0 +1,516 @@
+"""POP at a broker: who gets what, until when, and what a new master makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heartbeats import heartbeat
+from lone_broker import Rig, run_with_broker, until
+
+from batonmq.broker.pop import pop_service
+from batonmq.broker.schedule import delivery
+from batonmq.protocol.bodies import QueryAssignmentRequestBody
+from batonmq.protocol.message import MessageExt
+from batonmq.protocol.pop import PopHandle, parse_offset_info
+from batonmq.protocol.record import decode_records
+from batonmq.protocol.topic_name import POP_TOPIC
+from batonmq.remoting.command import RemotingCommand
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3-pop"
+RETRY = "%RETRY%g_T"
+
+
+class Clock:
+    """The wall clock. It stands where a test puts it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = 1_800_000_000_000
+        monkeypatch.setattr(delivery, "wall_ms", lambda: self.now_ms)
+        monkeypatch.setattr(delivery, "LOOK_AGAIN_MS", 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def golden(code: int, number: int = 0) -> Any:
+    return json.loads((GOLDEN / f"broker-{code}.json").read_text())["examples"][number]
+
+
+async def pop(rig: Rig, **changed: object) -> RemotingCommand:
+    fields = {
+        "consumerGroup": "g",
+        "topic": "T",
+        "queueId": "-1",
+        "maxMsgNums": "32",
+        "invisibleTime": "60000",
+        "pollTime": "0",
+        "bornTime": "0",
+        "initMode": "0",
+        "expType": "TAG",
+        "exp": "*",
+        "order": "false",
+    }
+    return await rig.ask(200050, fields | {key: str(value) for key, value in changed.items()})
+
+
+def messages(reply: RemotingCommand) -> list[tuple[MessageExt, PopHandle]]:
+    """What came with a POP, each with its handle as a client makes it."""
+    assert reply.code == 0, reply.remark
+    ext, found = reply.ext, []
+    starts = parse_offset_info(ext["startOffsetInfo"])
+    offsets = parse_offset_info(ext["msgOffsetInfo"])
+    for message in decode_records(reply.body):
+        if text := message.properties.get("POP_CK"):
+            found.append((message, PopHandle.decode(text)))
+            continue
+        key = ("0", message.queue_id)
+        assert message.queue_offset in offsets[key]
+        times = int(ext["popTime"]), int(ext["invisibleTime"])
+        handle = PopHandle(
+            starts[key][0],
+            *times,
+            int(ext["reviveQid"]),
+            "0",
+            "broker-a",
+            message.queue_id,
+            message.queue_offset,
+        )
+        found.append((message, handle))
+    return found
+
+
+def bodies(reply: RemotingCommand) -> list[bytes]:
+    return sorted(message.body for message, _ in messages(reply))
+
+
+def named(handle: PopHandle, **changed: object) -> dict[str, str]:
+    fields: dict[str, object] = {
+        "consumerGroup": "g",
+        "topic": "T",
+        "queueId": handle.queue_id,
+        "offset": handle.queue_offset,
+        "extraInfo": handle.encode(),
+    }
+    return {key: str(value) for key, value in (fields | changed).items()}
+
+
+async def ack(rig: Rig, handle: PopHandle, **changed: object) -> RemotingCommand:
+    return await rig.ask(200051, named(handle, **changed))
+
+
+def end_of(rig: Rig, topic: str) -> int:
+    return rig.service.store.queries.max_offset_in_queue(topic, 0)
+
+
+def test_acked_messages_do_not_come_again_and_others_do_with_a_count(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        for queue in range(4):
+            await rig.send("T", b"%d" % queue, queue=queue, KEYS=f"k{queue}")
+        first = await pop(rig)
+        got = {message.body: handle for message, handle in messages(first)}
+        assert sorted(got) == [b"0", b"1", b"2", b"3"] and first.ext["restNum"] == "0"
+        assert (await pop(rig)).code == 210, "all of it is in flight"
+        for body in (b"0", b"1", b"2"):
+            assert (await ack(rig, got[body])).code == 0
+        clock.now_ms += 60_200
+        await until(lambda: end_of(rig, RETRY) == 1)
+        ((again, handle),) = messages(await pop(rig))
+        assert (again.body, again.topic, again.reconsume_times) == (b"3", "T", 1)
+        assert again.properties["1ST_POP_TIME"] == first.ext["popTime"] and again.keys == "k3"
+        assert handle.flag == "1" and handle.queue_offset == 0
+        assert (await ack(rig, handle)).code == 0
+        clock.now_ms += 3_600_000
+        assert (await pop(rig)).code == 210 and end_of(rig, RETRY) == 1
+        assert len(rig.service.waiting.pop.table) == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_the_golden_pop_ack_and_other_time(tmp_path: Path, clock: Clock) -> None:
+    """The stock client's own requests; the answers have the fields of Java's."""
+
+    async def play(rig: Rig) -> None:
+        for number in range(6):
+            await rig.send("PopTopic", b"pop %d" % number, queue=number % 4)
+        asked, answered = (json.loads(golden(200050)[side]["header"]) for side in GOLD)
+        reply = await rig.ask(200050, asked["extFields"] | {"bornTime": str(clock.now_ms)})
+        assert reply.code == 0 and reply.remark == answered["remark"]
+        assert reply.ext.keys() == answered["extFields"].keys()
+        assert sorted(reply.ext["startOffsetInfo"].split(";")) == [
+            "0 0 0", "0 1 0", "0 2 0", "0 3 0",
+        ]  # fmt: skip
+        asked, answered = (json.loads(golden(200053)[side]["header"]) for side in GOLD)
+        times = reply.ext["popTime"], reply.ext["invisibleTime"]
+        handle = "0 {} {} 0 0 broker-a 1 0".format(*times)
+        later = await rig.ask(200053, asked["extFields"] | {"extraInfo": handle})
+        assert later.code == 0 and later.ext.keys() == answered["extFields"].keys()
+        asked = json.loads(golden(200051)["request"]["header"])
+        handle = "0 {} {} 0 0 broker-a 3 0".format(*times)
+        fields = asked["extFields"] | {"extraInfo": handle, "offset": "0"}
+        assert (await rig.ask(200051, fields)).code == 0
+        assert len(rig.service.waiting.pop.table) == 5
+
+    run_with_broker(tmp_path, play)
+
+
+GOLD = ("request", "response")
+
+
+def test_another_invisible_time_counts_from_now(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"x")
+        ((_, handle),) = messages(await pop(rig))
+        clock.now_ms += 50_000
+        later = await rig.ask(200053, named(handle, invisibleTime=20_000))
+        assert later.ext == {
+            "popTime": str(clock.now_ms), "invisibleTime": "20000", "reviveQid": "0",
+        }  # fmt: skip
+        new = handle._replace(pop_time=clock.now_ms, invisible_time=20_000)
+        clock.now_ms += 15_000
+        assert (await ack(rig, handle)).code == 0, "an old handle acks nothing"
+        assert (await pop(rig)).code == 210
+        clock.now_ms += 5_200
+        await until(lambda: end_of(rig, RETRY) == 1)
+        gone = await rig.ask(200053, named(new, invisibleTime=20_000))
+        assert gone.code == 13 and "not in flight" in (gone.remark or "")
+        ((again, _),) = messages(await pop(rig))
+        assert again.reconsume_times == 1
+
+    run_with_broker(tmp_path, play)
+
+
+def test_too_many_failures_end_in_the_dead_letters(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        body = b'{"groupName":"g","retryMaxTimes":2,"retryQueueNums":1}'
+        assert (await rig.ask(200, body=body)).code == 0
+        await rig.send("T", b"poison")
+        for count in range(3):
+            ((message, _),) = messages(await pop(rig, invisibleTime=1000))
+            assert message.reconsume_times == count
+            clock.now_ms += 1_200
+            await until(lambda: len(rig.service.waiting.pop.table) == 0)
+        assert (await pop(rig)).code == 210
+        (dead,) = decode_records((await rig.pull("%DLQ%g")).body)
+        assert (dead.body, dead.reconsume_times) == (b"poison", 3)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_batch_is_acked_by_bits(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(10):
+            await rig.send("T", b"%d" % number)
+        reply = await pop(rig)
+        bits = base64.b64encode((0b11_0000_0101).to_bytes(2, "little")).decode()
+        entry = {
+            "b": bits, "c": "g", "it": 60000, "pt": int(reply.ext["popTime"]), "q": 0, "r": "0",
+            "rq": 0, "so": 0, "t": "T",
+        }  # fmt: skip
+        body = json.dumps({"acks": [entry], "brokerName": "broker-a"}).encode()
+        assert (await rig.ask(200151, body=body)).code == 0
+        clock.now_ms += 61_000
+        await until(lambda: end_of(rig, RETRY) == 6)
+        left = [b"%d" % number for number in (1, 3, 4, 5, 6, 7)]
+        assert bodies(await pop(rig)) == left
+        for wrong, what in (
+            ({"b": "*"}, "base64"),
+            ({"r": "3"}, "0, 1 and 2"),
+            ({"t": "No"}, "No"),
+        ):
+            body = json.dumps({"acks": [entry | wrong]}).encode()
+            refused = await rig.ask(200151, body=body)
+            assert refused.code in (17, 29) and what in (refused.remark or "")
+
+    run_with_broker(tmp_path, play)
+
+
+def test_in_order_a_queue_is_blocked_until_its_messages_are_acked(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(5):
+            await rig.send("T", b"%d" % number)
+        order = {"order": "true", "maxMsgNums": 2, "queueId": 0}
+        first = await pop(rig, **order, attemptId="a")
+        assert first.ext["reviveQid"] == "999" and first.ext["orderCountInfo"] == "0 0 0"
+        (_, one), (_, two) = messages(first)
+        assert (await pop(rig, **order)).code == 210
+        clock.now_ms += 1
+        assert bodies(await pop(rig, **order, attemptId="a")) == [b"0", b"1"], "a lost answer"
+        clock.now_ms += 1
+        reply = await pop(rig, **order, attemptId="a")
+        (_, one), (_, two) = messages(reply)
+        assert reply.ext["orderCountInfo"] == "0 qo0%0 2;0 qo0%1 2;0 0 2"
+        assert (await ack(rig, two)).code == 0
+        assert (await pop(rig, **order)).code == 210, "the first is not done"
+        waits = asyncio.ensure_future(pop(rig, **order, pollTime=10_000, bornTime=clock.now_ms))
+        await until(lambda: rig.service.pop.held == 1)
+        assert (await ack(rig, one)).code == 0
+        assert bodies(await waits) == [b"2", b"3"]
+        offsets = rig.service.tables.offsets
+        await until(lambda: offsets.query("g", "T", 0) == 2)
+        (_, three), _ = messages(await waits)
+        unknown = await ack(rig, three._replace(queue_offset=1))
+        assert unknown.code == 13
+        put_off = await rig.ask(200053, named(three, invisibleTime=90_000))
+        assert put_off.ext["invisibleTime"] == "90000"
+        clock.now_ms += 89_000
+        assert (await pop(rig, **order)).code == 210
+        clock.now_ms += 1_001
+        assert bodies(await pop(rig, **order)) == [b"2", b"3"], "in its own queue, in its place"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_waiting_pop_gets_the_next_message_that_passes_its_filter(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"0", TAGS="B")
+        wait = {"pollTime": 10_000, "bornTime": clock.now_ms}
+        tag = asyncio.ensure_future(pop(rig, exp="A || C", **wait))
+        sql = asyncio.ensure_future(
+            pop(rig, consumerGroup="h", expType="SQL92", exp="size > 3", **wait)
+        )
+        fields = {"consumerGroup": "n", "topic": "T", "queueId": "0", "pollTime": "10000"}
+        told = await rig.ask(200054, fields | {"bornTime": str(clock.now_ms)})
+        assert told.ext == {"hasMsg": "true", "pollingFull": "false"}
+        await until(lambda: rig.service.pop.held == 2)
+        info = {"consumerGroup": "g", "topic": "T", "queueId": "-1"}
+        assert (await rig.ask(200055, info)).ext == {"pollingNum": "1"}
+        await rig.send("T", b"1", TAGS="B", size="3")
+        await rig.send("T", b"2", TAGS="C", size="2")
+        assert bodies(await tag) == [b"2"]
+        await rig.send("T", b"3", TAGS="B", size="9")
+        assert bodies(await sql) == [b"3"]
+        peek = {"consumerGroup": "p", "topic": "T", "queueId": "0", "maxMsgNums": "2"}
+        for _ in range(2):
+            assert bodies(await rig.ask(200052, peek)) == [b"0", b"1"], "nothing is taken"
+        waits = asyncio.ensure_future(pop(rig, exp="A", **wait))
+        await until(lambda: rig.service.pop.held == 1)
+        while rig.service.pop.tick(1 << 60):
+            pass
+        assert (await waits).code == 210
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_what_is_popped_leaves_when_its_record_is_confirmed(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"x")
+        path, offsets = rig.service.path, rig.service.tables.offsets
+        confirmed, path.confirmed = path.confirmed, lambda offset: None  # type: ignore[method-assign]
+        waits = asyncio.ensure_future(pop(rig))
+        await until(lambda: len(rig.service.waiting.pop.table) == 1)
+        assert (await pop(rig)).code == 210, "another does not get it"
+        assert not waits.done() and offsets.query("g", "T", 0) == -1
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+        ((_, handle),) = messages(await waits)
+        assert offsets.query("g", "T", 0) == 1
+        path.confirmed = lambda offset: None  # type: ignore[method-assign]
+        done = asyncio.ensure_future(ack(rig, handle))
+        await until(lambda: len(rig.service.waiting.pop.table) == 0)
+        assert not done.done()
+        path.confirmed = confirmed  # type: ignore[method-assign]
+        path.end_turn()
+        assert (await done).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r30_a_new_master_has_what_is_in_flight_and_where_the_group_is(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """The table of offsets is older than the log, as on a slave that was elected."""
+    handles: list[PopHandle] = []
+
+    async def before(rig: Rig) -> None:
+        for number in range(8):
+            await rig.send("T", b"%d" % number, queue=0)
+        handles.extend(handle for _, handle in messages(await pop(rig, maxMsgNums=4)))
+        assert (await ack(rig, handles[0])).code == 0
+        handles.extend(handle for _, handle in messages(await pop(rig, maxMsgNums=2)))
+        assert (await ack(rig, handles[4])).code == 0
+        later = await rig.ask(200053, named(handles[3], invisibleTime=600_000))
+        handles[3] = handles[3]._replace(pop_time=int(later.ext["popTime"]))
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: rig.service.waiting.pop.is_loaded)
+        assert rig.service.tables.offsets.query("g", "T", 0) == 6
+        assert (await ack(rig, handles[1])).code == 0, "a handle of the old master"
+        assert bodies(await pop(rig)) == [b"6", b"7"]
+        clock.now_ms += 60_200
+        await until(lambda: end_of(rig, RETRY) == 4)
+        came = bodies(await pop(rig))
+        assert came == [b"2", b"5", b"6", b"7"], "neither what was acked nor what waits longer"
+        clock.now_ms += 540_000
+        await until(lambda: end_of(rig, RETRY) == 9)
+
+    run_with_broker(tmp_path, before)
+    (tmp_path / "config" / "consumerOffset.json").unlink()
+    (tmp_path / "config" / "consumerOffset.json.bak").unlink(missing_ok=True)
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    run_with_broker(tmp_path, after)
+
+
+def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_service, "SPAN_MIN", 16)
+
+    async def play(rig: Rig) -> None:
+        service, offsets = rig.service.waiting.pop, rig.service.tables.offsets
+        await rig.send("T", b"old")
+        ((_, old),) = messages(await pop(rig, invisibleTime=3_600_000))
+        for _ in range(40):
+            await rig.send("T", b"new")
+            ((_, handle),) = messages(await pop(rig))
+            assert (await ack(rig, handle)).code == 0
+        await until(lambda: service.table.next_record - service.table.oldest_record <= 16)
+        progress = pop_service.PROGRESS_GROUP
+        await until(lambda: offsets.query(progress, POP_TOPIC, 0) == service.table.oldest_record)
+        rig.service.role_left()
+        assert (await ack(rig, old)).code == 14
+        rig.service.master_opened()
+        await until(lambda: service.is_loaded)
+        assert len(service.table) == 1
+        clock.now_ms += 3_600_200
+        await until(lambda: end_of(rig, RETRY) == 1)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"old")
+        ((_, handle),) = messages(await pop(rig))
+        waits = asyncio.ensure_future(pop(rig, pollTime=10_000, bornTime=clock.now_ms))
+        await until(lambda: rig.service.pop.held == 1)
+        assert (await rig.ask(215, {"topic": "T"})).code == 0
+        assert (await waits).code == 17
+        assert (await ack(rig, handle)).code == 17
+        await until(lambda: "T" not in rig.service.store.deleting_topics)
+        await rig.send("T", b"new")
+        assert bodies(await pop(rig)) == [b"new"], "the group begins anew"
+        rig.service.role_left()
+        rig.service.master_opened()
+        clock.now_ms += 61_000
+        await until(lambda: end_of(rig, RETRY) == 1)
+        assert bodies(await pop(rig)) == [b"new"]
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_reset_is_followed_also_by_the_next_master(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(3):
+            await rig.send("T", b"%d" % number, queue=0)
+        assert len(messages(await pop(rig))) == 3
+        rig.service.tables.offsets.commit("g", "T", 0, 1)
+        rig.service.pull.reset("g", "T", 0, 1)
+        rig.service.role_left()
+        rig.service.master_opened()
+        await until(lambda: rig.service.waiting.pop.is_loaded)
+        assert bodies(await pop(rig)) == [b"1", b"2"]
+        assert len(rig.service.waiting.pop.table) == 3
+
+    run_with_broker(tmp_path, play)
+
+
+def test_modes_and_assignments(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        assert (
+            await rig.ask(34, body=heartbeat("c1", "PopTopic", group="pop_group").encode())
+        ).code == 0
+        mode = bytes.fromhex(golden(401)["request"]["body_hex"])
+        assert (await rig.ask(401, body=mode)).code == 17
+        await rig.send("PopTopic", b"x")
+        assert (await rig.ask(401, body=mode)).code == 0
+        for topic, number in (("PopTopic", 0), ("%RETRY%pop_group", 1)):
+            asked = QueryAssignmentRequestBody(
+                client_id="c1", consumer_group="pop_group", strategy_name="AVG", topic=topic
+            )
+            reply = await rig.ask(400, body=asked.encode())
+            expected = json.loads(bytes.fromhex(golden(400, number)["response"]["body_hex"]))
+            assert json.loads(reply.body) == expected
+        asked.strategy_name = "NONE"
+        reply = await rig.ask(400, body=asked.encode())
+        assert json.loads(reply.body) == {"messageQueueAssignments": None}
+        table = json.loads((await rig.ask(402)).body)["messageRequestModeMap"]
+        assert table == {"PopTopic": {"pop_group": json.loads(mode)}}
+        for wrong, code in (
+            ({"mode": "PUSH"}, 29),
+            ({"topic": "%RETRY%pop_group"}, 16),
+            ({"consumerGroup": "nobody"}, 26),
+        ):
+            refused = await rig.ask(401, body=json.dumps(json.loads(mode) | wrong).encode())
+            assert refused.code == code and refused.remark
+
+    async def after(rig: Rig) -> None:
+        modes = rig.service.tables.request_modes
+        known = modes.get("PopTopic", "pop_group")
+        assert known is not None and known.mode == "POP" and known.pop_share_queue_num == 8
+
+    run_with_broker(tmp_path, play)
+    run_with_broker(tmp_path, after)
+
+
+def test_what_is_wrong_is_named_and_stores_nothing(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"x")
+        ((_, handle),) = messages(await pop(rig))
+        end = rig.service.store.max_phy_offset
+        for change, code, what in (
+            ({"pollTime": 100, "bornTime": clock.now_ms - 1000}, 210, "900 ms ago"),
+            ({"maxMsgNums": 33}, 29, "1 to 32"),
+            ({"maxMsgNums": "many"}, 29, "maxMsgNums"),
+            ({"invisibleTime": 0}, 29, "invisibleTime"),
+            ({"topic": "No"}, 17, "No"),
+            ({"queueId": 99}, 29, "queueId 99"),
+            ({"expType": "SQL92", "exp": "size >"}, 23, ""),
+            ({"expType": "XYZ"}, 23, "TAG and SQL92"),
+            ({"consumerGroup": ""}, 29, "consumerGroup"),
+        ):
+            refused = await pop(rig, **change)
+            assert refused.code == code and what in (refused.remark or ""), (change, refused.remark)
+        for wrong, code, what in (
+            ({"extraInfo": "1 2 3"}, 29, "popTime"),
+            ({"extraInfo": "0 1 1 0 7 broker-a 0 0"}, 29, "flag(0|1|2)"),
+            ({"extraInfo": "0 1 1 0 0 broker-a 0 " + "9" * 99}, 29, "extraInfo"),
+            ({"topic": "No"}, 17, "No"),
+            ({"queueId": 99}, 13, "queueId 99"),
+            ({"offset": 5}, 208, "offset 5"),
+        ):
+            for request in (200051, 200053):
+                reply = await rig.ask(request, named(handle, invisibleTime=1000, **wrong))
+                assert reply.code == code and what in (reply.remark or ""), (wrong, reply.remark)
+        assert rig.service.store.max_phy_offset == end
+        assert (await ack(rig, handle)).code == 0 and (await ack(rig, handle)).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_what_is_in_flight_is_bounded(tmp_path: Path, clock: Clock) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(4):
+            await rig.send("T", b"%d" % number)
+        (_, one), _ = messages(await pop(rig, maxMsgNums=2))
+        full = await pop(rig)
+        assert full.code == 209 and "popInFlightMax" in (full.remark or "")
+        assert (await ack(rig, one)).code == 0
+        assert len(messages(await pop(rig))) == 2
+
+    run_with_broker(tmp_path, play, broker={"pop_in_flight_max": 2})

@@ -1,0 +1,164 @@
+"""What is in flight, by the records alone: time is a number, a new master is a second table."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batonmq.broker.pop.pop_hold import KEY_MAX, PopHold, Waiting
+from batonmq.broker.pop.pop_records import (
+    Acked,
+    Popped,
+    PopRecord,
+    PutOff,
+    decode_pop_record,
+)
+from batonmq.broker.pop.pop_table import NEVER, PopTable
+
+KEY = ("g", "T", 0)
+
+
+def popped(*offsets: int, at: int = 1000, invisible: int = 60_000, **more: object) -> Popped:
+    return Popped(
+        key=KEY,
+        pop_time=at,
+        due=at + invisible,
+        offsets=list(offsets),
+        last_phy=offsets[-1] * 100,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def acked(*offsets: int, at: int = 1000) -> Acked:
+    return Acked(key=KEY, pop_time=at, offsets=list(offsets))
+
+
+def due(table: PopTable, now_ms: int) -> list[tuple[int, list[int]]]:
+    """(pop time, open offsets) of all that is due; it is settled then."""
+    found = []
+    while (point := table.next_due(now_ms)) is not None:
+        found.append((point.pop_time, sorted(point.open)))
+        done = Acked(key=point.key, pop_time=point.pop_time, offsets=found[-1][1])
+        table.apply(PopRecord(acked=[done]), table.next_record)
+    return found
+
+
+def test_what_is_not_acked_is_due_at_its_time_and_once() -> None:
+    table = PopTable()
+    table.apply(PopRecord(popped=[popped(0, 1, 2, next=3)]), 0)
+    table.apply(PopRecord(acked=[acked(1)]), 1)
+    assert len(table) == 2 and table.oldest_record == 0
+    assert table.next_due(60_999) is None and 61_000 <= table.wake_ms <= 61_128
+    assert due(table, table.wake_ms) == [(1000, [0, 2])]
+    assert len(table) == 0 and table.wake_ms == NEVER
+    assert table.oldest_record == table.next_record == 3
+
+
+def test_an_old_handle_acks_nothing_of_a_newer_pop() -> None:
+    """Popped again after a reset, or given another time: the newer one counts."""
+    table = PopTable()
+    table.apply(PopRecord(popped=[popped(0, 1)]), 0)
+    table.apply(PopRecord(popped=[popped(1, at=2000)]), 1)
+    assert len(table) == 2
+    assert table.open_offsets(acked(0, 1)) == [0]
+    table.apply(PopRecord(acked=[acked(0, 1)]), 2)
+    assert len(table) == 1 and table.oldest_record == 1
+    assert table.open_offsets(acked(1, at=2000)) == [1]
+    assert due(table, 1 << 40) == [(2000, [1])]
+
+
+def test_an_orderly_pop_blocks_its_queue_until_acked_or_visible() -> None:
+    table = PopTable()
+    table.apply(PopRecord(popped=[popped(4, 5, 6, order=True, attempt="a")]), 0)
+    assert table.is_blocked(KEY, "", 2000) and not table.is_blocked(KEY, "a", 2000)
+    table.apply(PopRecord(acked=[acked(4)]), 1)
+    order = table.order_of(KEY)
+    assert order is not None and order.first_open == 5 and table.is_blocked(KEY, "", 60_999)
+    late = PutOff(key=KEY, pop_time=1000, offset=6, visible=70_000)
+    table.apply(PopRecord(put_off=[late]), 2)
+    assert table.is_blocked(KEY, "", 69_999) and not table.is_blocked(KEY, "", 70_000)
+    table.apply(PopRecord(popped=[popped(5, 6, 7, at=71_000, order=True)]), 3)
+    again = table.order_of(KEY)
+    assert again is not None and again.counts == {5: 1, 6: 1} and len(table) == 3
+    table.apply(PopRecord(acked=[acked(5, 6, 7, at=71_000)]), 4)
+    assert table.order_of(KEY) is None and not table.is_blocked(KEY, "", 0)
+
+
+_STEP = st.one_of(
+    st.tuples(st.just("pop"), st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("ack"), st.integers(0, 30), st.integers(0, 30)),
+    st.tuples(st.just("later"), st.integers(0, 30), st.just(False)),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(_STEP, max_size=40), st.integers(0, 40))
+def test_r30_a_new_master_knows_what_the_old_one_knew(
+    steps: list[tuple[str, int, int]], read_from: int
+) -> None:
+    """It reads from any progress on that the old one may have told of: the same is in flight, and
+    the group goes on at the same place."""
+    records: list[PopRecord] = []
+    old, progress = PopTable(), [0]
+    old.collects = True
+    end, now = 0, 1000
+
+    def put(record: PopRecord) -> None:
+        records.append(decode_pop_record(record.encode()))
+        old.apply(record, len(records) - 1)
+        progress.append(old.oldest_record)
+
+    for step, first, second in steps:
+        now += 7
+        if step == "pop":
+            offsets = range(end, end + first)
+            end += first
+            put(PopRecord(popped=[popped(*offsets, at=now, next=end)]))
+        elif step == "ack":
+            for point in old.of_oldest_record():
+                offsets_open = sorted(point.open)[: 1 + second % 3]
+                put(PopRecord(acked=[acked(*offsets_open, at=point.pop_time)]))
+        elif old.of_oldest_record():
+            point = old.of_oldest_record()[0]
+            put(PopRecord(popped=[popped(max(point.open), at=now, invisible=90_000)]))
+    told = progress[min(read_from, len(progress) - 1)]
+    new = PopTable(told)
+    new.collects = True
+    for at in range(told, len(records)):
+        new.apply(records[at], at)
+    assert len(new) == len(old)
+    position = new.positions.get(KEY)
+    if position is not None:
+        assert position.next_offset == end
+    assert due(new, 1 << 40) == due(old, 1 << 40)
+
+
+def waiting(group: str = "g", queue: int = -1, deadline: int = 100, owner: str = "c") -> Waiting:
+    return Waiting("T", group, queue, deadline, owner)
+
+
+def test_an_arrival_wakes_one_of_each_group() -> None:
+    hold = PopHold()
+    first, second, other, elsewhere = waiting(), waiting(), waiting("h"), waiting("h", 3)
+    for one in (first, second, other, elsewhere):
+        assert hold.hold(one)
+    assert hold.arrived("T", 1)
+    assert [hold.next_ready(), hold.next_ready(), hold.next_ready()] == [first, other, None]
+    hold.hold(other, first=True)
+    assert hold.arrived("%RETRY%g_T", 0) and hold.next_ready() is second
+    assert hold.next_ready() is None and not hold.arrived("Other", 0)
+    assert hold.arrived("T", 3) and {hold.next_ready(), hold.next_ready()} == {other, elsewhere}
+    assert len(hold) == 0 and not hold.arrived("%RETRY%h+T", 0)
+
+
+def test_a_hold_is_bounded_ends_and_forgets_who_left() -> None:
+    hold = PopHold()
+    late, early = waiting(deadline=200, owner="a"), waiting(deadline=100, owner="b")
+    hold.hold(late)
+    hold.hold(early)
+    assert hold.count_of("T", "g", -1) == 2
+    assert hold.expired(150, 10) == [early] and hold.expired(150, 10) == []
+    hold.drop_owner("a")
+    assert len(hold) == 0 and hold.expired(1000, 10) == []
+    assert all(hold.hold(waiting()) for _ in range(KEY_MAX)) and not hold.hold(waiting())
+    assert hold.hold(waiting("other")) and len(hold.take_all()) == KEY_MAX + 1 and not len(hold)
