@@ -147,9 +147,7 @@ class BrokerService:
             clients, sightings, self._client, self.replication.other_members, path.clock_ms
         )
         self.locks = LockProcessor(path, topics, self.tables.locks)
-        self.pop = PopProcessor(path, topics, self.waiting.pop, broker, self.replication.on_damage)
-        self.pull.on_reset = self.waiting.pop.reset
-        processors = Processors()
+        self._register_pop(processors := Processors())
         for processor in (
             self.send,
             self.waiting,
@@ -157,9 +155,6 @@ class BrokerService:
             self.clients,
             self.consumer_lists,
             self.locks,
-            self.pop,
-            AckProcessor(path, topics, self.waiting.pop),
-            AssignmentProcessor(path, topics, clients, broker, self._client),
             SendBackProcessor(path, topics),
             ReplyProcessor(path, self.send, clients, stores=broker.store_reply_message_enable),
             AdminProcessor(path, topics, self.status),
@@ -178,6 +173,16 @@ class BrokerService:
         processors.register(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self._role_notice)
         self.relay.stand_before(processors)
         return processors
+
+    def _register_pop(self, processors: Processors) -> None:
+        path, topics, popped = self.path, self.topics, self.waiting.pop
+        broker = self.config.broker
+        self.pop = PopProcessor(path, topics, popped, broker, self.replication.on_damage)
+        self.pull.on_reset = popped.reset
+        self.pop.register(processors)
+        AckProcessor(path, topics, popped).register(processors)
+        members = self.consumer_lists.client_ids
+        AssignmentProcessor(path, topics, members, broker, self._client).register(processors)
 
     async def start(self) -> None:
         """Listens, opens, registers. Raises BatonError or OSError."""

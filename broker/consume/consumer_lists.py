@@ -91,6 +91,12 @@ class ConsumerLists:
             return self._asked_list(request, group)
         return _list_reply(request, group, self._clients.client_ids(group))
 
+    async def client_ids(self, group: str) -> list[str]:
+        """The members of a group, for who shares its queues among them."""
+        if self._clock_ms() < self._unsure_until_ms:
+            return await self._asked(group)
+        return self._clients.client_ids(group)
+
     async def _asked_list(self, request: RemotingCommand, group: str) -> RemotingCommand:
         return _list_reply(request, group, await self._asked(group))
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
-from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
@@ -73,14 +72,14 @@ class AssignmentProcessor:
         self,
         path: WritePath,
         topics: TopicService,
-        clients: ConsumerManager,
+        members: Callable[[str], Awaitable[list[str]]],
         config: BrokerConfig,
         client: RemotingClient,
     ) -> None:
-        """`client` asks the name servers for routes."""
+        """`members`: the client ids of a group. `client` asks the name servers for routes."""
         self._path = path
         self._topics = topics
-        self._clients = clients
+        self._members = members
         self._config = config
         self._client = client
         self._routes: dict[str, tuple[int, list[MessageQueue]]] = {}
@@ -117,7 +116,8 @@ class AssignmentProcessor:
         asked = QueryAssignmentRequestBody.decode(request.body)
         mode = self._mode(asked.topic, asked.consumer_group)
         queues = await self._queues(asked.topic)
-        shares = self._shares(asked, mode, queues)
+        ids = sorted(await self._members(asked.consumer_group))
+        shares = self._shares(asked, mode, queues, ids)
         if shares is None:
             return RemotingCommand.response_to(request, body=b'{"messageQueueAssignments":null}')
         body = QueryAssignmentResponseBody(
@@ -144,13 +144,13 @@ class AssignmentProcessor:
         asked: QueryAssignmentRequestBody,
         mode: SetMessageRequestModeRequestBody,
         queues: list[MessageQueue],
+        ids: list[str],
     ) -> set[MessageQueue] | None:
         """None where nothing can be said: no route, no members, an unknown strategy."""
         if not queues:
             return None
         if asked.message_model == BROADCASTING or not self._config.server_load_balancer_enable:
             return set(queues)
-        ids = sorted(self._clients.client_ids(asked.consumer_group))
         allocate = STRATEGIES.get(asked.strategy_name)
         if allocate is None or not ids:
             log.info(
