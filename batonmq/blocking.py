@@ -170,6 +170,8 @@ class BlockingProducer(_BlockingStartable[Producer]):
     send_batch = _blocking(Producer.send_batch)
     send_oneway = _blocking(Producer.send_oneway)
     recall = _blocking(Producer.recall)
+    request = _blocking(Producer.request)
+    reply = _blocking(Producer.reply)
     publish_queues = _blocking(Producer.publish_queues)
 
 
@@ -183,6 +185,8 @@ class BlockingPullConsumer(_BlockingStartable[PullConsumer]):
     assign = _blocking(PullConsumer.assign)
     position = _on_loop(PullConsumer.position)
     seek = _blocking(PullConsumer.seek)
+    pause = _on_loop(PullConsumer.pause)
+    resume = _on_loop(PullConsumer.resume)
     poll = _blocking(PullConsumer.poll)
     pull = _blocking(PullConsumer.pull)
     commit = _blocking(PullConsumer.commit)

@@ -13,6 +13,9 @@ from batonmq.client.admin.types import TopicChanges as TopicChanges
 from batonmq.client.consumer.listener import ConsumeContext as ConsumeContext
 from batonmq.client.consumer.listener import ConsumeStatus as ConsumeStatus
 from batonmq.client.consumer.listener import Listener as Listener
+from batonmq.client.consumer.lite_pull_consumer import LitePullConsumer as LitePullConsumer
+from batonmq.client.consumer.lite_pull_consumer import LitePullOptions as LitePullOptions
+from batonmq.client.consumer.lite_pull_consumer import QueuesChanged as QueuesChanged
 from batonmq.client.consumer.options import ConsumeFromWhere as ConsumeFromWhere
 from batonmq.client.consumer.options import ConsumeOptions as ConsumeOptions
 from batonmq.client.consumer.options import MessageModel as MessageModel
@@ -29,6 +32,7 @@ from batonmq.client.errors import MessageIllegalError as MessageIllegalError
 from batonmq.client.errors import NoControllerLeaderError as NoControllerLeaderError
 from batonmq.client.errors import NoMasterError as NoMasterError
 from batonmq.client.errors import NoNameServerError as NoNameServerError
+from batonmq.client.errors import NoReplyError as NoReplyError
 from batonmq.client.errors import NoRouteError as NoRouteError
 from batonmq.client.errors import SendAttempt as SendAttempt
 from batonmq.client.errors import SendFailedError as SendFailedError

@@ -4,6 +4,7 @@
 again later, and see `mqctl health`.
 `NoRouteError`: the topic does not exist yet; create it.
 `SendFailedError`: not acknowledged before the deadline; the message may or may not be stored.
+`NoReplyError`: a question was sent and not answered in time.
 `MessageIllegalError`, `UnsupportedByBrokerError`: another try gets the same reply; change the call.
 `ClientClosedError`: a bug of the program: a call before `start()` or after `close()`.
 A server's refusal is `protocol.errors.ResponseError`, with its code and remark.
@@ -45,6 +46,20 @@ class NoNameServerError(ClientError):
         else:
             text = "no name server given: pass name_servers='host:9876' or set NAMESRV_ADDR"
         super().__init__(text)
+
+
+class NoReplyError(ClientError):
+    """A question was sent, and nobody answered it in time. It may still be consumed."""
+
+    retriable = True
+
+    def __init__(self, topic: str, timeout_ms: int) -> None:
+        super().__init__(
+            f"no answer to a question in {topic} within {timeout_ms} ms:"
+            " check that a consumer of the topic replies"
+        )
+        self.topic = topic
+        self.timeout_ms = timeout_ms
 
 
 class NoRouteError(ClientError):

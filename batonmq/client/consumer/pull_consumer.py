@@ -7,6 +7,7 @@ Origin: DefaultMQPullConsumer, DefaultLitePullConsumer (assign mode).
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType, MessageModel
 from batonmq.client.consumer.pulling import (
@@ -51,6 +52,8 @@ class PullConsumer(GroupMember):
         self._positions: dict[MessageQueue, int] = {}
         self._fetches: dict[MessageQueue, asyncio.Task[PullResult]] = {}
         self._ready: dict[MessageQueue, list[MessageExt]] = {}
+        self._paused: set[MessageQueue] = set()
+        self._changed = asyncio.Event()
 
     async def close(self) -> None:
         """Commits nothing: what was polled and not committed is delivered again."""
@@ -168,6 +171,7 @@ class PullConsumer(GroupMember):
         self._assigned = wanted
         self._positions = dict(zip(wanted, positions, strict=True))
         self._ready.clear()
+        self._paused.clear()
 
     def position(self, queue: MessageQueue) -> int:
         """The offset behind the last message that `poll` returned of an assigned queue."""
@@ -181,6 +185,22 @@ class PullConsumer(GroupMember):
         await self._cancel_fetches([queue])
         self._ready.pop(queue, None)
         self._positions[queue] = offset
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """`poll` returns nothing of these assigned queues until `resume`; their positions stay."""
+        for queue in queues:
+            self.position(queue)
+            self._paused.add(queue)
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """`poll` goes on with these queues where it was."""
+        self._paused.difference_update(queues)
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        """Wakes a `poll` that waits: it may read other queues now."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def poll(self, timeout_ms: int = 1000, *, max_messages: int = 32) -> list[MessageExt]:
         """Messages of one or more assigned queues, each queue's in order; empty after the timeout.
@@ -200,16 +220,20 @@ class PullConsumer(GroupMember):
             left_ms = deadline_ms - boot_ms()
             if left_ms <= 0:
                 return []
-            done, _ = await asyncio.wait(
-                self._fetches.values(),
-                timeout=left_ms / 1000,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            changed = asyncio.ensure_future(self._changed.wait())
+            try:
+                done, _ = await asyncio.wait(
+                    [*self._fetches.values(), changed],
+                    timeout=left_ms / 1000,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                changed.cancel()
             self._collect(done)
 
     def _start_fetches(self, max_messages: int) -> None:
         for queue in self._assigned:
-            if queue not in self._fetches and queue not in self._ready:
+            if not (queue in self._fetches or queue in self._ready or queue in self._paused):
                 self._fetches[queue] = asyncio.get_running_loop().create_task(
                     self._pull(
                         queue,
@@ -221,7 +245,7 @@ class PullConsumer(GroupMember):
                     )
                 )
 
-    def _collect(self, done: Collection[asyncio.Task[PullResult]]) -> None:
+    def _collect(self, done: Collection[asyncio.Future[Any]]) -> None:
         errors: list[BaseException] = []
         for queue, fetch in list(self._fetches.items()):
             if fetch not in done:
@@ -241,7 +265,7 @@ class PullConsumer(GroupMember):
 
     def _take_ready(self, max_messages: int) -> list[MessageExt]:
         taken: list[MessageExt] = []
-        for queue in list(self._ready):
+        for queue in [queue for queue in self._ready if queue not in self._paused]:
             room = max_messages - len(taken)
             if room <= 0:
                 break

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from batonmq.client.consumer.concurrent_service import ConcurrentService
 from batonmq.client.consumer.listener import Listener, ListenerCall
 from batonmq.client.consumer.member_calls import MemberState, answer
+from batonmq.client.consumer.membership import member_ids
 from batonmq.client.consumer.offset_store import LocalOffsetStore, OffsetStore, RemoteOffsetStore
 from batonmq.client.consumer.options import (
     ConsumeFromWhere,
@@ -254,7 +255,9 @@ class PushConsumer(GroupMember):
         if service is None:
             return True
         route = await self._client.routes.get(topic)
-        client_ids = await self._member_ids(route)
+        client_ids = None
+        if self.options.model is MessageModel.CLUSTERING:
+            client_ids = await member_ids(self._client, self.group, route)
         plan = plan_rebalance(
             held=[q for q in self._readers if q.topic == topic],
             queues=route.subscribe_queues,
@@ -275,25 +278,6 @@ class PushConsumer(GroupMember):
         taken = await asyncio.gather(*(self._take_up(queue, service) for queue in plan.take_up))
         known = client_ids is not None or self.options.model is MessageModel.BROADCASTING
         return all(taken) and known
-
-    async def _member_ids(self, route: TopicRoute) -> list[str] | None:
-        """The group's members. A broker without this one (a new master, say) gets a heartbeat and
-        is asked again."""
-        if self.options.model is MessageModel.BROADCASTING:
-            return None
-        for broker_name, address in sorted(route.masters().items()):
-            ids: list[str] | None = None
-            for attempt in range(2):
-                ids = await self._calls.consumer_ids(
-                    route.topic, broker_name, self.group, deadline_ms=boot_ms() + _CALL_MS
-                )
-                if ids is not None and self.client_id in ids:
-                    return ids
-                if attempt == 0:
-                    await self._client.heartbeats.send([address])
-            if ids is not None:
-                return ids
-        return None
 
     async def _take_up(
         self, queue: MessageQueue, service: ConcurrentService | OrderlyService

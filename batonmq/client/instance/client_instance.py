@@ -54,6 +54,7 @@ class ClientInstance(Connections):
         for code in ASKED_OF_MEMBERS:
             processors.register(code, self._on_asked)
         processors.register(RequestCode.CHECK_TRANSACTION_STATE, self._on_transaction_check)
+        processors.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
         self.connect(processors)
         self.spawn(self.routes.poll(self._used_topics))
         self.spawn(self.heartbeats.send_forever())
@@ -83,6 +84,14 @@ class ClientInstance(Connections):
     def _on_transaction_check(self, request: RemotingCommand, connection: Connection) -> None:
         for member in self.heartbeats.members:
             member.transaction_asked(request, connection.peer)
+
+    def _on_reply(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """326. The replier hears by the code whether anybody still waits."""
+        if not any(member.replied(request) for member in self.heartbeats.members):
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR, f"client {self.client_id} does not wait for this reply"
+            )
+        return RemotingCommand.response_to(request)
 
     def _used_topics(self) -> Iterable[str]:
         return (topic for member in self.heartbeats.members for topic in member.topics())

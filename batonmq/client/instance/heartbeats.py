@@ -37,6 +37,10 @@ class ClientMember:
     def transaction_asked(self, request: RemotingCommand, address: str) -> None:
         """The broker at `address` asks what became of a transaction (39)."""
 
+    def replied(self, request: RemotingCommand) -> bool:
+        """A broker brings the answer to a question (326); whether this member waits for it."""
+        return False
+
     def members_changed(self, group: str) -> None:
         """A broker reports that a consumer group gained or lost a member."""
 

@@ -37,7 +37,8 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """`properties` is the encoded property string, `msg_id` the unique key (list for a batch)."""
+    """`properties` is the encoded property string, `msg_id` the unique key (list for a batch).
+    `reply`: it answers a question."""
 
     topic: str
     body: bytes
@@ -46,6 +47,7 @@ class Outgoing:
     properties: str
     msg_id: str
     batch: bool = False
+    reply: bool = False
 
     def command(
         self, group: str, queue: MessageQueue, born_ms: int, new_topic: NewTopic
@@ -66,8 +68,13 @@ class Outgoing:
             "m": "true" if self.batch else "false",
             "n": queue.broker_name,
         }
-        code = RequestCode.SEND_BATCH_MESSAGE if self.batch else RequestCode.SEND_MESSAGE_V2
-        return RemotingCommand.request(code, ext, self.body)
+        return RemotingCommand.request(self._code, ext, self.body)
+
+    @property
+    def _code(self) -> RequestCode:
+        if self.reply:
+            return RequestCode.SEND_REPLY_MESSAGE_V2
+        return RequestCode.SEND_BATCH_MESSAGE if self.batch else RequestCode.SEND_MESSAGE_V2
 
 
 def outgoing(

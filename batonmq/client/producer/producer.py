@@ -12,10 +12,15 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from batonmq.client.errors import MessageIllegalError, NoNameServerError, NoRouteError
+from batonmq.client.errors import (
+    MessageIllegalError,
+    NoNameServerError,
+    NoReplyError,
+    NoRouteError,
+)
 from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
@@ -30,6 +35,7 @@ from batonmq.client.producer.outgoing import (
     timed,
 )
 from batonmq.client.producer.publish_routes import PublishRoutes
+from batonmq.client.producer.requests import Questions, answer, question
 from batonmq.client.producer.sending import (
     NO_REPLY,
     STATUS_BY_CODE,
@@ -43,7 +49,7 @@ from batonmq.client.producer.sending import (
 from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.codes import MASTER_ADDRESS_HINT, RequestCode, ResponseCode
 from batonmq.protocol.errors import ConnectError, RequestTimeoutError, ResponseError
-from batonmq.protocol.message import Message, MessageQueue
+from batonmq.protocol.message import Message, MessageExt, MessageQueue
 from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
 from batonmq.protocol.recall_handle import decode_handle
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC
@@ -89,6 +95,7 @@ class Producer(GroupMember):
         )
         self._routes = PublishRoutes(self._client, self._new_topic)
         ip = host_bytes(self._client.ip, 0)[:-4]
+        self._questions = Questions(self._client)
         self._ids = UniqIdGenerator(ip, os.getpid(), wall_ms, instance_hash=random.getrandbits(31))
 
     def producer_group(self) -> str | None:
@@ -157,6 +164,51 @@ class Producer(GroupMember):
         if reply.code != ResponseCode.SUCCESS:
             raise ResponseError(reply.code, reply.remark, address)
         return handle.unique_key
+
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        timeout_ms: int | None = None,
+    ) -> MessageExt:
+        """Sends a question, and waits for the answer that a consumer gives with `reply`.
+
+        Both together may take `timeout_ms`. The question is consumed at least once, so it may be
+        answered more than once: the first answer counts. Raises NoReplyError if none came in time,
+        and as `send`.
+        """
+        self._check_running()
+        limit_ms = self.options.send_timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = boot_ms() + limit_ms
+        asked = question(message, self._client.client_id, limit_ms)
+        reply = self._questions.wait_for(asked)
+        try:
+            await self._questions.announce(await self._routes.get(asked.topic, deadline_ms))
+            await self.send(asked, queue=queue, selector=selector, timeout_ms=limit_ms)
+            async with asyncio.timeout(max(0, deadline_ms - boot_ms()) / 1000):
+                return await reply
+        except TimeoutError as error:
+            raise NoReplyError(message.topic, limit_ms) from error
+        finally:
+            self._questions.forget(asked)
+
+    async def reply(
+        self, asked: MessageExt, body: bytes, *, timeout_ms: int | None = None
+    ) -> SendResult:
+        """Answers a message that `request` sent, through the broker that it came from.
+
+        Returns when the producer that asked has the answer. Raises MessageIllegalError for a
+        message that asks for no answer, SendFailedError if who asked is gone, and as `send`.
+        """
+        message = answer(asked, body)
+        ready = replace(self._outgoing(message, self._ids.next), reply=True)
+        queue = MessageQueue(message.topic, asked.broker_name, 0)
+        return await self._send(ready, lambda queues, last_broker: queue, timeout_ms)
+
+    def replied(self, request: RemotingCommand) -> bool:
+        return self._questions.answered(request)
 
     async def send_batch(
         self,

@@ -1,0 +1,254 @@
+"""A pull consumer whose group shares the queues: `async for message in consumer`.
+
+Members of a group, Java's too, compute their shares by the same arithmetic. What `poll` or the
+iteration returned before its last call counts as processed: that much is committed by itself, at
+the rate of `auto_commit_ms`, when a queue goes to another member, and at the end. So a message is
+delivered at least once, and again if its program dies while it has it.
+Origin: DefaultLitePullConsumerImpl (subscribe mode).
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from batonmq.client.consumer.membership import member_ids
+from batonmq.client.consumer.options import ConsumeFromWhere, MessageModel
+from batonmq.client.consumer.pull_consumer import PullConsumer
+from batonmq.client.consumer.pulling import ALL, build_subscription
+from batonmq.client.consumer.rebalance import plan_rebalance
+from batonmq.client.errors import ClientError, NoRouteError
+from batonmq.client.instance.client_instance import ClientInstance
+from batonmq.client.instance.connections import ClientOptions
+from batonmq.client.instance.topic_route import TopicRoute
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import TAG
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import MessageExt, MessageQueue
+
+log = logging.getLogger(__name__)
+
+QueuesChanged = Callable[[Sequence[MessageQueue]], Awaitable[None] | None]
+"""Told of queues that this member got, or is about to give away; ascending."""
+_UNSETTLED_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class LitePullOptions:
+    """`auto_commit_ms`: how often progress is stored; None: only `commit()` stores it."""
+
+    from_where: ConsumeFromWhere = ConsumeFromWhere.LAST
+    auto_commit_ms: int | None = 5_000
+    rebalance_ms: int = 20_000
+
+
+class LitePullConsumer(PullConsumer):
+    """`subscribe`, then `start` inside a running loop, then `poll` or `async for`. With `assign`
+    instead of `subscribe` the program chooses the queues."""
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_servers: str | Sequence[str] | None = None,
+        options: LitePullOptions | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+        on_assigned: QueuesChanged | None = None,
+        on_revoked: QueuesChanged | None = None,
+    ) -> None:
+        """`on_revoked` is called while this member may still commit. What a callback raises is
+        logged. Errors as `PullConsumer`."""
+        self.options = options or LitePullOptions()
+        super().__init__(
+            group,
+            name_servers=name_servers,
+            client=client,
+            client_options=client_options,
+            from_where=self.options.from_where,
+        )
+        self._on_assigned, self._on_revoked = on_assigned, on_revoked
+        self._shared: set[str] = set()
+        self._processed: dict[MessageQueue, int] = {}
+        self._committed: dict[MessageQueue, int] = {}
+        self._rebalance_now = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def assigned_queues(self) -> tuple[MessageQueue, ...]:
+        """The queues that this member reads now, ascending."""
+        return self._assigned
+
+    def subscribe(self, topic: str, expression: str = ALL, *, expression_type: str = TAG) -> None:
+        """Shares the topic's queues with the group; before `start`. Expressions as in
+        `PushConsumer.subscribe`. Raises ClientError later."""
+        if self._running:
+            raise ClientError(f"consumer {self.group} is running: subscribe before start()")
+        self._subscriptions[topic] = build_subscription(
+            topic, expression, wall_ms(), expression_type
+        )
+        self._shared.add(topic)
+
+    async def assign(self, queues: Iterable[MessageQueue], expression: str = ALL) -> None:
+        """As `PullConsumer.assign`. Raises ClientError for a consumer that has subscribed."""
+        if self._shared:
+            raise ClientError(f"consumer {self.group} has subscribed: its queues are shared out")
+        await super().assign(queues, expression)
+        self._processed, self._committed = {}, {}
+
+    async def start(self) -> None:
+        """Returns after the first rebalance. Raises NoNameServerError, and ResponseError for an
+        SQL92 expression that a broker refuses. A topic may be created later."""
+        if self._running:
+            return
+        await super().start()
+        if self.options.auto_commit_ms is not None:
+            self._tasks.append(
+                self._client.spawn(self._commit_forever(self.options.auto_commit_ms))
+            )
+        if not self._shared:
+            return
+        try:
+            for topic in sorted(self._shared):
+                with contextlib.suppress(NoRouteError):
+                    await self._client.routes.refresh(topic)
+                    await self._calls.check_subscription(self.group, self._subscriptions[topic])
+            await self._client.heartbeats.send()
+            settled = await self._rebalance()
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks.append(self._client.spawn(self._rebalance_forever(settled)))
+
+    async def close(self) -> None:
+        """Stores what was processed, unless `auto_commit_ms` is None, and leaves the group."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._running and self._shared:
+            await self._give_up(self._assigned)
+        elif self._running and self.options.auto_commit_ms is not None:
+            await self._store(self._processed)
+        await super().close()
+
+    async def poll(self, timeout_ms: int = 1000, *, max_messages: int = 32) -> list[MessageExt]:
+        """As `PullConsumer.poll`; empty after the time-out also while this member has no queue.
+        What earlier calls returned counts as processed."""
+        self._check_running()
+        self._processed = dict(self._positions)
+        if self._shared and not self._assigned:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self._changed.wait()
+        if self._shared and not self._assigned:
+            return []
+        return await super().poll(timeout_ms, max_messages=max_messages)
+
+    async def __aiter__(self) -> AsyncIterator[MessageExt]:
+        """Every message, one by one, until the loop is left: a message counts as processed when the
+        next one is asked for. Raises as `poll`."""
+        while True:
+            for message in await self.poll(max_messages=1):
+                yield message
+
+    def members_changed(self, group: str) -> None:
+        if group == self.group:
+            self._rebalance_now.set()
+
+    def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
+        # A new master may have missed the last second of progress.
+        for queue in [queue for queue in self._committed if queue.broker_name in moved]:
+            del self._committed[queue]
+        if route.topic in self._shared:
+            self._rebalance_now.set()
+
+    async def _commit_forever(self, interval_ms: int) -> None:
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            await self._store(dict(self._processed))
+
+    async def _store(self, offsets: dict[MessageQueue, int]) -> None:
+        """Commits what is not committed yet, up to the first failure: the rest has its turn later.
+        A queue that was given away meanwhile is left out."""
+        for queue, offset in offsets.items():
+            if self._committed.get(queue) == offset or queue not in self._positions:
+                continue
+            try:
+                await self.commit({queue: offset})
+            except BatonError as error:
+                log.warning("offset_not_stored queue=%s why=%s", queue, error)
+                return
+            self._committed[queue] = offset
+
+    async def _rebalance_forever(self, settled: bool) -> None:
+        while True:
+            pause_ms = self.options.rebalance_ms if settled else _UNSETTLED_MS
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_ms / 1000):
+                    await self._rebalance_now.wait()
+            settled = await self._rebalance()
+
+    async def _rebalance(self) -> bool:
+        """Whether every topic's queues are shared out as the brokers say."""
+        self._rebalance_now.clear()
+        settled = True
+        for topic in sorted(self._shared):
+            try:
+                settled &= await self._rebalance_topic(topic)
+            except BatonError as error:
+                log.warning("rebalance_failed topic=%s why=%s", topic, error)
+                settled = False
+        return settled
+
+    async def _rebalance_topic(self, topic: str) -> bool:
+        route = await self._client.routes.get(topic)
+        ids = await member_ids(self._client, self.group, route)
+        plan = plan_rebalance(
+            held=[queue for queue in self._assigned if queue.topic == topic],
+            queues=route.subscribe_queues,
+            client_ids=ids,
+            own_id=self._client.client_id,
+            model=MessageModel.CLUSTERING,
+        )
+        await self._give_up(plan.give_up)
+        await self._take_up(plan.take_up)
+        return ids is not None
+
+    async def _take_up(self, queues: Collection[MessageQueue]) -> None:
+        if not queues:
+            return
+        positions = await asyncio.gather(*(self._first_position(queue) for queue in queues))
+        self._positions |= dict(zip(queues, positions, strict=True))
+        self._assigned = tuple(sorted({*self._assigned, *queues}))
+        self._has_changed()
+        await _tell(self._on_assigned, queues)
+
+    async def _give_up(self, queues: Collection[MessageQueue]) -> None:
+        """Once this returns, this member commits nothing of these queues any more."""
+        if not queues:
+            return
+        gone = set(queues)
+        self._assigned = tuple(queue for queue in self._assigned if queue not in gone)
+        await self._cancel_fetches(gone)
+        await _tell(self._on_revoked, queues)
+        if self.options.auto_commit_ms is not None:
+            await self._store({q: at for q, at in self._processed.items() if q in gone})
+        for queue in gone:
+            self._ready.pop(queue, None)
+            for table in (self._positions, self._processed, self._committed):
+                table.pop(queue, None)
+            self._paused.discard(queue)
+        self._has_changed()
+
+
+async def _tell(callback: QueuesChanged | None, queues: Collection[MessageQueue]) -> None:
+    if callback is None:
+        return
+    try:
+        told = callback(sorted(queues))
+        if told is not None:
+            await told
+    except Exception:
+        log.exception("rebalance_callback_failed")
