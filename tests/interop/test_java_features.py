@@ -114,6 +114,9 @@ def test_features_in_peace(cluster: ClusterProcess, run_java: RunJava) -> None:
         assert run.producer.of("failed") == []
         assert len(run.seen().acked()) == done * count + 1
         run.seen().check_all()
+        run.producer.send("sec 259201 Peace-a 1")
+        (refused,) = run.producer.wait_for("a refusal", lambda: run.producer.of("failed"))
+        assert "CODE: 13" in refused["why"] and "timerMaxDelaySec" in refused["why"]
 
 
 @pytest.mark.parametrize("python", [False, True], ids=["java", "java and python"])
