@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from batonmq.ha import service as ha_service
 from batonmq.ha.classic.slave_core import ClassicSlaveCore
 from batonmq.ha.classic.slave_shell import ClassicSlaveShell
 from batonmq.ha.config import HAConfig
@@ -18,7 +19,7 @@ from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.protocol.errors import CorruptLogError, FencedError
 from batonmq.protocol.role_view import RoleView
 from batonmq.store.config import StoreConfig
-from tests.ha.cores import identity
+from tests.ha.cores import entries, identity
 
 
 class Reached(Exception):
@@ -88,5 +89,30 @@ def test_r37_g8_a_classic_slave_whose_log_failed_reports_nothing_and_keeps_no_ba
         shell._store_failed(CorruptLogError("file", 0, "bad"))
         store.slave_log.drop_unverified.assert_called_once_with()
         shell.close()
+
+    asyncio.run(play())
+
+
+def test_r14_r42_a_new_role_knows_what_the_last_one_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is dead to the controllers, and of which master the tables are."""
+    store = Mock(confirm_offset=0, max_phy_offset=0, min_phy_offset=0)
+    store.log.flushed_offset = 0
+    store.prepare_master.return_value = 0
+    store.epochs.entries = entries((7, 0))
+    leads, follows = Mock(), Mock()
+    monkeypatch.setattr(ha_service, "MasterShell", leads)
+    monkeypatch.setattr(ha_service, "SlaveShell", follows)
+
+    async def play() -> None:
+        service = service_on(store)
+        service.set_dead(frozenset({3}))
+        service.tables_followed(6)
+        await service.change_to_slave(view(6))
+        follows.return_value.tables_followed.assert_called_once_with(6)
+        follows.return_value.core.log.known_confirm = 0
+        await service.change_to_master(view(7))
+        assert leads.call_args.args[0].sync.dead == {3}
 
     asyncio.run(play())

@@ -698,8 +698,9 @@ def test_r9_a_member_that_held_all_is_given_its_time_in_a_new_epoch_of_its_maste
     sync = state((1, 2), written=100, confirm=100)
     follow(sync, 2, 100)
     later = NOW + 5_000
-    sync.tick(later)
-    sync.acked(2, 20, 100, later)
+    for now in range(NOW, later + 1, 50):
+        sync.acked(2, 20, 100, now)
+        sync.tick(now)
     effects = sync.begin_epoch(2, 100, recorded_set((1, 2), 6), later)
     assert not proposed(effects) and not proposed(sync.tick(later + 100))
     assert sync.required_set == {1, 2} and not sync.required_set_whole

@@ -8,6 +8,7 @@ import pytest
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.store.errors import StoreStateError
 from batonmq.store.message_store import MessageStore
+from batonmq.store.suspicion import Suspicion
 
 SAFE = {"flush_disk_type": "SYNC_FLUSH", "ha_sync_flush": True}
 
@@ -335,3 +336,69 @@ def test_r15_what_a_killed_run_left_counts_as_flushed_when_this_run_has_flushed_
     store = rig.open()
     assert store.log.flushed_offset == 0 < store.max_phy_offset == end
     assert store.flush() == end
+
+
+def test_r24_a_hole_with_records_behind_it_is_no_torn_tail(rig):
+    """A sector of zeros within a record looks torn; what stands behind may be acknowledged."""
+    store = rig.open_master()
+    puts = [rig.put(store, bytes([65 + n]) * 2000) for n in range(3)]
+    end = store.end_turn()
+    rig.kill(store)
+    with rig.segment().open("r+b") as file:
+        file.seek(1024)
+        file.write(bytes(512))
+    store = rig.open()
+    damage = store.trust.damage
+    assert damage is not None and f"at {puts[1].physical_offset}" in damage.what
+    assert (damage.offset, damage.end_offset, damage.until_level) == (0, end, False)
+
+
+def test_r17_damage_after_a_loss_of_power_ends_only_level_with_a_master(rig):
+    """What can still be seen is not all that there was."""
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a", b"b")
+    rig.kill(store)
+    rig.flip(rig.segment(), end - 10)
+    reboot(rig)
+    store = rig.open()
+    damage = store.trust.damage
+    assert damage is not None and damage.until_level
+
+
+@pytest.mark.parametrize("until_level", [False, True])
+def test_r24_a_discarded_tail_is_trusted_when_all_that_it_held_is_confirmed(rig, until_level):
+    store = rig.open_master()
+    bad = Suspicion("file", 100, "bad", 500, discarded=True, until_level=until_level)
+    store.trust._mark.set(bad)
+    store.trust.confirmed(499)
+    assert store.trust.damage == bad
+    store.trust.confirmed(500)
+    assert store.trust.damage == (bad if until_level else None)
+
+
+def test_r24_good_bytes_that_came_in_place_of_a_discarded_tail_stay(rig):
+    store = rig.open_master()
+    end = rig.put_confirmed(store, b"a")
+    store.trust._mark.set(Suspicion("file", 0, "bad", end, discarded=True))
+    assert store.trust.discard_damaged_tail() == end > 0
+
+
+def test_r40_a_failed_disk_adds_to_an_earlier_suspicion(rig):
+    store = rig.open_master()
+    mark = store.trust._mark
+    mark.set(Suspicion("file", 100, "bad", 90_000, discarded=True))
+    rig.put_confirmed(store, bytes(1000))
+    mark.note_disk_failure(OSError(errno.EIO, "gone"), store.log, 400)
+    assert mark.report is not None
+    assert (mark.report.offset, mark.report.end_offset) == (100, 90_000)
+    mark.clear()
+    assert mark.report is not None, "nothing in this process ends it"
+
+
+def test_r24_only_a_truncation_lowers_the_confirmed_end_of_the_checkpoint(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, b"a")
+    checkpoint = store._files.checkpoint
+    checkpoint.confirm_phy_offset = 100_000
+    store.checkpoints.flush_derived()
+    assert checkpoint.confirm_phy_offset == 100_000

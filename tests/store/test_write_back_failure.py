@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from batonmq.process import disk
-from batonmq.store import suspicion
+from batonmq.store import suspicion, upkeep
 from batonmq.store.errors import PutRefused, StoreFailedError
 from batonmq.store.health import StoreHealth
 
@@ -312,3 +312,15 @@ def test_r40_a_sync_of_the_log_that_found_no_room_does_not_pass():
     assert health.passes(full)
     health.log_failed(full)
     assert not health.passes(full) and health.has_failed
+
+
+def test_r40_a_sync_of_derived_files_that_found_no_room_is_a_failed_write_back(
+    tmp_path, monkeypatch
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(upkeep, "sync_below", full)
+    with pytest.raises(OSError, match="not written back") as failed:
+        upkeep._sync_derived(tmp_path, [])
+    assert failed.value.errno == errno.EIO
