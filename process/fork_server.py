@@ -1,10 +1,10 @@
 """A process that has loaded the servers' code and forks one for each that is asked for.
 
 `python -P -m batonmq.process.fork_server MODULE…` imports the modules, then reads requests from
-its standard input, a JSON object a line, and answers each with the pid of the new process, a line:
-0 if the kernel refuses one.
-It ends with its input. Importing takes longer than anything else in the start of a server, so a
-cluster starts in a third of the time, and one that was killed is back at once.
+its standard input, a Unix socket of whole messages (SOCK_SEQPACKET): a JSON object each, with the
+listening sockets that the new process gets. The answer is its pid, 0 if the kernel refuses one. It
+ends when the other side closes. Importing takes longer than anything else in the start of a server,
+so a cluster starts in a third of the time, and one that was killed is back at once.
 
 A new process is no child of this one: it is forked twice, so the kernel gives it to the nearest
 process above that takes orphans in (PR_SET_CHILD_SUBREAPER, see `take_orphans_in`), which is who
@@ -15,21 +15,29 @@ its command line is `argv`, and SIGTERM comes to it when its parent ends.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TextIO
+from typing import Final
 
 import msgspec
 import setproctitle
 
+from batonmq.process.service_manager import LISTEN_FDS, LISTEN_PID
+
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
+MESSAGE_BYTES_MAX: Final = 1 << 20
+LISTENERS_MAX: Final = 16
+HIGH_FD: Final = 500
+"""Above every descriptor that this process has, below the usual limit of 1024."""
 _ADOPTED_POLL_S: Final = 0.0005
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -57,11 +65,14 @@ def end_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def serve(requests: TextIO, answers: TextIO) -> Callable[[], int] | None:
-    """Forks for each request. Returns None at the end of the input; in each new process, what is
-    left to do there."""
-    for line in requests:
-        start = msgspec.json.decode(line, type=Start)
+def serve(channel: socket.socket) -> Callable[[], int] | None:
+    """Forks for each request. Returns None when the other side closes; in each new process, what
+    is left to do there."""
+    while True:
+        message, listeners, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, LISTENERS_MAX)
+        if not message:
+            return None
+        start = msgspec.json.decode(message, type=Start)
         reading, writing = os.pipe()
         try:
             between = os.fork()
@@ -70,15 +81,16 @@ def serve(requests: TextIO, answers: TextIO) -> Callable[[], int] | None:
             between = -1
         if between == 0:
             if _fork_again(writing) == 0:
-                return _become(start)
+                channel.detach()  # else it would close descriptor 0, whatever that is by then
+                return _become(start, listeners)
             os._exit(0)
         os.close(writing)
+        for fd in listeners:
+            os.close(fd)
         if between > 0:
             os.waitpid(between, 0)
         with open(reading, "rb") as pipe:
-            answers.write(pipe.read().decode() or "0\n")
-        answers.flush()
-    return None
+            channel.send(pipe.read() or b"0")
 
 
 def _fork_again(writing: int) -> int:
@@ -88,11 +100,11 @@ def _fork_again(writing: int) -> int:
     except OSError:
         return -1
     if pid:
-        os.write(writing, b"%d\n" % pid)
+        os.write(writing, b"%d" % pid)
     return pid
 
 
-def _become(start: Start) -> Callable[[], int]:
+def _become(start: Start, listeners: Sequence[int]) -> Callable[[], int]:
     """In the new process, which runs what this returns."""
     os.setsid()
     while os.getppid() != start.parent:
@@ -104,12 +116,14 @@ def _become(start: Start) -> Callable[[], int]:
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     log = os.open(start.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for of, to in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(of, to)
-    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH_FD) for fd in (nothing, log, log, *listeners)]
+    for to, fd in enumerate(kept):  # 0, 1, 2, and from 3 as LISTEN_FDS has it
+        os.dup2(fd, to)
+    os.closerange(len(kept), HIGH_FD + len(kept))
     setproctitle.setproctitle(shlex.join(start.argv))  # before the environment moves away from argv
     os.environ.clear()
     os.environ.update(start.environ)
+    os.environ |= {LISTEN_FDS: str(len(listeners)), LISTEN_PID: str(os.getpid())}
     sys.argv = [start.module, *start.argv[start.argv.index(start.module) + 1 :]]
     main: Callable[[], int] = importlib.import_module(start.module).main
     return main
@@ -121,7 +135,7 @@ def main(modules: Sequence[str]) -> int:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # pages that no collection touches stay shared
-    run = serve(sys.stdin, sys.stdout)
+    run = serve(socket.socket(fileno=0))
     return 0 if run is None else run()
 
 

@@ -5,6 +5,9 @@ when it ends, and `WATCHDOG=1` several times within `WATCHDOG_USEC`. The last co
 loop, so a loop that stands still falls silent, and the manager ends the process. Without these
 variables nothing is sent. Nothing here ever fails or waits: a manager that is gone or does not read
 is its own affair.
+
+A manager may also hold the sockets on which a server listens (socket activation: `LISTEN_FDS`,
+`LISTEN_PID`). While the server is away, connections wait in their queues and are not refused.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ log = logging.getLogger(__name__)
 NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
 WATCHDOG_USEC: Final = "WATCHDOG_USEC"
 WATCHDOG_PID: Final = "WATCHDOG_PID"
+LISTEN_FDS: Final = "LISTEN_FDS"
+LISTEN_PID: Final = "LISTEN_PID"
+LISTEN_FDS_START: Final = 3
 READY: Final = b"READY=1"
 STOPPING: Final = b"STOPPING=1"
 WATCHDOG: Final = b"WATCHDOG=1"
@@ -86,3 +92,22 @@ def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
 
 def manager_of_this_process() -> ServiceManager:
     return ServiceManager(os.environ, os.getpid())
+
+
+def held_listener(
+    port: int, environ: Mapping[str, str] = os.environ, pid: int | None = None
+) -> socket.socket | None:
+    """The listening socket for a port, if the manager of this process holds one (sd_listen_fds).
+    The caller gets a descriptor of its own."""
+    count = environ.get(LISTEN_FDS, "")
+    if environ.get(LISTEN_PID) != str(pid or os.getpid()) or not count.isdecimal():
+        return None
+    for fd in range(LISTEN_FDS_START, LISTEN_FDS_START + int(count)):
+        try:
+            held = socket.socket(fileno=os.dup(fd))
+            if held.type == socket.SOCK_STREAM and held.getsockname()[1:2] == (port,):
+                return held
+            held.close()
+        except OSError:
+            log.warning("%s is %s, but descriptor %d is no socket", LISTEN_FDS, count, fd)
+    return None

@@ -10,8 +10,12 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator
+from typing import Final
 
 from batonmq.process.listeners import holder_of
+
+BACKLOG: Final = 1024
+"""How many connections of clients wait until they are accepted."""
 
 _IP = (socket.AF_INET, socket.AF_INET6)
 
@@ -49,6 +53,13 @@ def check_port_free(host: str, port: int) -> None:
     with socket.socket(family, kind, proto) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """One that others may accept from (socket activation). Raises OSError."""
+    sock = socket.create_server((host, port), backlog=BACKLOG)
+    sock.setblocking(False)
+    return sock
 
 
 def is_port_free(host: str, port: int) -> bool:

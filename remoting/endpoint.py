@@ -6,10 +6,11 @@ Origin: Java `NettyRemotingServer` and `NettyRemotingClient`.
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from batonmq.process.clock import boot_ms
-from batonmq.process.sockets import listening_as
+from batonmq.process.service_manager import held_listener
+from batonmq.process.sockets import BACKLOG, listening_as
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.protocol.message_id import split_address
 from batonmq.remoting.command import RemotingCommand
@@ -144,13 +145,17 @@ class RemotingServer(Endpoint):
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, host: str, port: int) -> int:
-        """Listens on one more address and returns the port bound (`port` 0: any free one).
+        """Listens on one more address and returns the port bound (`port` 0: any free one). Where
+        the service manager holds a socket for that port, it is used.
 
         Raises CannotListenError, for example where the port is taken.
         """
         loop = self._bind()
+        where: dict[str, Any] = {"host": host, "port": port}
+        if (held := held_listener(port)) is not None:
+            where = {"sock": held}
         with listening_as(self.name, port):
-            listener = await loop.create_server(self._new_connection, host, port, backlog=1024)
+            listener = await loop.create_server(self._new_connection, backlog=BACKLOG, **where)
         self._listeners.append(listener)
         bound = int(listener.sockets[0].getsockname()[1])
         log.info("listening endpoint=%s address=%s:%d", self.name, host, bound)

@@ -8,8 +8,10 @@ and watched, too, but it is no child.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,10 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from batonmq.launcher.forks import ForkServer, ServerProcess
-from batonmq.launcher.layout import Node
+from batonmq.launcher.layout import Layout, Node, held_addresses
 from batonmq.launcher.watchdog import TICK_MS, NotifySocket, Watchdog, activity_of
 from batonmq.process.backoff import Backoff
 from batonmq.process.clock import boot_ms
+from batonmq.process.sockets import listening_socket
 
 TERM_GRACE_S: Final = 10.0
 HUNG_GRACE_S: Final = 0.1
@@ -39,6 +42,8 @@ class Child:
     process: ServerProcess | None = None
     pid: int | None = None
     started_ms: int = 0
+    listeners: list[socket.socket] = field(default_factory=list)
+    """Held for it while it is away for a moment, so that nobody is refused."""
     hung: bool = False
     pauses: Backoff = field(default_factory=lambda: Backoff(RESPAWN_FIRST_MS, RESPAWN_MAX_MS))
 
@@ -68,7 +73,7 @@ class Children:
 
     def __init__(
         self,
-        nodes: tuple[Node, ...],
+        layout: Layout,
         fork_server: ForkServer,
         changed: Callable[[ChildChanged], None],
         respawn: Callable[[str], bool],
@@ -76,7 +81,10 @@ class Children:
     ) -> None:
         """`watchdog_s`: how long the loop of a child may stand still before it is ended, 0: for
         ever."""
-        self.by_name = {node.name: Child(node, node.data_dir / "process.log") for node in nodes}
+        self.by_name = {
+            node.name: Child(node, node.data_dir / "process.log") for node in layout.nodes
+        }
+        self._layout = layout
         self._changed = changed
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.respawn = respawn
@@ -107,11 +115,20 @@ class Children:
             child.node.argv,
             child.log_path,
             os.environ | {"PYTHONUNBUFFERED": "1"} | self._watched(),
+            self._listeners_for(child),
         )
         child.pid = child.process.pid
         child.started_ms = boot_ms()
         self._changed(ChildChanged(child.node, child.pid, "started"))
         self._watchers[name] = asyncio.create_task(self._watch(child), name=f"watch-{name}")
+
+    def _listeners_for(self, child: Child) -> list[socket.socket]:
+        """None of one that is not started again. Where a port is taken, its own start says so."""
+        if not child.listeners and self.respawn(child.node.name):
+            with contextlib.suppress(OSError):
+                for host, port in held_addresses(self._layout, child.node):
+                    child.listeners.append(listening_socket(host, port))
+        return child.listeners
 
     def _watched(self) -> dict[str, str]:
         return self._notify.environ(self._watchdog_s) if self._notify is not None else {}
@@ -141,6 +158,8 @@ class Children:
         if child.hung:
             child.hung = False
             how = f"{how}, its loop stood still for {self._watchdog_s:g} s"
+        if code > 0 or self._pauses(child):
+            _close_listeners(child)  # it may be away for long
         self._changed(ChildChanged(child.node, None, how))
         if self.stopping:
             return
@@ -149,9 +168,13 @@ class Children:
         else:
             await self._watch_adopted(child)
 
+    def _pauses(self, child: Child) -> bool:
+        """Whether it ended so soon that it is not started again at once."""
+        return boot_ms() - child.started_ms < LIVED_MS
+
     async def _start_again(self, child: Child) -> None:
         """One that lived a while comes back at once: its clients wait."""
-        if boot_ms() - child.started_ms >= LIVED_MS:
+        if not self._pauses(child):
             child.pauses.reset()
         else:
             await asyncio.sleep(child.pauses.next_ms() / 1000)
@@ -181,6 +204,7 @@ class Children:
         """Ends one process: SIGTERM, and SIGKILL after 10 s."""
         child = self.by_name[name]
         pid = child.pid
+        _close_listeners(child)
         if pid is None:
             return
         _signal(pid, signal.SIGTERM)
@@ -216,6 +240,12 @@ class Children:
             return False
         child.pid = None
         return True
+
+
+def _close_listeners(child: Child) -> None:
+    for sock in child.listeners:
+        sock.close()
+    child.listeners.clear()
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -58,7 +58,7 @@ class Cluster:
         """Whether `~/.batonmq/current` names this cluster while it runs."""
         self._reporter = reporter
         self.children = Children(
-            layout.nodes, fork_server, self._child_changed, self._comes_back, watchdog_s
+            layout, fork_server, self._child_changed, self._comes_back, watchdog_s
         )
         self._respawn = respawn
         self._started_at_ms = 0

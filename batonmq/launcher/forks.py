@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ import msgspec
 
 from batonmq.process.fork_server import Start, end_with_parent, take_orphans_in
 
+ANSWER_BYTES_MAX: Final = 32
 LOADED: Final = ("batonmq.broker.main", "batonmq.broker.service", "batonmq.namesrv.main")
 
 
@@ -46,42 +47,47 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
         self._one_at_a_time = asyncio.Lock()
 
     def load(self) -> None:
         """Begins to load the servers' code, if that has not begun: the first `start` waits less."""
         if self._process is not None and self._process.poll() is None:
             return
+        self.close()
         take_orphans_in()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "batonmq.process.fork_server", *LOADED],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            preexec_fn=_apart,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # a fork has one thread
-        )
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "batonmq.process.fork_server", *LOADED],
+                stdin=theirs.fileno(),
+                preexec_fn=_apart,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # a fork has one thread
+            )
 
     async def start(
-        self, argv: Sequence[str], log: Path, environ: Mapping[str, str]
+        self,
+        argv: Sequence[str],
+        log: Path,
+        environ: Mapping[str, str],
+        listeners: Sequence[socket.socket],
     ) -> ServerProcess:
-        """`argv` as for a start by hand: `python -P -m MODULE …`. Raises OSError if there can be
-        no further process, or its code cannot be loaded."""
+        """`argv` as for a start by hand: `python -P -m MODULE …`. It accepts from `listeners`.
+        Raises OSError if there can be no further process, or its code cannot be loaded."""
         start = Start(argv[3], list(argv), str(log), dict(environ), os.getpid())
         async with self._one_at_a_time:
             self.load()
-            pid = await asyncio.to_thread(self._ask, msgspec.json.encode(start))
+            pid = await asyncio.to_thread(self._ask, msgspec.json.encode(start), listeners)
         if not pid:
             raise OSError(errno.EAGAIN, "the kernel refuses another process")
         return ServerProcess(pid)
 
-    def _ask(self, request: bytes) -> int:
-        assert self._process is not None
-        assert self._process.stdin is not None and self._process.stdout is not None
+    def _ask(self, request: bytes, listeners: Sequence[socket.socket]) -> int:
+        assert self._channel is not None
         try:
-            self._process.stdin.write(request + b"\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
+            socket.send_fds(self._channel, [request], [sock.fileno() for sock in listeners])
+            answer = self._channel.recv(ANSWER_BYTES_MAX)
+        except (BrokenPipeError, ConnectionResetError):
             answer = b""
         if not answer:
             raise OSError(errno.ESRCH, "the process that loads the servers has ended")
@@ -89,12 +95,9 @@ class ForkServer:
 
     def close(self) -> None:
         """Ends the process behind it; the servers live."""
-        if self._process is not None:
-            assert self._process.stdin is not None and self._process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        if self._channel is not None and self._process is not None:
+            self._channel.close()
             self._process.wait()
-            self._process.stdout.close()
 
 
 def _apart() -> None:

@@ -258,3 +258,13 @@ def config_of(layout: Layout, node: Node) -> dict[str, dict[str, object]]:
         if section in sections:
             sections[section].update(values)
     return sections
+
+
+def held_addresses(layout: Layout, node: Node) -> list[tuple[str, int]]:
+    """Where clients dial a broker. Its sockets are held while it is started again: it answers for
+    its group at once. Who asks a name server asks another one."""
+    if isinstance(node, NameServerNode):
+        return []
+    broker = config_of(layout, node)["broker"]
+    host = str(broker.get("bindAddress") or broker["brokerIP1"])
+    return [(host, node.port), (host, node.port - 2)]

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import yaml
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.main import SECTIONS as BROKER_SECTIONS
 from batonmq.controller.config import ControllerConfig
 from batonmq.launcher.layout import DEFAULT_WATCHDOG_S
@@ -199,3 +200,10 @@ def test_the_unit_starts_what_there_is_and_has_its_loop_watched() -> None:
     module = words[words.index("-m") + 1]
     for kind in ("broker", "namesrv", "controller"):
         assert importlib.util.find_spec(module.replace("%i", kind)) is not None
+
+
+def test_the_socket_unit_holds_the_ports_that_a_broker_listens_on_by_default() -> None:
+    lines = (DEPLOY / "systemd" / "batonmq@broker.socket").read_text().splitlines()
+    held = {int(line.partition("=")[2]) for line in lines if line.startswith("ListenStream=")}
+    port = BrokerConfig().listen_port
+    assert held == {port, port - 2}

@@ -11,6 +11,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+from batonmq.launcher.children import LIVED_MS
+from lab import frames
 from lab.connection import Connection, ask
 from lab.frames import ROUTE
 from lab.processes import ROOT, free_base_port, is_running, wait_for
@@ -191,8 +194,9 @@ def test_an_existing_folder_is_resumed(tmp_path: Path) -> None:
 
 def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
     """`--respawn`: a killed broker comes back by itself, also after the death of the process that
-    forks servers, which no server notices. So does a master that hangs: it is ended first. Then the
-    supervisor itself is killed with -9: every child ends too."""
+    forks servers, which no server notices. So does a master that hangs: it is ended first. A killed
+    broker that had lived a while refuses nobody: its socket is held. Then the supervisor itself is
+    killed with -9: every child ends too."""
     with ClusterProcess(tmp_path, controllers=1, replicas=2, respawn=True) as running:
         slave = running.slaves()[0]
         before = servers(running)
@@ -214,6 +218,13 @@ def test_respawn_and_the_end_of_a_killed_supervisor(tmp_path: Path) -> None:
         ends = [event["how"] for event in running.events if event["event"] == "process_ended"]
         assert ends == ["SIGKILL", "SIGKILL, its loop stood still for 2 s"]
 
+        master = running.master()
+        born_s = psutil.Process(master["pid"]).create_time()
+        wait_for("it to have lived a while", lambda: time.time() - born_s > LIVED_MS / 1000 + 0.1)
+        running.kill(master)
+        assert ask(master["address"], frames.RUNTIME_INFO, timeout_s=10).code == frames.OK
+        running.wait_new_master(master["address"])
+        wait_for("its new pid", lambda: None not in servers(running))
         pids = servers(running)
         assert all(map(is_running, pids))
         os.kill(running.document["supervisorPid"], signal.SIGKILL)
@@ -274,19 +285,33 @@ def test_a_second_cluster_on_the_ports_of_a_running_one_is_refused(
 def test_who_takes_a_port_after_the_check_is_named_and_never_asked(tmp_path: Path) -> None:
     """1 `batonmq up` finds all ports free and starts its processes. 2 Somebody takes one before
     they listen. 3 It ends with 2, names who has it, and never sent a byte there."""
-    base, data = free_base_port(3), tmp_path / "data"
+    ended = filter(None, (end_of_up_beside_a_thief(tmp_path / str(each)) for each in range(9)))
+    code, said, port = next(ended)
+    assert code == 2, said
+    assert f"{port} of namesrv-1: process {os.getpid()} (" in said
+
+
+def end_of_up_beside_a_thief(data: Path) -> tuple[int, str, int] | None:
+    """Exit code, what was said, and the port; None if the processes were faster than the thief."""
+    base = free_base_port(3)
     argv = [*ClusterProcess.COMMAND, "--data", str(data), "--base-port", str(base)]
+    port = base + 102
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as up:
         wait_for("the end of the check", (data / "conf" / "cluster.json").exists)
-        with socket.create_server(("127.0.0.1", base + 102)) as taken:
+        try:
+            taken = socket.create_server(("127.0.0.1", port))
+        except OSError:
+            up.terminate()
+            up.communicate(timeout=60)
+            return None
+        with taken:
             _, said = up.communicate(timeout=60)
             taken.setblocking(False)
             with pytest.raises(BlockingIOError):
                 taken.accept()
-    assert up.returncode == 2, said
-    assert f"{base + 102} of namesrv-1: process {os.getpid()} (" in said
+    return up.returncode, said, port
 
 
 def below_a_file(folder: Path) -> Path:
