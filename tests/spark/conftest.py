@@ -29,6 +29,13 @@ def pytest_collection_modifyitems(items):
 
 if not LACKING:
     from tests.spark.log_files import LogFiles
+    from tests.spark.spark_session import spark_session
+
+    @pytest.fixture(scope="session")
+    def session():
+        """Of all tests: none may leave it with other settings."""
+        with spark_session() as made:
+            yield made
 
     @pytest.fixture
     def log_files(tmp_path):

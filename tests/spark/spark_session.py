@@ -1,28 +1,35 @@
-"""The Spark session of the tests: small, silent, and stopped at the end."""
+"""The one Spark session of the tests: small, silent, and stopped at the end."""
 
 import warnings
 from contextlib import contextmanager
 
 from batonmq.spark.session import open_session
 
-SETTINGS = {
+#: A query over some hundred rows: what plans it anew and compiles it costs more than it does.
+PLAIN = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+SETTINGS = PLAIN | {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
+    # Each kind of Python process is forked from one that has imported what all of its kind need.
+    "spark.python.daemon.module": "tests.spark.warm_daemon",
     # A Python process may take long to start while the machine has other work.
     "spark.python.authenticate.socketTimeout": "120s",
 }
 
 
 @contextmanager
-def spark_session(*, master="local[2]", **settings):
-    """A session with SETTINGS and `settings`, whose names have `_` for `.`."""
-    given = {name.replace("_", "."): value for name, value in settings.items()}
+def spark_session():
+    """Starting one, with its JVM and its Python processes, costs as much as twenty tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = open_session("tests", master=master, settings=SETTINGS | given)
+        made = open_session("tests", master="local[2]", settings=SETTINGS)
         made.sparkContext.setLogLevel("OFF")
         try:
             yield made

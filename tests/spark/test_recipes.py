@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from batonmq.spark.arrow import open_arrow
-from tests.spark.spark_session import spark_session
+from tests.spark.spark_session import PLAIN
 
 ROOT = Path(__file__).parents[2]
 STORES = f"{ROOT}/tests/golden/java-5.3.3/store/*"
@@ -51,15 +51,16 @@ def test_a_stream_is_what_others_take(history):
 
 
 @pytest.mark.timeout(300)  # Spark starts
-def test_in_spark_by_name(history):
-    """In a session in which nothing was registered."""
-    with spark_session() as session:
-        spark = session.newSession()
-        for kind, needs, text in BLOCKS:
-            if needs != "spark":
-                continue
-            if kind == "sql":
-                rows = spark.sql(text.replace("{STORES}", STORES)).collect()
-            else:
-                exec(compile(text, "spark-recipes.md", "exec"), {"spark": spark, "STORES": STORES})
-        assert len(rows) > 1 and rows[0]["messages"] >= rows[-1]["messages"] > 0
+def test_in_spark_by_name(history, session):
+    """In a session in which nothing was registered, with Spark's own ways of running a query."""
+    spark = session.newSession()
+    for setting in PLAIN:
+        spark.conf.unset(setting)
+    for kind, needs, text in BLOCKS:
+        if needs != "spark":
+            continue
+        if kind == "sql":
+            rows = spark.sql(text.replace("{STORES}", STORES)).collect()
+        else:
+            exec(compile(text, "spark-recipes.md", "exec"), {"spark": spark, "STORES": STORES})
+    assert len(rows) > 1 and rows[0]["messages"] >= rows[-1]["messages"] > 0

@@ -14,19 +14,12 @@ from batonmq.spark.read.schemas import TABLES, table_schema
 from batonmq.spark.session import PUSHDOWN, register
 from batonmq.spark.source import FilteringReader, TableReader, WorkPartition
 from tests.spark.log_files import START_MS, LogFiles
-from tests.spark.spark_session import spark_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
 ]
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
-
-
-@pytest.fixture(scope="module")
-def session():
-    with spark_session() as made:
-        yield made
 
 
 def frame(session, path, **options):

@@ -37,20 +37,12 @@ from tests.spark.audit.replica_files import (
     write_acked,
 )
 from tests.spark.log_files import HOST_V4, LogFiles, message
-from tests.spark.spark_session import spark_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
 ]
 GOLDEN = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
-
-
-@pytest.fixture(scope="module")
-def session():
-    # Queries over some hundred rows: what compiles them costs more than they do.
-    with spark_session(master="local[1]", spark_sql_codegen_wholeStage="false") as made:
-        yield made
 
 
 def entry(broker, number, /, **other):

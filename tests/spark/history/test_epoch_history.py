@@ -42,7 +42,6 @@ from tests.spark.history.told_histories import (
     by_chance,
     write,
 )
-from tests.spark.spark_session import spark_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -884,7 +883,7 @@ def test_the_same_from_parquet(ran, tmp_path):
 
 
 @pytest.mark.timeout(300)  # Spark starts, and runs four stages
-def test_spark_gives_the_same(ran, tmp_path, monkeypatch):
+def test_spark_gives_the_same(ran, session, tmp_path, monkeypatch):
     """Files in pieces, a shuffle by group, several tasks; with the days of another time zone."""
     monkeypatch.setattr(history_run, "SPLIT_BYTES", 700_000)
     out = str(tmp_path / "out")
@@ -893,8 +892,10 @@ def test_spark_gives_the_same(ran, tmp_path, monkeypatch):
         "--stores", f"{ran[2]}/stores/*", "--stores", str(GOLDEN), "--output", out, "--json",
         "--no-report", "--quiet", "--engine", "spark",
     ]  # fmt: skip
-    with spark_session(spark_sql_session_timeZone=ELSEWHERE), somewhere(ELSEWHERE):
+    session.conf.set("spark.sql.session.timeZone", ELSEWHERE)
+    with somewhere(ELSEWHERE):
         result = CliRunner().invoke(main, arguments)
+    session.conf.set("spark.sql.session.timeZone", "UTC")
     assert result.exit_code == 1, result.output
     same(out, f"{ran[2]}/out")
     mine, theirs = json.loads(result.stdout), dict(ran[1])

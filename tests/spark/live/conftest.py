@@ -1,4 +1,4 @@
-"""One cluster and one Spark session for the tests of live topics."""
+"""One cluster for the tests of live topics."""
 
 import pytest
 
@@ -11,11 +11,3 @@ def live_cluster(tmp_path_factory):
     with ClusterProcess(tmp_path_factory.mktemp("live"), respawn=True) as running:
         running.wait_in_sync(3)
         yield running
-
-
-@pytest.fixture(scope="session")
-def live_session():
-    from tests.spark.spark_session import spark_session
-
-    with spark_session() as made:
-        yield made

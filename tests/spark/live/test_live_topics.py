@@ -122,7 +122,7 @@ def stream(session, cluster, topic, folder, **more):
     return [each.numInputRows for each in query.recentProgress if each.numInputRows]
 
 
-def test_a_batch_is_what_was_sent(live_session, live_cluster):
+def test_a_batch_is_what_was_sent(session, live_cluster):
     """Of several topics; the columns say what was stored, filters leave the rest."""
     make_topic(live_cluster, "BatchA")
     make_topic(live_cluster, "BatchB")
@@ -130,7 +130,7 @@ def test_a_batch_is_what_was_sent(live_session, live_cluster):
     with BlockingProducer("live_tests", name_servers=live_cluster.name_servers) as producer:
         large = producer.send(Message.of("BatchB", b"large " * 2000, keys="k7"))
     epoch = live_cluster.wait_in_sync(3)["masterEpoch"]
-    both = read(live_session, live_cluster, "BatchA, BatchB", maxOffsetsPerPartition="100")
+    both = read(session, live_cluster, "BatchA, BatchB", maxOffsetsPerPartition="100")
     assert both.filter("tags = 'odd' and queue_id = 1").count() == 150
     # A frame that is used again has not kept the filters of its first use.
     found = both.collect()
@@ -145,7 +145,7 @@ def test_a_batch_is_what_was_sent(live_session, live_cluster):
     assert (row.broker, row.tags) == ("broker-a", "odd" if int(row.body) % 2 else "even")
     assert row.properties["KEYS"] == row["keys"] == f"k{int(row.body)}"
     moment = sorted(r.store_at for r in rows_a)[150]
-    pushed = read(live_session, live_cluster, "BatchA", pushdown="true").filter(
+    pushed = read(session, live_cluster, "BatchA", pushdown="true").filter(
         f"tags = 'even' and queue_offset >= 140 and store_at > '{moment - timedelta(hours=3)}'"
     )
     assert places(pushed.collect()) == {p: n for p, n in sent.items() if n % 2 == 0 and p[1] >= 140}
@@ -175,28 +175,28 @@ def test_offsets_times_and_tags_choose_what_is_read(live_cluster):
         rows(live_cluster, "Nowhere")
 
 
-def test_a_stream_gives_each_message_once_over_several_runs(live_session, live_cluster, tmp_path):
+def test_a_stream_gives_each_message_once_over_several_runs(session, live_cluster, tmp_path):
     """Two topics, rate limits, a topic that grows, and runs that find more or nothing."""
     make_topic(live_cluster, "StreamA")
     make_topic(live_cluster, "StreamB")
     sent_a = send(live_cluster, "StreamA", range(100))
     sent_b = send(live_cluster, "StreamB", range(40))
     given = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "80"}
-    sizes = stream(live_session, live_cluster, "StreamA,StreamB", tmp_path, **given)
+    sizes = stream(session, live_cluster, "StreamA,StreamB", tmp_path, **given)
     assert sizes == [80, 60]
     make_topic(live_cluster, "StreamA", queues=3)
     more = send(live_cluster, "StreamA", range(100, 130), queues=3)
-    stream(live_session, live_cluster, "StreamA,StreamB", tmp_path, **given)
-    out = live_session.read.parquet(str(tmp_path / "out")).collect()
+    stream(session, live_cluster, "StreamA,StreamB", tmp_path, **given)
+    out = session.read.parquet(str(tmp_path / "out")).collect()
     assert places([row for row in out if row.topic == "StreamA"]) == sent_a | more
     assert places([row for row in out if row.topic == "StreamB"]) == sent_b
 
 
-def test_a_stream_outlives_its_master(live_session, live_cluster, tmp_path):
+def test_a_stream_outlives_its_master(session, live_cluster, tmp_path):
     """kill -9 of the master while the stream reads and a writer writes: each message once."""
     make_topic(live_cluster, "Failover", queues=1)
     query = start_stream(
-        live_session, live_cluster, "Failover", tmp_path, once=False, startingOffsets="earliest"
+        session, live_cluster, "Failover", tmp_path, once=False, startingOffsets="earliest"
     )
     old = live_cluster.master()
     with ClientWriter(live_cluster.name_servers, "Failover", 0, "broker-a") as writer:
@@ -207,7 +207,7 @@ def test_a_stream_outlives_its_master(live_session, live_cluster, tmp_path):
     query.processAllAvailable()
     assert query.isActive and query.exception() is None
     query.stop()
-    found = places(live_session.read.parquet(str(tmp_path / "out")).collect())
+    found = places(session.read.parquet(str(tmp_path / "out")).collect())
     acked = {(0, ack.queue_offset): ack.number for ack in writer.acks}
     assert found.items() >= acked.items()
     assert sorted(found) == [(0, n) for n in range(len(found))]
@@ -221,11 +221,11 @@ def acks_in(folder):
     return [json.loads(line) for text in texts for line in text.splitlines(True) if "\n" in line]
 
 
-def test_the_sink_loses_nothing_when_the_master_dies(live_session, live_cluster, tmp_path):
+def test_the_sink_loses_nothing_when_the_master_dies(session, live_cluster, tmp_path):
     """kill -9 in the middle of a write: every row is in the log, every ack is true."""
     make_topic(live_cluster, "Sink")
     count = 20_000
-    frame = live_session.range(0, count, 1, 2).selectExpr(
+    frame = session.range(0, count, 1, 2).selectExpr(
         "concat('row ', id) body", "concat('k', id) keys", "map('n', string(id)) properties"
     )
     folder = tmp_path / "acks"
@@ -261,16 +261,14 @@ def test_the_sink_loses_nothing_when_the_master_dies(live_session, live_cluster,
     assert all(dict(row["properties"])["n"] == row["keys"][1:] for row in by_key.values())
 
 
-def test_a_stream_into_a_topic_repeats_a_batch_under_the_same_keys(
-    live_session, live_cluster, tmp_path
-):
+def test_a_stream_into_a_topic_repeats_a_batch_under_the_same_keys(session, live_cluster, tmp_path):
     make_topic(live_cluster, "From")
     make_topic(live_cluster, "Into")
     send(live_cluster, "From", range(50))
 
     def run():
         frame = (
-            live_session.readStream.format("batonmq")
+            session.readStream.format("batonmq")
             .options(**options(live_cluster, "From", startingOffsets="earliest"))
             .load()
             .selectExpr("body", "'Into' topic", "keys", "tags", "keys sharding_key")
@@ -294,10 +292,10 @@ def test_a_stream_into_a_topic_repeats_a_batch_under_the_same_keys(
     assert len({(row["unique_key"], row["keys"], row["queue_id"]) for row in found}) == 50
 
 
-def test_the_sink_refuses_what_it_cannot_send(live_session, live_cluster):
+def test_the_sink_refuses_what_it_cannot_send(session, live_cluster):
     make_topic(live_cluster, "Refusing")
 
-    frame = live_session.range(1).selectExpr("'x' body", "9 queue_id")
+    frame = session.range(1).selectExpr("'x' body", "9 queue_id")
     given = {"nameServers": live_cluster.name_servers, "topic": "Refusing"}
     with pytest.raises(Exception, match=r"queue_id 9: no such queue; there are Refusing@broker-a"):
         frame.write.format("batonmq").mode("append").options(**given).save()

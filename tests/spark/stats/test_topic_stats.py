@@ -13,7 +13,6 @@ from batonmq.spark.read.store_facts import StoreError
 from batonmq.spark.stats.replicas import one_per_group
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.log_files import LogFiles
-from tests.spark.spark_session import spark_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -22,12 +21,6 @@ pytestmark = [
 NOON_MS = 1_795_262_400_000  # 2026-11-21 12:00:00 UTC
 HOT = "Orders"
 EVIL = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture(scope="module")
-def session():
-    with spark_session() as made:
-        yield made
 
 
 def consume_queue(root, topic, queue_id, end):

@@ -2,44 +2,20 @@
 
 import socket
 import threading
-import warnings
 from datetime import date, datetime
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 
 from batonmq.spark.history import stream as module
 from batonmq.spark.history.stream import HistoryStream, StreamPlan
 from batonmq.spark.history.stream_events import events
 from batonmq.spark.history.stream_output import StreamOutput
-from batonmq.spark.session import open_session
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
 ]
-
-
-@pytest.fixture
-def session():
-    theirs = SparkSession.getActiveSession()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = open_session(
-            "stream-outage",
-            master="local[1]",
-            settings={
-                "spark.ui.enabled": "false",
-                "spark.sql.shuffle.partitions": "1",
-                # A Python process may take long to start while the machine has other work.
-                "spark.python.authenticate.socketTimeout": "120s",
-            },
-        )
-        made.sparkContext.setLogLevel("OFF")
-        yield made
-        if theirs is None:
-            made.stop()
 
 
 def test_a_cluster_that_went_is_asked_again_and_one_that_never_was_is_not(
