@@ -113,9 +113,6 @@ class Comparison:
                 result.held.append(
                     Held(window, base, records, ones * mask, ones * lack, ones * is_true > 0)
                 )
-        for place in vote.misplaced():
-            places.append(place)
-            result.findings += place.findings
         result.findings += vote.damages(places)
         return result
 

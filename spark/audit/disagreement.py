@@ -5,7 +5,6 @@ confirmOffset) is right. A replica whose bytes are no record has no vote; one th
 record across the place, or a blank, votes that no record begins there. Free of Spark.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +13,6 @@ import numpy as np
 from batonmq.protocol.record import MAGIC_BLANK, CorruptRecord, scan_record
 from batonmq.spark.audit.findings import CRITICAL, INFO, Finding
 from batonmq.spark.audit.layout import Message, differences, message_at
-from batonmq.spark.audit.misplaced_records import MisplacedRecord, misplaced_records
 from batonmq.spark.audit.replicas import ReplicaGroup
 from batonmq.spark.audit.sides import Absent, Items, Side, Stretch
 from batonmq.spark.read.log_range import Damage
@@ -58,13 +56,6 @@ class MajorityVote:
         self._sides = sides
         self._every = every
         self._unconfirmed = unconfirmed
-        starts = np.unique(np.concatenate([items.starts for items in every.values()]))
-        self._misplaced = {
-            side.index: misplaced_records(
-                side, sides, every[side.index], stretch, starts, record_bytes_max
-            )
-            for side in sides
-        }
 
     def place(self, offset: int) -> Place:
         """What the replicas hold at a log offset at which a record begins in one of them."""
@@ -116,24 +107,6 @@ class MajorityVote:
                     self._add(place, side, told, ("missing", what, None), holders[truth or b""])
                 self._add(place, side, message, ("extra", self._against(its), None), its)
         return place
-
-    def misplaced(self) -> list[Place]:
-        """Findings about whole records at an offset that is not their own."""
-        places = []
-        for side in self._sides:
-            for misplaced in self._misplaced[side.index]:
-                place = Place(misplaced.place, misplaced.end)
-                what = f"a whole record whose header has the offset {misplaced.message.offset}"
-                self._add(
-                    place,
-                    side,
-                    misplaced.message,
-                    ("extra", what, None),
-                    [side],
-                    at=misplaced.place,
-                )
-                places.append(place)
-        return places
 
     def damages(self, places: Sequence[Place]) -> list[Finding]:
         """Damaged stretches without a finding about a message in them."""
@@ -225,11 +198,6 @@ class MajorityVote:
         """(kind, detail, field) for a replica without a whole record where others have one."""
         if isinstance(side, Absent):
             return "missing", side.what, None
-        misplaced = self._misplaced_at(side, told)
-        if misplaced is not None:
-            what = "another message lies there, whose header has the offset "
-            what += str(misplaced.message.offset)
-            return "missing", f"{what}: {_key(misplaced.message)}", None
         damage = self._every[side.index].damage_at(told.offset)
         theirs = side.read(told.offset, told.end)
         differs = differences(told, theirs)
@@ -251,16 +219,6 @@ class MajorityVote:
                 reason = f"within {damage.size} damaged bytes from {damage.offset} on: {reason}"
         return "missing", reason, None
 
-    def _misplaced_at(self, side: AnySide, told: Message) -> MisplacedRecord | None:
-        """Another message's record in the place of one; a copy of its own is that, with a wrong
-        place in its header.
-        """
-        every = self._misplaced[side.index]
-        at = bisect_left(every, told.end, key=lambda misplaced: misplaced.place) - 1
-        if at < 0 or every[at].end <= told.offset:
-            return None
-        return None if every[at].message.identity == told.identity else every[at]
-
     def _divergent(self, told: Message, theirs: bytes) -> tuple[str, str, str | None]:
         differs = differences(told, theirs)
         text = f"{differs.text(told.offset)}; both are whole records"
@@ -278,13 +236,10 @@ class MajorityVote:
         message: Message,
         said: tuple[str, str, str | None],
         holders: Sequence[AnySide],
-        *,
-        at: int | None = None,
     ) -> None:
-        """A finding about one side; `holders` have the message. `at`: not where it belongs."""
+        """A finding about one side; `holders` have the message."""
         kind, detail, part = said
-        offset = message.offset if at is None else at
-        end = offset + len(message.raw)
+        offset, end = message.offset, message.end
         confirmed = end <= side.confirm
         if not confirmed and (not self._unconfirmed or end > side.limit):
             return

@@ -95,16 +95,6 @@ def raw(replicas, number):
     return slice(begin, begin + replicas.size(number))
 
 
-def exchange(replicas, which, first, second):
-    """Exchange the bytes of two messages of one size in replica `which`, as they are."""
-    one, two = raw(replicas, first), raw(replicas, second)
-
-    def change(data):
-        data[one], data[two] = data[two], data[one]
-
-    edit(replicas, which, change)
-
-
 def patch(root, offset, data, file_size=FILE_SIZE):
     path = root / "commitlog" / f"{offset - offset % file_size:020d}"
     with path.open("r+b") as file:
