@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from batonmq.protocol.topic_name import group_problem
 from batonmq.spark.live.offsets import Bound, parse_bound
-from batonmq.spark.live.option_values import GivenOptions
+from batonmq.spark.read.option_values import GivenOptions
 
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20

@@ -10,7 +10,7 @@ from typing import Final, Self
 from batonmq.client.producer.outgoing import MESSAGE_SIZE_MAX
 from batonmq.protocol.topic_name import group_problem
 from batonmq.spark.live.ack_report import report_folder
-from batonmq.spark.live.option_values import GivenOptions
+from batonmq.spark.read.option_values import GivenOptions
 
 PRODUCER_GROUP: Final = "BATON_SPARK_SINK"
 NAMES: Final = (

@@ -44,11 +44,22 @@ class GivenOptions:
             raise ValueError(f"{name}={value!r}: it must be true or false")
         return _TRUTHS[value]
 
-    def number(self, name: str, default: int, least: int = 1) -> int:
+    def number(self, name: str, default: int, least: int = 1, most: int | None = None) -> int:
+        """`default` may lie outside of what can be given."""
         value = self.text(name, str(default))
-        if not value.isdecimal() or (int(value) < least and int(value) != default):
-            raise ValueError(f"{name}={value!r}: it must be a number from {least} on")
+        good = value.isdecimal() and int(value) >= least and (most is None or int(value) <= most)
+        if not good and value != str(default):
+            allowed = f"from {least} on" if most is None else f"from {least} to {most}"
+            raise ValueError(f"{name}={value!r}: it must be a number {allowed}")
         return int(value)
+
+    def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Without regard to case; the first is the default."""
+        value = self.text(name, allowed[0])
+        for each in allowed:
+            if value.lower() == each.lower():
+                return str(each)
+        raise ValueError(f"{name}={value!r}: it must be one of {', '.join(allowed)}")
 
     def duration_ms(self, name: str, default_ms: int) -> int:
         value = self.text(name, str(default_ms))
