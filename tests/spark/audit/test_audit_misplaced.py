@@ -51,10 +51,15 @@ def copied_over_another(replicas, data):
 
 
 @pytest.mark.parametrize("options", SMALL)
-@pytest.mark.parametrize(("count", "change"), [
-    (2, exchanged), (3, exchanged), (5, exchanged), (3, neighbours_of_other_sizes),
-    (3, cut_out_so_that_all_behind_moves), (3, copied_over_another),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("count", "change"),
+    [(count, exchanged) for count in (2, 3, 5)]
+    + [
+        (3, neighbours_of_other_sizes),
+        (3, cut_out_so_that_all_behind_moves),
+        (3, copied_over_another),
+    ],
+)
 def test_each_place_whose_bytes_lie_elsewhere_is_told_with_its_message(
     tmp_path, count, change, options
 ):
