@@ -51,7 +51,6 @@ def submit(
         str(spark_home() / "bin" / "spark-submit"),
         *("--master", master, "--py-files", str(package), "--driver-memory", memory),
         *("--conf", f"spark.executor.memory={memory}", "--conf", "spark.executor.cores=1"),
-        *("--conf", f"spark.executor.extraJavaOptions={os.environ.get('SPARK_SUBMIT_OPTS', '')}"),
         *("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2"),
         *(str(file), *map(str, arguments)),
     ]

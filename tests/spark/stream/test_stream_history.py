@@ -14,10 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
-from batonmq.spark.jobs import stream_history
 from lab.processes import ROOT, wait_for
 from lab.up import ClusterProcess
 from tests.process.history_watch import Leaders, in_files, published
@@ -35,26 +32,19 @@ class Job:
     def __init__(self, cluster: ClusterProcess, output: Path, log: Path) -> None:
         self.output, self.log = output, log
         self.started: list[subprocess.Popen[str]] = []
-        self.options = [
+        self.argv = [
+            *(sys.executable, "-m", "batonmq.spark.jobs.stream_history", "--master", "local[1]"),
             *("--name-servers", cluster.name_servers, "--output", str(output), "--json"),
             *("--trigger", "200ms", "--max-events", "30"),
+            *("--conf", "spark.sql.shuffle.partitions=1"),
+            # A Python process may take long to start while the machine has other work.
+            *("--conf", "spark.python.authenticate.socketTimeout=120s"),
         ]
 
-    def start(self) -> subprocess.Popen[str]:
-        settings = {
-            "spark.sql.shuffle.partitions": "1",
-            "spark.python.daemon.module": "tests.spark.warm_daemon",
-            # A Python process may take long to start while the machine has other work.
-            "spark.python.authenticate.socketTimeout": "120s",
-        }
+    def start(self, *more: str) -> subprocess.Popen[str]:
         with self.log.open("a") as log:
             process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", stream_history.__name__, "--master", "local[1]"),
-                    *self.options,
-                    *(word for pair in settings.items() for word in ("--conf", "=".join(pair))),
-                ],
-                stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
+                [*self.argv, *more], stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
                 start_new_session=True, env=os.environ | {"JAVA_TOOL_OPTIONS": SHORT_LIVED},
             )  # fmt: skip
         self.started.append(process)
@@ -111,7 +101,7 @@ def job_of(tmp_path: Path) -> Iterator[Callable[[ClusterProcess], Job]]:
 
 @pytest.mark.process
 def test_each_event_comes_once_through_kills_and_failovers(
-    session: SparkSession, tmp_path: Path, job_of: Callable[[ClusterProcess], Job]
+    tmp_path: Path, job_of: Callable[[ClusterProcess], Job]
 ) -> None:
     with ClusterProcess(tmp_path / "cluster") as cluster, ThreadPoolExecutor(1) as pool:
         job, leaders = job_of(cluster), Leaders(cluster)
@@ -137,15 +127,16 @@ def test_each_event_comes_once_through_kills_and_failovers(
         cluster.restart(first)
         killed.result()
 
-        # what is left, in the session of all tests
+        # what is left
         published(cluster)
-        told = CliRunner().invoke(stream_history.main, [*job.options, "--available-now"])
-        assert told.exit_code == 0, told.output
+        process = job.start("--available-now")
+        told, _ = process.communicate(timeout=SPARK_S)
+        assert process.returncode == 0, job.log.read_text()[-3000:]
         events = {name: json.loads(line) for name, line in in_files(cluster).items()}
 
     rows = job.rows()
-    assert json.loads(told.stdout)["total"] == len(rows) == len(events)
-    assert json.loads(told.stdout)["events"] > 0
+    assert json.loads(told)["total"] == len(rows) == len(events)
+    assert json.loads(told)["events"] > 0
     for row in rows:
         event = events.pop((row["log"], row["raft_index"], row["part"]))
         assert row["kind"] == event["kind"]
