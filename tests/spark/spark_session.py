@@ -5,20 +5,12 @@ from contextlib import contextmanager
 
 from batonmq.spark.session import open_session
 
-#: A query over some hundred rows: what plans it anew and compiles it costs more than it does.
-PLAIN = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-SETTINGS = PLAIN | {
+SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
-    # Each kind of Python process is forked from one that has imported what all of its kind need.
-    "spark.python.daemon.module": "tests.spark.warm_daemon",
     # A Python process may take long to start while the machine has other work.
     "spark.python.authenticate.socketTimeout": "120s",
 }

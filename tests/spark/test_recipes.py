@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from batonmq.spark.arrow import open_arrow
-from tests.spark.spark_session import PLAIN
 
 ROOT = Path(__file__).parents[2]
 STORES = f"{ROOT}/tests/golden/java-5.3.3/store/*"
@@ -52,10 +51,8 @@ def test_a_stream_is_what_others_take(history):
 
 @pytest.mark.timeout(300)  # Spark starts
 def test_in_spark_by_name(history, session):
-    """In a session in which nothing was registered, with Spark's own ways of running a query."""
+    """In a session in which nothing was registered."""
     spark = session.newSession()
-    for setting in PLAIN:
-        spark.conf.unset(setting)
     for kind, needs, text in BLOCKS:
         if needs != "spark":
             continue
