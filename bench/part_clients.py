@@ -7,6 +7,7 @@ A killed broker is started again at once on either side, as a service manager wo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
@@ -17,7 +18,7 @@ from bench.run import Part, Run, progress
 from bench.side import Side
 from lab.java import JavaProgram, prepared_classpath
 from lab.processes import wait_for
-from lab.stock_load import SOURCES, StockLoad
+from lab.stock_load import POLL_S, SOURCES, StockLoad
 
 TOPIC: Final = "StockClients"
 FULL_S: Final = 120.0
@@ -69,6 +70,7 @@ def measure(run: Run, table: dict[str, Row]) -> None:
 def _trial(
     side: Side, load: StockLoad, strike: Callable[[Side], None], table: dict[str, Row], key: str
 ) -> None:
+    time.sleep(POLL_S)
     began_ms = wall_ms()
     strike(side)
     load.go_on()

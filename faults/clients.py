@@ -7,6 +7,7 @@ with the consumers live through all trials of all faults.
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from batonmq.process.clock import wall_ms
 from faults.figures import median
 from lab.java import JavaError, JavaProgram, missing_tools, prepared_classpath
 from lab.mqctl import mqctl
-from lab.stock_load import CONSUMERS, SENDERS, SOURCES, Given, Seen, StockLoad
+from lab.stock_load import CONSUMERS, POLL_S, SENDERS, SOURCES, Given, Seen, StockLoad
 from lab.up import GROUP, ClusterProcess
 
 TOPIC: Final = "StockClients"
@@ -127,6 +128,7 @@ def run_clients(faults: Sequence[ClientFault], run: ClientRun) -> int:
         load = run.start(stack, cluster.name_servers)
         load.go_on()
         for fault in [fault for _ in range(run.trials) for fault in faults]:
+            time.sleep(POLL_S)
             began_ms = wall_ms()
             for victim in fault.victims(cluster):
                 fault.strike(cluster, victim, run.folder)
