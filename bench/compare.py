@@ -21,7 +21,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import part_catchup, part_clients, part_consume, part_failover, part_sends, part_start
+from bench import (
+    part_catchup,
+    part_clients,
+    part_consume,
+    part_failover,
+    part_features,
+    part_sends,
+    part_start,
+)
 from bench.report import Row, table
 from bench.run import SIDES, Part, Run, progress
 from lab.java import PEER_VERSION, JavaError, is_fetched, missing_tools, prepared_classpath
@@ -34,6 +42,7 @@ PARTS: Final = (
     part_sends.PART,
     part_consume.PART,
     part_catchup.PART,
+    part_features.PART,
 )
 DISK_NEEDED: Final = 10 << 30
 DISK_NEEDED_QUICK: Final = 6 << 30
