@@ -21,6 +21,7 @@ from batonmq.client.admin.consumer_groups import ConsumerGroupAdmin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.messages import MessageAdmin
 from batonmq.client.admin.topics import TopicAdmin
+from batonmq.client.consumer.pop_consumer import PopConsumer
 from batonmq.client.consumer.pull_consumer import PullConsumer
 from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.client.errors import ClientError
@@ -173,6 +174,18 @@ class BlockingProducer(_BlockingStartable[Producer]):
     request = _blocking(Producer.request)
     reply = _blocking(Producer.reply)
     publish_queues = _blocking(Producer.publish_queues)
+
+
+class BlockingPopConsumer(_BlockingStartable[PopConsumer]):
+    """See `PopConsumer`."""
+
+    @_parameters_of(PopConsumer)
+    def __init__(self) -> None: ...
+
+    subscribe = _blocking(PopConsumer.subscribe)
+    receive = _blocking(PopConsumer.receive)
+    ack = _blocking(PopConsumer.ack)
+    change_invisible_time = _blocking(PopConsumer.change_invisible_time)
 
 
 class BlockingPullConsumer(_BlockingStartable[PullConsumer]):

@@ -21,6 +21,7 @@ from batonmq.client.consumer.options import ConsumeOptions as ConsumeOptions
 from batonmq.client.consumer.options import MessageModel as MessageModel
 from batonmq.client.consumer.options import PullOptions as PullOptions
 from batonmq.client.consumer.options import PushConsumerOptions as PushConsumerOptions
+from batonmq.client.consumer.pop_consumer import PopConsumer as PopConsumer
 from batonmq.client.consumer.process_queue import FlowLimits as FlowLimits
 from batonmq.client.consumer.pull_consumer import PullConsumer as PullConsumer
 from batonmq.client.consumer.pulling import PullResult as PullResult

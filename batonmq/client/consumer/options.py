@@ -32,6 +32,7 @@ class MessageModel(StrEnum):
 class ConsumeType(StrEnum):
     ACTIVELY = "CONSUME_ACTIVELY"
     PASSIVELY = "CONSUME_PASSIVELY"
+    POP = "CONSUME_POP"
 
 
 HELD_CHECK_MS = 2_000

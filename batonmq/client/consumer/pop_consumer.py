@@ -1,0 +1,243 @@
+"""A consumer whose messages the broker keeps track of: receive, then acknowledge each (POP).
+
+There is no rebalance and nothing to commit. A message that is not acknowledged within its invisible
+time comes again, to any member of the group, with a higher `reconsume_times`, and after the group's
+`retryMaxTimes` it becomes a dead letter. What was acknowledged does not come again, also after a
+failover. Origin: SimpleConsumer of RocketMQ's 5.x clients, PullAPIWrapper.popAsync.
+"""
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from batonmq.client.consumer.options import (
+    HELD_CHECK_MS,
+    ConsumeFromWhere,
+    ConsumeType,
+    MessageModel,
+)
+from batonmq.client.consumer.pulling import ALL, build_subscription, for_reader, wanted_only
+from batonmq.client.errors import ClientError, NoMasterError
+from batonmq.client.instance.client_instance import ClientInstance, GroupMember
+from batonmq.client.instance.connections import ClientOptions
+from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.protocol.bodies import TAG, ConsumerData, SubscriptionData
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import RemoteProtocolError, ResponseError
+from batonmq.protocol.message import MessageExt
+from batonmq.protocol.pop import ANY_QUEUE, NORMAL, PopHandle, parse_offset_info
+from batonmq.protocol.properties import POP_CK
+from batonmq.protocol.record import CorruptRecord, decode_records
+from batonmq.remoting.command import RemotingCommand
+
+_ANSWER_MS = 1000
+_TURN_MS = 1000
+"""How long one broker group of several is waited for before the others are looked at again."""
+
+
+class PopConsumer(GroupMember):
+    """Methods raise NoMasterError, NoRouteError, NoNameServerError when a broker cannot be reached
+    in time, ResponseError when it refuses. Several tasks may receive at once."""
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_servers: str | Sequence[str] | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+        from_where: ConsumeFromWhere = ConsumeFromWhere.FIRST,
+    ) -> None:
+        """`from_where`: where a group begins that never received from a topic (FIRST, or LAST: the
+        last message)."""
+        super().__init__(group, name_servers, client, client_options)
+        self._from_where = from_where
+        self._subscriptions: dict[str, SubscriptionData] = {}
+        self._turns = itertools.count()
+
+    def consumer_data(self) -> ConsumerData | None:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.POP,
+            message_model=MessageModel.CLUSTERING,
+            consume_from_where=self._from_where,
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+
+    def topics(self) -> Collection[str]:
+        return self._subscriptions.keys()
+
+    async def subscribe(
+        self, topic: str, expression: str = ALL, *, expression_type: str = TAG
+    ) -> None:
+        """`expression`: tags joined by `||`, or a condition in SQL92. What does not pass is passed
+        over for the whole group. Raises BatonError for an expression that is none."""
+        self._check_running()
+        self._subscriptions[topic] = build_subscription(
+            topic, expression, wall_ms(), expression_type
+        )
+        route = await self._client.routes.get(topic)
+        await self._client.heartbeats.send(route.masters().values())
+
+    async def receive(
+        self,
+        topic: str,
+        *,
+        max_messages: int = 32,
+        invisible_ms: int = 60_000,
+        timeout_ms: int = 15_000,
+    ) -> list[MessageExt]:
+        """1 to `max_messages` (at most 32) messages of a subscribed topic, in no order between
+        queues; empty after the timeout. Nobody else gets them for `invisible_ms`."""
+        self._check_running()
+        subscription = self._subscriptions.get(topic)
+        if subscription is None:
+            raise ClientError(f"topic {topic} is not subscribed: call subscribe() first")
+        deadline_ms = boot_ms() + timeout_ms
+        waits_ms = 0
+        while True:
+            route = await self._client.routes.get(topic, deadline_ms=deadline_ms)
+            names = sorted(route.masters())
+            if not names:
+                raise NoMasterError(topic, "its route names none")
+            turn = next(self._turns) % max(len(names), 1)
+            for name in names[turn:] + names[:turn]:
+                messages = await self._pop(
+                    subscription,
+                    name,
+                    {"maxMsgNums": str(max_messages), "invisibleTime": str(invisible_ms)},
+                    min(waits_ms, max(deadline_ms - boot_ms(), 0)),
+                    deadline_ms,
+                )
+                if messages or boot_ms() >= deadline_ms:
+                    return messages
+                waits_ms = 0
+            waits_ms = timeout_ms if len(names) == 1 else _TURN_MS
+
+    async def _pop(
+        self,
+        subscription: SubscriptionData,
+        broker_name: str,
+        fields: dict[str, str],
+        poll_ms: int,
+        deadline_ms: int,
+    ) -> list[MessageExt]:
+        ext = {
+            "consumerGroup": self.group,
+            "topic": subscription.topic,
+            "queueId": str(ANY_QUEUE),
+            "initMode": "1" if self._from_where is ConsumeFromWhere.LAST else "0",
+            "expType": subscription.expression_type,
+            "exp": subscription.sub_string,
+            "order": "false",
+            "bname": broker_name,
+            **fields,
+        }
+
+        def command(left_ms: int) -> RemotingCommand:
+            times = {"pollTime": str(min(poll_ms, left_ms)), "bornTime": str(wall_ms())}
+            return RemotingCommand.request(RequestCode.POP_MESSAGE, ext | times)
+
+        reply, address = await self._client.masters.invoke(
+            subscription.topic,
+            broker_name,
+            command,
+            deadline_ms=deadline_ms + _ANSWER_MS,
+            held_check_ms=HELD_CHECK_MS if poll_ms else None,
+        )
+        if reply.code == ResponseCode.POLLING_TIMEOUT:
+            return []
+        if reply.code != ResponseCode.SUCCESS:
+            raise ResponseError(reply.code, reply.remark, address)
+        messages = _with_handles(reply, subscription.topic, broker_name)
+        wanted = list(wanted_only(messages, subscription))
+        if len(wanted) < len(messages):
+            others = {id(message) for message in wanted}
+            for message in messages:
+                if id(message) not in others:
+                    await self.ack(message)
+        return wanted
+
+    async def ack(self, message: MessageExt, *, timeout_ms: int = 3000) -> None:
+        """The message is done with. If its invisible time was over, it comes again nevertheless."""
+        handle = self._handle(message)
+        await self._change(message, handle, RequestCode.ACK_MESSAGE, {}, timeout_ms)
+
+    async def change_invisible_time(
+        self, message: MessageExt, invisible_ms: int, *, timeout_ms: int = 3000
+    ) -> None:
+        """The message comes again after `invisible_ms` from now on. Raises ResponseError if it is
+        not this consumer's any more."""
+        handle = self._handle(message)
+        fields = {"invisibleTime": str(invisible_ms)}
+        code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+        reply = await self._change(message, handle, code, fields, timeout_ms)
+        anew = handle._replace(
+            start_offset=handle.queue_offset,
+            pop_time=int(reply.ext["popTime"]),
+            invisible_time=int(reply.ext["invisibleTime"]),
+            revive_qid=int(reply.ext["reviveQid"]),
+        )
+        message.properties[POP_CK] = anew.encode()
+
+    def _handle(self, message: MessageExt) -> PopHandle:
+        self._check_running()
+        text = message.properties.get(POP_CK)
+        if text is None:
+            raise ClientError(f"message {message.msg_id} was not received by a PopConsumer")
+        return PopHandle.decode(text)
+
+    async def _change(
+        self,
+        message: MessageExt,
+        handle: PopHandle,
+        code: RequestCode,
+        fields: dict[str, str],
+        timeout_ms: int,
+    ) -> RemotingCommand:
+        ext = {
+            "consumerGroup": self.group,
+            "topic": message.topic,
+            "queueId": str(handle.queue_id),
+            "offset": str(handle.queue_offset),
+            "extraInfo": handle.encode(),
+            "bname": message.broker_name,
+            **fields,
+        }
+        reply, address = await self._client.masters.invoke(
+            message.topic,
+            message.broker_name,
+            lambda left_ms: RemotingCommand.request(code, ext),
+            deadline_ms=boot_ms() + timeout_ms,
+        )
+        if reply.code != ResponseCode.SUCCESS:
+            raise ResponseError(reply.code, reply.remark, address)
+        return reply
+
+
+def _with_handles(reply: RemotingCommand, topic: str, broker_name: str) -> list[MessageExt]:
+    """The messages of a POP's answer. Those that come again have their handle; for the others it is
+    made of the lists in the answer. Raises RemoteProtocolError."""
+    ext = reply.ext
+    starts = parse_offset_info(ext.get("startOffsetInfo", ""))
+    try:
+        messages = decode_records(reply.body)
+        pop_time, invisible_ms = int(ext["popTime"]), int(ext["invisibleTime"])
+        revive_qid = int(ext["reviveQid"])
+    except (CorruptRecord, KeyError, ValueError) as error:
+        raise RemoteProtocolError(f"the answer of a POP cannot be read: {error}") from error
+    for message in messages:
+        if POP_CK not in message.properties:
+            start = starts.get((NORMAL, message.queue_id), [message.queue_offset])[0]
+            message.properties[POP_CK] = PopHandle(
+                start,
+                pop_time,
+                invisible_ms,
+                revive_qid,
+                NORMAL,
+                broker_name,
+                message.queue_id,
+                message.queue_offset,
+            ).encode()
+        for_reader(message, broker_name)
+        message.topic = topic
+    return messages

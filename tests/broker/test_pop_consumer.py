@@ -1,0 +1,89 @@
+"""This project's own POP consumer at a real broker, also while the master changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from lone_broker import Rig, run_with_broker, until
+
+from batonmq import MessageExt, PopConsumer
+from batonmq.broker.schedule import delivery
+from batonmq.client.errors import ClientError
+from batonmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
+from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.errors import ResponseError
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Processors
+from batonmq.remoting.endpoint import RemotingServer
+
+
+@asynccontextmanager
+async def consumer_of(rig: Rig) -> AsyncIterator[PopConsumer]:
+    """One that finds the broker by a name server that knows nothing else."""
+    route = TopicRouteData(
+        broker_datas=[
+            BrokerData(broker_name="broker-a", cluster="C", broker_addrs={0: rig.service.address})
+        ],
+        queue_datas=[QueueData(broker_name="broker-a", read_queue_nums=4, write_queue_nums=4)],
+    )
+    processors = Processors()
+    processors.register(
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        lambda request, _: RemotingCommand.response_to(request, body=route.encode()),
+    )
+    server = RemotingServer(processors, name="names", idle_timeout_s=60)
+    port = await server.listen("127.0.0.1", 0)
+    try:
+        async with PopConsumer("g", name_servers=f"127.0.0.1:{port}") as consumer:
+            await consumer.subscribe("T")
+            yield consumer
+    finally:
+        await server.close()
+
+
+def test_r30_received_acked_put_off_and_given_again_through_a_change_of_masters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = 1_800_000_000_000
+    monkeypatch.setattr(delivery, "wall_ms", lambda: now_ms)
+    monkeypatch.setattr(delivery, "LOOK_AGAIN_MS", 1)
+    monkeypatch.setattr("batonmq.client.consumer.pop_consumer.wall_ms", lambda: now_ms)
+
+    async def play(rig: Rig) -> None:
+        nonlocal now_ms
+        await rig.send("T", b"0")
+        async with consumer_of(rig) as consumer:
+            got = {message.body: message for message in await consumer.receive("T")}
+            first = asyncio.ensure_future(consumer.receive("T"))
+            await until(lambda: rig.service.pop.held == 1)
+            for number in range(1, 6):
+                await rig.send("T", b"%d" % number, queue=number % 4)
+            got |= {message.body: message for message in await first}
+            while len(got) < 6:
+                got |= {message.body: message for message in await consumer.receive("T")}
+            for body in (b"0", b"1", b"2"):
+                await consumer.ack(got[body])
+            await consumer.change_invisible_time(got[b"3"], 3_600_000)
+            rig.service.role_left()
+            rig.service.master_opened()
+            await consumer.ack(got[b"4"])
+            now_ms += 60_200
+            again: list[MessageExt] = await consumer.receive("T")
+            (message,) = again
+            assert (message.body, message.topic, message.reconsume_times) == (b"5", "T", 1)
+            await consumer.ack(message)
+            assert len(rig.service.waiting.pop.table) == 1
+            await consumer.change_invisible_time(got[b"3"], 1000)
+            now_ms += 1_200
+            assert [message.body for message in await consumer.receive("T")] == [b"3"]
+            with pytest.raises(ResponseError, match="not in flight"):
+                await consumer.change_invisible_time(got[b"3"], 1000)
+            with pytest.raises(ClientError, match="subscribe"):
+                await consumer.receive("Other")
+            assert await consumer.receive("T", timeout_ms=1) == []
+
+    run_with_broker(tmp_path, play)
