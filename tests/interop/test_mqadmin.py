@@ -21,6 +21,7 @@ from lab.up import ClusterProcess
 pytestmark = pytest.mark.java
 
 MqAdmin = Callable[..., str]
+ASKED, GROUP = "AskedByMqadmin", "asked-by-mqadmin"
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,24 @@ def mqadmin(java_classpath: str, tmp_path_factory: pytest.TempPathFactory) -> It
             return output
 
         yield run
+
+
+@pytest.fixture(scope="module")
+def clients(
+    java_cluster: ClusterProcess,
+    mqadmin: MqAdmin,
+    java_classpath: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[JavaProgram]:
+    """A producer and a consumer of ASKED, running."""
+    servers, folder = java_cluster.name_servers, tmp_path_factory.mktemp("clients")
+    queues = ("-r", "4", "-w", "4")
+    mqadmin("updateTopic", "-n", servers, "-c", "DefaultCluster", "-t", ASKED, *queues)
+    with JavaProgram(java_classpath, folder, "Consumers", servers) as program:
+        program.send(f"load {ASKED} 4")
+        program.send(f"push one {GROUP} {ASKED} CLUSTERING TAG *")
+        program.wait_for("messages", lambda: len(program.of("by")) >= 20)
+        yield program
 
 
 def test_cluster_list(java_cluster: ClusterProcess, mqadmin: MqAdmin) -> None:
@@ -72,6 +91,9 @@ def test_topic_commands(java_cluster: ClusterProcess, mqadmin: MqAdmin) -> None:
     assert "SEND_OK" in sent
     stored = read_topic(servers, topic)
     assert [m.body for queue in stored.values() for m in queue] == [b"from mqadmin"]
+    gone = mqadmin("deleteTopic", "-n", servers, "-c", "DefaultCluster", "-t", topic)
+    assert f"delete topic [{topic}] from cluster [DefaultCluster] success" in gone
+    assert topic not in mqadmin("topicList", "-n", servers).split()
 
 
 def test_controller_metadata(java_cluster: ClusterProcess, mqadmin: MqAdmin) -> None:
@@ -99,6 +121,77 @@ def test_broker_epoch(java_cluster: ClusterProcess, mqadmin: MqAdmin) -> None:
     assert (
         len(re.findall(r"#Epoch: EpochEntry\{epoch=1, startOffset=0, endOffset=\d+", output)) == 3
     )
+
+
+def test_consumers_and_producers(
+    java_cluster: ClusterProcess, mqadmin: MqAdmin, clients: JavaProgram
+) -> None:
+    """Who is connected, how far a group is, and what a member says of itself."""
+    servers, master = ("-n", java_cluster.name_servers), java_cluster.master()["address"]
+    assert re.search(
+        r"@one +\S+ +JAVA +V5_3_3", mqadmin("consumerConnection", *servers, "-g", GROUP)
+    )
+    producers = mqadmin("producerConnection", *servers, "-g", "loading", "-t", ASKED)
+    assert "@load" in producers and "loading" in mqadmin("producer", "-b", master)
+    progress = mqadmin("consumerProgress", *servers, "-g", GROUP, "-t", ASKED, "-s", "true")
+    assert len(re.findall(rf"^{ASKED} +broker-a ", progress, re.M)) == 4, progress
+    assert re.search(rf"{GROUP} +1 +V5_3_3 +PUSH", mqadmin("consumerProgress", *servers))
+    assert "Rebalance OK" in mqadmin("consumerStatus", *servers, "-g", GROUP)
+    assert re.search(rf"{ASKED} +{GROUP}", mqadmin("brokerConsumeStats", "-b", master))
+    assert re.search(rf"{ASKED} +{GROUP}", mqadmin("statsAll", *servers, "-t", ASKED))
+    assert len(re.findall(r"^broker-a ", mqadmin("topicStatus", *servers, "-t", ASKED), re.M)) == 4
+
+
+def test_messages(java_cluster: ClusterProcess, mqadmin: MqAdmin, clients: JavaProgram) -> None:
+    """By key, by both ids, by queue; a member consumes one once more."""
+    servers, master = ("-n", java_cluster.name_servers), java_cluster.master()["address"]
+    message = read_topic(java_cluster.name_servers, ASKED)[0][0]
+    asked = (*servers, "-t", ASKED)
+    assert message.uniq_key in mqadmin("queryMsgByKey", *asked, "-k", message.keys)
+    for command, name in (
+        ("queryMsgById", message.msg_id),
+        ("queryMsgByUniqueKey", message.uniq_key),
+    ):
+        found = mqadmin(command, *asked, "-i", name)
+        assert f"[{message.keys}]" in found and f"consumerGroup={GROUP}" in found, found
+    (member,) = re.findall(r"\S+@one", mqadmin("consumerConnection", *servers, "-g", GROUP))
+    again = mqadmin("queryMsgById", *asked, "-i", message.msg_id, "-g", GROUP, "-d", member)
+    assert "consumeResult=CR_SUCCESS" in again
+    units = mqadmin("queryCq", "-t", ASKED, "-q", "0", "-i", "0", "-c", "2", "-b", master)
+    assert str(message.physical_offset) in units
+
+
+def test_settings_of_brokers_and_groups(
+    java_cluster: ClusterProcess, mqadmin: MqAdmin, tmp_path: Path
+) -> None:
+    servers, master = ("-n", java_cluster.name_servers), java_cluster.master()["address"]
+    assert re.search(r"brokerName += +broker-a", mqadmin("getBrokerConfig", "-b", master))
+    for command, name in (("exportConfigs", "configs"), ("exportMetadata", "metadata")):
+        mqadmin(command, *servers, "-c", "DefaultCluster", "-f", str(tmp_path))
+        assert fastjson.loads((tmp_path / f"{name}.json").read_bytes()), name
+    mqadmin("updateSubGroup", *servers, "-c", "DefaultCluster", "-g", "mqadmin-g", "-r", "3")
+    assert re.search(
+        r"retryMaxTimes += +3", mqadmin("getConsumerConfig", *servers, "-g", "mqadmin-g")
+    )
+    deleted = mqadmin(
+        "deleteSubGroup", *servers, "-c", "DefaultCluster", "-g", "mqadmin-g", "-r", "true"
+    )
+    assert f"from broker [{master}] in cluster [DefaultCluster] success" in deleted, deleted
+    assert "mqadmin-g" not in mqadmin("getConsumerConfig", *servers, "-g", "mqadmin-g")
+
+
+def test_an_online_consumer_goes_back_and_its_offsets_are_cloned(
+    java_cluster: ClusterProcess, mqadmin: MqAdmin, clients: JavaProgram
+) -> None:
+    servers = ("-n", java_cluster.name_servers)
+    seen = len(clients.of("by"))
+    reset = mqadmin("resetOffsetByTime", *servers, "-g", GROUP, "-t", ASKED, "-s", "0")
+    assert len(re.findall(r"broker-a +\d +0", reset)) == 4, reset
+    clients.wait_for(
+        "the first again", lambda: any(x["queueOffset"] == 0 for x in clients.of("by")[seen:])
+    )
+    cloned = mqadmin("cloneGroupOffset", *servers, "-s", GROUP, "-d", "cloned", "-t", ASKED)
+    assert "success" in cloned
 
 
 def test_elect_master(java_cluster: ClusterProcess, mqadmin: MqAdmin, tmp_path: Path) -> None:
