@@ -174,6 +174,8 @@ class PopService(DueService):
         """Reads some records, then commits some positions; whether all is known. Raises
         CorruptLogError."""
         table, queries = self.table, self._store.queries
+        least = queries.min_offset_in_queue(POP_TOPIC, QUEUE)  # the log may expire meanwhile
+        table.next_record = max(table.next_record, min(least, self._load_to))
         if table.next_record < self._load_to:
             for phy, size, _ in queries.units(POP_TOPIC, QUEUE, table.next_record, READ_RECORDS):
                 record = queries.record_at(phy, size)

@@ -393,6 +393,31 @@ def test_r30_a_new_master_reads_little_however_long_the_oldest_takes(
     run_with_broker(tmp_path, play)
 
 
+def test_a_new_master_goes_on_when_records_expire_while_it_reads_them(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        service = rig.service.waiting.pop
+        for _ in range(3):
+            await rig.send("T", b"one")
+            ((_, handle),) = messages(await pop(rig))
+            assert (await ack(rig, handle)).code == 0
+        rig.service.role_left()
+        rig.service.tables.offsets.commit(pop_service.PROGRESS_GROUP, POP_TOPIC, 0, 0)
+        rig.service.master_opened()
+        assert not service.is_loaded
+        queue = rig.service.store._queues.get(POP_TOPIC, 0)
+        assert queue is not None
+        queue.consume_queue.write_tail()
+        assert queue.consume_queue.delete_expired(rig.service.store.max_phy_offset) > 0
+        await until(lambda: service.is_loaded)
+        await rig.send("T", b"another")
+        ((message, _),) = messages(await pop(rig))
+        assert message.body == b"another"
+
+    run_with_broker(tmp_path, play, mapped_file_size_consume_queue=2 * 20)
+
+
 def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock: Clock) -> None:
     async def play(rig: Rig) -> None:
         await rig.send("T", b"old")
