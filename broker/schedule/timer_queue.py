@@ -50,6 +50,10 @@ class TimerQueue:
         """How many messages wait."""
         return len(self._heap) + len(self._late)
 
+    def skip_to(self, least_offset: int) -> None:
+        """The queue begins there now: what was to be read before has expired."""
+        self.next_offset = max(self.next_offset, least_offset)
+
     def seen(self, due_ms: int) -> bool:
         """The next message of the queue is due at `due_ms`; whether it waits."""
         offset = self.next_offset

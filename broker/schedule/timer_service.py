@@ -89,6 +89,7 @@ class TimerService(DueService):
     def _read_units(self) -> bool:
         """Takes in some of what is visible of the queue; whether there may be more."""
         queue, queries = self._queue, self._store.queries
+        queue.skip_to(queries.min_offset_in_queue(TIMER_TOPIC, QUEUE))
         units = queries.raw_units(TIMER_TOPIC, QUEUE, queue.next_offset, READ_UNITS)
         for phy_offset, size, due_ms in UNIT.struct.iter_unpack(units):
             if due_ms >> _HASH_BITS in (0, -1):

@@ -63,6 +63,7 @@ from batonmq.store.errors import PutRefused
 log = logging.getLogger(__name__)
 
 PROGRESS_GROUP: Final = "CID_RMQ_SYS_TRANS"
+TOPICS: Final = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
 SLICE: Final = 64
 LOOK_AGAIN_MS: Final = 1000
 BLOCKED_MS: Final = 100
@@ -104,18 +105,11 @@ class TransactionService:
         """This broker has become master: it reads what is open from where the group's progress
         stands."""
         self.end()
-        queries = self._store.queries
         starts = [
-            max(
-                self._offsets.query(PROGRESS_GROUP, topic, QUEUE),
-                queries.min_offset_in_queue(topic, QUEUE),
-            )
-            for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+            max(self._offsets.query(PROGRESS_GROUP, topic, QUEUE), least)
+            for topic, least in zip(TOPICS, self._first_offsets(), strict=True)
         ]
-        ends = [
-            queue_end(self._store, topic, QUEUE)
-            for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
-        ]
+        ends = [queue_end(self._store, topic, QUEUE) for topic in TOPICS]
         self._table.begin(min(starts[0], ends[0]), min(starts[1], ends[1]))
         self._load_to = ends[0], ends[1]
         self._is_running = True
@@ -180,10 +174,16 @@ class TransactionService:
         half, ops = self._load_to
         return self._table.next_half >= half and self._table.next_op >= ops
 
+    def _first_offsets(self) -> list[int]:
+        """Where the queues of half messages and of ops begin; the log may expire at any time."""
+        least = self._store.queries.min_offset_in_queue
+        return [least(topic, QUEUE) for topic in TOPICS]
+
     def _read_slice(self) -> bool:
         """Reads some of both queues, half messages before the ops that name them; whether there is
         more. Raises CorruptLogError."""
         queries, table = self._store.queries, self._table
+        table.skip_to(*self._first_offsets())
         halves = queries.units(TRANS_HALF_TOPIC, QUEUE, table.next_half, SLICE)
         commits = self._store.recent_commits if halves and not self._loaded.is_set() else ()
         for phy_offset, size, _ in halves:

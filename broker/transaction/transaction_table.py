@@ -91,6 +91,11 @@ class TransactionTable:
         """The log has this one no more."""
         self.next_half = queue_offset + 1
 
+    def skip_to(self, least_half: int, least_op: int) -> None:
+        """The queues begin there now: what was to be read before has expired."""
+        self.next_half = max(self.next_half, least_half)
+        self.next_op = max(self.next_op, least_op)
+
     def op_seen(self, op_offset: int, ended: list[int]) -> None:
         """The next op record of the queue, which names half messages that have ended."""
         self.next_op = op_offset + 1

@@ -156,6 +156,16 @@ async def lone_broker(
     assert not fatal, fatal
 
 
+def expire_all_but_last(rig: Rig, topic: str) -> None:
+    """As if the log began at the last message of the topic's first queue. Run the broker with
+    `mapped_file_size_consume_queue=2 * UNIT_SIZE`: only whole files are deleted."""
+    queue = rig.service.store._queues.get(topic, 0)
+    assert queue is not None
+    queue.consume_queue.write_tail()
+    last = queue.consume_queue.unit_at(queue.consume_queue.max_offset - 1)
+    assert last is not None and queue.consume_queue.delete_expired(last[0]) > 0
+
+
 def run_with_broker(
     folder: Path,
     test: Callable[[Rig], Awaitable[None]],

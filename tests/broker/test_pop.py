@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from heartbeats import heartbeat
-from lone_broker import Rig, run_with_broker, until
+from lone_broker import Rig, expire_all_but_last, run_with_broker, until
 
 from batonmq.broker.pop import pop_service
 from batonmq.broker.schedule import delivery
 from batonmq.protocol.bodies import QueryAssignmentRequestBody
+from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.pop import PopHandle, parse_offset_info
 from batonmq.protocol.record import decode_records
@@ -406,16 +407,13 @@ def test_a_new_master_goes_on_when_records_expire_while_it_reads_them(
         rig.service.tables.offsets.commit(pop_service.PROGRESS_GROUP, POP_TOPIC, 0, 0)
         rig.service.master_opened()
         assert not service.is_loaded
-        queue = rig.service.store._queues.get(POP_TOPIC, 0)
-        assert queue is not None
-        queue.consume_queue.write_tail()
-        assert queue.consume_queue.delete_expired(rig.service.store.max_phy_offset) > 0
+        expire_all_but_last(rig, POP_TOPIC)
         await until(lambda: service.is_loaded)
         await rig.send("T", b"another")
         ((message, _),) = messages(await pop(rig))
         assert message.body == b"another"
 
-    run_with_broker(tmp_path, play, mapped_file_size_consume_queue=2 * 20)
+    run_with_broker(tmp_path, play, mapped_file_size_consume_queue=2 * UNIT_SIZE)
 
 
 def test_r39_messages_of_a_deleted_topic_do_not_come_back(tmp_path: Path, clock: Clock) -> None:

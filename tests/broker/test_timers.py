@@ -8,11 +8,12 @@ import struct
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, run_with_broker, send_header, until
+from lone_broker import Rig, expire_all_but_last, run_with_broker, send_header, until
 
 from batonmq.broker.schedule import delivery, timer_service
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import BatchItem, encode_batch
+from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.recall_handle import RecallHandle, decode_handle
@@ -264,6 +265,23 @@ def test_a_backlog_is_read_and_delivered_in_slices(
 
     run_with_broker(tmp_path, before)
     run_with_broker(tmp_path, after)
+
+
+def test_a_new_master_goes_on_when_messages_expire_while_it_reads_them(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def play(rig: Rig) -> None:
+        timers = rig.service.waiting.timers
+        for number in range(6):
+            await rig.send("T", b"%d" % number, TIMER_DELAY_SEC="20")
+        timers.end()
+        timers.begin()
+        expire_all_but_last(rig, TIMER_TOPIC)
+        clock.ahead_ms = 30_000
+        await until(lambda: end_of(rig, "T") > 0)
+        assert [one.body for one in await messages(rig, "T")] == [b"5"]
+
+    run_with_broker(tmp_path, play, mapped_file_size_consume_queue=2 * UNIT_SIZE)
 
 
 def test_java_finds_its_check_point_and_ours_is_its_answer(tmp_path: Path, clock: Clock) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lone_broker import Rig, run_with_broker, send_header, until
+from lone_broker import Rig, expire_all_but_last, run_with_broker, send_header, until
 
 from batonmq.broker.transaction import transaction_service
 from batonmq.broker.transaction.transaction_records import (
@@ -18,6 +18,7 @@ from batonmq.broker.transaction.transaction_records import (
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
@@ -408,6 +409,25 @@ def test_an_end_waits_until_a_new_master_has_read_what_is_open(tmp_path: Path) -
         assert (await waits).code == 0
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_a_new_master_goes_on_when_half_messages_expire_while_it_reads_them(
+    tmp_path: Path,
+) -> None:
+    async def play(rig: Rig) -> None:
+        for number in range(6):
+            await half(rig, f"K{number}")
+        transactions = rig.service.waiting.transactions
+        transactions.end()
+        progress = transaction_service.PROGRESS_GROUP
+        rig.service.tables.offsets.commit(progress, TRANS_HALF_TOPIC, 0, 0)
+        transactions.begin()
+        expire_all_but_last(rig, TRANS_HALF_TOPIC)
+        await until(lambda: transactions._loaded.is_set())
+        sent = await half(rig, "last")
+        assert (await rig.ask(37, end_fields(sent, COMMIT, msgId="last"))).code == 0
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS, mapped_file_size_consume_queue=2 * UNIT_SIZE)
 
 
 def test_r30_a_producer_is_asked_when_the_check_is_confirmed(
