@@ -399,13 +399,15 @@ def test_r4_ends_of_one_mastership_are_not_written_in_the_next(tmp_path: Path) -
 def test_an_end_waits_until_a_new_master_has_read_what_is_open(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         sent = await half(rig)
-        loaded = rig.service.waiting.transactions._loaded
-        loaded.clear()
+        transactions = rig.service.waiting.transactions
+        transactions._load_to = 1 << 40, 0
+        transactions._loaded.clear()
         waits = asyncio.ensure_future(rig.ask(37, end_fields(sent, COMMIT)))
         await rig.ask(45)
         await rig.ask(45)
         assert not waits.done() and end_of(rig, "T", 1) == 0
-        loaded.set()
+        transactions._load_to = 0, 0
+        transactions._wake_in(0)
         assert (await waits).code == 0
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
