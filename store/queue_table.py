@@ -47,12 +47,18 @@ class ConsumeQueueStore:
         file_size: int = 6_000_000,
         open_files_max: int = 512,
         health: StoreHealth | None = None,
+        before_rebuild: Callable[[], None] = lambda: None,
     ) -> None:
-        """`root` is the `consumequeue` folder, `file_size` is mappedFileSizeConsumeQueue."""
+        """`root` is the `consumequeue` folder, `file_size` is mappedFileSizeConsumeQueue.
+
+        `before_rebuild` notes durably that the log is to be dispatched from its beginning. It is
+        called before a damaged queue is removed: without its files the next start would not know.
+        """
         self.root = root
         self._deleted = root.with_name(f"{root.name}.deleted")
         self._aside: list[Path] = []
         self._health = health or StoreHealth()
+        self._before_rebuild = before_rebuild
         self._file_size = file_size
         self._handles = FileHandles(open_files_max)
         self._dirty: dict[ConsumeQueue, None] = {}
@@ -63,7 +69,8 @@ class ConsumeQueueStore:
 
         `safe_offset`: units of records below it were synced before the last start's end. A queue
         with damaged files is removed whole and its error returned: the caller builds it
-        anew by dispatching the log from its beginning.
+        anew by dispatching the log from its beginning. Raises OSError, before anything is removed
+        if that cannot be noted.
         """
         damaged: list[CorruptLogError] = []
         if self._deleted.is_dir():
@@ -76,6 +83,8 @@ class ConsumeQueueStore:
                 log.error(
                     "consume_queue_damaged topic=%s queue_id=%d what=%s", topic, queue_id, error
                 )
+                if not damaged:
+                    self._before_rebuild()
                 damaged.append(error)
                 self._destroy(queue)
                 continue
@@ -141,6 +150,8 @@ class ConsumeQueueStore:
             except CorruptLogError as error:
                 log.error("consume_queue_damaged topic=%s queue_id=%d what=%s", *key, error)
                 rotten.append(key)
+        if rotten:
+            self._before_rebuild()
         for key in rotten:
             self._destroy(self._queues.pop(key))
         return bool(rotten)

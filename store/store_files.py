@@ -69,8 +69,18 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
     commit_log.load()
     if unreadable is not None:
         bad_sector.narrow(commit_log, suspect_mark, unreadable)
+    positions = QueuePositions(root / "queuePositions")
+
+    def dispatch_all_again() -> None:
+        positions.want_from(commit_log.min_offset)
+        checkpoint.recovery_offset = commit_log.min_offset
+        checkpoint.flush()
+
     consume_queues = ConsumeQueueStore(
-        root / "consumequeue", file_size=config.consume_queue_file_size, health=health
+        root / "consumequeue",
+        file_size=config.consume_queue_file_size,
+        health=health,
+        before_rebuild=dispatch_all_again,
     )
     damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0)
     index = IndexService(
@@ -95,7 +105,7 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
         index,
         EpochFileCache(root / "epochFileCheckpoint"),
         suspect_mark,
-        QueuePositions(root / "queuePositions"),
+        positions,
     )
 
 

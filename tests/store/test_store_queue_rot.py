@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
+from kill_walk import walk_kills
 
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import UNIT_SIZE
@@ -58,6 +60,30 @@ def test_g8_a_flipped_byte_of_a_unit_is_mended_before_anything_is_served(rig, at
     store.close()
     assert path.read_bytes() == whole
     assert "consume_queue" in caplog.text and str(path.parent) in caplog.text
+
+
+@pytest.mark.parametrize("stop", ["clean", "killed"])
+def test_g8_a_start_that_builds_a_queue_anew_may_be_killed_at_any_disk_call(rig, stop):
+    """The damaged queue is removed by then: the next start must know that it is to be built."""
+    filled(rig)
+    if stop == "killed":
+        rig.kill(rig.open())
+    path, position = place(rig, 7)
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(bytes(UNIT_SIZE))
+    damaged = rig.root
+
+    def prepare(number):
+        return shutil.copytree(damaged, rig.folder / f"{stop}-{number}")
+
+    def start(folder):
+        rig.root = folder
+        store = rig.open()
+        assert bodies(rig, store) == [b"m%02d" % number for number in range(COUNT)]
+        store.close()
+
+    assert walk_kills(prepare, start, start) > 10
 
 
 @pytest.mark.parametrize("at", range(UNIT_SIZE))
