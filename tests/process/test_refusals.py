@@ -56,12 +56,12 @@ def test_a_wish_that_is_none_is_refused_with_13(pair: ClusterProcess, properties
 
 
 def test_an_unknown_code_is_answered_with_3(pair: ClusterProcess) -> None:
-    """Also codes of RocketMQ that are left out (200052), on both ports."""
+    """Also codes of RocketMQ that are left out (2003), on both ports."""
     address = pair.master()["address"]
     host, _, port = address.rpartition(":")
     for endpoint in (address, f"{host}:{int(port) - 2}"):
         with Connection(endpoint) as probe:
-            for code in (200_052, 31_999):
+            for code in (2_003, 31_999):
                 reply = probe.request(code, {"topic": TOPIC})
                 assert (reply.code, bool(reply.remark)) == (3, True), (code, reply)
 
