@@ -27,6 +27,8 @@ Table = dict[tuple[str, int], list[tuple[int, int, int, int]]]
 TOPICS = {"TopicA": 3, "TopicB": 1}
 _START_S = 10.0
 _WHOLE_S = 25.0
+_DELIVERED_S = 70.0
+"""A consumer whose end no living member saw keeps its queues for 40 s (consumer_sightings)."""
 _STEP_S = 0.25
 
 
@@ -149,7 +151,7 @@ class Life:
             sender.stopping = True
         self._until(lambda: self._recreator.process is None, _WHOLE_S, "a topic is not recreated")
         self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)
-        self._until(lambda: not self.undelivered(), _WHOLE_S, self.undelivered)
+        self._until(lambda: not self.undelivered(), _DELIVERED_S, self.undelivered)
         self.check_queues()
 
     def _until(self, done: object, seconds: float, what: object) -> None:
