@@ -7,6 +7,7 @@ Which imports are allowed is import-linter's (`make lint`). A rule here has its 
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import re
 import subprocess
@@ -57,7 +58,11 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text)
+        gc.disable()  # Python 3.11 loses count in the parser if a finalizer runs within it
+        try:
+            return ast.parse(self.text)
+        finally:
+            gc.enable()
 
     @property
     def folder(self) -> str:
