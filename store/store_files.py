@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from batonmq.epoch.file_cache import EpochFileCache
@@ -70,17 +71,11 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
     if unreadable is not None:
         bad_sector.narrow(commit_log, suspect_mark, unreadable)
     positions = QueuePositions(root / "queuePositions")
-
-    def dispatch_all_again() -> None:
-        positions.want_from(commit_log.min_offset)
-        checkpoint.recovery_offset = commit_log.min_offset
-        checkpoint.flush()
-
     consume_queues = ConsumeQueueStore(
         root / "consumequeue",
         file_size=config.consume_queue_file_size,
         health=health,
-        before_rebuild=dispatch_all_again,
+        before_rebuild=partial(_dispatch_all_again, commit_log, checkpoint, positions),
     )
     damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0)
     index = IndexService(
@@ -107,6 +102,15 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
         suspect_mark,
         positions,
     )
+
+
+def _dispatch_all_again(
+    commit_log: CommitLog, checkpoint: StoreCheckpoint, positions: QueuePositions
+) -> None:
+    """Whatever start comes next reads the log from its beginning. Raises OSError."""
+    positions.want_from(commit_log.min_offset)
+    checkpoint.recovery_offset = commit_log.min_offset
+    checkpoint.flush()
 
 
 __all__ = ["StoreFiles", "abort_path", "load_files"]
