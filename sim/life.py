@@ -151,7 +151,7 @@ class Life:
             sender.stopping = True
         self._until(lambda: self._recreator.process is None, _WHOLE_S, "a topic is not recreated")
         self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)
-        self._until(lambda: not self.undelivered(), _DELIVERED_S, self.undelivered)
+        self._until(self._is_delivered, _DELIVERED_S, self.undelivered)
         self.check_queues()
 
     def _until(self, done: object, seconds: float, what: object) -> None:
@@ -184,6 +184,13 @@ class Life:
         if len({store.epochs.entries[-1].epoch for store in stores}) != 1:
             return f"epochs are {[store.epochs.entries for store in stores]}"
         return ""
+
+    def _is_delivered(self) -> bool:
+        """A reader that was leaving when the faults ended comes back, too."""
+        for client in (*self._clients, self._late):
+            if isinstance(client, Reader):
+                client.start()
+        return not self.undelivered()
 
     def undelivered(self) -> str:
         missing = {name: self.messages.missing(name) for name in sorted(self.messages.groups)}
