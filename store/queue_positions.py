@@ -27,6 +27,8 @@ import msgspec
 
 from batonmq.process import disk
 from batonmq.process.durable_file import replace_file
+from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.system_record import decode_system_record
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +62,10 @@ _decoder = msgspec.json.Decoder(PositionRecord)
 def decode_positions(body: bytes) -> PositionRecord | None:
     """A record's body; None, and logged, for a version or shape that this broker does not read."""
     try:
-        record = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode_system_record(_decoder, body, "position", _VERSION)
+    except RemoteProtocolError as error:
         log.error("position_record_skipped reason=%s", error)
         return None
-    if record.v != _VERSION:
-        log.error("position_record_skipped version=%d known=%d", record.v, _VERSION)
-        return None
-    return record
 
 
 class _Stored(msgspec.Struct, kw_only=True, rename="camel"):

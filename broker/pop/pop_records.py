@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.system_record import decode_system_record
 
 POP_VERSION: Final = 1
 NO_POSITION: Final = -1
@@ -75,14 +76,7 @@ _decoder = msgspec.json.Decoder(PopRecord)
 
 def decode_pop_record(body: bytes) -> PopRecord:
     """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
-    try:
-        record = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise RemoteProtocolError(f"POP record: {exc}") from exc
-    if record.v != POP_VERSION:
-        raise RemoteProtocolError(
-            f"POP record of version {record.v}; this broker reads {POP_VERSION}"
-        )
+    record = decode_system_record(_decoder, body, "POP", POP_VERSION)
     if not all(one.offsets for one in record.popped):
         raise RemoteProtocolError("POP record: popped without offsets")
     return record

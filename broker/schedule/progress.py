@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from batonmq.protocol.errors import RemoteProtocolError
+from batonmq.protocol.system_record import decode_system_record
 from batonmq.store.delay_offset import DelayOffsetManager, TimerProgress
 
 PROGRESS_VERSION: Final = 1
@@ -37,15 +37,7 @@ _decoder = msgspec.json.Decoder(ProgressRecord)
 
 def decode_progress(body: bytes) -> ProgressRecord:
     """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
-    try:
-        record = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise RemoteProtocolError(f"progress record: {exc}") from exc
-    if record.v != PROGRESS_VERSION:
-        raise RemoteProtocolError(
-            f"progress record of version {record.v}; this broker reads {PROGRESS_VERSION}"
-        )
-    return record
+    return decode_system_record(_decoder, body, "progress", PROGRESS_VERSION)
 
 
 class DeliveryProgress:

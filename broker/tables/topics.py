@@ -32,6 +32,7 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, RemoteProtocolError
+from batonmq.protocol.system_record import decode_system_record
 from batonmq.protocol.topic_name import METADATA_TOPIC, is_retry_or_dlq, pop_retry_topics
 from batonmq.store.queue_locks import LockChange
 from batonmq.store.topic_config import topic_config
@@ -67,15 +68,7 @@ _decoder = msgspec.json.Decoder(MetadataChange)
 
 def decode_metadata(body: bytes) -> MetadataChange:
     """Reads a record's body. Raises RemoteProtocolError for one of an unknown version or shape."""
-    try:
-        change = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise RemoteProtocolError(f"metadata record: {exc}") from exc
-    if change.v != METADATA_VERSION:
-        raise RemoteProtocolError(
-            f"metadata record of version {change.v}; this broker reads {METADATA_VERSION}"
-        )
-    return change
+    return decode_system_record(_decoder, body, "metadata", METADATA_VERSION)
 
 
 class TopicService:

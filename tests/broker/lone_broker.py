@@ -9,12 +9,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import uvloop
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
+from batonmq.broker.schedule import delivery
 from batonmq.broker.service import BrokerService
 from batonmq.ha.config import HAConfig
+from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import encode_properties
+from batonmq.protocol.record import decode_records
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.store.config import StoreConfig
@@ -154,6 +158,25 @@ async def lone_broker(
         await client.close()
         await service.close()
     assert not fatal, fatal
+
+
+class Clock:
+    """The wall clock of deliveries. It goes on, and a test moves it ahead."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_ms = 0
+        real = delivery.wall_ms
+        monkeypatch.setattr(delivery, "wall_ms", lambda: real() + self.ahead_ms)
+        monkeypatch.setattr(delivery, "LOOK_AGAIN_MS", 1)
+
+
+async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:
+    pulled = await rig.pull(topic, queue=queue)
+    return decode_records(pulled.body) if pulled.code == 0 else []
+
+
+def end_of(rig: Rig, topic: str, queue: int = 0) -> int:
+    return rig.service.store.queries.max_offset_in_queue(topic, queue)
 
 
 def expire_all_but_last(rig: Rig, topic: str) -> None:

@@ -7,43 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lone_broker import Rig, run_with_broker, send_header, until
+from lone_broker import Clock, Rig, end_of, messages, run_with_broker, send_header, until
 
 from batonmq.broker.schedule import delivery
 from batonmq.broker.schedule.progress import ProgressRecord, decode_progress
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.errors import RemoteProtocolError
-from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import encode_properties
-from batonmq.protocol.record import NewMessage, decode_records
+from batonmq.protocol.record import NewMessage
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC
 from batonmq.store.config import StoreConfig
 from batonmq.store.delay_levels import DelayLevels
 
 
-class Clock:
-    """The wall clock of deliveries. It stands until a test moves it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ahead_ms = 0
-        real = delivery.wall_ms
-        monkeypatch.setattr(delivery, "wall_ms", lambda: real() + self.ahead_ms)
-        monkeypatch.setattr(delivery, "LOOK_AGAIN_MS", 1)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
-
-
-async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:
-    pulled = await rig.pull(topic, queue=queue)
-    return decode_records(pulled.body) if pulled.code == 0 else []
-
-
-def end_of(rig: Rig, topic: str, queue: int = 0) -> int:
-    return rig.service.store.queries.max_offset_in_queue(topic, queue)
 
 
 def test_r30_a_delayed_message_waits_in_the_queue_of_its_level_and_comes_once(

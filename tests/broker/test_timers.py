@@ -8,44 +8,32 @@ import struct
 from pathlib import Path
 
 import pytest
-from lone_broker import Rig, expire_all_but_last, run_with_broker, send_header, until
+from lone_broker import (
+    Clock,
+    Rig,
+    end_of,
+    expire_all_but_last,
+    messages,
+    run_with_broker,
+    send_header,
+    until,
+)
 
 from batonmq.broker.schedule import delivery, timer_service
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.layout import UNIT_SIZE
-from batonmq.protocol.message import MessageExt
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.recall_handle import RecallHandle, decode_handle
-from batonmq.protocol.record import decode_records
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
 from batonmq.remoting.command import RemotingCommand
 
 RECALLS: dict[str, object] = {"recall_message_enable": True}
 
 
-class Clock:
-    """The wall clock of deliveries. It goes on, and a test moves it ahead."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ahead_ms = 0
-        real = delivery.wall_ms
-        monkeypatch.setattr(delivery, "wall_ms", lambda: real() + self.ahead_ms)
-        monkeypatch.setattr(delivery, "LOOK_AGAIN_MS", 1)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
-
-
-async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:
-    pulled = await rig.pull(topic, queue=queue)
-    return decode_records(pulled.body) if pulled.code == 0 else []
-
-
-def end_of(rig: Rig, topic: str, queue: int = 0) -> int:
-    return rig.service.store.queries.max_offset_in_queue(topic, queue)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lone_broker import Rig, expire_all_but_last, run_with_broker, send_header, until
+from lone_broker import (
+    Rig,
+    end_of,
+    expire_all_but_last,
+    messages,
+    run_with_broker,
+    send_header,
+    until,
+)
 
 from batonmq.broker.transaction import transaction_service
 from batonmq.broker.transaction.transaction_records import (
@@ -19,13 +27,11 @@ from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import HeartbeatData, ProducerData
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.layout import UNIT_SIZE
-from batonmq.protocol.message import MessageExt
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
 from batonmq.protocol.record import (
     NewMessage,
     decode_record,
-    decode_records,
     message_to_store,
 )
 from batonmq.protocol.topic_name import (
@@ -67,15 +73,6 @@ def end_fields(sent: RemotingCommand, outcome: str, **changed: str) -> dict[str,
         "msgId": "K1",
     }
     return fields | changed
-
-
-async def messages(rig: Rig, topic: str, queue: int = 0) -> list[MessageExt]:
-    pulled = await rig.pull(topic, queue=queue)
-    return decode_records(pulled.body) if pulled.code == 0 else []
-
-
-def end_of(rig: Rig, topic: str, queue: int = 0) -> int:
-    return rig.service.store.queries.max_offset_in_queue(topic, queue)
 
 
 def test_a_half_is_seen_by_nobody_until_it_is_committed(tmp_path: Path) -> None:

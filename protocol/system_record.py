@@ -1,0 +1,36 @@
+"""Records of a master's own in the log: JSON with a version, as `v`, which their reader knows.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from batonmq.protocol.errors import RemoteProtocolError
+
+
+class _Versioned(Protocol):
+    @property
+    def v(self) -> int: ...
+
+
+R = TypeVar("R", bound=_Versioned)
+
+
+def decode_system_record(
+    decoder: msgspec.json.Decoder[R], body: bytes, name: str, version: int
+) -> R:
+    """Reads the body of a record of kind `name`. Raises RemoteProtocolError for one of a shape that
+    `decoder` does not take, or of another version than `version`."""
+    try:
+        record = decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise RemoteProtocolError(f"{name} record: {exc}") from exc
+    if record.v != version:
+        raise RemoteProtocolError(
+            f"{name} record of version {record.v}; this broker reads {version}"
+        )
+    return record
