@@ -7,6 +7,8 @@ log and confirmed. Origin: AdminBrokerProcessor in Java.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from msgspec.structs import replace
 
 from batonmq.broker.request_fields import flag, number, text
@@ -40,10 +42,13 @@ class AdminProcessor:
         path: WritePath,
         topics: TopicService,
         status: BrokerStatus,
+        known: Callable[[], Awaitable[None]],
     ) -> None:
+        """`known` returns when name servers know the topics that there are."""
         self._path = path
         self._topics = topics
         self._status = status
+        self._known = known
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_topic)
@@ -95,6 +100,7 @@ class AdminProcessor:
         # Also if the table has it already: an earlier request may have ended before its record was
         # confirmed, or the record may have been cut since (R31).
         await self._path.wait_confirmed(self._topics.put_topic(config), f"topic {topic}")
+        await self._known()
         return RemotingCommand.response_to(request)
 
     def _refuse_to_hide(self, config: TopicConfig, before: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -26,6 +27,8 @@ RETRY_MS = 200
 MASTER_WANTED_MS = 1000
 RPC_TIMEOUT_MS = 3000
 CHANGES_APART_S = 0.02
+KNOWN_S = 0.05
+"""The longest that anybody waits for name servers to know a change: a slow one holds up no send."""
 EXT_PARTIAL = "batonPartial"
 """Of a registration with some topics only; a name server must not miss the others in it."""
 
@@ -116,6 +119,9 @@ class NameServerRegistrar:
         self._due = {address: _Due() for address in name_servers}
         self._tasks: list[asyncio.Task[None]] = []
         self.registered: dict[str, bool] = dict.fromkeys(name_servers, False)
+        self._changes = 0
+        self._known = dict.fromkeys(name_servers, 0)  # of those changes, by name server
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def start(self) -> None:
         self._tasks = [
@@ -125,15 +131,41 @@ class NameServerRegistrar:
 
     def changed(self) -> None:
         """The registration changed: it goes to every name server now."""
+        self._changes += 1
         for due in self._due.values():
             due.everything.set()
             due.something.set()
 
     def topics_changed(self, topics: Collection[str]) -> None:
         """Only these changed, or are new."""
+        self._changes += 1
         for due in self._due.values():
             due.topics.update(dict.fromkeys(topics))
             due.something.set()
+
+    def when_known(self, then: Callable[[], None]) -> None:
+        """Calls `then` as soon as each name server that has this broker knows all that changed
+        before this call, at the latest after KNOWN_S. So who is told that a topic is there finds
+        it; in Java the thread that makes a topic waits for that (registerBrokerAll)."""
+        self._waiting.append((self._changes, then))
+        self._release()
+        if self._waiting:
+            changes = self._changes
+            asyncio.get_running_loop().call_later(KNOWN_S, self._release_to, changes)
+
+    async def known(self) -> None:
+        """The same for a coroutine."""
+        done = asyncio.Event()
+        self.when_known(done.set)
+        await done.wait()
+
+    def _release(self) -> None:
+        registered = (self._known[each] for each, has_it in self.registered.items() if has_it)
+        self._release_to(min(registered, default=self._changes))
+
+    def _release_to(self, changes: int) -> None:
+        while self._waiting and self._waiting[0][0] <= changes:
+            self._waiting.popleft()[1]()
 
     async def close(self) -> None:
         """Stops registering, and unregisters at the name servers that have this broker."""
@@ -155,13 +187,16 @@ class NameServerRegistrar:
         due = self._due[address]
         quiet = False
         while True:
-            topics = due.take()
+            topics, changes = due.take(), self._changes
             if not self.registered[address]:
                 topics = None
             wait_s = self._period_s
             if (registration := self._current(topics)) is not None:
                 problem = await self._register(address, registration)
                 self.registered[address] = problem is None
+                if problem is None:
+                    self._known[address] = changes
+                self._release()
                 if problem is not None:
                     wait_s = RETRY_MS / 1000
                     if not quiet:

@@ -132,7 +132,9 @@ class BrokerService:
         """Which processor answers which request codes is in `batonmq.broker`."""
         path, topics, offsets = self.path, self.topics, self.tables.offsets
         in_sync, sent_half = self.replication.in_sync_count, self.waiting.producers.sent_half
-        self.send = SendProcessor(self.config, path, topics, in_sync, self.relay, sent_half)
+        self.send = SendProcessor(
+            self.config, path, topics, in_sync, self.relay, sent_half, self.registrar.when_known
+        )
         broker = self.config.broker
         checks = PullChecks(
             topics, clients, self.filters, broker, lambda: path.gate.refusal is None
@@ -157,7 +159,7 @@ class BrokerService:
             self.locks,
             SendBackProcessor(path, topics),
             ReplyProcessor(path, self.send, clients, stores=broker.store_reply_message_enable),
-            AdminProcessor(path, topics, self.status),
+            AdminProcessor(path, topics, self.status, self.registrar.known),
             OffsetProcessor(self.store, self.tables, path.gate, self.pull.resets),
             ConnectionProcessor(clients, path.clock_ms),
             GroupAdminProcessor(path, topics, clients, offsets, self.pull, broker),

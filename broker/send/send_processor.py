@@ -66,8 +66,10 @@ class SendProcessor:
         in_sync_count: Callable[[], int],
         relay: Relay,
         sent_half: Callable[[str, Connection], None],
+        when_known: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`sent_half` is told the group and the connection of each half message."""
+        """`sent_half` is told the group and the connection of each half message. `when_known` calls
+        back when name servers know the topics that there are."""
         broker = config.broker
         self._sent_half = sent_half
         self._broker_name = broker.broker_name
@@ -88,6 +90,8 @@ class SendProcessor:
         self._min_in_sync = config.store.min_in_sync_replicas
         self._in_sync_count = in_sync_count
         self._known: dict[str, int] = {}
+        self._when_known = when_known
+        self._made: set[str] = set()
         self._random = random.Random()
         self.stored_total = 0
 
@@ -308,13 +312,23 @@ class SendProcessor:
         self._path.schedule_flush()
 
     def _wait(self, topic: str, end_offset: int, channel: Connection, reply: bytes) -> None:
-        """The reply leaves when all below `end_offset` is confirmed, or will not be."""
-        if topic != HISTORY_TOPIC:
+        """The reply leaves when all below `end_offset` is confirmed, or will not be; that of a send
+        which made its topic, when name servers know it too: who sent it may look for it at once."""
+        if topic != HISTORY_TOPIC and topic not in self._made:
             self._acks.add(end_offset, self._clock_ms(), channel, reply)
             return
 
+        def known() -> None:
+            self._made.discard(topic)
+            channel.write(reply)
+
         def outcome(code: int, remark: str) -> None:
-            channel.write(reply if code == ResponseCode.SUCCESS else recode(reply, code, remark))
+            if code != ResponseCode.SUCCESS:
+                channel.write(recode(reply, code, remark))
+            elif topic in self._made:
+                self._when_known(known)
+            else:
+                channel.write(reply)
 
         self._acks.add_waiter(end_offset, self._clock_ms(), outcome)
 
@@ -351,7 +365,10 @@ class SendProcessor:
             topic = self._retry_target(ext)
         check_topic(topic)
         check_send_allowed(topic, ext.producer_group)
+        made = self._topics.get(topic) is None
         config = self._topics.for_send(topic, ext.default_topic, ext.default_topic_queue_nums)
+        if made and topic[0] != "%":
+            self._made.add(topic)
         queues = max(config.read_queue_nums, config.write_queue_nums)
         if topic != HISTORY_TOPIC:  # there each sender is checked
             self._known[topic] = queues

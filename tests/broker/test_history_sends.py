@@ -60,7 +60,7 @@ def test_its_writes_are_never_the_first_acknowledged_one(end: str) -> None:
     acks = PendingAcks(3_000)
     sink = SimpleNamespace(frames=[])
     sink.write = sink.frames.append
-    waits = SimpleNamespace(_acks=acks, _clock_ms=lambda: 5)
+    waits = SimpleNamespace(_acks=acks, _clock_ms=lambda: 5, _made=set())
     wait = cast(Any, SendProcessor._wait)
     wait(waits, HISTORY_TOPIC, 100, sink, _ok(1))
     assert acks.waited_ms(50) == 0

@@ -121,3 +121,40 @@ def test_new_topics_travel_alone_and_together() -> None:
         await server.server.close()
 
     uvloop.run(scenario())
+
+
+def test_who_made_a_topic_hears_when_name_servers_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 nothing is due: at once. 2 a topic: with the answer of the name server, not before. 3 the
+    name server does not answer: after KNOWN_S. 4 it does not have this broker: at once."""
+
+    async def scenario() -> None:
+        server, told = _NameServer(), []
+        address = f"127.0.0.1:{await server.server.listen('127.0.0.1', 0)}"
+        client = RemotingClient(None)
+        registrar = NameServerRegistrar(client, (address,), 60_000, _current)
+        registrar.start()
+        assert await server.next_one() == ("all", False)
+        while not registrar.registered[address]:  # noqa: ASYNC110  it has no event of its own
+            await asyncio.sleep(0)
+        registrar.when_known(lambda: told.append("nothing due"))
+        assert told == ["nothing due"]
+        monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
+        registrar.topics_changed(("T",))
+        registrar.when_known(lambda: told.append(server.seen[-1]))
+        assert len(told) == 1
+        await asyncio.wait_for(registrar.known(), 10)
+        assert told[1:] == [("T", True)]
+        monkeypatch.setattr(name_server_registrar, "KNOWN_S", 0.001)
+        monkeypatch.setattr(client, "connection", lambda _: asyncio.Event().wait())
+        registrar.topics_changed(("U",))
+        await asyncio.wait_for(registrar.known(), 10)
+        assert ("U", True) not in server.seen
+        monkeypatch.setattr(name_server_registrar, "KNOWN_S", 3600)
+        registrar.registered[address] = False
+        registrar.topics_changed(("V",))
+        await asyncio.wait_for(registrar.known(), 10)
+        await registrar.close()
+        await client.close()
+        await server.server.close()
+
+    uvloop.run(scenario())
