@@ -19,8 +19,8 @@ server finds it by them. A new code goes into the processor of its kind:
 | `pop.pop_processor` | POP 200050; 200052, 200054, 200055 |
 | `pop.ack_processor` | acks 200051, 200151; another invisible time 200053 |
 | `pop.assignment` | who consumes which queue 400, pulled or popped 401 |
-| `admin_processor` | topics 17, 215, 305, 351; groups 200, 207, 225, 352, 353 |
-| `admin_processor` | settings 26; status 28, 907, 1007; repair 60001 |
+| `admin_processor` | topics 17, 18, 215, 305, 351; groups 200, 207, 225, 352, 353 |
+| `admin_processor` | settings 26; expiry 306, 329; status 28, 315, 907, 1007; repair 60001 |
 | `consume.group_admin` | positions 202, 208, 300, 317, 343; offsets 222, 223; members 307, 309 |
 | `consume.connection_processor` | who is connected 203, 204, 328, 345 |
 | `tables.slave_sync` | tables for slaves 21, 43, 45, 201, 402, 60002 |

@@ -1,5 +1,5 @@
-"""Administration: topics (17, 215, 305, 351), groups (200, 207, 225, 352, 353), configuration (26),
-status (28, 907, 1007), repair (60001).
+"""Administration: topics (17, 18, 215, 305, 351), groups (200, 207, 225, 352, 353), configuration
+(26), expiry (306, 329), status (28, 315, 907, 1007), repair (60001).
 
 A change is answered when every member of the required set has it (SAFETY R31): its record is in the
 log and confirmed. Origin: AdminBrokerProcessor in Java.
@@ -22,6 +22,7 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,
     TopicConfig,
+    TopicConfigList,
     TopicList,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -52,6 +53,7 @@ class AdminProcessor:
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_topic)
+        processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_topics)
         processors.register(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete_topic)
         processors.register(RequestCode.GET_TOPIC_CONFIG, self.topic_config)
         processors.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_group)
@@ -64,6 +66,9 @@ class AdminProcessor:
         processors.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
         processors.register(RequestCode.GET_BROKER_CONFIG, self.config)
         processors.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
+        processors.register(RequestCode.VIEW_BROKER_STATS_DATA, self.stats)
+        processors.register(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_expired)
+        processors.register(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.delete_expired)
         processors.register(RequestCode.GET_BROKER_HA_STATUS, self.ha)
         processors.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
         processors.register(RequestCode.BATON_REPAIR_REPLICA, self.repair_replica)
@@ -90,22 +95,47 @@ class AdminProcessor:
             topic_sys_flag=number(request, "topicSysFlag", base.topic_sys_flag),
             order=flag(request, "order", base.order),
         )
-        if config.perm not in (2, 4, 6):
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"perm is {config.perm}, allowed are 2 (write), 4 (read) and 6 (both)",
-            )
-        if known is not None and not flag(request, "force"):
-            self._refuse_to_hide(config, known.read_queue_nums)
+        self._check_topic(config, is_forced=flag(request, "force"))
         # Also if the table has it already: an earlier request may have ended before its record was
         # confirmed, or the record may have been cut since (R31).
         await self._path.wait_confirmed(self._topics.put_topic(config), f"topic {topic}")
         await self._known()
         return RemotingCommand.response_to(request)
 
+    async def update_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """18. The same for several, each given whole: all of them, or none if one cannot be."""
+        self._require_writable()
+        configs = TopicConfigList.decode(request.body).topic_config_list
+        for config in configs:
+            check_topic(config.topic_name)
+            _refuse_system_topic(config.topic_name)
+            for key, queues in (
+                ("readQueueNums", config.read_queue_nums),
+                ("writeQueueNums", config.write_queue_nums),
+            ):
+                _check_queues(f"{key} of topic {config.topic_name}", queues)
+            self._check_topic(config, is_forced=False)
+        if configs:
+            end = self._topics.put_topics(configs)
+            await self._path.wait_confirmed(end, f"{len(configs)} topics")
+            await self._known()
+        return RemotingCommand.response_to(request)
+
+    def _check_topic(self, config: TopicConfig, *, is_forced: bool) -> None:
+        if config.perm not in (2, 4, 6):
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"perm of topic {config.topic_name} is {config.perm},"
+                " allowed are 2 (write), 4 (read) and 6 (both)",
+            )
+        known = self._topics.get(config.topic_name)
+        if known is not None and not is_forced:
+            self._refuse_to_hide(config, known.read_queue_nums)
+
     def _refuse_to_hide(self, config: TopicConfig, before: int) -> None:
         """`before`: how many queues could be read."""
-        queries, topic = self._path.store.queries, config.topic_name
+        topic = config.topic_name
+        queries = self._path.store.queries
         wanted = config.read_queue_nums
         held = [queue for queue in range(wanted, before) if queries.holds_messages(topic, queue)]
         if held:
@@ -207,6 +237,24 @@ class AdminProcessor:
             request, body=KVTable(table=self._status.table()).encode()
         )
 
+    def stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """315. One counter by minute, hour and day: `statsName`, `statsKey`."""
+        name, key = text(request, "statsName"), text(request, "statsKey")
+        stats = self._path.stats
+        shown = stats.shown(name, key)
+        if shown is None:
+            raise BrokerRefusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"The stats <{name}> <{key}> not exist: counted are {', '.join(stats.names)},"
+                " of what came or went since this broker began, within a day",
+            )
+        return RemotingCommand.response_to(request, body=shown.encode())
+
+    def delete_expired(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """329 and 306. Expired segments go now and not at `deleteWhen`; queues follow the log."""
+        self._path.store.expirer.clean_expired(manual=True)
+        return RemotingCommand.response_to(request)
+
     def ha(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """907. Who follows whom, and how far."""
         return RemotingCommand.response_to(request, body=self._status.ha().encode())
@@ -239,11 +287,15 @@ class AdminProcessor:
 
 def _queues(request: RemotingCommand, key: str, default: int | None) -> int:
     value = number(request, key, default)
-    if not 1 <= value <= 65536:
-        raise BrokerRefusal(
-            ResponseCode.INVALID_PARAMETER, f"{key} is {value}, allowed are 1 to 65536"
-        )
+    _check_queues(key, value)
     return value
+
+
+def _check_queues(what: str, queues: int) -> None:
+    if not 1 <= queues <= 65536:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER, f"{what} is {queues}, allowed are 1 to 65536"
+        )
 
 
 def _check_group(config: SubscriptionGroupConfig) -> None:

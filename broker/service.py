@@ -345,6 +345,7 @@ class BrokerService:
                 next_second = now_ms + SECOND_MS
                 self.status.tick(now_ms)
                 self.locks.tick(now_ms)
+                self.path.stats.tick(now_ms)
             if now_ms >= next_persist:
                 next_persist = now_ms + self.config.broker.flush_consumer_offset_interval
                 self._persist_tables()

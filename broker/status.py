@@ -6,6 +6,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Collection
+from datetime import date
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.name_server_registrar import Registration
@@ -51,6 +52,21 @@ class Throughput:
         return (last[column] - first[column]) * 1000 / elapsed_ms if elapsed_ms else 0.0
 
 
+class DailyTotals:
+    """(Messages stored, messages read) since the start, as they were when today and yesterday began
+    in local time; 0 for what began before the start. Origin: BrokerStats.record in Java."""
+
+    def __init__(self, totals: Callable[[], tuple[int, int]]) -> None:
+        self._totals = totals
+        self._day: date | None = None
+        self.today = self.yesterday = (0, 0)
+
+    def tick(self, day: date) -> None:
+        if self._day is not None and day != self._day:
+            self.yesterday, self.today = self.today, self._totals()
+        self._day = day
+
+
 class BrokerStatus:
     """What this broker reports to admin tools and to the name servers.
 
@@ -73,11 +89,13 @@ class BrokerStatus:
         self._totals = totals
         self._relay = relay
         self._throughput = Throughput()
+        self._days = DailyTotals(totals)
         self._started_ms = wall_ms()
 
     def tick(self, now_ms: int) -> None:
         """Once a second."""
         self._throughput.tick(now_ms, *self._totals())
+        self._days.tick(date.today())
 
     def epoch_cache(self) -> EpochEntryCache | None:
         """1007; None outside controller mode."""
@@ -132,10 +150,10 @@ class BrokerStatus:
             "getTotalTps": self._throughput.rates(2),
             "msgPutTotalTodayNow": str(puts),
             "msgGetTotalTodayNow": str(gets),
-            "msgPutTotalTodayMorning": "0",
-            "msgPutTotalYesterdayMorning": "0",
-            "msgGetTotalTodayMorning": "0",
-            "msgGetTotalYesterdayMorning": "0",
+            "msgPutTotalTodayMorning": str(self._days.today[0]),
+            "msgPutTotalYesterdayMorning": str(self._days.yesterday[0]),
+            "msgGetTotalTodayMorning": str(self._days.today[1]),
+            "msgGetTotalYesterdayMorning": str(self._days.yesterday[1]),
             "sendThreadPoolQueueSize": "0",
             "pullThreadPoolQueueSize": "0",
             "ackThreadPoolQueueSize": "0",

@@ -109,6 +109,12 @@ class TopicConfig(Body):
     write_queue_nums: int = 16
 
 
+class TopicConfigList(Body):
+    """Request 18."""
+
+    topic_config_list: list[TopicConfig] = msgspec.field(default_factory=list)
+
+
 class TopicConfigSerializeWrapper(Body):
     data_version: DataVersion = DataVersion()
     topic_config_table: dict[str, TopicConfig] = msgspec.field(default_factory=dict)
@@ -240,6 +246,22 @@ class ConsumeStatsList(Body):
     consume_stats_list: list[dict[str, list[msgspec.Raw]]] = msgspec.field(default_factory=list)
     total_diff: int = 0
     total_inflight_diff: int = 0
+
+
+class BrokerStatsItem(Body):
+    """`sum` within the time, `tps` a second, `avgpt` a call."""
+
+    avgpt: float = 0.0
+    sum: int = 0
+    tps: float = 0.0
+
+
+class BrokerStatsData(Body):
+    """Answer to 315."""
+
+    stats_day: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
+    stats_hour: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
+    stats_minute: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
 
 
 class ResetOffsetBody(QueueKeyedBody):

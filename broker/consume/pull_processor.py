@@ -75,6 +75,7 @@ class PullProcessor:
     ) -> None:
         """`damaged` is called with the fault when a reader meets a bad record of the log."""
         self._store = path.store
+        self._stats = path.stats
         self._checks = checks
         self._offsets = offsets
         self.resets = OffsetResets()
@@ -255,6 +256,7 @@ class PullProcessor:
         code = self._code(pull, offset, result)
         if code == ResponseCode.SUCCESS:
             self.messages_total += result.message_count
+            self._stats.got(topic, pull.group.group_name, result.message_count, result.size)
         elif may_hold and self._waits(code, result):
             waits_from = (
                 result.next_begin_offset if code == ResponseCode.PULL_RETRY_IMMEDIATELY else offset

@@ -197,6 +197,9 @@ class PopProcessor:
             body=b"".join(part.body for part in walk.parts),
         )
         self.messages_total += walk.count
+        for part in walk.parts:
+            group, topic, _ = part.key
+            self._path.stats.got(topic, group, len(part.offsets), len(part.body))
 
         def outcome(code: int, remark: str) -> None:
             for part, one in taken:

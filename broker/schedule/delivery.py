@@ -52,7 +52,8 @@ class Delivery:
             log.warning("waiting_message_dropped topic=%s queue_id=%r", topic, queue_id)
             return True
         message.topic, message.queue_id = topic, int(queue_id)
-        self._store.appender.put_message(message)
+        result = self._store.appender.put_message(message)
+        self._path.stats.put(topic, 1, result.size)
         self._path.schedule_flush()
         return True
 

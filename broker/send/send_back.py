@@ -86,6 +86,7 @@ class SendBackProcessor:
             topic, queue_id = retry_topic(group.group_name), self._random.randrange(queues)
         again = _again(failed, topic, queue_id, level)
         result = self._path.put_message(again)
+        self._path.stats.sent_back(failed.topic, group.group_name)
         self._path.schedule_flush()
         await self._path.wait_confirmed(result.end_offset, f"message at {offset} for {topic}")
         return RemotingCommand.response_to(request)

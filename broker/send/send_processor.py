@@ -262,6 +262,7 @@ class SendProcessor:
             )
         make_half(message)
         result = self._store.appender.put_message(message)
+        self._path.stats.put(message.topic, 1, result.size)
         if ext.relayed is None:
             self._sent_half(ext.producer_group, channel)
         return result
@@ -299,6 +300,7 @@ class SendProcessor:
         if not messages:
             raise BrokerRefusal(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
         results = self._store.appender.put_batch(messages)
+        self._path.stats.put(topic, len(results), sum(result.size for result in results))
         if not request.flag & FLAG_ONEWAY:
             reply = self._replies.ok(
                 request.opaque,

@@ -157,17 +157,24 @@ class TopicService:
 
     def put_topic(self, config: TopicConfig) -> int:
         """Creates or changes a topic; the change is safe once the returned offset is confirmed."""
-        self._refuse_while_deleting(config.topic_name)
-        self.topics.put(config)
-        end = self._append(MetadataChange(topics={config.topic_name: config}).encode())
-        log.info(
-            "topic_changed topic=%s read=%d write=%d perm=%d",
-            config.topic_name,
-            config.read_queue_nums,
-            config.write_queue_nums,
-            config.perm,
-        )
-        self._changed((config.topic_name,))
+        return self.put_topics([config])
+
+    def put_topics(self, configs: Sequence[TopicConfig]) -> int:
+        """The same for several, as one change."""
+        names = [config.topic_name for config in configs]
+        for name in names:
+            self._refuse_while_deleting(name)
+        for config in configs:
+            self.topics.put(config)
+            log.info(
+                "topic_changed topic=%s read=%d write=%d perm=%d",
+                config.topic_name,
+                config.read_queue_nums,
+                config.write_queue_nums,
+                config.perm,
+            )
+        end = self._append(MetadataChange(topics=dict(zip(names, configs, strict=True))).encode())
+        self._changed(names)
         return end
 
     def delete_topic(self, topic: str) -> int:

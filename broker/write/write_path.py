@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.write.broker_stats import BrokerStats
 from batonmq.broker.write.pending_acks import AckPause, PendingAcks
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.send_hold import SendHold
@@ -64,6 +65,7 @@ class WritePath:
         self.gate = RoleGate() if gate is None else gate
         self.hold = SendHold()
         self.acks = PendingAcks(ack_wait_ms)
+        self.stats = BrokerStats(clock_ms)
         self._hooks = hooks or PutHooks(StoreConfig())
         self._sync_flush = sync_flush
         self._replicator: Replicator | None = None
@@ -105,7 +107,9 @@ class WritePath:
         """
         if b"DELAY\x01" in message.properties or b"TIMER_" in message.properties:
             self._hooks.apply(message, wall_ms())
-        return self.store.appender.put_message(message)
+        result = self.store.appender.put_message(message)
+        self.stats.put(message.topic, 1, result.size)
+        return result
 
     def put_system_record(self, topic: str, body: bytes) -> int:
         """Appends a record of this broker's own; returns the end offset that it is safe at. On a

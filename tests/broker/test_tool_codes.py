@@ -138,3 +138,44 @@ def test_settings_and_system_topics(tmp_path: Path) -> None:
         assert {"TBW102", "SCHEDULE_TOPIC_XXXX"} <= set(topics)
 
     run_with_broker(tmp_path, play)
+
+
+def test_several_topics_are_made_at_once_or_none(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        def body(*topics: dict[str, object]) -> bytes:
+            return json.dumps({"topicConfigList": list(topics)}).encode()
+
+        one = {"topicName": "A", "readQueueNums": 2, "writeQueueNums": 3, "perm": 6}
+        two = {"topicName": "B", "readQueueNums": 4, "writeQueueNums": 4, "perm": 4}
+        code = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
+        topics = rig.service.tables.topics
+        for wrong, why in (
+            ({**two, "perm": 5}, "perm of topic B is 5"),
+            ({**two, "readQueueNums": 0}, "readQueueNums of topic B is 0, allowed are 1 to 65536"),
+            ({**two, "topicName": "a b"}, "a b"),
+            ({**two, "topicName": "TBW102"}, "is a system topic"),
+        ):
+            refused = await rig.ask(code, body=body(one, wrong))
+            assert refused.code != 0 and why in refused.remark and topics.get("A") is None
+        assert (await rig.ask(code, body=body(one, two))).code == 0
+        made = [topics.get(name) for name in "AB"]
+        assert [(c.read_queue_nums, c.write_queue_nums, c.perm) for c in made if c] == [
+            (2, 3, 6),
+            (4, 4, 4),
+        ]
+        assert (await rig.send("A")).code == 0 and (await rig.send("B")).code == 16
+
+    run_with_broker(tmp_path, play)
+
+
+def test_expired_segments_go_when_they_are_told_to(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        asked: list[bool] = []
+        rig.service.store.expirer.clean_expired = (  # type: ignore[method-assign]
+            lambda *, manual=False: asked.append(manual) or 0
+        )
+        for code in (RequestCode.DELETE_EXPIRED_COMMITLOG, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE):
+            assert (await rig.ask(code)).code == 0
+        assert asked == [True, True]
+
+    run_with_broker(tmp_path, play)
