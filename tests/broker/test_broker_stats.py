@@ -109,8 +109,6 @@ def test_totals_of_a_day_begin_in_its_morning() -> None:
         days.tick(date(2026, 1, day))
         seen.append((days.yesterday, days.today))
     began = (0, 0)
-    assert seen == [
-        (began, began), (began, began),
-        (began, (10, 3)), (began, (10, 3)),
-        ((10, 3), (21, 5)),
-    ]  # fmt: skip
+    assert seen[:2] == [(began, began)] * 2
+    assert seen[2:4] == [(began, (10, 3))] * 2
+    assert seen[4] == ((10, 3), (21, 5))
