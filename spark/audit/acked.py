@@ -1,36 +1,29 @@
-"""Acknowledged sends, compared with what the replicas hold.
+"""Acknowledged sends, compared with what the replicas hold: functions of rows that have one key.
 
-A list has one entry per acknowledged send. An entry is looked for at its place, then by its key, or
-by its message id; what is not found, and cannot have expired, is lost. So is what only replicas
-hold that the others have gone on without.
+An entry is looked for at its place, then by its key, or by its message id; what is not found, and
+cannot have expired, is lost. So is what only replicas hold that the others have gone on without.
+Free of Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as F
-
-from batonmq.spark.audit.acked_list import AckedList, is_numbered, is_placed
-from batonmq.spark.audit.acked_match import (
-    BROADCAST_MAX,
-    FOUND,
-    PLACE,
-    UNLISTED,
-    UNSEEN,
-    at_places,
-    is_unconfirmed,
-    judged,
-    looked_up,
-    messages_of,
-    other_body,
-)
-from batonmq.spark.audit.findings import CRITICAL, INFO, QUEUE, WARNING
-from batonmq.spark.audit.kept import Kept
-from batonmq.spark.audit.relations import finding_frame
+from batonmq.protocol.topic_name import OLD_SYSTEM_TOPIC_PREFIX, SCHEDULE_TOPIC, SYSTEM_TOPIC_PREFIX
+from batonmq.spark.audit.acked_list import Entry, is_placed
+from batonmq.spark.audit.findings import CRITICAL, INFO, WARNING, Finding
+from batonmq.spark.audit.messages import Message, Sought
 from batonmq.spark.audit.replicas import ReplicaGroup
+
+#: Here messages wait for their time or their commit; the answer names their own topic all the same.
+_WAITING: Final = (SCHEDULE_TOPIC, OLD_SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
+_LONG_END: Final = 1 << 63
+_Place = tuple[str | None, str | None, int | None, int | None]
+QueueBegins = Mapping[tuple[str, str, int], int]
 
 
 @dataclass(slots=True)
@@ -56,298 +49,343 @@ class AckedCounts:
     def as_dict(self) -> dict[str, int]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
+    def add(self, other: AckedCounts) -> None:
+        for name, value in other.as_dict().items():
+            setattr(self, name, getattr(self, name) + value)
 
-class AckedCheck:
-    """The entries of a list against the rows of a scan, with a row for every message.
 
-    Its constructor counts both, so that no query searches where there is nothing.
-    Raises ValueError if the list names a broker of which there are several groups.
+def place_of(row: Entry | Message) -> _Place:
+    return row.group, row.topic, row.queue_id, row.queue_offset
+
+
+def link_of(entry: Entry) -> str | None:
+    """By what an entry is looked up: its key, else its place, else the offset in its message id."""
+    if entry.unique_key is not None:
+        return f"k{entry.unique_key}"
+    if entry.group is None:
+        return None
+    if is_placed(entry):
+        return "p" + "\0".join(map(str, place_of(entry)))
+    at = id_offset(entry)
+    return None if at is None else f"i{entry.group}\0{at}"
+
+
+def links_of(message: Message, *, with_ids: bool) -> Iterator[str]:
+    """By what entries are looked up that this message may be; one that others deny has a place."""
+    if message.unique_key is not None:
+        yield f"k{message.unique_key}"
+    if message.batch_key is not None:
+        yield f"k{message.batch_key}"
+    if message.amount == 0:
+        yield "p" + "\0".join(map(str, place_of(message)))
+    if with_ids:
+        yield f"i{message.group}\0{message.physical_offset}"
+
+
+def id_offset(entry: Entry) -> int | None:
+    """The log offset that the message id names, of an entry that has nothing else."""
+    if entry.unique_key is not None or entry.msg_id is None:
+        return None
+    if is_placed(entry) and entry.group is not None:
+        return None
+    try:
+        at = int(entry.msg_id[-16:], 16)
+    except ValueError:
+        return None
+    return at if 0 <= at < _LONG_END else None
+
+
+@dataclass(slots=True)
+class Told:
+    """What a step of the comparison tells, and what the next ones are to look at.
+
+    `lacking`: findings about messages that a replica lacks, one for each entry that names one.
     """
 
-    def __init__(
-        self,
-        session: SparkSession,
-        acked: AckedList,
-        rows: DataFrame,
-        groups: Sequence[ReplicaGroup],
-        kept: Kept,
-    ) -> None:
-        self._kept = kept
-        self._list = acked
-        self._rows = rows
-        self._groups = groups
-        self._messages = messages_of(rows)
-        facts = [
-            (group.name, group.first, group.confirm, [each.name for each in group.replicas])
-            for group in groups
-        ]
-        self._facts = session.createDataFrame(
-            facts, "m_group string, first bigint, confirm bigint, names array<string>"
-        )
-        entries = _with_groups(session, acked.entries, groups)
-        known = F.col("broker").isNull() | F.col("group").isNotNull()
-        self._others = entries.where(~known)
-        self._mine = entries.where(known)
-        marks = self._facts.select("m_group", "confirm")
-        placed = at_places(self._mine, self._messages, marks)
-        self._placed = kept.keep(placed)
-        self._rest: DataFrame | None = None
-        self._unlisted = self._other_bodies = 0
-        self.counts = AckedCounts(entries=acked.count)
-        self._count(entries, known)
+    counts: AckedCounts = field(default_factory=AckedCounts)
+    findings: list[Finding] = field(default_factory=list)
+    lacking: list[Finding] = field(default_factory=list)
+    unseen: list[Sought] = field(default_factory=list)
+    unlisted: list[Message] = field(default_factory=list)
+    named: list[tuple[str, int]] = field(default_factory=list)
 
-    def findings(self) -> list[DataFrame]:
-        """What the list and the replicas contradict each other in, as tables of findings."""
-        counts, found = self.counts, []
-        told = self._placed.where(F.col("case") == FOUND)
-        if self._rest is not None:
-            if counts.lost:
-                found.append(self._lost(self._rest.where(F.col("outcome") == "lost")))
-            if counts.unchecked:
-                found.append(_unchecked(self._rest.where(F.col("outcome") == "unchecked")))
-            if counts.elsewhere:
-                found.append(_elsewhere(self._rest.where("elsewhere")))
-            columns = [name for name in told.columns if name in self._rest.columns]
-            held = self._rest.where(F.col("outcome") == FOUND)
-            told = told.select(*columns).union(held.select(*columns))
-        if counts.not_everywhere:
-            found.append(self._not_everywhere(told.where(F.col("m_lack") != 0)))
-        if self._other_bodies:
-            found.append(_bodies(told.where(other_body())))
-        if self._list.numbered:
-            found.append(self._out_of_order())
-        if self._unlisted:
-            found.append(self._not_acked())
-        if counts.other_brokers:
-            found.append(self._not_audited())
-        if not counts.entries:
-            found.append(self._empty())
-        return found
-
-    def _count(self, entries: DataFrame, known: Column) -> None:
-        has_place = is_placed() & F.col("group").isNotNull()
-        summed = _one_row(
-            entries,
-            others=F.count_if(~known),
-            unplaced=F.count_if(known & ~has_place),
-        )
-        counts = self.counts
-        counts.other_brokers = summed["others"]
-        case = F.col("case")
-        placed = _one_row(
-            self._placed,
-            unseen=F.count_if(case == UNSEEN),
-            unlisted=F.count_if(case == UNLISTED),
-            **_counts_of(case == FOUND),
-        )
-        self._unlisted = placed["unlisted"]
-        counts.found = counts.entries - counts.other_brokers
-        looked_for = placed["unseen"] + summed["unplaced"]
-        parts = [placed]
-        if looked_for:
-            unseen = self._placed.where(case == UNSEEN).select(*self._mine.columns)
-            self._rest = self._look_up(unseen.union(self._mine.where(~has_place)), looked_for)
-            outcome = F.col("outcome")
-            rest = _one_row(
-                self._rest,
-                lost=F.count_if(outcome == "lost"),
-                expired=F.count_if(outcome == "expired"),
-                unchecked=F.count_if(outcome == "unchecked"),
-                elsewhere=F.count_if("elsewhere"),
-                **_counts_of(outcome == FOUND),
+    def found(self, entry: Entry, message: Message, group: ReplicaGroup) -> None:
+        """The entry is this message."""
+        self.counts.found += 1
+        if message.lack:
+            self.counts.not_everywhere += 1
+            detail = "acknowledged, and whole in other replicas only"
+            who = _names(group, message.lack)
+            self.lacking.append(_at(entry, message, "acked_missing", detail, who))
+        if entry.body_crc is not None and entry.body_crc & 0x7FFFFFFF != message.body_crc:
+            detail = (
+                f"its body has CRC {message.body_crc}, "
+                f"the acknowledged one {entry.body_crc & 0x7FFFFFFF}"
             )
-            parts.append(rest)
-            counts.lost, counts.expired = rest["lost"], rest["expired"]
-            counts.unchecked, counts.elsewhere = rest["unchecked"], rest["elsewhere"]
-            counts.found -= counts.lost + counts.expired + counts.unchecked
-        counts.not_everywhere = sum(part["not_everywhere"] for part in parts)
-        counts.unconfirmed = sum(part["unconfirmed"] for part in parts)
-        self._other_bodies = sum(part["other_bodies"] for part in parts)
+            self.findings.append(_at(entry, message, "divergent", detail, of="body"))
+        self.counts.unconfirmed += message.physical_offset + message.size > group.confirm
 
-    def _look_up(self, entries: DataFrame, count: int) -> DataFrame:
-        begins = (
-            self._rows.where(F.col("part") == QUEUE)
-            .groupBy("group", "topic", "queue_id")
-            .agg(F.min("queue_offset").alias("kept_from"))
-        )
-        found = looked_up(entries, self._messages, count)
-        found = found.withColumn("group", F.coalesce("group", "m_group"))
-        facts = self._facts.select(F.col("m_group").alias("group"), "first", "confirm")
-        found = found.join(F.broadcast(facts), "group", "left")
-        first = max(group.first for group in self._groups)
-        return self._kept.keep(judged(found, begins, first))
 
-    def _named(self, source: DataFrame, bits: str) -> DataFrame:
-        """With the names of the replicas of a column of bits."""
-        names = F.expr(f"filter(names, (name, i) -> ({bits} & shiftleft(1L, i)) <> 0)")
-        facts = self._facts.select("m_group", "names")
-        named = source.join(F.broadcast(facts), "m_group", "left")
-        return named.withColumn("replicas", names)
+def at_places(
+    entries: Iterable[Entry], messages: Iterable[Message], groups: Mapping[str, ReplicaGroup]
+) -> Told:
+    """Entries with a place and a group, against messages that the replicas agree on."""
+    told = Told()
+    wanted: dict[_Place, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        wanted[place_of(entry)].append(entry)
+    seen: set[int] = set()
+    before: dict[_Place, Message] = {}
+    for message in messages:
+        place = place_of(message)
+        next_place = (*place[:3], message.queue_offset + 1)
+        if next_place in wanted:
+            before[next_place] = message
+        keys = (None, message.unique_key, message.batch_key)
+        mine = [entry for entry in wanted.get(place, ()) if entry.unique_key in keys]
+        if not mine:
+            told.unlisted.append(message)
+        for entry in mine:
+            if id(entry) not in seen:
+                told.found(entry, message, groups[message.group])
+            seen.add(id(entry))
+    for place, listed in wanted.items():
+        last = before.get(place)
+        for entry in listed:
+            if id(entry) not in seen:
+                behind, epoch = (last.physical_offset, last.epoch) if last else (None, None)
+                told.unseen.append(Sought(link_of(entry), True, behind, epoch, entry))
+    return told
 
-    def _lost(self, lost: DataFrame) -> DataFrame:
-        before = self._messages.select(
-            F.col("m_group").alias("group"),
-            F.col("m_topic").alias("topic"),
-            F.col("m_queue_id").alias("queue_id"),
-            (F.col("m_queue_offset") + 1).alias("queue_offset"),
-            F.col("m_physical_offset").alias("behind"),
-            F.col("m_epoch").alias("epoch_before"),
-            F.col("m_amount").alias("is_true"),
-        ).where("is_true = 1")
-        places = lost.where(is_placed()).select(*PLACE).distinct()
-        if self.counts.lost <= BROADCAST_MAX:
-            places = F.broadcast(places)
-        before = before.join(places, list(PLACE), "left_semi")
-        if self.counts.lost <= BROADCAST_MAX:
-            before = F.broadcast(before)
-        lost = self._named(lost, "m_have").join(before, list(PLACE), "left")
-        only = F.concat(
-            F.lit("acknowledged, and only in "), F.concat_ws(", ", "replicas"),
-            F.lit(": the others, or a later epoch, went on without it"),
-        )  # fmt: skip
-        detail = F.when(F.col("doubt") == 1, only).otherwise(
-            F.concat(
-                F.lit("acknowledged, and in no replica"),
-                F.when(
-                    F.col("behind").isNotNull(),
-                    F.concat(F.lit("; the one before it in its queue lies at "), "behind"),
-                ).otherwise(F.lit("")),
+
+class _Copies(NamedTuple):
+    """All messages of a group that one link leads to: the first of them with the bits of all, and
+    the log offsets of those that the replicas agree on."""
+
+    first: Message
+    agreed: list[int]
+
+
+def by_links(
+    sought: Sequence[Sought],
+    linked: Iterable[tuple[str, Message]],
+    groups: Mapping[str, ReplicaGroup],
+    begins: QueueBegins,
+) -> Told:
+    """Entries against the messages of their key, their id or, where replicas deny one, their
+    place; those that agree come first. `begins`: where queues begin in the log.
+    """
+    told = Told()
+    wanted: dict[str | None, list[Sought]] = defaultdict(list)
+    for each in sought:
+        wanted[each.link].append(each)
+    found: dict[str, dict[str, _Copies]] = defaultdict(dict)
+    for link, message in linked:
+        if link in wanted:
+            _add(found[link], message)
+    for wanted_link, theirs in wanted.items():
+        by_group = found.get(wanted_link, {}) if wanted_link is not None else {}
+        for name, copies in by_group.items():
+            mine = [each for each in theirs if each.entry.group in (None, name)]
+            if any(each.is_rest for each in mine) or (mine and len(copies.agreed) > 1):
+                told.named += [(name, at) for at in copies.agreed]
+        for each in theirs:
+            if each.is_rest:
+                fits = [c.first for g, c in by_group.items() if each.entry.group in (None, g)]
+                _judge(told, each, min(fits, key=_order, default=None), groups, begins)
+    return told
+
+
+def _order(message: Message) -> tuple[int, int]:
+    return 1 - message.amount, message.physical_offset
+
+
+def _add(copies: dict[str, _Copies], message: Message) -> None:
+    agreed = [message.physical_offset] if message.amount else []
+    known = copies.get(message.group)
+    if known is None:
+        copies[message.group] = _Copies(message, agreed)
+        return
+    first, other = sorted((known.first, message), key=_order)
+    both = first._replace(have=first.have | other.have, lack=first.lack & other.lack)
+    copies[message.group] = _Copies(both, known.agreed + agreed)
+
+
+def _judge(
+    told: Told,
+    sought: Sought,
+    message: Message | None,
+    groups: Mapping[str, ReplicaGroup],
+    begins: QueueBegins,
+) -> None:
+    entry = sought.entry
+    if entry.group is None and message is not None:
+        entry = entry._replace(group=message.group)
+    if message is not None and message.amount:
+        told.found(entry, message, groups[message.group])
+        if _has_moved(entry, message, groups, begins):
+            told.counts.elsewhere += 1
+            detail = (
+                f"acknowledged here, lies at queue {message.queue_id} offset "
+                f"{message.queue_offset} of {message.topic}"
             )
+            told.findings.append(_at(entry, message, "reordered", detail))
+        return
+    outcome = "lost" if message is not None else _outcome(entry, groups, begins)
+    if outcome == "expired":
+        told.counts.expired += 1
+    elif outcome == "unchecked":
+        told.counts.unchecked += 1
+        detail = (
+            "it names no broker, and several groups are audited"
+            if entry.group is None and entry.unique_key is None
+            else "not found, and it may have expired: the log no longer begins at 0"
         )
-        return finding_frame(
-            lost, severity=CRITICAL, kind="lost", detail=detail,
-            epoch=F.coalesce("m_epoch", "epoch_before"),
-            physical_offset=F.coalesce("m_physical_offset", "id_offset"),
-        )  # fmt: skip
+        told.findings.append(of_entry(entry, WARNING, "unchecked", detail))
+    else:
+        told.counts.lost += 1
+        told.findings.append(_lost(sought, entry, message, groups))
 
-    def _not_everywhere(self, told: DataFrame) -> DataFrame:
-        detail = "acknowledged, and whole in other replicas only"
-        told = told.dropDuplicates(["m_group", "m_physical_offset"])
-        return _at_message(self._named(told, "m_lack"), "acked_missing", F.lit(detail))
 
-    def _out_of_order(self) -> DataFrame:
-        window = Window.partitionBy("group", "producer", "topic", "queue_id").orderBy("number")
-        told = self._mine.where(is_numbered())
-        told = told.withColumn("before", F.lag("queue_offset").over(window)).withColumn(
-            "number_before", F.lag("number").over(window)
+def _log_first(entry: Entry, groups: Mapping[str, ReplicaGroup]) -> int:
+    if entry.group is not None:
+        return groups[entry.group].first
+    return max(group.first for group in groups.values())
+
+
+def _may_have_expired(entry: Entry, begins: QueueBegins) -> bool:
+    if entry.group is None or not is_placed(entry):
+        return True
+    assert entry.topic is not None and entry.queue_id is not None
+    assert entry.queue_offset is not None
+    begin = begins.get((entry.group, entry.topic, entry.queue_id))
+    return begin is None or entry.queue_offset < begin
+
+
+def _has_moved(
+    entry: Entry, message: Message, groups: Mapping[str, ReplicaGroup], begins: QueueBegins
+) -> bool:
+    """A copy for a retry does not prove a move of the message itself, unless that cannot have
+    expired."""
+    if entry.queue_offset is None or message.topic.startswith(_WAITING):
+        return False
+    named = zip(place_of(entry)[1:], place_of(message)[1:], strict=True)
+    if all(theirs is None or theirs == mine for theirs, mine in named):
+        return False
+    return _log_first(entry, groups) == 0 or not _may_have_expired(entry, begins)
+
+
+def _outcome(entry: Entry, groups: Mapping[str, ReplicaGroup], begins: QueueBegins) -> str:
+    """Of an entry that is nowhere: lost, expired or unchecked."""
+    first, at = _log_first(entry, groups), id_offset(entry)
+    if entry.group is None and entry.unique_key is None:
+        return "unchecked"
+    if first == 0:
+        return "lost"
+    if at is not None:
+        return "expired" if at < first else "lost"
+    if not is_placed(entry) or entry.group is None:
+        return "unchecked"
+    if (entry.group, entry.topic, entry.queue_id) not in begins:
+        return "unchecked"
+    return "expired" if _may_have_expired(entry, begins) else "lost"
+
+
+def _lost(
+    sought: Sought, entry: Entry, message: Message | None, groups: Mapping[str, ReplicaGroup]
+) -> Finding:
+    if message is not None:
+        who = _names(groups[message.group], message.have)
+        detail = (
+            f"acknowledged, and only in {', '.join(who)}: the others, or a later epoch, went on "
+            "without it"
         )
-        back = told.where(F.col("queue_offset") <= F.col("before"))
-        detail = F.concat(
-            F.lit("number "), "number", F.lit(" of producer "), "producer",
-            F.lit(" was acknowledged here, number "), "number_before",
-            F.lit(" before it at queue offset "), "before",
+        return of_entry(
+            entry, CRITICAL, "lost", detail, replicas=who, physical_offset=message.physical_offset,
+            epoch=sought.epoch_before if message.epoch is None else message.epoch,
         )  # fmt: skip
-        return finding_frame(back, severity=WARNING, kind="reordered", detail=detail)
-
-    def _not_acked(self) -> DataFrame:
-        """Messages of the topics of the list that it does not name: unanswered sends are stored."""
-        unlisted = self._placed.where(F.col("case") == UNLISTED)
-        unlisted = unlisted.select(*(name for name in unlisted.columns if name.startswith("m_")))
-        both = F.explode(F.array_compact(F.array("m_unique_key", "m_batch_key")))
-        theirs = unlisted.select("m_group", both.alias("key")).distinct()
-        in_group = F.col("group").isNull() | (F.col("group") == F.col("m_group"))
-        keys = self._mine.select("group", "unique_key")
-        keys = theirs.join(keys, [F.col("unique_key") == F.col("key"), in_group], "left_semi")
-        for name in ("m_unique_key", "m_batch_key"):
-            listed = keys.select("m_group", F.col("key").alias(name))
-            unlisted = unlisted.join(listed, ["m_group", name], "left_anti")
-        if self._rest is not None:
-            named = self._rest.where(F.col("doubt") == 0)
-            named = named.select("m_group", "m_physical_offset").distinct()
-            unlisted = unlisted.join(named, ["m_group", "m_physical_offset"], "left_anti")
-        plain = unlisted.select(*(F.col(name).alias(name[2:]) for name in unlisted.columns))
-        return finding_frame(
-            plain, severity=INFO, kind="not_acked", detail="in the log, and not in the list"
-        )
-
-    def _not_audited(self) -> DataFrame:
-        strange = self._others.groupBy("broker").agg(F.count("*").alias("entries"))
-        detail = F.concat(
-            "entries", F.lit(" entries of the acknowledged list are of broker "), "broker",
-            F.lit(", of which no store is given"),
-        )  # fmt: skip
-        return finding_frame(strange, severity=WARNING, kind="unchecked", detail=detail)
-
-    def _empty(self) -> DataFrame:
-        detail = "the acknowledged list has no entry, so nothing is held against it"
-        one = self._facts.limit(1)
-        return finding_frame(one, severity=WARNING, kind="unchecked", detail=detail)
-
-
-def _with_groups(
-    session: SparkSession, entries: DataFrame, groups: Sequence[ReplicaGroup]
-) -> DataFrame:
-    """Entries with their `group`, null if their broker is none of the groups'."""
-    named: dict[str, list[str]] = {}
-    for group in groups:
-        for broker in group.brokers:
-            named.setdefault(broker, []).append(group.name)
-    for group in groups:
-        named[group.name] = [group.name]
-    several = {broker: names for broker, names in named.items() if len(names) > 1}
-    if several:
-        used = entries.where(F.col("broker").isin(sorted(several))).select("broker").limit(1)
-        for row in used.collect():
-            raise ValueError(
-                f"the acknowledged list names broker {row.broker}, which may be any of "
-                f"{', '.join(several[row.broker])}: give the stores of one cluster, or write one "
-                "of these names into the list"
-            )
-    pairs = [(broker, names[0]) for broker, names in named.items() if len(names) == 1]
-    brokers = session.createDataFrame(pairs, "broker string, by_broker string")
-    only = groups[0].name if len(groups) == 1 else None
-    return entries.join(F.broadcast(brokers), "broker", "left").withColumn(
-        "group", F.coalesce("by_broker", F.when(F.col("broker").isNull(), F.lit(only)))
-    )
-
-
-def _one_row(source: DataFrame, **columns: Column) -> dict[str, int]:
-    row = source.agg(*(column.alias(name) for name, column in columns.items())).first()
-    assert row is not None, "an aggregate without groups has one row"
-    return dict(row.asDict())
-
-
-def _counts_of(found: Column) -> dict[str, Column]:
-    return {
-        "not_everywhere": F.count_if(found & (F.col("m_lack") != 0)),
-        "unconfirmed": F.count_if(found & is_unconfirmed()),
-        "other_bodies": F.count_if(found & other_body()),
-    }
-
-
-def _unchecked(entries: DataFrame) -> DataFrame:
-    expired = "not found, and it may have expired: the log no longer begins at 0"
-    nameless = "it names no broker, and several groups are audited"
-    told = F.when(F.col("group").isNull() & F.col("unique_key").isNull(), nameless)
-    return finding_frame(
-        entries, severity=WARNING, kind="unchecked", detail=told.otherwise(expired)
-    )
-
-
-def _elsewhere(entries: DataFrame) -> DataFrame:
-    detail = F.concat(
-        F.lit("acknowledged here, lies at queue "), "m_queue_id", F.lit(" offset "),
-        "m_queue_offset", F.lit(" of "), "m_topic",
-    )  # fmt: skip
-    return _at_message(entries, "reordered", detail)
-
-
-def _bodies(entries: DataFrame) -> DataFrame:
-    sent = F.col("body_crc").bitwiseAND(0x7FFFFFFF)
-    detail = F.concat(
-        F.lit("its body has CRC "), "m_body_crc", F.lit(", the acknowledged one "), sent
-    )
-    return _at_message(entries, "divergent", detail, field="body")
-
-
-def _at_message(
-    source: DataFrame, kind: str, detail: Column, field: str | None = None
-) -> DataFrame:
-    return finding_frame(
-        source, severity=CRITICAL, kind=kind, detail=detail, field=field,
-        physical_offset=F.col("m_physical_offset"), size=F.col("m_size"),
-        epoch=F.col("m_epoch"),
+    detail = "acknowledged, and in no replica"
+    if sought.behind is not None:
+        detail += f"; the one before it in its queue lies at {sought.behind}"
+    return of_entry(
+        entry, CRITICAL, "lost", detail,
+        physical_offset=id_offset(entry), epoch=sought.epoch_before,
     )  # fmt: skip
 
 
-__all__ = ["AckedCheck", "AckedCounts"]
+def not_acked(unlisted: Iterable[Message], named: Iterable[tuple[str, int]]) -> Iterator[Finding]:
+    """Messages of the topics of the list that it does not name: unanswered sends are stored."""
+    listed = set(named)
+    for each in unlisted:
+        if (each.group, each.physical_offset) not in listed:
+            yield each.finding(INFO, "not_acked", "in the log, and not in the list")
+
+
+def out_of_order(entries: Iterable[Entry]) -> Iterator[Finding]:
+    """Where a producer was given descending offsets in a queue; all entries have a number."""
+    queues: dict[tuple[object, ...], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        queues[entry.group, entry.producer, entry.topic, entry.queue_id].append(entry)
+    for told in queues.values():
+        told.sort(key=lambda entry: entry.number or 0)
+        for before, after in pairwise(told):
+            assert before.queue_offset is not None and after.queue_offset is not None
+            if after.queue_offset <= before.queue_offset:
+                detail = (
+                    f"number {after.number} of producer {after.producer} was acknowledged here, "
+                    f"number {before.number} before it at queue offset {before.queue_offset}"
+                )
+                yield of_entry(after, WARNING, "reordered", detail)
+
+
+def of_entry(
+    entry: Entry,
+    severity: str,
+    kind: str,
+    detail: str,
+    *,
+    replicas: tuple[str, ...] = (),
+    physical_offset: int | None = None,
+    size: int | None = None,
+    epoch: int | None = None,
+    of: str | None = None,
+) -> Finding:
+    """A finding about an entry."""
+    return Finding(
+        entry.group, severity, kind, detail, replicas, entry.topic, entry.queue_id,
+        entry.queue_offset, physical_offset, size, epoch, entry.unique_key, of,
+    )  # fmt: skip
+
+
+def _at(
+    entry: Entry,
+    message: Message,
+    kind: str,
+    detail: str,
+    replicas: tuple[str, ...] = (),
+    of: str | None = None,
+) -> Finding:
+    return of_entry(
+        entry, CRITICAL, kind, detail, replicas=replicas, of=of, size=message.size,
+        physical_offset=message.physical_offset, epoch=message.epoch,
+    )  # fmt: skip
+
+
+def _names(group: ReplicaGroup, bits: int) -> tuple[str, ...]:
+    return group.names(at for at in range(len(group.replicas)) if bits >> at & 1)
+
+
+__all__ = [
+    "AckedCounts",
+    "QueueBegins",
+    "Told",
+    "at_places",
+    "by_links",
+    "id_offset",
+    "link_of",
+    "links_of",
+    "not_acked",
+    "of_entry",
+    "out_of_order",
+    "place_of",
+]

@@ -6,11 +6,10 @@ Only lists with something wrong in them are read, line by line. Free of Spark.
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import unquote
 
-from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.read.storage import OpenFile, Storage
 
 #: Columns of a list, any of which may be absent; others are ignored.
 COLUMNS: Final = (
@@ -33,28 +32,26 @@ _SHOWN: Final = 100
 _TAIL_BYTES: Final = 1 << 20
 
 
-def place_of(url: str) -> tuple[Storage, str]:
-    """(storage, path) of a file as Spark names it. Raises ValueError."""
-    if url.startswith("file:"):
-        return locate("/" + unquote(url.removeprefix("file:")).lstrip("/"))
-    return locate(url)
+def last_line(file: OpenFile) -> bytes:
+    """What follows the last line end of a file: empty, or a line without its end. Of one above
+    1 MiB the last 1 MiB. Raises OSError.
+    """
+    tail = file.read_at(max(0, file.size - _TAIL_BYTES), _TAIL_BYTES)
+    return tail[tail.rfind(b"\n") + 1 :]
 
 
-def has_torn_end(url: str) -> bool:
+def has_torn_end(storage: Storage, path: str) -> bool:
     """Whether the last line of a file of lines has no end: its writer was killed in it. Lines
     above 1 MiB and compressed files are not read. Raises OSError.
     """
-    storage, path = place_of(url)
     if path.endswith((".gz", ".bz2", ".zst", ".lz4")):
         return False
     with storage.open(path) as opened:
-        tail = opened.read_at(max(0, opened.size - _TAIL_BYTES), _TAIL_BYTES)
-    return bool(tail) and not tail.endswith(b"\n") and (b"\n" in tail or len(tail) < _TAIL_BYTES)
+        return 0 < len(last_line(opened)) < _TAIL_BYTES
 
 
-def first_fault(url: str) -> tuple[str, bool]:
+def first_fault(storage: Storage, path: str) -> tuple[str, bool]:
     """(sentence, whether it is the file's last line) of the first bad line. Raises OSError."""
-    storage, path = place_of(url)
     with storage.file_system.open_input_stream(path) as stream:
         text = io.TextIOWrapper(stream, "utf-8", errors="replace", newline="")
         is_csv = path.endswith((".csv", ".csv.gz"))
@@ -107,8 +104,12 @@ def _csv_faults(text: io.TextIOWrapper) -> Iterator[tuple[int, str, str | None]]
         if len(row) != len(names):
             yield rows.line_num, line, f"has {len(row)} fields, the first line {len(names)}"
             continue
-        entry = {name: _number(name, value) for name, value in zip(names, row, strict=True)}
-        yield rows.line_num, line, entry_fault(entry)
+        yield rows.line_num, line, entry_fault(csv_entry(names, row))
+
+
+def csv_entry(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+    """The entry of a row with as many fields as there are names."""
+    return {name: _number(name, value) for name, value in zip(names, row, strict=True)}
 
 
 def _number(name: str, value: str) -> object:
@@ -123,4 +124,6 @@ def _number(name: str, value: str) -> object:
         return value
 
 
-__all__ = ["ALLOWED", "COLUMNS", "entry_fault", "first_fault", "has_torn_end", "place_of"]
+__all__ = [
+    "ALLOWED", "COLUMNS", "csv_entry", "entry_fault", "first_fault", "has_torn_end", "last_line",
+]  # fmt: skip

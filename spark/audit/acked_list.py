@@ -1,178 +1,231 @@
-"""Lists of acknowledged sends: read, checked, and counted."""
+"""Lists of acknowledged sends: which pieces there are, and the entries of one.
+
+JSON lines, or Parquet or CSV by the names of the files; folders, too. Free of Spark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import reduce
-from typing import Final
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeGuard
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
-from batonmq.spark.audit.acked_lines import ALLOWED, COLUMNS, first_fault, has_torn_end, place_of
-from batonmq.spark.audit.kept import Kept
-from batonmq.spark.read.storage import locate
+from batonmq.spark.audit.acked_lines import ALLOWED, COLUMNS, csv_entry, entry_fault, last_line
+from batonmq.spark.read.history_table import HistoryRange, line_pieces
+from batonmq.spark.read.storage import Storage, locate
 
-_BAD: Final = "_bad_line"
-_FILE: Final = "_bad_file"
-_ROW: Final = "_bad_row"
-_FILES_MAX: Final = 1000
-_NUMBERS: Final = ("tinyint", "smallint", "int", "bigint", "float", "double")
+_PIECE_BYTES: Final = 32 << 20
+_PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
+_KINDS: Final = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64()}
+_NAMES: Final = tuple(name for name, _ in COLUMNS)
+_TEXTS: Final = tuple(name for name, kind in COLUMNS if kind == "string")
+_KEYS: Final = {"unique_key", "msg_id", "queue_offset"}
 
 
-@dataclass(slots=True)
-class AckedList:
-    """The entries of lists with the columns `COLUMNS`, kept by Spark; `count` of them.
+class Entry(NamedTuple):
+    """An entry of a list. `group`: that of its broker, where it is known."""
 
-    `numbered`: those with a place and a producer's number. `notes`: what was left out.
+    topic: str | None
+    broker: str | None
+    queue_id: int | None
+    queue_offset: int | None
+    unique_key: str | None
+    msg_id: str | None
+    body_crc: int | None
+    producer: str | None
+    number: int | None
+    group: str | None = None
+
+
+ENTRY_SCHEMA: Final = pa.schema([(name, _KINDS[kind]) for name, kind in COLUMNS]).append(
+    pa.field("group", pa.string())
+)
+
+
+class BadEntry(ValueError):
+    """An entry that cannot be used; of files of lines the sentence is found later."""
+
+    def __init__(self, path: str, sentence: str = "") -> None:
+        super().__init__(sentence or path)
+        self.path = path
+        self.sentence = sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one task reads of a list: a file, lines that begin in a part of it, or a row group."""
+
+    storage: Storage
+    path: str
+    begin: int = 0
+    end: int = 0
+    row_group: int = -1
+
+
+def plan_lists(patterns: Sequence[str]) -> tuple[list[Piece], int]:
+    """(pieces, bytes of all files). Raises FileNotFoundError if nothing matches, ValueError for
+    columns that are none of a list, OSError.
     """
-
-    entries: DataFrame
-    count: int
-    numbered: int
-    notes: list[str] = field(default_factory=list)
-
-
-def read_acked(session: SparkSession, patterns: Sequence[str], kept: Kept) -> AckedList:
-    """The entries of lists: JSON lines, or Parquet or CSV by the names; folders of one kind.
-
-    A last line without its end, as a killed writer leaves it, is left out with a note. Raises
-    ValueError, FileNotFoundError for what is no such list.
-    """
-    frames = [_read(session, path) for pattern in patterns for path in _paths(pattern)]
-    every = kept.keep(reduce(DataFrame.union, frames))
-    good = F.col(_FILE).isNull()
-    row = every.agg(
-        F.count_if(good).alias("count"),
-        F.count_if(good & is_numbered()).alias("numbered"),
-        F.count_if(~good).alias("bad"),
-    ).first()
-    assert row is not None, "an aggregate without groups has one row"
-    entries = every.where(good).drop(_BAD, _FILE, _ROW)
-    notes = _torn(every.where(~good)) if row.bad else []
-    return AckedList(entries, row["count"], row.numbered, notes)
-
-
-def size_of_lists(patterns: Sequence[str]) -> int:
-    """The bytes of all files of lists. Raises FileNotFoundError if nothing matches, OSError."""
+    pieces: list[Piece] = []
     size = 0
-    for path in (path for pattern in patterns for path in _paths(pattern)):
-        storage, inner = locate(path)
-        below = inner if _is_file(path) else fs.FileSelector(inner, recursive=True)
-        found = storage.file_system.get_file_info(below)
-        infos = [found] if isinstance(found, fs.FileInfo) else found
-        size += sum(info.size or 0 for info in infos if info.is_file)
-    return size
+    for storage, info in _files(patterns):
+        path = str(info.path)
+        size += info.size
+        if path.endswith(".parquet"):
+            with storage.file_system.open_input_file(path) as opened:
+                file = pq.ParquetFile(opened)
+                _check_columns(path, file.schema_arrow)
+                count = file.num_row_groups
+            pieces += [Piece(storage, path, row_group=each) for each in range(count)]
+        elif path.endswith((".csv", *_PACKED)):
+            pieces.append(Piece(storage, path))
+        else:
+            count = -(-info.size // _PIECE_BYTES)
+            cuts = [info.size * part // count for part in range(count)] + [info.size]
+            pieces += [Piece(storage, path, begin, end) for begin, end in pairwise(cuts)]
+    return pieces, size
 
 
-def is_placed() -> Column:
-    """Whether an entry names a place; its group is another question."""
-    names = ("topic", "queue_id", "queue_offset")
-    return reduce(Column.__and__, [F.col(name).isNotNull() for name in names])
+def entries_of(piece: Piece) -> Iterator[Entry]:
+    """The entries of a piece, their groups unknown. Raises BadEntry, OSError."""
+    if piece.row_group >= 0:
+        return _of_rows(piece)
+    if piece.path.endswith((".csv", ".csv.gz")):
+        return _of_csv(piece)
+    return _of_lines(piece)
 
 
-def is_numbered() -> Column:
-    """Whether an entry can be put in the order in which its producer sent it."""
-    return F.col("producer").isNotNull() & F.col("number").isNotNull() & is_placed()
+def is_placed(entry: Entry) -> bool:
+    """Whether it names a place; its group is another question."""
+    return None not in (entry.topic, entry.queue_id, entry.queue_offset)
 
 
-def _torn(bad: DataFrame) -> list[str]:
-    """Notes about torn last lines. Raises ValueError if anything else is wrong."""
-    files = (
-        bad.groupBy(_FILE).agg(F.count("*").alias("lines"), F.min(_ROW).alias("row"))
-        .orderBy(_FILE).limit(_FILES_MAX).collect()
-    )  # fmt: skip
-    notes = []
-    for each in files:
-        url = each[_FILE]
-        path = place_of(url)[1]
-        if each.row is not None:
-            raise ValueError(f"{path}, row {each.row}: it cannot be used; {ALLOWED}")
-        sentence, is_last = first_fault(url)
-        if each.lines > 1 or not is_last or not has_torn_end(url):
-            raise ValueError(sentence)
-        notes.append(f"{path} ends within a line, which is left out: its writer was killed")
-    if len(files) == _FILES_MAX:
-        raise ValueError(f"{_FILES_MAX} files of the acknowledged list have bad lines: {notes[0]}")
-    return notes
+def is_numbered(entry: Entry) -> bool:
+    """Whether it can be put in the order in which its producer sent it."""
+    return entry.producer is not None and entry.number is not None and is_placed(entry)
 
 
-def _paths(pattern: str) -> list[str]:
-    storage, inner = locate(pattern)
-    found = storage.glob(inner)
-    if not found or not all(storage.exists(path) for path in found):
-        raise FileNotFoundError(f"{pattern}: nothing matches")
-    scheme = pattern.partition("://")[0] + "://" if "://" in pattern else "file://"
-    return [f"{scheme}{path}" for path in found]
+def _files(patterns: Sequence[str]) -> Iterator[tuple[Storage, fs.FileInfo]]:
+    """All files, but for those whose path in a folder has a part that begins with `_` or a dot."""
+    for pattern in patterns:
+        storage, inner = locate(pattern)
+        found = storage.glob(inner)
+        if not found or not all(storage.exists(path) for path in found):
+            raise FileNotFoundError(f"{pattern}: nothing matches")
+        system = storage.file_system
+        for path in found:
+            info = system.get_file_info(path)
+            if info.is_file:
+                yield storage, info
+                continue
+            below = system.get_file_info(fs.FileSelector(path, recursive=True))
+            for each in sorted(below, key=lambda info: str(info.path)):
+                parts = str(each.path)[len(path) :].strip("/").split("/")
+                if each.is_file and not any(part.startswith(("_", ".")) for part in parts):
+                    yield storage, each
 
 
-def _read(session: SparkSession, path: str) -> DataFrame:
-    storage, inner = locate(path)
-    names = (
-        [path, *(str(info.path) for info in storage.children(inner))]
-        if not _is_file(path)
-        else [path]
-    )
-    row = F.lit(None)
-    if any(name.endswith(".parquet") for name in names):
-        frame = session.read.parquet(path)
-        _check_types(frame, path)
-        row = F.col("_metadata.row_index")
-    elif any(name.endswith((".csv", ".csv.gz")) for name in names) and (
-        columns := session.read.option("header", "true").csv(path).columns
-    ):  # without a line there is no header either
-        plain = session.read.option("header", "true")
-        schema = ", ".join(f"`{name}` string" for name in (*columns, _BAD))
-        frame = (
-            plain.option("columnNameOfCorruptRecord", _BAD)
-            .option("enforceSchema", "false")
-            .option("columnPruning", "false")
-            .schema(schema)
-            .csv(path)
-        )
-    else:
-        schema = ", ".join(f"`{name}` {kind}" for name, kind in (*COLUMNS, (_BAD, "string")))
-        frame = session.read.option("columnNameOfCorruptRecord", _BAD).schema(schema).json(path)
-    have = set(frame.columns)
-    if not have & {"unique_key", "msg_id", "queue_offset"}:
-        raise ValueError(f"{path} has the columns {', '.join(frame.columns)}; {ALLOWED}")
-    typed = [
-        (F.col(name).try_cast(kind) if name in have else F.lit(None).cast(kind)).alias(name)
-        for name, kind in COLUMNS
-    ]
-    bad = F.col(_BAD).isNotNull() if _BAD in have else F.lit(False)
+def _check_columns(path: str, schema: pa.Schema) -> None:
+    _check_names(path, schema.names)
     for name, kind in COLUMNS:
-        if name in have and kind != "string":
-            bad |= F.col(name).isNotNull() & F.col(name).try_cast(kind).isNull()
-    named = [
-        reduce(Column.__and__, [F.col(name).isNotNull() for name in which])
-        for which in (("unique_key",), ("msg_id",), ("topic", "queue_id", "queue_offset"))
-        if set(which) <= have
-    ]
-    bad |= ~reduce(Column.__or__, named, F.lit(False))
-    return frame.select(
-        *typed,
-        F.when(bad, F.col("_metadata.file_path")).alias(_FILE),
-        F.when(bad, row).cast("bigint").alias(_ROW),
-        (F.col(_BAD) if _BAD in have else F.lit(None).cast("string")).alias(_BAD),
-    )
-
-
-def _check_types(frame: DataFrame, path: str) -> None:
-    types = dict(frame.dtypes)
-    for name, kind in COLUMNS:
-        theirs = types.get(name, kind)
-        fits = theirs == "string" if kind == "string" else theirs in _NUMBERS
-        if not fits and theirs != "void":
+        if name not in schema.names:
+            continue
+        theirs = schema.field(name).type
+        is_text = pa.types.is_string(theirs) or pa.types.is_large_string(theirs)
+        is_number = pa.types.is_integer(theirs) or pa.types.is_floating(theirs)
+        if not (is_text if kind == "string" else is_number) and not pa.types.is_null(theirs):
             wanted = "text" if kind == "string" else "numbers"
             raise ValueError(f"{path}: its column {name} is {theirs}, not {wanted}; {ALLOWED}")
 
 
-def _is_file(path: str) -> bool:
-    storage, inner = locate(path)
-    return bool(storage.file_system.get_file_info(inner).is_file)
+def _check_names(path: str, names: Sequence[str]) -> None:
+    if not _KEYS & set(names):
+        raise ValueError(f"{path} has the columns {', '.join(names)}; {ALLOWED}")
 
 
-__all__ = ["AckedList", "is_numbered", "is_placed", "read_acked", "size_of_lists"]
+def _of_rows(piece: Piece) -> Iterator[Entry]:
+    with piece.storage.file_system.open_input_file(piece.path) as opened:
+        file = pq.ParquetFile(opened)
+        wanted = [name for name in _NAMES if name in file.schema_arrow.names]
+        counts = (file.metadata.row_group(n).num_rows for n in range(piece.row_group))
+        row = sum(counts)
+        for batch in file.iter_batches(row_groups=[piece.row_group], columns=wanted):
+            for fields in batch.to_pylist():
+                whole: dict[str, Any] = {
+                    name: int(value) if isinstance(value, float) and value.is_integer() else value
+                    for name, value in fields.items()
+                }
+                if entry_fault(whole):
+                    sentence = f"{piece.path}, row {row}: it cannot be used; {ALLOWED}"
+                    raise BadEntry(piece.path, sentence)
+                yield Entry(*map(whole.get, _NAMES))
+                row += 1
+
+
+def _of_csv(piece: Piece) -> Iterator[Entry]:
+    with piece.storage.file_system.open_input_stream(piece.path) as stream:
+        rows = csv.reader(io.TextIOWrapper(stream, "utf-8", errors="replace", newline=""))
+        names = next(rows, None)
+        if names is None:
+            return
+        _check_names(piece.path, names)
+        for row in rows:
+            if not row:
+                continue
+            entry = csv_entry(names, row) if len(row) == len(names) else None
+            if not _is_entry(entry):
+                raise BadEntry(piece.path)
+            yield Entry(*map(entry.get, _NAMES))
+
+
+def _of_lines(piece: Piece) -> Iterator[Entry]:
+    for line in _lines(piece):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if not _is_entry(entry):
+            raise BadEntry(piece.path)
+        for name in _TEXTS:
+            value = entry.get(name)
+            if value is not None and not isinstance(value, str):
+                entry[name] = json.dumps(value)
+        yield Entry(*map(entry.get, _NAMES))
+
+
+def _lines(piece: Piece) -> Iterator[bytes]:
+    if piece.end:
+        with piece.storage.open(piece.path) as file:
+            wanted = HistoryRange(piece.path, piece.begin, piece.end)
+            for _, text in line_pieces(file, wanted):
+                yield from text.split(b"\n")
+            if piece.end == file.size:
+                yield last_line(file)
+        return
+    with piece.storage.file_system.open_input_stream(piece.path) as stream:
+        yield from io.BufferedReader(stream)
+
+
+def _is_entry(entry: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(entry, dict) and entry_fault(entry) is None
+
+
+__all__ = [
+    "ENTRY_SCHEMA",
+    "BadEntry",
+    "Entry",
+    "Piece",
+    "entries_of",
+    "is_numbered",
+    "is_placed",
+    "plan_lists",
+]

@@ -1,42 +1,43 @@
-"""Runs an audit: plans ranges, scans them as Spark tasks, checks their borders, and sums up."""
+"""Runs an audit: plans ranges, scans them as tasks, checks what crosses them, and sums up.
+
+Free of Spark: an engine runs the steps.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyarrow import fs
 
-from batonmq.spark.audit.acked import AckedCheck, AckedCounts
-from batonmq.spark.audit.acked_list import read_acked, size_of_lists
+from batonmq.spark.audit import steps
+from batonmq.spark.audit.acked import AckedCounts
+from batonmq.spark.audit.acked_lines import first_fault, has_torn_end
+from batonmq.spark.audit.acked_list import Piece, plan_lists
 from batonmq.spark.audit.epoch_lists import compare_epochs
-from batonmq.spark.audit.findings import COUNT, FINDING, FINDING_NAMES, SEVERITIES, Finding
-from batonmq.spark.audit.kept import Kept
-from batonmq.spark.audit.relations import (
-    duplicates,
-    finding_schema,
-    queue_breaks,
-    queues_behind,
-    scan_findings,
-)
+from batonmq.spark.audit.findings import SEVERITIES, WARNING, Finding
 from batonmq.spark.audit.replicas import ReplicaGroup, find_groups, log_files, outside
+from batonmq.spark.audit.results import FindingFiles, FindingSums
 from batonmq.spark.audit.scan import RangeTask, ScanOptions, plan_tasks
-from batonmq.spark.audit.scan_source import scan_frame
-from batonmq.spark.fitting import SMALL, SMALL_LOG_BYTES, fitted
-from batonmq.spark.read.storage import Storage, locate
+from batonmq.spark.audit.steps import Counts, Listed, Shared, Step
+from batonmq.spark.engine import Engine
+from batonmq.spark.read.storage import locate
 
-Step = Callable[[str], AbstractContextManager[None]]
-_SORTS_MAX: Final = 1000
+StepName = Callable[[str], AbstractContextManager[None]]
+_WORK: Final = "_work-"
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
-    """What to audit, and how. `group`: all stores are replicas of it. Sizes are bytes."""
+    """What to audit, and how. `group`: all stores are replicas of it. Sizes are bytes. `limit`: so
+    many findings are told one by one.
+    """
 
     stores: tuple[str, ...]
     acked: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ class AuditRequest:
     range_bytes: int = 64 << 20
     chunk_bytes: int = 8 << 20
     record_bytes_max: int = 32 << 20
+    limit: int = 20
 
     @property
     def scan(self) -> ScanOptions:
@@ -64,15 +66,16 @@ class AuditRequest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be read of the stores, and what was found while that was planned.
+    """What is to be read of the stores and lists, and what was found while that was planned.
 
-    `is_small`: logs, one a group, and lists are both little: Spark is fitted to a small input.
+    `size_bytes`: of the logs, one a group, or of the lists, whichever is more.
     """
 
     groups: list[ReplicaGroup]
     tasks: list[RangeTask]
+    pieces: list[Piece]
     found: list[Finding]
-    is_small: bool
+    size_bytes: int
 
 
 def plan_audit(request: AuditRequest) -> Plan:
@@ -90,42 +93,27 @@ def plan_audit(request: AuditRequest) -> Plan:
         found.extend(outside(group, files, unconfirmed=request.unconfirmed))
         found.extend(compare_epochs(group))
         tasks.extend(plan_tasks(number, group, files, request.range_bytes))
+    pieces, list_bytes = plan_lists(request.acked)
     log_bytes = sum(task.end - task.begin for task in tasks)
-    is_small = max(log_bytes, size_of_lists(request.acked)) <= SMALL_LOG_BYTES
-    return Plan(groups, tasks, found, is_small)
-
-
-@dataclass(slots=True)
-class GroupCounts:
-    """One group: messages in its confirmed log, those that two or more replicas hold alike, and the
-    bytes of the log that were compared.
-    """
-
-    messages: int = 0
-    agreed: int = 0
-    log_bytes: int = 0
+    return Plan(groups, tasks, pieces, found, max(log_bytes, list_bytes))
 
 
 @dataclass(slots=True)
 class AuditResult:
-    """The result of an audit. `findings`: the table of findings, kept by Spark until `close`.
-
-    `totals`: how many there are of each (group, severity), all of them. `kinds`: rows of group,
-    severity, kind, replicas, count, first and last offset and epoch; the gravest 1,000.
+    """The result of an audit. `totals`: how many findings there are of each (group, severity), all
+    of them. `kinds`: rows of group, severity, kind, replicas, count, first and last offset and
+    epoch; the gravest 1,000. `first`: the gravest findings. `files`: all of them, until the end of
+    the work folder.
     """
 
     groups: list[ReplicaGroup]
-    counts: dict[str, GroupCounts]
-    findings: DataFrame
-    totals: dict[tuple[str | None, str], int]
+    counts: dict[str, Counts]
+    totals: Counter[tuple[str | None, str]]
     kinds: list[dict[str, Any]]
+    first: list[dict[str, Any]]
     acked: AckedCounts | None
+    files: FindingFiles
     warnings: list[str] = field(default_factory=list)
-    kept: Kept = field(default_factory=Kept)
-
-    def close(self) -> None:
-        """Forget what Spark keeps of it; `findings` cannot be read any more."""
-        self.kept.forget()
 
     def count(self, severity: str | None = None, *, group: str | None = None) -> int:
         """How many findings there are of a severity, of a group; None: of all."""
@@ -140,12 +128,21 @@ class AuditResult:
         """Whether there is nothing but information."""
         return not any(self.count(severity) for severity in SEVERITIES[:2])
 
-    def first(self, limit: int) -> list[dict[str, Any]]:
-        """The first findings, the gravest first."""
-        if not limit:
-            return []
-        rows = self.findings.orderBy(_gravity(), "group", "physical_offset", "kind").limit(limit)
-        return [row.asDict() for row in rows.collect()]
+
+@contextmanager
+def work_folder(output: str | None) -> Iterator[str]:
+    """A folder below the output, or a local one; it is removed at the end. Raises OSError."""
+    if output is None:
+        with tempfile.TemporaryDirectory(prefix="batonmq-audit-") as made:
+            yield made
+        return
+    folder = f"{output.rstrip('/')}/{_WORK}{uuid.uuid4().hex[:12]}"
+    storage, place = locate(folder)
+    storage.file_system.create_dir(place)
+    try:
+        yield folder
+    finally:
+        storage.file_system.delete_dir(place)
 
 
 def _no_step(_: str) -> AbstractContextManager[None]:
@@ -153,132 +150,145 @@ def _no_step(_: str) -> AbstractContextManager[None]:
 
 
 def run_audit(
-    session: SparkSession,
-    request: AuditRequest,
-    step: Step = _no_step,
-    plan: Plan | None = None,
+    engine: Engine, request: AuditRequest, plan: Plan, folder: str, step: StepName = _no_step
 ) -> AuditResult:
-    """Audit all groups of the stores. `step` gets the name of each step; `plan` is the request's.
+    """Audit all groups of the stores; steps and findings are kept below `folder`, which all tasks
+    share. `step` gets the name of each step.
 
-    Raises ValueError, StoreError, OSError for a request that cannot be audited; an error in a task
-    is Spark's error. Close the result.
+    Raises ValueError for a list that cannot be used, OSError.
     """
-    if plan is None:
-        with step("reading identity and epochs of the stores"):
-            plan = plan_audit(request)
-    kept = Kept(small=plan.is_small)
-    try:
-        with fitted(session, SMALL if plan.is_small else {}):
-            return _audited(session, request, plan, step, kept)
-    except BaseException:
-        kept.forget()
-        raise
-
-
-def _audited(
-    session: SparkSession, request: AuditRequest, plan: Plan, step: Step, kept: Kept
-) -> AuditResult:
-    groups, known = plan.groups, [*plan.found]
-    entries = None
-    if request.acked:
-        with step("reading the acknowledged list"):
-            entries = read_acked(session, request.acked, kept)
-    rows = kept.keep(scan_frame(session, plan.tasks, groups, request.scan))
-    by_name = {group.name: group for group in groups}
-    with step("comparing the replicas"):
-        found, counts = _counted(rows, groups)
-    parts = [scan_findings(rows, found), queues_behind(rows)]
+    files = FindingFiles(f"{folder}/findings", request.limit)
+    by_name = {group.name: group for group in plan.groups}
+    shared = Shared(by_name, folder, engine.buckets(plan.size_bytes), files)
     warnings = [
         f"{group.name} has one store here: there is nothing to compare it with"
-        for group in groups
+        for group in plan.groups
         if len(group.replicas) == 1
     ]
-    acked = None
+    known, listed, acked = [*plan.found], Listed(), None
+    if request.acked:
+        with step("reading the acknowledged list"):
+            listed, notes = _read_lists(engine, shared, plan)
+        warnings += notes
+        known += _of_list(listed)
+        others = sum(listed.others.values())
+        acked = AckedCounts(entries=listed.count, other_brokers=others)
+    with step("comparing the replicas"):
+        topics = frozenset(listed.topics) if request.acked else None
+        scan = steps.Scan(shared, plan.groups, request.scan, topics, listed.has_ids)
+        packs = list(enumerate(packed(plan.tasks, shared.buckets, request.range_bytes)))
+        counts = {group.name: Counts() for group in plan.groups}
+        for result in engine.map(scan, packs):
+            for name, more in result.items():
+                counts[name].add(more)
+    sums = files.write("known", known)
     with step("looking across ranges"):
-        if request.queues:
-            breaks, is_all = queue_breaks(rows, by_name)
-            known += breaks
-            if not is_all:
-                warnings.append(
-                    f"more than {len(breaks)} gaps between ranges; the rest is left out"
-                )
-        if request.duplicates:
-            parts.append(duplicates(rows))
-        if entries is not None:
-            check = AckedCheck(session, entries, rows, groups, kept)
-            acked = check.counts
-            parts += check.findings()
-            warnings += entries.notes
-        parts.append(
-            session.createDataFrame([finding.row() for finding in known], finding_schema()).select(
-                *FINDING_NAMES
-            )
+        for each in _across(engine, shared, request):
+            sums.add(each.sums)
+            if acked is not None:
+                acked.add(each.counts)
+    return _summed_up(sums, AuditResult(
+        plan.groups, counts, Counter(), [], [], acked, files, warnings
+    ))  # fmt: skip
+
+
+def _across(engine: Engine, shared: Shared, request: AuditRequest) -> Iterator[Step]:
+    """What crosses ranges: each step reads what those before it sent."""
+    buckets = range(shared.buckets)
+    begins: dict[tuple[str, str, int], int] = {}
+    for each in engine.map(steps.AcrossRanges(shared), buckets):
+        begins |= each.begins
+        yield each
+    todo: list[Callable[[int], Step]] = []
+    if request.acked:
+        todo.append(steps.AtPlaces(shared))
+    if request.acked or request.duplicates:
+        todo.append(steps.ByLinks(shared, begins, request.duplicates))
+    if request.acked:
+        todo += [steps.ByOffsets(shared), steps.InOrder(shared)]
+    for one in todo:
+        yield from engine.map(one, buckets)
+
+
+def _summed_up(sums: FindingSums, result: AuditResult) -> AuditResult:
+    result.totals, result.kinds, result.first = sums.totals(), sums.kinds(), sums.first
+    if sum(row["count"] for row in result.kinds) < result.count():
+        result.warnings.append(
+            f"the gravest {len(result.kinds)} sorts of findings are summed up below"
         )
-        findings = reduce(DataFrame.union, parts).coalesce(session.sparkContext.defaultParallelism)
-        findings = kept.keep(findings)
-        totals, kinds = _totals(findings), _kinds(findings)
-        if sum(row["count"] for row in kinds) < sum(totals.values()):
-            warnings.append(f"the gravest {len(kinds)} sorts of findings are summed up below")
-    return AuditResult(groups, counts, findings, totals, kinds, acked, warnings, kept)
+    return result
 
 
-def _counted(
-    rows: DataFrame, groups: Sequence[ReplicaGroup]
-) -> tuple[dict[str, int], dict[str, GroupCounts]]:
-    """(findings of each kind, counts of each group); this runs the scan."""
-    summed = (
-        rows.where(F.col("part").isin(FINDING, COUNT))
-        .groupBy("part", "group", "kind")
-        .agg(
-            F.count("*").alias("rows"),
-            F.sum("amount").alias("messages"),
-            F.sum("agreed").alias("agreed"),
-            F.sum(F.when(F.col("part") == COUNT, F.col("size"))).alias("log_bytes"),
+def packed(tasks: Sequence[RangeTask], slots: int, range_bytes: int) -> list[list[RangeTask]]:
+    """Small ranges put together, so that many small logs are no swarm of tasks: up to
+    `range_bytes` each, but as many as there are `slots` to run them at once.
+    """
+    room = min(range_bytes, sum(task.end - task.begin for task in tasks) // slots)
+    packs: list[list[RangeTask]] = []
+    filled = room
+    for task in tasks:
+        size = task.end - task.begin
+        if not packs or filled + size > room:
+            packs.append([])
+            filled = 0
+        packs[-1].append(task)
+        filled += size
+    return packs
+
+
+def _read_lists(engine: Engine, shared: Shared, plan: Plan) -> tuple[Listed, list[str]]:
+    """What all lists have, and notes about what is left out. Raises ValueError."""
+    named: dict[str, set[str]] = {}
+    for group in plan.groups:
+        for broker in group.brokers:
+            named.setdefault(broker, set()).add(group.name)
+    named |= {group.name: {group.name} for group in plan.groups}
+    several = {broker: names for broker, names in named.items() if len(names) > 1}
+    brokers = {broker: min(names) for broker, names in named.items() if broker not in several}
+    only = plan.groups[0].name if len(plan.groups) == 1 else None
+    read = steps.ReadList(shared, brokers, frozenset(several), only)
+    every = Listed()
+    bad: list[str] = []
+    notes = []
+    for piece, one in zip(plan.pieces, engine.map(read, list(enumerate(plan.pieces))), strict=True):
+        every.count += one.count
+        every.others.update(one.others)
+        every.topics |= one.topics
+        every.has_ids |= one.has_ids
+        every.named |= one.named
+        if one.bad is not None:
+            notes.append(_torn(piece, one.bad.sentence, again=piece.path in bad))
+            bad.append(piece.path)
+    for broker in sorted(every.named):
+        raise ValueError(
+            f"the acknowledged list names broker {broker}, which may be any of "
+            f"{', '.join(sorted(several[broker]))}: give the stores of one cluster, or write one "
+            "of these names into the list"
         )
-        .collect()
-    )
-    counts = {group.name: GroupCounts() for group in groups}
-    kinds: dict[str, int] = {}
-    for row in summed:
-        if row.part == FINDING:
-            kinds[row.kind] = kinds.get(row.kind, 0) + row.rows
-        else:
-            counts[row.group] = GroupCounts(row.messages, row.agreed, row.log_bytes)
-    return kinds, counts
+    return every, notes
 
 
-def _gravity() -> Column:
-    return F.array_position(F.array(*map(F.lit, SEVERITIES)), F.col("severity"))
+def _torn(piece: Piece, sentence: str, *, again: bool) -> str:
+    """The note about a torn last line. Raises ValueError if anything else is wrong."""
+    if sentence:
+        raise ValueError(sentence)
+    sentence, is_last = first_fault(piece.storage, piece.path)
+    if again or not is_last or not has_torn_end(piece.storage, piece.path):
+        raise ValueError(sentence)
+    return f"{piece.path} ends within a line, which is left out: its writer was killed"
 
 
-def _totals(findings: DataFrame) -> dict[tuple[str | None, str], int]:
-    """Exact, and what the verdict is made of: at most one row per group and severity."""
-    rows = findings.groupBy("group", "severity").agg(F.count("*").alias("rows")).collect()
-    return {(row.group, row.severity): row.rows for row in rows}
-
-
-def _kinds(findings: DataFrame) -> list[dict[str, Any]]:
-    grouped = findings.groupBy("group", "severity", "kind", "replicas").agg(
-        F.count("*").alias("count"),
-        F.min("physical_offset").alias("first_offset"),
-        F.max("physical_offset").alias("last_offset"),
-        F.min("epoch").alias("first_epoch"),
-        F.max("epoch").alias("last_epoch"),
-    )
-    rows = [
-        row.asDict()
-        for row in grouped.orderBy(_gravity(), "group", "kind").limit(_SORTS_MAX).collect()
-    ]
-    order = {severity: rank for rank, severity in enumerate(SEVERITIES)}
-    return sorted(
-        rows,
-        key=lambda row: (
-            order[row["severity"]],
-            row["group"] or "",
-            row["kind"],
-            row["replicas"] or [],
-        ),
-    )
+def _of_list(listed: Listed) -> Iterable[Finding]:
+    """What is wrong with a list, whatever the stores hold."""
+    for broker, count in sorted(listed.others.items()):
+        detail = (
+            f"{count} entries of the acknowledged list are of broker {broker}, of which no store "
+            "is given"
+        )
+        yield Finding(None, WARNING, "unchecked", detail)
+    if not listed.count:
+        detail = "the acknowledged list has no entry, so nothing is held against it"
+        yield Finding(None, WARNING, "unchecked", detail)
 
 
 def check_output(folder: str, *, overwrite: bool) -> None:
@@ -292,31 +302,32 @@ def write_result(result: AuditResult, folder: str, summary: dict[str, Any]) -> N
     """`findings` as Parquet and `summary.json`, which comes last and only whole. Raises OSError."""
     storage, place = locate(folder)
     system = storage.file_system
-    system.create_dir(place)
     if storage.exists(f"{place}/summary.json"):
         system.delete_file(f"{place}/summary.json")
-    target = f"{folder}/findings" if "://" in folder else f"file://{place}/findings"
-    ordered = result.findings.orderBy("group", "physical_offset")
-    ordered.write.mode("overwrite").parquet(target)
-    _write_whole(storage, f"{place}/summary.json", summary)
-
-
-def _write_whole(storage: Storage, path: str, document: dict[str, Any]) -> None:
-    system = storage.file_system
-    growing = f"{path}.growing"
+    if storage.exists(f"{place}/findings"):
+        system.delete_dir(f"{place}/findings")
+    if not sum(result.totals.values()):
+        result.files.write_none()
+    _, made = locate(result.files.folder)
+    system.create_dir(f"{place}/findings")
+    fs.copy_files(
+        made, f"{place}/findings", source_filesystem=system, destination_filesystem=system
+    )
+    growing = f"{place}/summary.json.growing"
     with system.open_output_stream(growing) as stream:
-        text = json.dumps(document, indent=2, ensure_ascii=False, default=str)
+        text = json.dumps(summary, indent=2, ensure_ascii=False, default=str)
         stream.write(f"{text}\n".encode())
-    system.move(growing, path)
+    system.move(growing, f"{place}/summary.json")
 
 
 __all__ = [
     "AuditRequest",
     "AuditResult",
-    "GroupCounts",
     "Plan",
     "check_output",
+    "packed",
     "plan_audit",
     "run_audit",
+    "work_folder",
     "write_result",
 ]

@@ -70,7 +70,7 @@ COUNT: Final = "count"
 class Finding:
     """One finding; offsets are log and queue offsets, sizes bytes. None: it does not apply."""
 
-    group: str
+    group: str | None
     severity: str
     kind: str
     detail: str

@@ -31,7 +31,7 @@ _SHORT: Final = {
 }
 
 
-def summary_of(result: AuditResult, inputs: Sequence[str], limit: int) -> dict[str, Any]:
+def summary_of(result: AuditResult, inputs: Sequence[str]) -> dict[str, Any]:
     """The whole result as a document for JSON, with the first findings."""
     return {
         "verdict": "clean" if result.is_clean else "found",
@@ -42,7 +42,7 @@ def summary_of(result: AuditResult, inputs: Sequence[str], limit: int) -> dict[s
         "kinds": result.kinds,
         "acked": None if result.acked is None else result.acked.as_dict(),
         "warnings": result.warnings,
-        "first": result.first(limit),
+        "first": result.first,
     }
 
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from batonmq.protocol.errors import BatonError
+from batonmq.spark.engine import Engine, LocalEngine, SparkEngine
 from batonmq.spark.jobs.progress import Progress
 from batonmq.spark.read.damage import DamagedFile
 from batonmq.spark.read.storage import split_paths
@@ -92,6 +93,23 @@ class Job:
             return self._engine == LOCAL
         asked = self._wants_spark or "PYSPARK_GATEWAY_PORT" in os.environ
         return not asked and size_bytes <= most_bytes
+
+    @contextmanager
+    def engine(
+        self, name: str, size_bytes: int, most_bytes: int, *, shared: str | None
+    ) -> Iterator[Engine]:
+        """Where the steps run, see `is_local`. `shared`: a folder that all executors see, if there
+        is one; raises click.BadParameter for a cluster without one.
+        """
+        if self.is_local(size_bytes, most_bytes):
+            yield LocalEngine()
+            return
+        with self.session(name) as session:
+            if shared is None and not session.sparkContext.master.startswith("local"):
+                raise click.BadParameter(
+                    "--output is needed on a cluster: below it, executors share what they made"
+                )
+            yield SparkEngine(session)
 
     @contextmanager
     def session(self, name: str, **defaults: str) -> Iterator[SparkSession]:

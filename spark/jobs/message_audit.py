@@ -15,11 +15,20 @@ from batonmq.spark.audit.audit import (
     check_output,
     plan_audit,
     run_audit,
+    work_folder,
     write_result,
 )
 from batonmq.spark.audit.summary import lines_of, summary_of
-from batonmq.spark.fitting import SMALL, SMALL_JVM, fitted
-from batonmq.spark.jobs.command import DONE, FOUND, Job, JobCommand, job_options, paths_of
+from batonmq.spark.engine import SMALL_LOG_BYTES
+from batonmq.spark.jobs.command import (
+    DONE,
+    FOUND,
+    Job,
+    JobCommand,
+    engine_option,
+    job_options,
+    paths_of,
+)
 
 _MIB = 1 << 20
 _EPILOG = (
@@ -30,6 +39,7 @@ _EPILOG = (
 
 @click.command(cls=JobCommand, epilog=_EPILOG)
 @job_options
+@engine_option
 @click.option(
     "--stores",
     multiple=True,
@@ -106,23 +116,21 @@ def main(
         queues=queues,
         range_bytes=range_mib * _MIB,
         record_bytes_max=max_record_bytes,
+        limit=limit,
     )
     if output is not None:
         check_output(output, overwrite=overwrite)
     with job.progress.step("reading identity and epochs of the stores"):
         plan = plan_audit(request)
     with (
-        job.session("message_audit", **(SMALL_JVM if plan.is_small else {})) as session,
-        fitted(session, SMALL if plan.is_small else {}),
+        job.engine("message_audit", plan.size_bytes, SMALL_LOG_BYTES, shared=output) as engine,
+        work_folder(output) as folder,
     ):
-        result = run_audit(session, request, job.progress.step, plan)
-        try:
-            summary = summary_of(result, request.stores, limit)
-            if output is not None:
-                with job.progress.step(f"writing {output}"):
-                    write_result(result, output, summary)
-        finally:
-            result.close()
+        result = run_audit(engine, request, plan, folder, job.progress.step)
+        summary = summary_of(result, request.stores)
+        if output is not None:
+            with job.progress.step(f"writing {output}"):
+                write_result(result, output, summary)
     job.result(summary, lines_of(summary))
     sys.exit(DONE if result.is_clean else FOUND)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from batonmq.protocol.record import encode_blank
+from batonmq.spark.audit.audit import packed
 from batonmq.spark.audit.replicas import find_groups, log_files
 from batonmq.spark.audit.scan import plan_tasks
-from batonmq.spark.audit.scan_source import packed
 from batonmq.spark.read.store_facts import StoreError
 from tests.spark.audit.replica_files import (
     FILE_SIZE,

@@ -1,4 +1,4 @@
-"""The audit on Spark: what crosses ranges, acknowledged lists, the command and what it writes."""
+"""The whole audit: what crosses ranges, acknowledged lists, the command and what it writes."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from batonmq.client.producer.sending import SendResult, SendStatus
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.message_id import encode_offset_msg_id
-from batonmq.spark.audit import audit
-from batonmq.spark.audit.acked_list import read_acked
-from batonmq.spark.audit.audit import AuditRequest, AuditResult, run_audit
+from batonmq.spark.audit import results
+from batonmq.spark.audit.acked_list import entries_of, plan_lists
+from batonmq.spark.audit.audit import AuditRequest, plan_audit, run_audit
 from batonmq.spark.audit.findings import CRITICAL, INFO, Finding
-from batonmq.spark.audit.kept import Kept
-from batonmq.spark.audit.relations import finding_schema
+from batonmq.spark.audit.results import FindingFiles
 from batonmq.spark.audit.summary import lines_of, summary_of
+from batonmq.spark.engine import LocalEngine, SparkEngine
 from batonmq.spark.jobs.message_audit import main
 from batonmq.spark.live.ack_report import AckFile, write_committed
 from batonmq.spark.live.sink_sender import _acks, row_of
@@ -37,10 +37,6 @@ from tests.spark.audit.replica_files import (
 )
 from tests.spark.log_files import HOST_V4, LogFiles, message
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
-]
 GOLDEN = Path(__file__).parents[2] / "golden" / "java-5.3.3" / "store"
 
 
@@ -57,7 +53,7 @@ def entry(broker, number, /, **other):
 
 
 @pytest.fixture(scope="module")
-def many(session, tmp_path_factory):
+def many(tmp_path_factory):
     """One audit of several groups, each with a wound of its own, and a list of all of them."""
     root = tmp_path_factory.mktemp("many")
     acked = []
@@ -132,17 +128,58 @@ def many(session, tmp_path_factory):
     twice.save(identity="C#twice#1")
 
     request = AuditRequest(
-        (str(root / "*-?"),), acked=(write_acked(root / "acked.jsonl", acked),), chunk_bytes=3000
+        (str(root / "*-?"),),
+        acked=(write_acked(root / "acked.jsonl", acked),),
+        chunk_bytes=3000,
+        limit=3,
     )
-    result = run_audit(session, request)
-    rows = [row.asDict() for row in result.findings.collect()]
+    result, rows = audited(LocalEngine(), request, root)
     return {
+        "request": request,
+        "root": root,
         "result": result,
         "rows": rows,
         "stores": {each.broker: each for each in (clean, swap, gap, moved, old, tail, passed)},
         "last": last,
         "twice": places,
     }
+
+
+class Divided(LocalEngine):
+    """Steps in this process, divided as among tasks of Spark."""
+
+    def buckets(self, size_bytes):
+        return 5
+
+
+def audited(engine, request, root):
+    """(result, all findings)."""
+    folder = root / f"work-{type(engine).__name__}"
+    result = run_audit(engine, request, plan_audit(request), str(folder))
+    return result, list(result.files.rows())
+
+
+@pytest.fixture
+def engine(request):
+    """Only a test that asks for Spark starts it."""
+    return (
+        SparkEngine(request.getfixturevalue("session")) if request.param == "spark" else Divided()
+    )
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning:pyspark")
+@pytest.mark.parametrize("engine", ["divided", "spark"], indirect=True)
+def test_every_engine_finds_the_same(many, engine):
+    result, rows = audited(engine, many["request"], many["root"])
+
+    def plain(found):
+        return sorted(json.dumps(row, sort_keys=True) for row in found)
+
+    assert plain(rows) == plain(many["rows"])
+    mine = many["result"]
+    assert (result.counts, result.acked) == (mine.counts, mine.acked)
+    assert (result.kinds, result.totals) == (mine.kinds, mine.totals)
+    assert plain(result.first) == plain(mine.first)
 
 
 def of(many, group, *kinds):
@@ -288,7 +325,7 @@ def test_the_verdict_comes_first_and_the_gravest_findings(many):
     result = many["result"]
     assert not result.is_clean
     assert result.count() == len(many["rows"])
-    summary = summary_of(result, ["x"], 3)
+    summary = summary_of(result, ["x"])
     lines = lines_of(json.loads(json.dumps(summary, default=str)))
     assert lines[0].startswith("clean: 3 replicas agree on 60 of 60 messages, ")
     assert lines[0].endswith("; nothing wrong")
@@ -300,25 +337,23 @@ def test_the_verdict_comes_first_and_the_gravest_findings(many):
     assert lines[-1] == f"and {len(many['rows']) - 3:,} more"
 
 
-def test_the_verdict_does_not_hang_on_how_many_sorts_are_told(session, monkeypatch):
-    rows = [Finding(f"g{n}", INFO, "lagging", "").row() for n in range(5)]
-    rows += [Finding("z", CRITICAL, "lost", "").row()] * 3
-    found = session.createDataFrame(rows, finding_schema())
-    monkeypatch.setattr(audit, "_SORTS_MAX", 2)
-    kinds = audit._kinds(found)
-    assert [(row["severity"], row["count"]) for row in kinds] == [("critical", 3), ("info", 1)]
-    result = AuditResult([], {}, found, audit._totals(found), kinds, None)
-    assert not result.is_clean
-    assert (result.count("critical"), result.count("info"), result.count()) == (3, 5, 8)
-    monkeypatch.setattr(audit, "_SORTS_MAX", 0)
-    assert not AuditResult([], {}, found, audit._totals(found), [], None).is_clean
+def test_the_verdict_does_not_hang_on_how_many_sorts_are_told(tmp_path, monkeypatch):
+    files = FindingFiles(str(tmp_path), 1)
+    sums = files.write("a", [Finding(f"g{n}", INFO, "lagging", "") for n in range(5)])
+    sums.add(files.write("b", [Finding("z", CRITICAL, "lost", "")] * 3))
+    monkeypatch.setattr(results, "_SORTS_MAX", 2)
+    kinds = [(row["severity"], row["count"]) for row in sums.kinds()]
+    assert kinds == [("critical", 3), ("info", 1)]
+    totals = sums.totals()
+    assert totals["z", "critical"] == 3 and totals.total() == 8
+    assert [row["group"] for row in sums.first] == ["z"]
 
 
 def run(*arguments):
     return CliRunner().invoke(main, [*map(str, arguments), "--quiet"])
 
 
-def test_the_command_says_clean_with_its_exit_code(session):
+def test_the_command_says_clean_with_its_exit_code():
     done = run("--stores", GOLDEN / "*")
     assert done.exit_code == 0, done.output
     assert done.stdout == (
@@ -327,13 +362,14 @@ def test_the_command_says_clean_with_its_exit_code(session):
     )
 
 
-def test_the_command_finds_writes_and_replaces(session, tmp_path):
+def test_the_command_finds_writes_and_replaces(tmp_path):
     shutil.copytree(GOLDEN, tmp_path / "java")
     log = tmp_path / "java" / "b1" / "commitlog" / f"{0:020d}"
     data = bytearray(log.read_bytes())
     data[6269 + 88] ^= 1  # the first byte of its body
     log.write_bytes(data)
-    lines = [json.loads(x) for x in (GOLDEN / "b0" / "commitlog.decoded.jsonl").open()]
+    decoded = (GOLDEN / "b0" / "commitlog.decoded.jsonl").read_text()
+    lines = [json.loads(each) for each in decoded.splitlines()]
     acked = write_acked(
         tmp_path / "acked.jsonl",
         [
@@ -370,7 +406,7 @@ def test_the_command_finds_writes_and_replaces(session, tmp_path):
     assert pq.read_table(out / "findings").num_rows == 0
 
 
-def test_two_clusters_have_a_group_of_one_name(session, tmp_path):
+def test_two_clusters_have_a_group_of_one_name(tmp_path):
     clusters = ("east", "west")
     for cluster in clusters:
         stores = Replicas(tmp_path / cluster, count=2, messages=10)
@@ -404,7 +440,7 @@ def test_two_clusters_have_a_group_of_one_name(session, tmp_path):
     assert (found["group"], found["kind"], found["unique_key"]) == (names[1], "lost", key(10))
 
 
-def test_lists_of_the_sink_and_of_the_probe_are_taken_as_they_are(session, tmp_path):
+def test_lists_of_the_sink_and_of_the_probe_are_taken_as_they_are(tmp_path):
     """A task of the sink was killed while it wrote; its last line is cut off."""
     files = LogFiles(tmp_path / "b-1", file_size=FILE_SIZE)
     rows, probed = [], []
@@ -441,19 +477,16 @@ def test_lists_of_the_sink_and_of_the_probe_are_taken_as_they_are(session, tmp_p
     assert done.exit_code == 1 and "has no entry, so nothing is held against it" in done.stdout
 
 
-def test_lists_of_every_form_may_be_empty(session, tmp_path):
-    kept = Kept()
+def test_lists_of_every_form_may_be_empty(tmp_path):
     empty = {"a.jsonl": "", "b.csv": "", "c.csv": "unique_key,number\n"}
     for name, text in {**empty, "d.csv": 'number,unique_key\n1,K\n2,"L,M"\n'}.items():
         (tmp_path / name).write_text(text)
-        read = read_acked(session, [str(tmp_path / name)], kept)
-        assert [row.unique_key for row in read.entries.collect()] == (
-            [] if name in empty else ["K", "L,M"]
-        )
-    kept.forget()
+        pieces, _ = plan_lists([str(tmp_path / name)])
+        found = [entry.unique_key for piece in pieces for entry in entries_of(piece)]
+        assert found == ([] if name in empty else ["K", "L,M"])
 
 
-def test_wrong_input_is_a_sentence(session, tmp_path):
+def test_wrong_input_is_a_sentence(tmp_path):
     none = run("--stores", tmp_path / "none")
     assert none.exit_code == 2 and "is no store" in none.stderr
     good = '{"topic": "T", "queue_id": 0, "queue_offset": 0}\n'

@@ -132,7 +132,7 @@ def test_nothing_acknowledged_is_missing_in_any_store(run: Aftermath, tmp_path: 
     environ = {key: value for key, value in os.environ.items() if key not in hidden}
     environ |= {"HOME": str(tmp_path), "BATONMQ_DATA": str(run.paths.data)}
     program = "from batonmq.mqctl.main import main; main()"
-    arguments = ["--acked", str(run.paths.acked), "--master", "local[2]", "--json"]
+    arguments = ["--acked", str(run.paths.acked), "--json"]
     done = subprocess.run(
         [sys.executable, "-c", program, "messageAudit", *arguments],
         env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=600,

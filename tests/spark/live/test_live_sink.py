@@ -11,7 +11,7 @@ from batonmq.client.errors import NoRouteError
 from batonmq.client.producer.sending import SendResult, SendStatus
 from batonmq.process import disk
 from batonmq.protocol.message import MessageQueue
-from batonmq.spark.audit.acked_list import COLUMNS
+from batonmq.spark.audit.acked_lines import COLUMNS
 from batonmq.spark.live import sink
 from batonmq.spark.live import sink_sender as sender_module
 from batonmq.spark.live.ack_report import AckFile, report_folder
