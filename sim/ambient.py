@@ -8,6 +8,7 @@ changed but what reaches outside: module `time`, `os.urandom` and `os.getpid`, `
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -32,8 +33,10 @@ import pysyncobj.transport
 
 import batonmq.client.instance.connections
 import batonmq.controller.raft.transport
+from batonmq.broker.filter import sql_filter
 from batonmq.process import disk, lock_file
 from batonmq.remoting.connection import Connection
+from batonmq.store.index_service import IndexService
 from batonmq.store.queue_table import Queue
 from sim.disk import SimDisks
 from sim.loop import START_S, SimLoop, numbered, process_here
@@ -48,6 +51,10 @@ _SERVERS = frozenset(
     {"store", "epoch", "ha", "broker", "process", "namesrv", "replicas_manager", "history",
      "controller", "remoting"}
 )  # fmt: skip
+
+# What each start of a broker loads in the background is loaded once, before the first life.
+sql_filter.preload()
+IndexService.preload()
 
 #: The real clock, for those who measure the simulation.
 real_seconds = time.perf_counter
@@ -202,7 +209,12 @@ def _replace_raft(patches: Patches) -> None:
     patches.set(core, "threading", Threads)
     patches.set(core, "time", ThreadTime)
     # Sets of nodes are walked in the order of their hashes.
-    patches.set(pysyncobj.node.Node, "__hash__", lambda node: zlib.crc32(node.id.encode()))
+    patches.set(pysyncobj.node.Node, "__hash__", lambda node: _hash_of_text(node.id))
+
+
+@functools.cache
+def _hash_of_text(text: str) -> int:
+    return zlib.crc32(text.encode())
 
 
 def _replace_in_servers(patches: Patches) -> None:

@@ -86,7 +86,7 @@ class HostDisk:
             plan.fail_call = (name, left) if left > 0 else None
             if left <= 0:
                 self.told(f"EIO at {name} of {self.short(path)}")
-                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+                raise OSError(errno.EIO, os.strerror(errno.EIO), self.short(path))
         if plan.crash_at is not None and name in _CHANGING:
             left = plan.crash_at[0] - 1
             if left > 0:
@@ -107,9 +107,10 @@ class HostDisk:
 
     def refuse_if_full(self, path: str) -> None:
         if self.plan.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.short(path))
 
     def short(self, path: str) -> str:
+        """Without `root`, which no two runs share: controllers keep what brokers tell of errors."""
         return str(path).removeprefix(str(self.root) + "/")
 
     # What is not durable.

@@ -11,16 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import errno
+import heapq
 import itertools
 import random
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 _NO_PROCESS = contextvars.Context()
-_TIME = struct.Struct("<d")
+_pack_time = struct.Struct("<d").pack
+_RESOLUTION_S = 1e-7  # timers so close to each other are due together
 
 START_S = 10_000.0
 
@@ -41,7 +44,7 @@ class Process:
         self.vanished = False  # died with its host: no stream of it ends
         self.fuse = -1  # after so many callbacks it is killed; below 0: never
         self.busy_until_s = 0.0  # it waits for its disk
-        self.backlog: list[tuple[asyncio.Handle, Callable[..., object], tuple[Any, ...]]] = []
+        self.backlog: list[_Handle] = []
         self.on_kill: list[Callable[[], None]] = []
         self.threads: list[Any] = []
         self.serial = loop.new_serial()
@@ -100,13 +103,8 @@ class Process:
 
     def _release(self) -> None:
         backlog, self.backlog = self.backlog, []
-        for handle, callback, args in backlog:
-            self.post(self._late, handle, callback, args)
-
-    @staticmethod
-    def _late(handle: asyncio.Handle, callback: Callable[..., object], args: Any) -> None:
-        if not handle.cancelled():
-            callback(*args)
+        for handle in backlog:
+            self.post(handle.run_late)
 
 
 def current_process() -> Process:
@@ -121,7 +119,7 @@ process_here: Callable[[], Process | None] = _PROCESS.get
 
 def at_world(loop: SimLoop, when_s: float, callback: Callable[..., object], *args: Any) -> None:
     """Calls it at that time, in no process: no kill and no pause delays it."""
-    asyncio.BaseEventLoop.call_at(loop, when_s, callback, *args, context=_NO_PROCESS.copy())
+    loop.call_at(when_s, callback, *args, context=_NO_PROCESS.copy())
 
 
 class _Future(asyncio.Future[Any]):
@@ -154,6 +152,66 @@ def number_anew() -> None:
     _numbers = itertools.count(1)
 
 
+class _Handle(asyncio.Handle):
+    """A callback, and the process that it belongs to; None: the world's own.
+
+    As asyncio's, without what that does for its debug mode. Also in place of its TimerHandle.
+    """
+
+    __slots__ = ("_process", "_when")
+
+    def __init__(  # with all fields of asyncio's
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: SimLoop,
+        context: contextvars.Context,
+        when_s: float,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when = when_s
+        self._process: Process | None = context.get(_PROCESS)
+
+    def when(self) -> float:
+        return self._when
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
+
+    def _run(self) -> None:
+        loop, process = self._loop, self._process
+        try:
+            if process is not None:
+                if process.dead:
+                    return
+                if process.paused or process.busy_until_s > loop.now_s:
+                    process.backlog.append(self)
+                    return
+                if process.fuse >= 0:
+                    process.fuse -= 1
+                    if process.fuse < 0:
+                        self._context.run(process.kill)
+                        return
+                loop.callbacks += 1
+                loop.digest = zlib.crc32(_pack_time(loop.now_s), loop.digest ^ process.serial)
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            loop.note_error(error)
+
+    def run_late(self) -> None:
+        """Its process hung when it was due."""
+        if not self._cancelled:
+            self._callback(*self._args)
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """`errors` collects what callbacks raised; `network` serves sockets."""
 
@@ -170,8 +228,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._serials = 0
         self._tasks: list[asyncio.Task[Any]] = []  # of dead processes, too, for the GC
         self.network: Any = None
-        self._clock_resolution = 1e-7
-        self._selector = self
+        self._ready: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _Handle]] = []  # a heap; of equal ones the older first
+        self._timer_numbers = itertools.count()
         self.set_exception_handler(self._failed)
         self.set_task_factory(self._new_task)
 
@@ -180,9 +239,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._serials
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._note(context.get("exception") or context["message"])
+        self.note_error(context.get("exception") or context["message"])
 
-    def _note(self, error: BaseException | str) -> None:
+    def note_error(self, error: BaseException | str) -> None:
         """Not those of a disk that was made to fail: asyncio logs them, and goes on."""
         if isinstance(error, Crash):
             return
@@ -193,7 +252,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def note_raised(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._note(error)
+            self.note_error(error)
 
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)
@@ -223,8 +282,8 @@ class SimLoop(asyncio.BaseEventLoop):
         for task in self._tasks:
             task._log_traceback = False
         self._tasks.clear()
-        self._ready.clear()  # type: ignore[attr-defined]
-        self._scheduled.clear()  # type: ignore[attr-defined]
+        self._ready.clear()
+        self._timers.clear()
         self.close()
 
     def time(self) -> float:
@@ -233,47 +292,48 @@ class SimLoop(asyncio.BaseEventLoop):
     def now_ms(self) -> int:
         return int(self.now_s * 1000 + 1e-6)
 
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("nothing will ever happen again")
-        if timeout > 0:
-            self.now_s += timeout
-        return []
+    get_debug = staticmethod(bool)  # False; each future asks, and this is no call of Python code
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
-
-    def _write_to_self(self) -> None:
-        pass
+    def _run_once(self) -> None:
+        """As asyncio's, on the virtual clock: what is ready, after what became due."""
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            if not timers:
+                raise RuntimeError("nothing will ever happen again")
+            self.now_s = max(self.now_s, timers[0][0])
+        end_s = self.now_s + _RESOLUTION_S
+        while timers and timers[0][0] < end_s:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     # Callbacks belong to processes.
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        if self.finished:
-            return asyncio.Handle(callback, args, self, context)
         if context is None:
             context = contextvars.copy_context()
-        process = context.get(_PROCESS)
-        if process is None:
-            return super().call_soon(callback, *args, context=context)
-        box: list[Any] = []
-        handle = super().call_soon(_guarded, process, box, callback, args, context=context)
-        box.append(handle)
+        handle = _Handle(callback, args, self, context, 0.0)
+        if not self.finished:
+            self._ready.append(handle)
         return handle
 
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        return self.call_at(self.now_s + delay, callback, *args, context=context)
+
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        if self.finished:
-            return asyncio.TimerHandle(when, callback, args, self, context)
         if context is None:
             context = contextvars.copy_context()
-        process = context.get(_PROCESS)
-        if process is None:
-            return super().call_at(when, callback, *args, context=context)
-        if process.rate != 1.0:
-            when = self.now_s + (when - self.now_s) / process.rate
-        box: list[Any] = []
-        handle = super().call_at(when, _guarded, process, box, callback, args, context=context)
-        box.append(handle)
+        handle = _Handle(callback, args, self, context, when)
+        if self.finished:
+            return handle
+        process = handle._process
+        if process is not None and process.rate != 1.0:
+            handle._when = when = self.now_s + (when - self.now_s) / process.rate
+        heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
         return handle
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
@@ -304,24 +364,3 @@ class SimLoop(asyncio.BaseEventLoop):
         self, protocol_factory: Any, host: Any = None, port: Any = None, **kwargs: Any
     ) -> Any:
         return await self.network.connect(current_process(), protocol_factory, host, int(port))
-
-
-def _guarded(process: Process, box: list[Any], callback: Any, args: tuple[Any, ...]) -> None:
-    if process.dead:
-        return
-    loop = process.loop
-    if process.paused or process.busy_until_s > loop.now_s:
-        process.backlog.append((box[0], callback, args))
-        return
-    if process.fuse >= 0:
-        process.fuse -= 1
-        if process.fuse < 0:
-            process.kill()
-            return
-    loop.callbacks += 1
-    loop.digest = zlib.crc32(_TIME.pack(loop.now_s), loop.digest ^ process.serial)
-    try:
-        callback(*args)
-    except Crash:
-        if not process.dead:
-            raise

@@ -132,7 +132,8 @@ class Sightings:
         segment = store.log.segment_at(end)
         if segment is None or not plan.is_idle or store.health.full or store.health.has_failed:
             return
-        if store.trust.damage is None and any(segment.buffer[end - segment.start_offset :]):
+        behind = bytes(segment.buffer[end - segment.start_offset :])
+        if store.trust.damage is None and behind != bytes(len(behind)):
             self._violate(f"R22: behind {end}, the end of its log, {host.incarnation} has more")
 
     # Routes.

@@ -53,6 +53,7 @@ class CommitLog:
         self._flush_lock = threading.Lock()
         self._cuts = 0  # how often the log was shortened
         self._private = folder / _PRIVATE_FOLDER
+        self._log_id = ""
 
     # Opening.
 
@@ -94,13 +95,19 @@ class CommitLog:
 
     @property
     def log_id(self) -> str:
-        """The random id made with this log when it was empty; it dies with its folder."""
-        path = self._private / _LOG_ID_FILE
-        if path.exists():
-            return disk.read_bytes(path).decode("ascii").strip()
-        fresh = uuid.uuid4().hex
-        replace_file(path, fresh.encode("ascii"))
-        return fresh
+        """The random id made with this log when it was empty; it dies with its folder.
+
+        Each heartbeat has it: it is read once.
+        """
+        if not self._log_id:
+            path = self._private / _LOG_ID_FILE
+            if path.exists():
+                self._log_id = disk.read_bytes(path).decode("ascii").strip()
+            else:
+                fresh = uuid.uuid4().hex
+                replace_file(path, fresh.encode("ascii"))
+                self._log_id = fresh
+        return self._log_id
 
     @property
     def end_of_segments(self) -> int:

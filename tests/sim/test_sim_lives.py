@@ -27,9 +27,10 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
     assert outcome.statistics.acked and outcome.statistics.delivered
 
 
-@pytest.mark.parametrize("seed", [3, 8])
+@pytest.mark.parametrize("seed", [3, 5])
 def test_a_seed_is_the_same_life_in_every_process(seed: int) -> None:
-    """Whatever order the hashes of strings put sets into."""
+    """Whatever order the hashes of strings put sets into. In 5 disks are full: controllers keep
+    what brokers tell of that."""
     code = f"from sim.life import run; print(run({seed}).statistics.digest)"
     digests = set()
     for hashes in ("1", "2"):
