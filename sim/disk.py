@@ -27,6 +27,9 @@ from sim.loop import Crash, Process, process_here
 from sim.threads import current_thread
 
 SECTOR = 512
+MOST_WRITTEN = 1 << 26
+"""Bytes that one host may write in its life, some 200 times what lives need: code with a defect
+that writes for ever would take the memory of the machine."""
 _GRAVES = ".graves"
 
 
@@ -72,6 +75,7 @@ class HostDisk:
         self.crash: Callable[[], None] = lambda: None
         self.told: Callable[[str], None] = lambda what: None
         self.calls = 0
+        self.written = 0
         self._graves = root / _GRAVES
         self._graves.mkdir(parents=True)
         self._buried = 0
@@ -401,6 +405,9 @@ class SimDisks(NameCalls):
     def pwrite(self, fd: int, data: Any, offset: int) -> int:
         disk, file, path = self._at(fd)
         disk.before("pwrite", path)
+        disk.written += len(data)
+        if disk.written > MOST_WRITTEN:
+            raise OSError(errno.ENOSPC, f"this host wrote {MOST_WRITTEN} bytes", path)
         if disk.plan.full and offset + len(data) > os.fstat(fd).st_size:
             disk.refuse_if_full(path)
         if disk.plan.short_write is not None:
