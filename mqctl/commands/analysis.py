@@ -27,7 +27,7 @@ from batonmq.process import extras
 
 ANALYSIS_FOLDER: Final = "analysis"
 HELP: Final = ("--help", "-h")
-_SMALL_WITHOUT_JVM: Final = frozenset({"epoch_history", "message_audit"})
+_SMALL_WITHOUT_JVM: Final = frozenset({"epoch_history", "message_audit", "topic_stats"})
 """Jobs that do small inputs by themselves; for others they say what Spark lacks."""
 
 

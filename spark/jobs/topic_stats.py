@@ -11,8 +11,16 @@ from typing import Final
 
 import click
 
-from batonmq.spark.fitting import SMALL, SMALL_JVM, fitted
-from batonmq.spark.jobs.command import EXIT_CODES, FOUND, Job, JobCommand, job_options, paths_of
+from batonmq.spark.engine import SMALL_LOG_BYTES
+from batonmq.spark.jobs.command import (
+    EXIT_CODES,
+    FOUND,
+    Job,
+    JobCommand,
+    engine_option,
+    job_options,
+    paths_of,
+)
 from batonmq.spark.stats.output import Output
 from batonmq.spark.stats.replicas import one_per_group
 from batonmq.spark.stats.run import Wanted, lines, run
@@ -24,6 +32,7 @@ _MOMENTS: Final = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "
 
 @click.command(cls=JobCommand, epilog=EXIT_CODES)
 @job_options
+@engine_option
 @click.option(
     "--stores",
     multiple=True,
@@ -92,16 +101,14 @@ def main(
     report = ""
     with job.progress.step("reading identity and epochs of the stores"):
         sources = one_per_group(wanted.patterns, unconfirmed=unconfirmed)
-    small = sources.is_small()
     with (
         Output(output, overwrite=overwrite) as place,
-        job.session("topic_stats", **(SMALL_JVM if small else {})) as spark,
-        fitted(spark, SMALL if small else {}),
+        job.engine("topic_stats", sources.log_bytes, SMALL_LOG_BYTES, shared=output) as engine,
     ):
-        summary = run(spark, wanted, sources, place, job.progress.step)
+        summary = run(engine, wanted, sources, place, job.progress.step)
         if not no_report:
             with job.progress.step("drawing the report"):
-                report = write_stats_report(spark, str(place.path), summary)
+                report = write_stats_report(str(place.path), summary)
     printed = lines(summary)
     job.result(summary, [*printed, f"report: {report}"] if report else printed)
     slowest = summary["slowest_group"]

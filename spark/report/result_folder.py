@@ -13,10 +13,7 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from typing import Any, Final, Self
 
 SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
@@ -71,16 +68,6 @@ class ResultFolder:
     def table(self, name: str) -> str:
         """Where a table is before it is published."""
         return str(self._making / name)
-
-    def write_table(self, name: str, rows: DataFrame, folders: Sequence[str]) -> DataFrame:
-        """Write a table by `folders`, not yet where readers look; what it is when read back."""
-        place = self.table(name)
-        rows.write.partitionBy(*folders).parquet(place)
-        if not any(Path(place).glob(f"{folders[0]}=*")):
-            # Without rows there is no folder to read the columns from: an empty file has them.
-            shutil.rmtree(place)
-            rows.limit(0).coalesce(1).write.parquet(place)
-        return rows.sparkSession.read.schema(rows.schema).parquet(place)
 
     def publish(self, summary: Mapping[str, Any]) -> None:
         """Put the tables in the place of earlier ones, then the summary. Raises OSError."""

@@ -1,4 +1,4 @@
-"""The folder of results of topic_stats.
+"""The folder of results of topic_stats, and the files of one task. Free of Spark.
 
 `consumer_lag` is different: committed offsets are of a moment, so every run adds its snapshot, a
 folder of its own, and runs with `--overwrite` keep those of earlier runs.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from batonmq.spark.report.result_folder import ResultFolder
-from batonmq.spark.stats.tables import TABLES
+from batonmq.spark.stats.tables import TABLES, Row, day_text, table_of
 
 LAG: Final = "consumer_lag"
 
@@ -28,31 +28,22 @@ class Output(ResultFolder):
     def __init__(self, folder: str, *, overwrite: bool = False) -> None:
         """Raises ValueError if the folder holds what may not be replaced, or is no local path."""
         super().__init__(
-            folder, TABLES, overwrite=overwrite, keeps=" and keeps its snapshots of consumer_lag"
-        )
-
-    def write(
-        self,
-        name: str,
-        frame: DataFrame,
-        snapshot: datetime | None = None,
-        *,
-        small: bool = False,
-    ) -> DataFrame:
-        """Write a table, not yet where readers look; what it is when read back.
-
-        With `snapshot` it is partitioned by that as well. `small`: its rows go into one task.
-        """
-        parts = ["day"]
-        if snapshot is not None:
-            frame = frame.withColumn("snapshot", F.lit(f"{snapshot:%Y-%m-%dT%H-%M-%S}"))
-            parts.append("snapshot")
-        return self.write_table(
-            name, frame.coalesce(1) if small else frame.repartition("day"), parts
+            folder,
+            tuple(TABLES),
+            overwrite=overwrite,
+            keeps=" and keeps its snapshots of consumer_lag",
         )
 
     def publish(self, summary: Mapping[str, Any]) -> None:
         """Put the tables in the place of earlier ones, then the summary. Raises OSError."""
+        for name, schema in TABLES.items():
+            folder = Path(self.table(name))
+            if not folder.exists():  # an empty file has the columns
+                folder.mkdir(parents=True)
+                parts = ("day", "snapshot") if name == LAG else ("day",)
+                for part in parts:
+                    schema = schema.append(pa.field(part, pa.string()))
+                pq.write_table(schema.empty_table(), folder / "part-00000.parquet")
         self._keep_snapshots(Path(self.table(LAG)))
         super().publish(summary)
 
@@ -64,4 +55,21 @@ class Output(ResultFolder):
                 shutil.copytree(old, place, copy_function=os.link)
 
 
-__all__ = ["LAG", "Output"]
+def write_rows(folder: Path, name: str, rows: Sequence[Row], task: int, snapshot: str) -> None:
+    """Write the rows of a task by day, and consumer_lag by snapshot. Raises OSError."""
+
+    def day(row: Row) -> int:
+        return int(row["day"])
+
+    for which, theirs in groupby(sorted(rows, key=day), day):
+        place = folder / name / f"day={day_text(which)}"
+        if name == LAG:
+            place /= f"snapshot={snapshot}"
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / f"part-{task:05}.parquet"
+        growing = path.with_name(f".{path.name}.{os.getpid()}")
+        pq.write_table(table_of(name, list(theirs)), growing)
+        growing.replace(path)
+
+
+__all__ = ["LAG", "Output", "write_rows"]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from batonmq.spark.fitting import SMALL_LOG_BYTES
 from batonmq.spark.read.storage import Storage, locate
 from batonmq.spark.read.store_facts import StoreError, StoreFacts, read_facts, segments
 
@@ -36,9 +35,10 @@ class Sources:
     patterns: list[str]
     chosen: list[Chosen]
 
-    def is_small(self) -> bool:
-        """Whether Spark is fitted to a small input."""
-        return sum(each.log_bytes for each in self.chosen) <= SMALL_LOG_BYTES
+    @property
+    def log_bytes(self) -> int:
+        """How much of all logs is read, or less."""
+        return sum(each.log_bytes for each in self.chosen)
 
 
 def one_per_group(patterns: Sequence[str], *, unconfirmed: bool = False) -> Sources:

@@ -2,122 +2,133 @@
 
 Rows of the log become counts by queue, bucket of time and size, and by topic, bucket and delay.
 Sizes and delays are kept to six binary digits (below 64 exactly, else at most 1/32 too small), so
-there are at most some hundred of each, however many messages there are: memory and what is shuffled
+there are at most some hundred of each, however many messages there are: memory and what is divided
 do not grow with the log but with queues x buckets. Percentiles of counts are exact; so a percentile
-of sizes or delays is at most 3.2 % below the true one.
+of sizes or delays is at most 3.2 % below the true one. Free of Spark.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from batonmq.protocol.topic_name import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from batonmq.spark.read.arrow_parts import is_any_of
+from batonmq.spark.read.options import ReadOptions
+from batonmq.spark.read.reading import Read, Work
+from batonmq.spark.read.record_columns import Int64s
+from batonmq.spark.read.selection import Selection
 from batonmq.spark.stats.replicas import Sources
 
-COLUMNS: Final = "store,topic,queue_id,queue_offset,size,born_at,store_at"
+_COLUMNS: Final = "topic,queue_id,queue_offset,size,born_at,store_at"
 _DIGITS: Final = 6
-
-
-def read_messages(
-    session: SparkSession,
-    sources: Sources,
-    topics: Sequence[str],
-    *,
-    mode: str,
-    unconfirmed: bool = False,
-) -> DataFrame:
-    """The messages of the chosen stores, without bodies; `topics` empty: all of them."""
-
-    frame = (
-        session.read.format("batonmq")
-        .option("paths", json.dumps(sources.patterns))
-        .option("table", "messages")
-        .option("columns", COLUMNS)
-        .option("mode", mode)
-        .option("unconfirmed", str(unconfirmed).lower())
-        .load()
-        .where(F.col("store").isin([each.store for each in sources.chosen]))  # not even planned
-    )
-    return frame.where(F.col("topic").isin(list(topics))) if topics else frame
-
-
-def counted(messages: DataFrame, bucket_ms: int, sources: Sources) -> DataFrame:
-    """Counts of two kinds (`is_delay` is which); `broker` is the name of the group:
-
-    0: broker, topic, queue_id, bucket_ms, size -> messages, bytes, first_offset, last_offset,
-    first_store_ms; 1: topic, bucket_ms, delay_ms -> messages, late (clocks: born after stored).
-    """
-    store_ms = F.unix_millis("store_at")
-    delay_ms = store_ms - F.unix_millis("born_at")
-    prepared = messages.where("store_at is not null").select(
-        "store",
-        "topic",
-        "queue_id",
-        (store_ms - store_ms % bucket_ms).alias("bucket_ms"),
-        coarse(F.col("size").cast("long")).alias("size"),
-        coarse(not_below_zero(delay_ms)).alias("delay_ms"),
-        F.col("size").cast("long").alias("bytes"),
-        "queue_offset",
-        store_ms.alias("store_ms"),
-        (delay_ms < 0).alias("late"),
-    )
-    sets = [
-        [F.col(name) for name in ("store", "topic", "queue_id", "bucket_ms", "size")],
-        [F.col(name) for name in ("topic", "bucket_ms", "delay_ms")],
+_LONG: Final = pa.int64()
+SIZES_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()), ("broker", pa.string()), ("queue_id", pa.int32()),
+        ("bucket_ms", _LONG), ("size", _LONG), ("messages", _LONG), ("bytes", _LONG),
+        ("first_offset", _LONG), ("last_offset", _LONG), ("first_store_ms", _LONG),
     ]
-    counts = prepared.groupingSets(
-        sets, "store", "topic", "queue_id", "bucket_ms", "size", "delay_ms"
-    ).agg(
-        F.grouping("size").cast("int").alias("is_delay"),
-        F.count("*").alias("messages"),
-        F.sum("bytes").alias("bytes"),
-        F.min("queue_offset").alias("first_offset"),
-        F.max("queue_offset").alias("last_offset"),
-        F.min("store_ms").alias("first_store_ms"),
-        F.count_if("late").alias("late"),
-    )
-    return counts.withColumn("broker", group_of(F.col("store"), sources)).drop("store")
+)  # fmt: skip
+"""Messages of one queue, bucket of time and size."""
+DELAYS_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()), ("bucket_ms", _LONG), ("delay_ms", _LONG), ("messages", _LONG),
+        ("late", _LONG),
+    ]
+)  # fmt: skip
+"""Messages of one topic, bucket of time and delay (null: born at an unknown time). `late`: stored
+before they were born."""
+_SIZE_SUMS: Final = [
+    ("messages", "sum"), ("bytes", "sum"), ("first_offset", "min"), ("last_offset", "max"),
+    ("first_store_ms", "min"),
+]  # fmt: skip
+_DELAY_SUMS: Final = [("messages", "sum"), ("late", "sum")]
 
 
-def group_of(store: Column, sources: Sources) -> Column:
-    """The name of the broker group of a store: one store of each is read."""
-    pairs = [F.lit(text) for each in sources.chosen for text in (each.store, each.broker)]
-    return F.element_at(F.create_map(*pairs), store)
+def reading(sources: Sources, table: str, **options: str) -> tuple[Read, list[Work]]:
+    """A read of a table of the chosen stores, and its pieces. Raises StoreError, OSError."""
+    given = {"paths": json.dumps(sources.patterns), "table": table, **options}
+    read = Read(ReadOptions.from_mapping(given), Selection())
+    chosen = {each.store for each in sources.chosen}
+    plan = read.plan()
+    return read, [work for work in plan if work.facts is None or work.facts.path in chosen]
 
 
-def coarse(value: Column) -> Column:
-    """The value with its six highest binary digits, the others zero; null stays null."""
-    # log2 of a whole power may round below it: the length of the binary text is exact.
-    surplus = F.greatest(F.length(F.bin(value)) - _DIGITS, F.lit(0))
-    return F.call_function("shiftleft", F.call_function("shiftright", value, surplus), surplus)
+def messages_of(sources: Sources, *, mode: str, unconfirmed: bool) -> tuple[Read, list[Work]]:
+    """The messages of the chosen stores, without bodies."""
+    loose = str(unconfirmed).lower()
+    return reading(sources, "messages", columns=_COLUMNS, mode=mode, unconfirmed=loose)
 
 
-def not_below_zero(value: Column) -> Column:
-    """Null stays null: `greatest` alone would make it 0."""
-    return F.when(value < 0, F.lit(0)).otherwise(value)
-
-
-def is_system(topic: Column) -> Column:
-    """Topics of the broker itself, its retries and dead letters."""
+def counted(
+    batches: Iterable[pa.RecordBatch], broker: str, bucket_ms: int, topics: Sequence[str]
+) -> tuple[pa.Table, pa.Table]:
+    """(sizes, delays) of messages of one broker group; `topics` empty: of all topics."""
+    sizes, delays = [SIZES_SCHEMA.empty_table()], [DELAYS_SCHEMA.empty_table()]
+    for batch in batches:
+        if topics:
+            wanted = is_any_of(batch.column("topic"), frozenset(topics))
+            batch = batch.filter(pa.array(wanted))
+        batch = batch.filter(pc.is_valid(batch.column("store_at")))
+        of_batch = _prepared(batch, broker, bucket_ms)
+        sizes.append(summed(of_batch, SIZES_SCHEMA, _SIZE_SUMS))
+        delays.append(summed(of_batch, DELAYS_SCHEMA, _DELAY_SUMS))
     return (
-        topic.isin(sorted(SYSTEM_TOPICS))
-        | topic.startswith(SYSTEM_TOPIC_PREFIX)
-        | topic.startswith(RETRY_PREFIX)
-        | topic.startswith(DLQ_PREFIX)
+        summed(pa.concat_tables(sizes), SIZES_SCHEMA, _SIZE_SUMS),
+        summed(pa.concat_tables(delays), DELAYS_SCHEMA, _DELAY_SUMS),
     )
 
 
-__all__ = [
-    "COLUMNS",
-    "coarse",
-    "counted",
-    "group_of",
-    "is_system",
-    "not_below_zero",
-    "read_messages",
-]
+def _prepared(batch: pa.RecordBatch, broker: str, bucket_ms: int) -> pa.Table:
+    store_ms = _milliseconds(batch.column("store_at"))
+    born = batch.column("born_at")
+    unknown = pc.is_null(born).to_numpy(zero_copy_only=False)
+    delay_ms = np.where(unknown, 0, store_ms - _milliseconds(born))
+    size = batch.column("size").cast(_LONG).to_numpy()
+    columns = {
+        "topic": batch.column("topic"),
+        "broker": pa.repeat(pa.scalar(broker, pa.string()), batch.num_rows),
+        "queue_id": batch.column("queue_id"),
+        "bucket_ms": pa.array(store_ms - store_ms % bucket_ms),
+        "size": pa.array(coarse(size)),
+        "messages": pa.array(np.ones(batch.num_rows, np.int64)),
+        "bytes": pa.array(size),
+        "first_offset": batch.column("queue_offset"),
+        "last_offset": batch.column("queue_offset"),
+        "first_store_ms": pa.array(store_ms),
+        "delay_ms": pa.array(coarse(np.maximum(delay_ms, 0)), mask=unknown),
+        "late": pa.array((delay_ms < 0).astype(np.int64)),
+    }
+    return pa.table(columns)
+
+
+def summed(table: pa.Table, schema: pa.Schema, sums: list[tuple[str, str]]) -> pa.Table:
+    """The table with `schema` and one row for each key; what is not summed is the key."""
+    named = {name for name, _ in sums}
+    keys = [name for name in schema.names if name not in named]
+    found = table.group_by(keys, use_threads=False).aggregate(sums)
+    columns = [found.column(n if n in keys else f"{n}_{dict(sums)[n]}") for n in schema.names]
+    return pa.table(columns, names=schema.names).cast(schema)
+
+
+def coarse(values: Int64s) -> Int64s:
+    """Values with their six highest binary digits, the others zero; none is below 0."""
+    _, bits = np.frexp(values.astype(np.float64))
+    surplus = np.maximum(bits.astype(np.int64) - _DIGITS, 0)
+    result: Int64s = values >> surplus << surplus
+    return result
+
+
+def _milliseconds(column: pa.Array) -> Int64s:
+    """Of a column of times; 0 for null."""
+    us: Any = column.cast(_LONG).fill_null(0).to_numpy()
+    result: Int64s = us // 1000
+    return result
+
+
+__all__ = ["DELAYS_SCHEMA", "SIZES_SCHEMA", "coarse", "counted", "messages_of", "reading"]

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
-
 from batonmq.spark.report.page import (
     Card,
     Cell,
@@ -45,9 +43,9 @@ from batonmq.spark.stats.stats_tables import LAGS_DRAWN, StatsTables
 _ZOOM = "Drag to zoom in, double-click to see all again."
 
 
-def write_stats_report(session: SparkSession, out_dir: str, summary: Mapping[str, Any]) -> str:
+def write_stats_report(out_dir: str, summary: Mapping[str, Any]) -> str:
     """Write OUT/report.html from the tables below OUT, whole or not at all; its path."""
-    tables = StatsTables(session, out_dir)
+    tables = StatsTables(out_dir)
     totals, topics = tables.totals(), tables.topics()
     hottest, grid = tables.hot()
     last, lines = tables.lags()
@@ -190,13 +188,11 @@ def _traffic(tables: StatsTables, totals: Any, summary: Mapping[str, Any]) -> li
         tables, "delay_ms", "delays", "From born at the producer to stored at the broker.", "delay"
     )
     if found := tables.percentiles("size", "", width, totals.first_ms):
-        lines = {name: [(row.bar, row[f"size_{name}"]) for row in found] for name in _PERCENTILES}
+        lines = _lines(found)
         figure = percentiles_figure(lines, "size", ticks=SIZE_TICKS, text=bytes_text)
         sizes.append(Picture("sizes-over-time", figure, _OVER_TIME))
     if found := tables.percentiles("delay", "_ms", width, totals.first_ms):
-        lines = {
-            name: [(row.bar, row[f"delay_{name}_ms"]) for row in found] for name in _PERCENTILES
-        }
+        lines = _lines(found)
         figure = percentiles_figure(lines, "delay", ticks=DURATION_TICKS_MS, text=duration_text)
         delays.append(Picture("delays-over-time", figure, _OVER_TIME))
     return [
@@ -204,6 +200,10 @@ def _traffic(tables: StatsTables, totals: Any, summary: Mapping[str, Any]) -> li
         Section("size", "How large messages are", sizes),
         Section("delay", "How late messages are stored", delays),
     ]
+
+
+def _lines(found: Sequence[Sequence[Any]]) -> dict[str, list[tuple[int, float]]]:
+    return {name: [(row[0], row[at]) for row in found] for at, name in enumerate(_PERCENTILES, 1)}
 
 
 def _distribution(tables: StatsTables, name: str, key: str, text: str, title: str) -> list[Picture]:
@@ -269,7 +269,7 @@ def _consumers(last: Sequence[Any], lines: Sequence[Any], summary: Mapping[str, 
             )
         )
     by_name = {
-        f"{group} · {topic}": [(row["at"], row.lag) for row in rows]
+        f"{group} · {topic}": [(row.at, row.lag) for row in rows]
         for (group, topic), rows in groupby(lines, key=lambda r: (r.group, r.topic))
     }
     if any(len(points) > 1 for points in by_name.values()):

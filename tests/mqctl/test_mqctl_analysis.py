@@ -146,7 +146,7 @@ def test_the_job_has_our_pid_and_so_gets_ctrl_c_itself(machine: Machine) -> None
         assert process.stderr.read() == ""
 
 
-@pytest.mark.parametrize("name", ["topicStats", "streamHistory"])
+@pytest.mark.parametrize("name", ["streamHistory"])
 def test_without_a_jdk_it_ends_with_2_and_a_sentence(machine: Machine, name: str) -> None:
     done = machine.run(name, "--stores", "s", "--name-servers", "h:1", JAVA_HOME="/nowhere")
     assert done.returncode == 2

@@ -2,22 +2,23 @@
 
 import json
 import struct
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from batonmq.spark.engine import LocalEngine, SparkEngine
 from batonmq.spark.jobs.topic_stats import main, span_ms
 from batonmq.spark.read.store_facts import StoreError
+from batonmq.spark.stats.output import Output
 from batonmq.spark.stats.replicas import one_per_group
+from batonmq.spark.stats.run import Wanted, run
+from batonmq.spark.stats.tables import TABLES
 from tests.spark.browser import Browser, assert_stands_alone, need_a_browser
 from tests.spark.log_files import LogFiles
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
-]
 NOON_MS = 1_795_262_400_000  # 2026-11-21 12:00:00 UTC
 HOT = "Orders"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -81,13 +82,46 @@ def stores(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def done(session, stores, tmp_path_factory):
+def done(stores, tmp_path_factory):
     """Two runs an hour apart into one output; the result of the second."""
     out = tmp_path_factory.mktemp("out")
     plain = ["--stores", stores, "--output", str(out), "--json", "--quiet", "--max-lag", "19"]
     first = CliRunner().invoke(main, [*plain, "--no-report", "--at", "2026-11-21 12:02:00"])
     assert first.exit_code == 1, first.output
     return out, CliRunner().invoke(main, [*plain, "--overwrite", "--at", "2026-11-21 13:02:00"])
+
+
+class Divided(LocalEngine):
+    """Steps in this process, divided as among tasks of Spark."""
+
+    def buckets(self, size_bytes):
+        return 3
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning:pyspark")
+@pytest.mark.parametrize("name", ["divided", "spark"])
+def test_every_engine_makes_the_same_tables(done, stores, tmp_path, request, name):
+    out, result = done
+    engine = SparkEngine(request.getfixturevalue("session")) if name == "spark" else Divided()
+    at = datetime(2026, 11, 21, 13, 2, tzinfo=UTC)
+    wanted = Wanted((stores,), (), 60_000, "FAILFAST", at)
+    with Output(str(tmp_path / "out")) as place:
+        sources = one_per_group(wanted.patterns)
+        summary = run(engine, wanted, sources, place, lambda _: nullcontext())
+    mine = json.loads(result.stdout)
+    for document in (mine, summary):
+        del document["generated_at"]
+    assert json.loads(json.dumps(summary)) == mine
+
+    def plain(folder, table):
+        return sorted(str(row) for row in rows(folder, table) if is_of_run(row))
+
+    def is_of_run(row):
+        return row.get("snapshot_at", at) == at
+
+    for table in TABLES:
+        found = plain(tmp_path / "out", table)
+        assert found and found == plain(out, table), table
 
 
 def rows(out, name, **wanted):
