@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from lone_broker import Rig, run_with_broker, until
 
+from batonmq.broker.consume.group_admin import GroupAdminProcessor
 from batonmq.protocol.bodies import (
     ConsumerConnection,
     ConsumerData,
@@ -21,7 +22,7 @@ from batonmq.protocol.bodies import (
     SubscriptionData,
     TopicStatsTable,
 )
-from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.fastjson import loads
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.record import decode_record
@@ -156,6 +157,28 @@ def test_the_golden_reset_and_both_ends(tmp_path: Path) -> None:
             refused = await reset(rig, **fields)
             assert refused.code == code and named in (refused.remark or "")
         assert await committed(rig) == "1"
+
+    run_with_broker(tmp_path, play)
+
+
+def test_r31_a_reset_in_whose_midst_the_role_ends_sets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for the offsets takes turns of the loop: the next master would not know of them."""
+    real = GroupAdminProcessor._offset_at
+
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        await rig.pull(commit=2)
+
+        def fencing(admin: GroupAdminProcessor, topic: str, queue_id: int, when: int) -> int:
+            rig.service.path.gate.fence()
+            return real(admin, topic, queue_id, when)
+
+        monkeypatch.setattr(GroupAdminProcessor, "_offset_at", fencing)
+        assert (await reset(rig)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert rig.service.tables.offsets.query("g", "T", 0) == 2
 
     run_with_broker(tmp_path, play)
 

@@ -19,7 +19,7 @@ from batonmq.protocol.bodies import (
     SubscriptionData,
     SubscriptionGroupConfig,
 )
-from batonmq.protocol.codes import READ_REPLICA_FIELD
+from batonmq.protocol.codes import READ_REPLICA_FIELD, ResponseCode
 from batonmq.protocol.record import decode_records
 from batonmq.remoting.command import RemotingCommand
 
@@ -246,3 +246,29 @@ def test_without_slave_read_enable_nobody_is_sent_away(tmp_path: Path) -> None:
         assert (await rig.ask(11, asked)).code == 2
 
     run_with_broker(tmp_path, play, access_message_in_memory_max_ratio=0)
+
+
+def test_g8_a_bad_record_is_not_served_and_told_once(tmp_path: Path) -> None:
+    """It went bad on the disk between two clean starts; the second one reads no old records."""
+
+    async def fill(rig: Rig) -> None:
+        for body in (b"good", b"rotten", b"last"):
+            assert (await rig.send(body=body)).code == 0
+        await rig.pull()
+
+    async def read(rig: Rig) -> None:
+        told: list[str] = []
+        rig.service.pull._damaged = told.append
+        assert bodies(await rig.pull(count=1)) == [b"good"]
+        for _ in range(2):
+            refused = await rig.pull(offset=1)
+            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert str(log) in (refused.remark or "")
+        assert len(told) == 1
+
+    run_with_broker(tmp_path, fill)
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(file.read().index(b"rotten"))
+        file.write(b"R")
+    run_with_broker(tmp_path, read)

@@ -12,6 +12,7 @@ import uvloop
 from heartbeats import heartbeat
 from lone_broker import Rig, lone_broker, send_header, until
 
+from batonmq.broker.consume.pull_processor import PullProcessor
 from batonmq.broker.relay import NO_MASTER, WAIT_MS
 from batonmq.protocol.bodies import GetConsumerListByGroupResponseBody
 from batonmq.protocol.codes import (
@@ -275,7 +276,12 @@ def test_our_own_client_is_sent_to_the_master(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_it_keeps_no_more_than_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bound", "most"), [("HELD_MAX", 2), ("HELD_BYTES_MAX", 2)])
+def test_it_keeps_no_more_than_its_bounds(
+    bound: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the sends has one byte."""
+
     async def script(group: Group) -> None:
         waits = [asyncio.ensure_future(group.ask()) for _ in range(2)]
         await until(lambda: len(group.relay) == 2)
@@ -283,7 +289,7 @@ def test_it_keeps_no_more_than_its_bounds(tmp_path: Path, monkeypatch: pytest.Mo
         group.follow()
         assert [(await wait).code for wait in waits] == [0, 0]
 
-    monkeypatch.setattr("batonmq.broker.relay.HELD_MAX", 2)
+    monkeypatch.setattr(f"batonmq.broker.relay.{bound}", most)
     play(tmp_path, script)
 
 
@@ -372,6 +378,31 @@ def test_r28_a_slave_serves_what_it_shows_and_passes_on_the_rest(tmp_path: Path)
         far = await group.ask(RequestCode.PULL_MESSAGE, pull_at(9))
         assert far.code == ResponseCode.PULL_OFFSET_MOVED
         assert group.relay.passed_on == 2
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("_visible", (1, 2)), ("_is_old", True)], ids=["expired", "R39 old"]
+)
+def test_r28_a_slave_passes_on_what_only_the_master_can_judge(
+    name: str, own: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A position below the first message that it has, or of a topic that was deleted since."""
+
+    async def script(group: Group) -> None:
+        await fill(group.member, b"one", b"two")
+        await fill(group.master, b"ONE", b"TWO")
+        group.follow()
+        real = getattr(PullProcessor, name)
+
+        def judged(pull: PullProcessor, *args: object) -> object:
+            return own if pull is group.member.service.pull else real(pull, *args)
+
+        monkeypatch.setattr(PullProcessor, name, judged)
+        answer = await group.ask(RequestCode.PULL_MESSAGE, pull_at(0))
+        assert [record.body for record in decode_records(answer.body)] == [b"ONE", b"TWO"]
+        assert group.relay.passed_on == 1
 
     play(tmp_path, script)
 

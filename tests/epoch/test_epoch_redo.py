@@ -160,6 +160,27 @@ def test_r25_a_crash_at_any_step_leaves_the_list_before_or_after_it(
     assert crashes > len(changes)
 
 
+def test_r25_a_crash_in_a_cut_leaves_what_only_the_record_had(tmp_path: Path) -> None:
+    """Epochs 3 and 4 stand in `.redo` alone, and 4 is cut off: 3 is there at every step."""
+    for step in itertools.count(1):
+        path = tmp_path / str(step) / "epochFileCheckpoint"
+        cache = EpochFileCache(path)
+        for epoch, start in FIRST:
+            cache.append(EpochEntry(epoch, start))
+        cache.settle()
+        perform(cache, "append 3")
+        perform(cache, "append 4")
+        assert not cache.is_settled
+        with crash_before(step) as done:
+            try:
+                perform(cache, "cut 4")
+            except Crash:
+                pass
+        assert (3, 300) in starts(EpochFileCache(path)), done
+        if len(done) < step - 1:
+            break
+
+
 def test_r25_what_was_cut_off_does_not_come_back(cache: EpochFileCache) -> None:
     """The file returns to a content that a record once continued: that record has ended."""
     for epoch in (3, 4, 5):
@@ -198,6 +219,11 @@ def test_a_write_that_is_cut_off_leaves_the_record_before_it(cache: EpochFileCac
             data[at * SLOT_SIZE : (at + 1) * SLOT_SIZE] = torn.ljust(SLOT_SIZE, b"\0")
             folder = copy_of(cache, bytes(data))
             assert starts(EpochFileCache(folder)) == [*FIRST, (3, 500)]
+    data = bytearray(before)
+    for at in changed:
+        data[at * SLOT_SIZE : (at + 1) * SLOT_SIZE] = bytes(SLOT_SIZE)
+    folder = copy_of(cache, bytes(data))
+    assert starts(EpochFileCache(folder)) == [*FIRST, (3, 500)], "both copies are torn"
 
 
 def test_a_rotten_slot_has_a_copy(cache: EpochFileCache) -> None:
