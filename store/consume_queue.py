@@ -123,7 +123,21 @@ class ConsumeQueue:
             self._dirty[self] = None
         tail += _pack(phy_offset, size, tags_code)
         self.last_physical_end = phy_offset + size
-        if len(tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
+        if len(tail) >= _TAIL_BYTES_MAX:
+            self._write_large_tail()
+
+    def append_units(self, units: bytes, physical_end: int) -> None:
+        """`append_unit` for many, packed; the record of the last one ends at `physical_end`."""
+        tail = self._tail
+        if not tail:
+            self._dirty[self] = None
+        tail += units
+        self.last_physical_end = physical_end
+        if len(tail) >= _TAIL_BYTES_MAX:
+            self._write_large_tail()
+
+    def _write_large_tail(self) -> None:
+        if not self._health.pauses:
             try:
                 self.write_tail()
             except OSError as error:

@@ -22,7 +22,7 @@ from batonmq.protocol.tags import tags_code
 from batonmq.store.commit_log import CommitLog
 from batonmq.store.delay_levels import DelayLevels
 from batonmq.store.index_service import IndexService
-from batonmq.store.log_scan import LogScanner, fault_behind, quick_record
+from batonmq.store.log_scan import LogScanner, bulk_pays, fault_behind, quick_record
 from batonmq.store.queue_table import Queue, QueueTable
 from batonmq.store.verified_log import VerifiedLog
 
@@ -30,6 +30,9 @@ ArrivalListener = Callable[[str, int, int], None]
 
 
 NO_UNIT: Final = -1
+
+# From so many records on, dispatch in bulk is quicker.
+_BULK_ROWS: Final = 32
 
 
 class Pending(NamedTuple):
@@ -69,6 +72,7 @@ class Dispatcher:
         self._log = log
         self.verified = verified
         self.queues = queues
+        self._index = index
         self._index_put = index.put if index is not None else _put_nowhere
         self._delay_levels = delay_levels
         self.pending: deque[Pending] = deque()
@@ -185,20 +189,60 @@ class Dispatcher:
     def _dispatch_log(self, target: int, limit: int, touched: set[Queue]) -> None:
         end = min(target, self._log.max_offset)
         check_crc = self.verified.end < end
+        if self.offset < (checked_end := min(self.verified.end, end)):
+            self._dispatch_part(checked_end, limit, touched, check_crc=False)
+        if check_crc and checked_end <= self.offset < limit:
+            self._dispatch_part(end, limit, touched, check_crc=True)
+        self.has_more = limit <= self.offset < end
+
+    def _dispatch_part(self, end: int, limit: int, touched: set[Queue], *, check_crc: bool) -> None:
         scanner = LogScanner(self._log, self.offset, end, check_crc=check_crc)
         try:
-            while scanner.offset < limit:
-                self._dispatch_common(scanner, limit, touched, check_crc)
-                if scanner.offset >= limit or (head := scanner.next()) is None:
-                    break
-                self._dispatch_record(head, scanner, touched)
+            if not check_crc and bulk_pays(min(limit, end) - self.offset):
+                self._dispatch_in_bulk(scanner, limit, touched)
+            self._dispatch_each(scanner, limit, touched, check_crc)
         finally:
             self.offset = scanner.offset
-        self.has_more = limit <= scanner.offset < scanner.end
         if scanner.problem is not None:
             raise CorruptLogError(
                 self._log.file_of(scanner.offset), scanner.offset, scanner.problem
             )
+
+    def _dispatch_in_bulk(self, scanner: LogScanner, limit: int, touched: set[Queue]) -> None:
+        """Dispatch up to `limit` or the next bytes that are no record; many records at once where
+        they are common, which gives the same queues and index."""
+        from batonmq.store.bulk_dispatch import dispatch_run
+        from batonmq.store.record_columns import RecordColumns
+
+        odd_topics = self.queues.topics_with_odd_queues()
+        segment_size = self._log.segment_size
+        while scanner.offset < min(limit, scanner.end):
+            before = scanner.offset
+            view, start = scanner.window()
+            columns = RecordColumns(view, start, before, limit, start + segment_size, odd_topics)
+            for first, behind in columns.runs():
+                self._dispatch_each(scanner, int(columns.begins[first]), touched)
+                end = int(columns.ends[behind - 1])
+                if behind - first >= _BULK_ROWS and dispatch_run(
+                    columns, first, behind, self.queues, self._index, touched
+                ):
+                    scanner.offset = end
+                    self.last_store_timestamp = int(columns.stored_at[behind - 1])
+                else:
+                    self._dispatch_each(scanner, end, touched)
+            self._dispatch_each(scanner, max(columns.end, before + 1), touched)
+            if scanner.offset == before or scanner.problem is not None:
+                return
+
+    def _dispatch_each(
+        self, scanner: LogScanner, limit: int, touched: set[Queue], check_crc: bool = False
+    ) -> None:
+        """Dispatch the records that begin below `limit`, or up to the next bytes that are none."""
+        while scanner.offset < limit:
+            self._dispatch_common(scanner, limit, touched, check_crc)
+            if scanner.offset >= limit or (head := scanner.next()) is None:
+                return
+            self._dispatch_record(head, scanner, touched)
 
     def _dispatch_common(
         self, scanner: LogScanner, limit: int, touched: set[Queue], check_crc: bool

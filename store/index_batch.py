@@ -12,59 +12,30 @@ import numpy.typing as npt
 
 from batonmq.process import disk
 from batonmq.protocol.layout import INDEX_ENTRY
-from batonmq.protocol.tags import java_string_hash
-
-I64 = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
+from batonmq.store.hash_batch import I64, U32, PieceHashes
 
 ENTRY = np.dtype(INDEX_ENTRY.dtype)
 
 # Slots per block whose change is noted: 4 KiB of the file.
 _BLOCK_SLOTS = 1024
-_powers: U32 = np.ones(1, dtype=np.uint32)
-
-
-def _powers_of_31(length: int) -> U32:
-    """31 ** (length - 1), ..., 31 ** 0, modulo 2 ** 32."""
-    global _powers
-    if length > len(_powers):
-        steps = np.full(2 * length, 31, dtype=np.uint32)
-        steps[0] = 1
-        _powers = np.cumprod(steps, dtype=np.uint32)
-    return _powers[:length][::-1]
 
 
 def key_hashes(topic_hashes: U32, keys: Sequence[bytes]) -> I64:
     """Index hashes (0 ... 2**31 - 1) of `topic#key`, in order.
 
-    `topic_hashes` are Java hashes of `topic#` modulo 2**32, one per key. Keys of one length are
-    hashed together: those of one client nearly all have one length.
+    `topic_hashes` are Java hashes of `topic#` modulo 2**32, one per key.
     """
-    joined = b"".join(keys)
     lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
-    chars = np.frombuffer(joined, dtype=np.uint8)
-    starts = np.cumsum(lengths) - lengths
-    result = np.empty(len(keys), dtype=np.uint32)
-    for length in np.flatnonzero(np.bincount(lengths)).tolist():
-        positions = np.flatnonzero(lengths == length)
-        table = chars[starts[positions][:, None] + np.arange(length)].astype(np.uint32)
-        own = (table * _powers_of_31(length)).sum(axis=1, dtype=np.uint32)
-        shift = np.uint32(pow(31, length, 1 << 32))
-        result[positions] = topic_hashes[positions] * shift + own
-    if not joined.isascii():
-        for position, key in enumerate(keys):
-            if not key.isascii():
-                result[position] = _hash_of_text(int(topic_hashes[position]), key)
-    signed = np.abs(result.view(np.int32).astype(np.int64))
-    signed[signed == 1 << 31] = 0  # Java: abs(MIN_VALUE) is negative and becomes 0
+    ends = np.cumsum(lengths)
+    pieces = PieceHashes(np.frombuffer(b"".join(keys), dtype=np.uint8))
+    return index_hashes(pieces.behind(topic_hashes, ends - lengths, ends))
+
+
+def index_hashes(hashes: U32) -> I64:
+    """What the index keeps of Java's hashes: `abs`, and 0 where that is negative in Java."""
+    signed = np.abs(hashes.view(np.int32).astype(np.int64))
+    signed[signed == 1 << 31] = 0
     return signed
-
-
-def _hash_of_text(topic_hash: int, key: bytes) -> int:
-    """The same for a key of any characters: Java hashes UTF-16 units."""
-    text = key.decode("utf-8", "replace")
-    units = len(text.encode("utf-16-be", "surrogatepass")) // 2
-    return (topic_hash * pow(31, units, 1 << 32) + java_string_hash(text)) & 0xFFFFFFFF
 
 
 def record_columns(

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from batonmq.process import disk
 from batonmq.process.clock import wall_ms
@@ -24,6 +24,9 @@ from batonmq.protocol.tags import java_string_hash
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.health import StoreHealth
 from batonmq.store.index_file import IndexFile, key_hash
+
+if TYPE_CHECKING:
+    from batonmq.store.hash_batch import I64
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +96,32 @@ class IndexService:
         noted.append((topic, uniq_key, keys, phy_offset, store_timestamp))
         if len(noted) >= _DRAIN_RECORDS and not self._health.pauses:
             self._drain_if_room()
+
+    def put_entries(self, hashes: "I64", phy_offsets: "I64", timestamps: "I64") -> bool:
+        """All entries of many records at once, in order; `hashes` as `key_hash` has them.
+
+        False, and nothing has changed but what was noted before, where the records are to be `put`
+        one by one: a file ends between them, some are indexed already, or the disk is full. Raises
+        OSError if the disk fails.
+        """
+        if self._health.pauses:
+            return False
+        self._drain_if_room()
+        try:
+            if self._noted or int(phy_offsets[0]) <= self.end_phy_offset:
+                return False
+            file = self._file_with_room()
+            if file.room < len(hashes):
+                return False
+            file.put_batch(hashes, phy_offsets, timestamps)
+        except OSError as error:
+            if not self._health.passes(error):
+                raise
+            self._health.no_room(error)
+            return False
+        self._dirty.add(file.path)
+        self.end_phy_offset, self.end_timestamp = file.end_phy_offset, file.end_timestamp
+        return True
 
     def _drain_if_room(self) -> None:
         try:

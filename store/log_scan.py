@@ -9,6 +9,7 @@ Origin: Java `CommitLog.checkMessageAndReturnSize` and its loops.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterator
 from typing import Final
@@ -44,14 +45,23 @@ _HEAD: Final = RECORD_V4.only(
     "body_length",
 )  # fmt: skip
 _BODY_AT: Final = _HEAD.size
-_UNUSUAL_FLAGS: Final = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
-_SIZE_MIN: Final = FIXED_SIZE_V1 + CRC_TAIL_SIZE
+UNUSUAL_FLAGS: Final = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
+SIZE_MIN: Final = FIXED_SIZE_V1 + CRC_TAIL_SIZE
 _unpack_head = _HEAD.unpack_from
 _unpack_place: Final = _PLACE.unpack_from
 _crc32 = zlib.crc32
 
+# From so many bytes on numpy is quicker than a loop, and from so many also its import is paid.
+_BULK_BYTES: Final = 64 << 10
+_IMPORT_BYTES: Final = 32 << 20
+
 # size, queue id, queue offset, store timestamp, topic, TAGS, KEYS, UNIQ_KEY
 QuickRecord = tuple[int, int, int, int, bytes, bytes | None, bytes | None, bytes | None]
+
+
+def bulk_pays(size: int) -> bool:
+    """Whether `size` bytes of the log are best read by `record_columns`, which needs numpy."""
+    return size >= _BULK_BYTES and ("numpy" in sys.modules or size >= _IMPORT_BYTES)
 
 
 def quick_record(
@@ -85,13 +95,13 @@ def quick_size(view: memoryview, position: int, room: int, offset: int) -> int:
     The CRC covers all fields, so only those are read that are needed to find it.
     """
     available = len(view) - position
-    if available < _SIZE_MIN:
+    if available < SIZE_MIN:
         return 0
     size, magic, physical_offset = _unpack_place(view, position)
     if (
         magic != MAGIC_V1
         or physical_offset != offset
-        or not _SIZE_MIN <= size <= available
+        or not SIZE_MIN <= size <= available
         or size + END_FILE_MIN_BLANK > room
     ):
         return 0
@@ -104,7 +114,7 @@ def _check(
     view: memoryview, position: int, room: int, offset: int, check_crc: bool
 ) -> tuple[int, int, int, int, int, bytes] | None:
     """(size, queue id, queue offset, store time, end of topic, bytes behind the body)."""
-    if len(view) - position < _SIZE_MIN:
+    if len(view) - position < SIZE_MIN:
         return None
     size, magic, queue_id, queue_offset, physical_offset, sys_flag, stored_at, body_len = (
         _unpack_head(view, position)
@@ -112,10 +122,10 @@ def _check(
     end = position + size
     if (
         magic != MAGIC_V1
-        or sys_flag & _UNUSUAL_FLAGS
+        or sys_flag & UNUSUAL_FLAGS
         or physical_offset != offset
         or size + END_FILE_MIN_BLANK > room
-        or not 0 <= body_len <= size - _SIZE_MIN
+        or not 0 <= body_len <= size - SIZE_MIN
         or end > len(view)
     ):
         return None
@@ -220,6 +230,10 @@ class LogScanner:
         view, start = self.window()
         segment_end = start + self._log.segment_size
         offset = self.offset
+        if bulk_pays(len(view) - (offset - start)):
+            from batonmq.store.record_columns import checked_end
+
+            offset = checked_end(view, start, offset, segment_end)
         while size := quick_size(view, offset - start, segment_end - offset, offset):
             offset += size
         self.offset = offset

@@ -321,6 +321,11 @@ class QueueTable:
                 self._on_unknown_topic(name, queue_id)
         return queue
 
+    def topics_with_odd_queues(self) -> set[bytes]:
+        """Of which some queue is not `is_plain`."""
+        names = {METADATA_TOPIC, *DUE_TOPICS, *self._on_system_record}
+        return {name.encode("utf-8") for name in names}
+
     def get(self, topic: str, queue_id: int) -> Queue | None:
         return self.queues.get((topic, queue_id))
 
