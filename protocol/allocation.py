@@ -6,6 +6,7 @@ Origin: Java `AllocateMessageQueueAveragely`, `AllocateMessageQueueAveragelyByCi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -16,14 +17,20 @@ Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], tuple[MessageQ
 empty if it is not a member."""
 
 
+def place_of(client_ids: Sequence[str], own_id: str) -> int | None:
+    """Where `own_id` stands among sorted ids; None if it does not."""
+    place = bisect_left(client_ids, own_id)
+    return place if place < len(client_ids) and client_ids[place] == own_id else None
+
+
 def allocate_averagely(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str
 ) -> tuple[MessageQueue, ...]:
     """A consecutive share. With n queues and m members the first n mod m members get one queue more
     than the others."""
-    if own_id not in client_ids:
+    index = place_of(client_ids, own_id)
+    if index is None:
         return ()
-    index = client_ids.index(own_id)
     share, rest = divmod(len(queues), len(client_ids))
     size = share + (1 if index < rest else 0)
     start = index * share + min(index, rest)
@@ -34,9 +41,8 @@ def allocate_by_circle(
     queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str
 ) -> tuple[MessageQueue, ...]:
     """Every m-th queue, for m members."""
-    if own_id not in client_ids:
-        return ()
-    return tuple(queues[client_ids.index(own_id) :: len(client_ids)])
+    index = place_of(client_ids, own_id)
+    return () if index is None else tuple(queues[index :: len(client_ids)])
 
 
 STRATEGIES: Final[Mapping[str, Allocate]] = {

@@ -138,6 +138,7 @@ class ClientProcessor:
     def notify(self, changes: list[GroupChanged]) -> None:
         """Sends 40 to the members of every changed group, so that they rebalance now; to those of a
         large group with the next tick, once for all changes by then."""
+        waiting: dict[str, tuple[Hashable, ...]] = {}
         for change in changes:
             if not change.channels:
                 self._filters.unregister(change.group)
@@ -145,9 +146,11 @@ class ClientProcessor:
             if config is not None and not config.notify_consumer_ids_changed_enable:
                 continue
             if len(change.channels) > _NOTICES_AT_ONCE or change.group in self._notices:
-                self._notices[change.group] = list(change.channels)
+                waiting[change.group] = change.channels
             else:
                 _send_notices(change.group, change.channels)
+        for group, channels in waiting.items():
+            self._notices[group] = list(channels)
 
     def tick(self) -> bool:
         """Sends a slice of the notices that wait; whether there are more."""

@@ -7,6 +7,7 @@ ConsumerGroupInfo in Java.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -39,15 +40,35 @@ class ConsumerGroup:
     consume_from_where: str
     members: dict[Hashable, ClientChannel] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+    #: Sorted, each once. Kept so: of many members each asks for all of them at each rebalance.
+    client_ids: list[str] = field(default_factory=list)
+    _channels_of: dict[str, int] = field(default_factory=dict)
 
-    sorted_ids: list[str] | None = None
+    def join(self, member: ClientChannel) -> bool:
+        """Takes a member, new or known by its channel; whether it is new under its id."""
+        known = self.members.get(member.channel)
+        self.members[member.channel] = member
+        if known is not None:
+            if known.client_id == member.client_id:
+                return False
+            self._drop_id(known.client_id)
+        channels = self._channels_of.get(member.client_id, 0)
+        if not channels:
+            insort(self.client_ids, member.client_id)
+        self._channels_of[member.client_id] = channels + 1
+        return True
 
-    @property
-    def client_ids(self) -> list[str]:
-        """Each member asks for all of them at each rebalance."""
-        if self.sorted_ids is None:
-            self.sorted_ids = sorted({member.client_id for member in self.members.values()})
-        return self.sorted_ids
+    def leave(self, channel: Hashable) -> ClientChannel:
+        """Who left. Raises KeyError if there is none."""
+        gone = self.members.pop(channel)
+        self._drop_id(gone.client_id)
+        return gone
+
+    def _drop_id(self, client_id: str) -> None:
+        self._channels_of[client_id] -= 1
+        if not self._channels_of[client_id]:
+            del self._channels_of[client_id]
+            del self.client_ids[bisect_left(self.client_ids, client_id)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +132,7 @@ class ConsumerManager:
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
-        known = group.members.get(client.channel)
-        changed = known is None or known.client_id != client.client_id
-        group.members[client.channel] = client
-        if changed:
-            group.sorted_ids = None
+        changed = group.join(client)
         if without_subscription:
             return changed
         wanted = {sub.topic: sub for sub in data.subscription_data_set}
@@ -153,7 +170,7 @@ class ConsumerManager:
         return self._leave(list(islice(silent, _EXPIRED_AT_ONCE)))
 
     def client_ids(self, group: str) -> list[str]:
-        """The members' ids, sorted; empty if there are none."""
+        """The members' ids, sorted; empty if there are none. The group's own list, not a copy."""
         known = self.groups.get(group)
         return known.client_ids if known else []
 
@@ -186,7 +203,7 @@ class ConsumerManager:
         self._seats.setdefault(seat.channel, {})[seat] = None
 
     def _leave(self, seats: Iterable[_Seat]) -> list[GroupChanged]:
-        changed = []
+        left: list[tuple[str, str]] = []
         for seat in seats:
             if self._heard.pop(seat, None) is None:
                 continue
@@ -198,9 +215,13 @@ class ConsumerManager:
                 self._leave_producer(name, channel)
                 continue
             group = self.groups[name]
-            gone = group.members.pop(channel)
-            group.sorted_ids = None
+            left.append((name, group.leave(channel).client_id))
             if not group.members:
                 del self.groups[name]
-            changed.append(GroupChanged(name, tuple(group.members), gone.client_id))
-        return changed
+        # Who stays is listed once a group, however many leave it.
+        staying = {name: self._channels(name) for name, _ in left}
+        return [GroupChanged(name, staying[name], client_id) for name, client_id in left]
+
+    def _channels(self, name: str) -> tuple[Hashable, ...]:
+        group = self.groups.get(name)
+        return tuple(group.members) if group is not None else ()

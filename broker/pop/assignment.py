@@ -16,7 +16,7 @@ from batonmq.broker.config import BrokerConfig
 from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
-from batonmq.protocol.allocation import STRATEGIES, Allocate
+from batonmq.protocol.allocation import STRATEGIES, Allocate, place_of
 from batonmq.protocol.bodies import (
     BROADCASTING,
     PERM_READ,
@@ -56,9 +56,9 @@ def popped_share(
     members than queues."""
     if share_num <= 0 or share_num >= len(client_ids) - 1:
         return {MessageQueue(one.topic, one.broker_name, ANY_QUEUE) for one in queues}
-    if own_id not in client_ids or not queues:
+    index = place_of(client_ids, own_id)
+    if index is None or not queues:
         return set()
-    index = client_ids.index(own_id)
     if len(client_ids) > len(queues):
         return {queues[index % len(queues)]}
     shares = [(index + step) % len(client_ids) for step in range(share_num + 1)]
@@ -76,7 +76,7 @@ class AssignmentProcessor:
         config: BrokerConfig,
         client: RemotingClient,
     ) -> None:
-        """`members`: the client ids of a group. `client` asks the name servers for routes."""
+        """`members`: the client ids of a group, sorted. `client` asks name servers for routes."""
         self._path = path
         self._topics = topics
         self._members = members
@@ -116,7 +116,7 @@ class AssignmentProcessor:
         asked = QueryAssignmentRequestBody.decode(request.body)
         mode = self._mode(asked.topic, asked.consumer_group)
         queues = await self._queues(asked.topic)
-        ids = sorted(await self._members(asked.consumer_group))
+        ids = await self._members(asked.consumer_group)
         shares = self._shares(asked, mode, queues, ids)
         if shares is None:
             return RemotingCommand.response_to(request, body=b'{"messageQueueAssignments":null}')

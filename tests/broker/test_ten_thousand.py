@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.pop.assignment import popped_share
+from batonmq.protocol.allocation import STRATEGIES
 from batonmq.protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
     TopicConfig,
 )
+from batonmq.protocol.message import MessageQueue
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
+from tests.broker.heartbeats import heartbeat
 from tests.shared.turns import counted_turns
 
 MANY = 10_000
@@ -43,3 +49,47 @@ def test_null_members_are_left_out_and_texts_that_look_like_them_stay() -> None:
     body = group.encode()
     assert b'subscriptionDataSet\\":null' in body and b'"subscriptionDataSet":' not in body
     assert SubscriptionGroupConfig.decode(body) == group
+
+
+class CountedId(str):
+    """A client id that counts how often ids are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: str) -> bool:
+        CountedId.compared += 1
+        return str.__lt__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedId.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_group_of_ten_thousand_is_never_sorted_or_searched_as_a_whole() -> None:
+    """Each member asks for its queues (400) after each change of the group."""
+    manager = ConsumerManager()
+    ids = [CountedId(f"client-{number * 7919 % MANY:05d}") for number in range(MANY)]
+    queues = [MessageQueue("T", "broker-a", number) for number in range(3 * MANY)]
+    compared = []
+
+    def turn(turn_of: Callable[[], object]) -> None:
+        CountedId.compared = 0
+        turn_of()
+        compared.append(CountedId.compared)
+
+    for number, client_id in enumerate(ids):
+        turn(lambda: manager.heartbeat(heartbeat(client_id, "T"), number, 0, 479, 0))  # noqa: B023
+    assert manager.client_ids("g") == sorted(ids)
+    manager.heartbeat(heartbeat(ids[0], "T"), "its second channel", 0, 479, 0)
+    for number in range(50):
+        turn(lambda: manager.channel_closed(number))  # noqa: B023
+    members = manager.client_ids("g")
+    assert members == sorted({ids[0], *ids[50:]})
+    shares = []
+    for allocate in STRATEGIES.values():
+        turn(lambda: shares.append(allocate(queues, members, ids[0])))  # noqa: B023
+        turn(lambda: shares.append(popped_share(queues, members, ids[0], 4, allocate)))  # noqa: B023
+    assert [len(share) for share in shares] == [4, 20, 4, 20]
+    assert max(compared) < 200
