@@ -48,7 +48,7 @@ from batonmq.store.verified_log import VerifiedLog
 log = logging.getLogger(__name__)
 
 # How much of the log a slave dispatches before the loop serves its sockets again.
-_DISPATCH_SLICE_BYTES: Final = 1024 * 1024
+_DISPATCH_SLICE_BYTES: Final = 512 * 1024
 RECENT_COMMITS: Final = 4096
 _NOT_MASTER: Final = "this replica is not the master"
 

@@ -881,7 +881,7 @@ def test_a_new_master_shows_a_long_backlog_without_standing_still(run_group, wai
         group.segment_size = 1 << 20
         one = await group.add(1)
         await group.elect(one)
-        for _ in range(40):
+        for _ in range(80):
             one.put(10, b"y" * 10_000)
         two = await group.add(2)
         group.commit(frozenset({1}))
@@ -901,7 +901,7 @@ def test_a_new_master_shows_a_long_backlog_without_standing_still(run_group, wai
         watcher = asyncio.create_task(others())
         await group.elect(two, 1, 2, others=False)
         watcher.cancel()
-        assert two.readable == 400
+        assert two.readable == 800
         assert turns >= 10
 
     run_group(scenario)
