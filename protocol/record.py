@@ -34,6 +34,7 @@ CRC_TAIL_SIZE: Final = 20
 CRC_PROPERTY: Final = b"__CRC32#\x01"
 # Record without body, topic, properties, both hosts IPv4, magic V1 (V2: one more).
 FIXED_SIZE_V1: Final = 91
+SIZE_MIN_WITH_CRC: Final = FIXED_SIZE_V1 + CRC_TAIL_SIZE
 
 Buffer = bytes | bytearray | memoryview
 Kind = Literal["message", "blank"]
@@ -397,6 +398,7 @@ __all__ = [
     "MAGIC_BLANK",
     "MAGIC_V1",
     "MAGIC_V2",
+    "SIZE_MIN_WITH_CRC",
     "CorruptRecord",
     "NewMessage",
     "RecordHead",

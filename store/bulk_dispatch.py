@@ -21,7 +21,6 @@ class _Share(NamedTuple):
 
     queue: Queue
     units: bytes
-    physical_end: int
     next_offset: int
 
 
@@ -38,8 +37,8 @@ def dispatch_run(
     shares = _shares(columns, slice(first, behind), queues)
     if shares is None or not (index is None or _put_entries(columns, first, behind, index)):
         return False
-    for queue, units, physical_end, next_offset in shares:
-        queue.consume_queue.append_units(units, physical_end)
+    for queue, units, next_offset in shares:
+        queue.consume_queue.append_units(units)
         queue.next_offset = max(queue.next_offset, next_offset)
         touched.add(queue)
     return True
@@ -60,15 +59,15 @@ def _shares(columns: RecordColumns, run: slice, queues: QueueTable) -> list[_Sha
     unit_size = columns.units.itemsize
     shares: list[_Share] = []
     by_first = np.argsort(order[begins])
-    for key, begin, stop, offset, first_end, last_end in _rows_of(
-        by_first, sorted_keys[begins], begins, stops, offsets[begins], ends[begins], ends[stops - 1]
+    for key, begin, stop, offset, first_end in _rows_of(
+        by_first, sorted_keys[begins], begins, stops, offsets[begins], ends[begins]
     ):
         queue = queues.of_bytes(columns.topics[key >> 32], _signed(key & 0xFFFFFFFF))
         consume_queue = queue.consume_queue
         if offset != consume_queue.max_offset or first_end <= consume_queue.last_physical_end:
             return None
         packed = units[begin * unit_size : stop * unit_size]
-        shares.append(_Share(queue, packed, last_end, offset + stop - begin))
+        shares.append(_Share(queue, packed, offset + stop - begin))
     return shares
 
 

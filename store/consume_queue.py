@@ -123,27 +123,20 @@ class ConsumeQueue:
             self._dirty[self] = None
         tail += _pack(phy_offset, size, tags_code)
         self.last_physical_end = phy_offset + size
-        if len(tail) >= _TAIL_BYTES_MAX:
-            self._write_large_tail()
-
-    def append_units(self, units: bytes, physical_end: int) -> None:
-        """`append_unit` for many, packed; the record of the last one ends at `physical_end`."""
-        tail = self._tail
-        if not tail:
-            self._dirty[self] = None
-        tail += units
-        self.last_physical_end = physical_end
-        if len(tail) >= _TAIL_BYTES_MAX:
-            self._write_large_tail()
-
-    def _write_large_tail(self) -> None:
-        if not self._health.pauses:
+        if len(tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
             try:
                 self.write_tail()
             except OSError as error:
                 if not self._health.passes(error):
                     raise
                 self._health.no_room(error)
+
+    def append_units(self, units: bytes) -> None:
+        """`append_unit` for many, packed."""
+        if not self._tail:
+            self._dirty[self] = None
+        self._tail += units[:-UNIT_SIZE]
+        self.append_unit(*UNIT.struct.unpack(units[-UNIT_SIZE:]))
 
     def put_unit_at(self, index: int, phy_offset: int, size: int, tags_code: int) -> bool:
         """Add the unit of message `index`; False if it (or a later one) is already built.
@@ -338,17 +331,13 @@ class ConsumeQueue:
         is_known = unit is not None and unit[1] != FILLER_SIZE
         self._minimum_phy = unit[0] if unit is not None and is_known else -1
 
-    def _ends_at_or_below(self, phy_offset: int) -> bool:
-        """Whether the newest unit alone shows that no record here ends above `phy_offset`."""
-        return 0 < self.last_physical_end <= phy_offset
-
     def truncate_dirty(self, phy_offset: int) -> bool:
         """Drop the units of records beginning at or above `phy_offset`; True if any was there.
 
         Durable on return: a unit that came back after a crash would point into newer bytes.
         The queue keeps its place: the next unit gets the index of the first one dropped.
         """
-        if self._ends_at_or_below(phy_offset):
+        if _ends_at_or_below(self, phy_offset):
             return False
         index = self._first_index_at_or_above(phy_offset)
         if index >= self.max_offset:
@@ -362,7 +351,7 @@ class ConsumeQueue:
         Units grow with the log, so one that points too far, with lower ones behind it, is damage;
         so is any, if the log is known to be whole (`expects_none`). Raises CorruptLogError.
         """
-        if self._ends_at_or_below(phy_offset):
+        if _ends_at_or_below(self, phy_offset):
             return
         index = self._first_index_at_or_above(phy_offset)
         if index >= self.max_offset:
@@ -521,3 +510,8 @@ def _good_units(units: bytes) -> int:
         if not signs.isascii():
             good = next(index for index, sign in enumerate(signs) if sign > 0x7F)
     return good
+
+
+def _ends_at_or_below(queue: ConsumeQueue, phy_offset: int) -> bool:
+    """Whether the newest unit alone shows that no record of `queue` ends above `phy_offset`."""
+    return 0 < queue.last_physical_end <= phy_offset

@@ -24,6 +24,7 @@ from batonmq.protocol.record import (
     FIXED_SIZE_V1,
     MAGIC_V1,
     MAGIC_V2,
+    SIZE_MIN_WITH_CRC,
     CorruptRecord,
     RecordHead,
     crc_tail,
@@ -46,7 +47,6 @@ _HEAD: Final = RECORD_V4.only(
 )  # fmt: skip
 _BODY_AT: Final = _HEAD.size
 UNUSUAL_FLAGS: Final = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
-SIZE_MIN: Final = FIXED_SIZE_V1 + CRC_TAIL_SIZE
 _unpack_head = _HEAD.unpack_from
 _unpack_place: Final = _PLACE.unpack_from
 _crc32 = zlib.crc32
@@ -60,7 +60,7 @@ QuickRecord = tuple[int, int, int, int, bytes, bytes | None, bytes | None, bytes
 
 
 def bulk_pays(size: int) -> bool:
-    """Whether `size` bytes of the log are best read by `record_columns`, which needs numpy."""
+    """Whether `size` bytes of the log are best read many records at a time, with numpy."""
     return size >= _BULK_BYTES and ("numpy" in sys.modules or size >= _IMPORT_BYTES)
 
 
@@ -95,13 +95,13 @@ def quick_size(view: memoryview, position: int, room: int, offset: int) -> int:
     The CRC covers all fields, so only those are read that are needed to find it.
     """
     available = len(view) - position
-    if available < SIZE_MIN:
+    if available < SIZE_MIN_WITH_CRC:
         return 0
     size, magic, physical_offset = _unpack_place(view, position)
     if (
         magic != MAGIC_V1
         or physical_offset != offset
-        or not SIZE_MIN <= size <= available
+        or not SIZE_MIN_WITH_CRC <= size <= available
         or size + END_FILE_MIN_BLANK > room
     ):
         return 0
@@ -114,7 +114,7 @@ def _check(
     view: memoryview, position: int, room: int, offset: int, check_crc: bool
 ) -> tuple[int, int, int, int, int, bytes] | None:
     """(size, queue id, queue offset, store time, end of topic, bytes behind the body)."""
-    if len(view) - position < SIZE_MIN:
+    if len(view) - position < SIZE_MIN_WITH_CRC:
         return None
     size, magic, queue_id, queue_offset, physical_offset, sys_flag, stored_at, body_len = (
         _unpack_head(view, position)
@@ -125,7 +125,7 @@ def _check(
         or sys_flag & UNUSUAL_FLAGS
         or physical_offset != offset
         or size + END_FILE_MIN_BLANK > room
-        or not 0 <= body_len <= size - SIZE_MIN
+        or not 0 <= body_len <= size - SIZE_MIN_WITH_CRC
         or end > len(view)
     ):
         return None
@@ -231,7 +231,7 @@ class LogScanner:
         segment_end = start + self._log.segment_size
         offset = self.offset
         if bulk_pays(len(view) - (offset - start)):
-            from batonmq.store.record_columns import checked_end
+            from batonmq.store.record_batch import checked_end
 
             offset = checked_end(view, start, offset, segment_end)
         while size := quick_size(view, offset - start, segment_end - offset, offset):

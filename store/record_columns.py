@@ -1,8 +1,8 @@
-"""Many common records at once with numpy: their check, and their fields as columns for dispatch.
+"""The fields of many common records at once, as numpy columns, for dispatch in bulk.
 
 What is common is as in `log_scan.quick_record`; besides, UNIQ_KEY, KEYS and TAGS stand at most once
 and are not empty, and the topic is ASCII. Other records are left out, and whoever dispatches takes
-them one by one. The columns are not checked by CRC, `checked_end` does that.
+them one by one. Nothing is checked by CRC here.
 
 The topics and properties of all records are copied behind one another into one buffer, `chars`;
 places of values are positions in it, and all arithmetic is on whole columns.
@@ -10,44 +10,34 @@ places of values are positions in it, and all arithmetic is on whole columns.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from batonmq.protocol.layout import RECORD_HEAD, RECORD_V4, UNIT
+from batonmq.protocol.layout import RECORD_HEAD, UNIT
 from batonmq.protocol.record import (
     CRC_PROPERTY,
     CRC_TAIL_SIZE,
     END_FILE_MIN_BLANK,
     FIXED_SIZE_V1,
     MAGIC_V1,
+    SIZE_MIN_WITH_CRC,
     TOPIC_LENGTH_MAX_V1,
 )
 from batonmq.protocol.tags import tags_code
 from batonmq.store.hash_batch import I64, U32, Chars, PieceHashes
 from batonmq.store.index_batch import index_hashes
-from batonmq.store.log_scan import SIZE_MIN, UNUSUAL_FLAGS
-
-Mask = npt.NDArray[np.bool_]
+from batonmq.store.log_scan import UNUSUAL_FLAGS
+from batonmq.store.record_batch import BYTES_MAX, HEAD, Mask, gather
 
 ROWS_MAX: Final = 1024
-BYTES_MAX: Final = 1 << 20
 
-_HEAD: Final = np.dtype(RECORD_V4.dtype)
 _UNIT: Final = np.dtype(UNIT.dtype)
-# The end of the properties: the CRC of all before it, least significant digit first.
-_CRC_TAIL: Final = np.dtype(
-    [("name", f"S{len(CRC_PROPERTY)}"), ("digits", "u1", 10), ("separator", "u1")]
-)
-assert _CRC_TAIL.itemsize == CRC_TAIL_SIZE
-_PLACES: Final = 10 ** np.arange(10, dtype=np.int64)
 _unpack_size: Final = RECORD_HEAD.only("size").unpack_from
 _SPACE: Final = ord(" ")
 _HASH_SIGN: Final = np.uint32(ord("#"))
-_crc32: Final = zlib.crc32
 # Room behind `chars`, so that eight bytes and one more can be read at each position.
 _PAD: Final = bytes(9)
 _EIGHT: Final = np.dtype(">u8")
@@ -100,7 +90,7 @@ class RecordColumns:
         """
         positions, end = _walk(view, offset - start, min(limit, offset + BYTES_MAX) - start)
         self.end = start + end
-        heads = _gather(view, np.array(positions, dtype=np.int64), _HEAD)
+        heads = gather(view, np.array(positions, dtype=np.int64), HEAD)
         common = _are_common(heads, start + np.array(positions, dtype=np.int64), segment_end)
         heads = heads[common]
         self.begins = heads["physical_offset"].astype(np.int64)
@@ -108,7 +98,7 @@ class RecordColumns:
         self.queue_ids = heads["queue_id"].astype(np.int64)
         self.queue_offsets = heads["queue_offset"].astype(np.int64)
         self.stored_at = heads["store_ms"].astype(np.int64)
-        bodies = self.begins - start + _HEAD.itemsize + heads["body_length"]
+        bodies = self.begins - start + HEAD.itemsize + heads["body_length"]
         self._read_tails(view, bodies.tolist(), (self.ends - start).tolist(), excluded)
 
     def __len__(self) -> int:
@@ -160,8 +150,8 @@ class RecordColumns:
         for length in np.flatnonzero(np.bincount(lengths)).tolist():
             rows = np.flatnonzero(lengths == length)
             text = np.dtype(f"V{max(length, 1)}")
-            texts = _gather(tails.joined, begins[rows], text)
-            first_texts = _gather(tails.joined, begins[same_as[rows]], text)
+            texts = gather(tails.joined, begins[rows], text)
+            first_texts = gather(tails.joined, begins[same_as[rows]], text)
             if texts.tobytes() != first_texts.tobytes():
                 tails.good[rows[texts != first_texts]] = False
         self.topics = []
@@ -215,14 +205,14 @@ class _Tails:
         self.topic_ends = self._properties - 2
         length = chars[self._properties - 2].astype(np.int64) << 8 | chars[self._properties - 1]
         good &= length == ends - self._properties
-        good &= _gather(joined, self._crc_at, np.dtype(f"S{len(CRC_PROPERTY)}")) == CRC_PROPERTY
+        good &= gather(joined, self._crc_at, np.dtype(f"S{len(CRC_PROPERTY)}")) == CRC_PROPERTY
         self.good: Mask = good
         # From here on each property, the first one too, has a separator in front.
         chars[begins] = 0
         chars[self._properties - 2] = 0
         chars[self._properties - 1] = 2
         self._separators = np.flatnonzero(chars == 2)
-        self._words = _gather(joined, self._separators + 1, _EIGHT).astype(np.uint64)
+        self._words = gather(joined, self._separators + 1, _EIGHT).astype(np.uint64)
 
     def values(self, needle: bytes) -> _Values:
         """Of the property that begins with `needle`, a name of at most 8 letters and \\x01.
@@ -249,7 +239,7 @@ def _walk(view: memoryview, position: int, limit: int) -> tuple[list[int], int]:
     """Where records begin in `view`, by their sizes, and where the last one ends."""
     positions: list[int] = []
     note, available = positions.append, len(view)
-    limit = min(limit, available - SIZE_MIN + 1)
+    limit = min(limit, available - SIZE_MIN_WITH_CRC + 1)
     while position < limit:
         (size,) = _unpack_size(view, position)
         if size < FIXED_SIZE_V1 or position + size > available or len(positions) >= ROWS_MAX:
@@ -257,68 +247,6 @@ def _walk(view: memoryview, position: int, limit: int) -> tuple[list[int], int]:
         note(position)
         position += size
     return positions, position
-
-
-def checked_end(view: memoryview, start: int, offset: int, segment_end: int) -> int:
-    """Where the records that `log_scan.quick_size` takes, CRC-checked, end from `offset` on.
-
-    `view` is the log from `start` on. It may stop earlier, at any of them.
-    """
-    while True:
-        positions, ends, crcs = _walk_checked(view, offset - start)
-        if not positions:
-            return offset
-        begins = np.array(positions, dtype=np.int64)
-        good = _are_checked(view, start, begins, np.array(ends), np.array(crcs), segment_end)
-        if not good.all():
-            return start + positions[int(np.argmin(good))]
-        offset = start + ends[-1]
-
-
-def _walk_checked(view: memoryview, position: int) -> tuple[list[int], list[int], list[int]]:
-    """Where records begin and end, and the CRC of each, without its last 20 bytes."""
-    begins: list[int] = []
-    ends: list[int] = []
-    crcs: list[int] = []
-    note_begin, note_end, note_crc = begins.append, ends.append, crcs.append
-    available = len(view)
-    last = min(available - SIZE_MIN, position + BYTES_MAX)
-    while position <= last:
-        end = position + _unpack_size(view, position)[0]
-        if end - position < SIZE_MIN or end > available:
-            break
-        note_crc(_crc32(view[position : end - CRC_TAIL_SIZE]))
-        note_begin(position)
-        note_end(end)
-        position = end
-    return begins, ends, crcs
-
-
-def _are_checked(
-    view: memoryview, start: int, begins: I64, ends: I64, crcs: I64, segment_end: int
-) -> Mask:
-    heads = _gather(view, begins, _HEAD)
-    tails = _gather(view, ends - CRC_TAIL_SIZE, _CRC_TAIL)
-    digits = (crcs & 0x7FFFFFFF)[:, None] // _PLACES % 10 + ord("0")
-    good: Mask = (
-        (heads["magic"] == MAGIC_V1)
-        & (heads["physical_offset"] == begins + start)
-        & (ends + start + END_FILE_MIN_BLANK <= segment_end)
-        & (tails["name"] == CRC_PROPERTY)
-        & (tails["digits"] == digits).all(axis=1)
-        & (tails["separator"] == 2)
-    )
-    return good
-
-
-def _gather(
-    data: memoryview | bytearray, positions: I64, dtype: np.dtype[np.void] | np.dtype
-) -> npt.NDArray[np.void]:
-    """A copy of one item of `dtype` at each position, whatever lies between them."""
-    count = max(len(data) - dtype.itemsize + 1, 0)
-    plain = np.dtype(f"V{dtype.itemsize}")
-    every = np.ndarray((count,), dtype=plain, buffer=data, strides=(1,))
-    return every[positions].view(dtype)
 
 
 def _are_common(heads: npt.NDArray[np.void], offsets: I64, segment_end: int) -> Mask:
@@ -329,7 +257,7 @@ def _are_common(heads: npt.NDArray[np.void], offsets: I64, segment_end: int) -> 
         & (heads["physical_offset"] == offsets)
         & (offsets + sizes + END_FILE_MIN_BLANK <= segment_end)
         & (bodies >= 0)
-        & (bodies <= sizes - SIZE_MIN)
+        & (bodies <= sizes - SIZE_MIN_WITH_CRC)
     )
     return common
 

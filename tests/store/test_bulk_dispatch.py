@@ -17,7 +17,7 @@ from batonmq.protocol.properties import find_property
 from batonmq.protocol.record import NewMessage, message_to_store
 from batonmq.protocol.tags import java_string_hash, tags_code
 from batonmq.protocol.topic_name import SCHEDULE_TOPIC
-from batonmq.store import bulk_dispatch, dispatch, log_scan, record_columns
+from batonmq.store import bulk_dispatch, dispatch, log_scan, record_batch, record_columns
 from batonmq.store.hash_batch import PieceHashes
 from tests.store.conftest import HOST, START_MS
 
@@ -298,4 +298,4 @@ def test_the_check_in_bulk_stops_where_the_careful_one_does(rigs_in, data):
     view, expected, room = memoryview(bytes(log)), 0, len(log) + data.draw(st.integers(-9, 9))
     while size := log_scan.quick_size(view, expected, room - expected, expected):
         expected += size
-    assert record_columns.checked_end(view, 0, 0, room) == expected
+    assert record_batch.checked_end(view, 0, 0, room) == expected
