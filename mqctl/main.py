@@ -28,6 +28,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "topicList": "topic",
         "topicRoute": "topic",
         "topicStatus": "topic",
+        "statsAll": "topic",
         "updateTopic": "topic",
         "deleteTopic": "topic",
     },

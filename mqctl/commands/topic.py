@@ -122,6 +122,47 @@ async def topic_status(context: CommandContext, topic: str) -> None:
     context.out.table(["Broker", "QID", "Min Offset", "Max Offset", "Last Updated"], rows)
 
 
+@command("statsAll")
+@option("-t", "--topic", help="Only this topic; default: all but the brokers' own.")
+@option("-a", "--activeTopic", is_flag=True, help="Only what had traffic in the last minute.")
+async def stats_all(context: CommandContext, topic: str | None, active_topic: bool) -> None:
+    """What comes into each topic, what its groups get, and how far they are behind.
+
+    A second in the last minute, and in the last 24 hours; brokers count from their start.
+    JSON: {"topics": [...]} of topic, group (null: what came in), tps, day, diff (null without a
+    group).
+    """
+    from batonmq.protocol.topic_name import is_retry_or_dlq, is_system_topic
+
+    async with context.admin() as admin:
+        names = [topic] if topic else await admin.topics.names()
+        rows = []
+        for name in names:
+            if topic is None and (is_system_topic(name) or is_retry_or_dlq(name)):
+                continue
+            for traffic in await admin.topics.traffic(name):
+                if active_topic and not traffic.tps:
+                    continue
+                lag = None
+                if traffic.group is not None:
+                    lag = (await admin.consumer_groups.progress(traffic.group, name)).lag
+                rows.append((traffic, lag))
+    if context.out.as_json:
+        table = [
+            {"topic": t.topic, "group": t.group, "tps": t.tps, "day": t.day, "diff": lag}
+            for t, lag in rows
+        ]
+        context.out.document({"topics": table})
+        return
+    context.out.table(
+        ["Topic", "Group", "TPS", "Last 24 h", "Diff"],
+        [
+            [t.topic, t.group or "(in)", f"{t.tps:.2f}", t.day, "" if lag is None else lag]
+            for t, lag in rows
+        ],
+    )
+
+
 @command("updateTopic")
 @option("-t", "--topic", required=True, help="Topic name.")
 @option("-c", "--clusterName", help="On all masters of a cluster.")

@@ -21,6 +21,7 @@ from batonmq.client.admin.types import (
     QueueProgress,
     QueueStats,
     TopicChanges,
+    Traffic,
 )
 from batonmq.history.event import HistoryEvent, lenient_event
 from batonmq.mqctl.main import cli
@@ -211,6 +212,7 @@ class FakeAdmin:
             names=self.topic_list,
             route=self.topic_route,
             stats=self.topic_stats,
+            traffic=self.topic_traffic,
             change=self.change_topic,
             delete=self.delete_topic,
         )
@@ -295,6 +297,11 @@ class FakeAdmin:
 
     async def topic_stats(self, topic: str) -> tuple[QueueStats, ...]:
         return (QueueStats(MessageQueue(topic, "broker-a", 0), 3, 9, 1_700_000_000_000),)
+
+    async def topic_traffic(self, topic: str) -> tuple[Traffic, ...]:
+        if topic != "T":
+            return (Traffic(topic, None, 0.0, 0),)
+        return (Traffic(topic, None, 2.5, 100), Traffic(topic, "G", 1.25, 96))
 
     async def change_topic(
         self, topic: str, changes: TopicChanges, **where: Any

@@ -84,6 +84,20 @@ def test_topic_status_has_the_queues_with_their_offsets(mqctl: Run) -> None:
     }
 
 
+def test_stats_tell_what_comes_in_what_goes_out_and_who_is_behind(mqctl: Run) -> None:
+    came_in = {"topic": "T", "group": None, "tps": 2.5, "day": 100, "diff": None}
+    got = {"topic": "T", "group": "G", "tps": 1.25, "day": 96, "diff": 4}
+    assert mqctl("statsAll", "-t", "T", "--json").json == {"topics": [came_in, got]}
+    idle = {"topic": "U", "group": None, "tps": 0.0, "day": 0, "diff": None}
+    assert mqctl("statsAll", "--json").json == {"topics": [came_in, got, idle]}
+    assert mqctl("statsAll", "-a", "--json").json == {"topics": [came_in, got]}
+    shown = mqctl("statsAll").out.splitlines()
+    assert [line.split() for line in shown[1:3]] == [
+        ["T", "(in)", "2.50", "100"],
+        ["T", "G", "1.25", "96", "4"],
+    ]
+
+
 def test_update_topic_passes_the_settings_on(mqctl: Run, fake: Any) -> None:
     ran = mqctl(
         "updateTopic", "-t", "T", "-c", "C", "-r", "2", "-w", "3", "-p", "4", "-o", "true",

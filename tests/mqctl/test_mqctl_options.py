@@ -14,7 +14,8 @@ from batonmq.mqctl.main import ALIASES, FAMILIES, MODULES, cli
 from batonmq.mqctl.params import Ids, Timestamp, kebab
 
 WANTED = {
-    "clusterList", "topicList", "topicRoute", "topicStatus", "updateTopic", "deleteTopic",
+    "clusterList", "topicList", "topicRoute", "topicStatus", "statsAll", "updateTopic",
+    "deleteTopic",
     "sendMessage", "consumeMessage", "queryMsgById", "queryMsgByKey", "brokerStatus",
     "consumerProgress", "consumerConnection", "resetOffset", "skip",
     "haStatus", "getSyncStateSet", "getBrokerEpoch", "getControllerMetaData",
@@ -30,6 +31,7 @@ MQADMIN = {
     "topicList": {"-c": "--clusterModel"},
     "topicRoute": {"-t": "--topic", "-l": "--list"},
     "topicStatus": {"-t": "--topic"},
+    "statsAll": {"-a": "--activeTopic", "-t": "--topic"},
     "updateTopic": {
         "-b": "--brokerAddr", "-c": "--clusterName", "-a": "--attributes", "-t": "--topic",
         "-r": "--readQueueNums", "-w": "--writeQueueNums", "-p": "--perm", "-o": "--order",

@@ -115,6 +115,8 @@ def test_topics_and_messages(setting: Setting) -> None:
     send = ("sendMessage", "-t", TOPIC, "-b", "broker-a", "-i", "1", "-c", "tag", "--json")
     sent = [mqctl(*send, "-p", f"body {n}", "-k", f"key{n}").json for n in range(2)]
     assert [s["sendStatus"] for s in sent] == ["SEND_OK"] * 2
+    (came_in,) = mqctl("statsAll", "-t", TOPIC, "--json").json["topics"]
+    assert came_in["group"] is None and came_in["day"] == 2
     status = mqctl("topicStatus", "-t", TOPIC, "--json").json["offsetTable"]
     assert [(e["queueId"], e["maxOffset"]) for e in status] == [(0, 0), (1, 2)]
     read = mqctl("consumeMessage", "-t", TOPIC, "--json").json

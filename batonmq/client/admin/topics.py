@@ -11,11 +11,13 @@ import msgspec
 
 from batonmq.client.admin.cluster import ClusterAdmin
 from batonmq.client.admin.requests import AdminRequests
-from batonmq.client.admin.types import ChangedTopic, QueueStats, TopicChanges
+from batonmq.client.admin.types import ChangedTopic, QueueStats, TopicChanges, Traffic
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.errors import ClientError, NoMasterError, UnsupportedByBrokerError
 from batonmq.client.instance.topic_route import TopicRoute, topic_route
 from batonmq.protocol.bodies import (
+    BrokerStatsData,
+    GroupList,
     TopicConfig,
     TopicConfigSerializeWrapper,
     TopicList,
@@ -56,6 +58,38 @@ class TopicAdmin:
         if not parts:
             raise NoMasterError(", ".join(sorted(route.brokers)) or topic)
         return tuple(sorted((s for part in parts for s in part), key=lambda s: s.queue))
+
+    async def traffic(self, topic: str) -> tuple[Traffic, ...]:
+        """Of the topic, then of each group that reads it, ascending; all masters together."""
+        masters = (topic_route(topic, await self.route(topic))).masters().values()
+        asks = (self._groups_at(address, topic) for address in masters)
+        groups = sorted({group for found in await asyncio.gather(*asks) for group in found})
+        wanted: list[tuple[str, str, str | None]] = [("TOPIC_PUT_NUMS", topic, None)]
+        wanted += [("GROUP_GET_NUMS", f"{topic}@{group}", group) for group in groups]
+        found = []
+        for name, key, group in wanted:
+            parts = await asyncio.gather(*(self._counted(a, name, key) for a in masters))
+            tps = sum(part.stats_minute.tps for part in parts)
+            found.append(Traffic(topic, group, tps, sum(part.stats_day.sum for part in parts)))
+        return tuple(found)
+
+    async def _groups_at(self, address: str, topic: str) -> list[str]:
+        code, ext = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic}
+        reply = await self._requests.ask(address, code, ext, "groups of a topic")
+        return GroupList.decode(reply.body).group_list
+
+    async def _counted(self, address: str, name: str, key: str) -> BrokerStatsData:
+        """Zeros where nothing is counted yet."""
+        reply = await self._requests.ask(
+            address,
+            RequestCode.VIEW_BROKER_STATS_DATA,
+            {"statsName": name, "statsKey": key},
+            "statistics",
+            also=frozenset({ResponseCode.SYSTEM_ERROR}),
+        )
+        if reply.code == ResponseCode.SUCCESS:
+            return BrokerStatsData.decode(reply.body)
+        return BrokerStatsData()
 
     async def configs(self, address: str) -> TopicConfigSerializeWrapper:
         """The settings of all topics at one broker."""

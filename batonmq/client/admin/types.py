@@ -18,6 +18,17 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """Messages a second in the last minute, and messages in the last 24 h: of a topic what came in,
+    of a `group` what it got. A broker counts from its start."""
+
+    topic: str
+    group: str | None
+    tps: float
+    day: int
+
+
+@dataclass(frozen=True, slots=True)
 class TopicChanges:
     """What to change of a topic; None leaves it as it is. `attributes`: `+key` to a value sets,
     `-key` takes away. A new topic gets RocketMQ's defaults for the rest: 8 queues, perm 6."""
