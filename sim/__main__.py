@@ -73,6 +73,7 @@ def _line(seed: int, outcome: Outcome) -> str:
         f"seed {seed}: {outcome.violation or 'no violation'}\n"
         f"  {s.seconds:.1f} s in {s.took_s:.2f} s, {s.acked} acknowledged, {s.delivered} delivered,"
         f" {s.sends_failed} sends failed, {s.elections} masters, {s.commits} commits,"
+        f" {s.expired} segments expired,"
         f" {s.callbacks} callbacks, digest {s.digest}\n  faults: {faults or 'none'}"
     )
 

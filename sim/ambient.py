@@ -62,11 +62,22 @@ processor_seconds = time.process_time
 
 
 class Clocks:
-    """The clocks of hosts. `jumps`: by how many seconds a host's wall clock is off."""
+    """The clocks of hosts. `jumps`: by how many seconds a host's wall clock is off. `passed_s`: how
+    much later it is everywhere than the life is long; nothing ran meanwhile that it tells of."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self.jumps: dict[str, float] = {}
+        self.farthest_s = 0.0  # that any host's clock was ever off
+        self.passed_s = 0.0
+
+    def jump(self, host: str, off_s: float) -> None:
+        self.jumps[host] = off_s
+        self.farthest_s = max(self.farthest_s, abs(off_s))
+
+    def true_s(self) -> float:
+        """The time of day, whatever clocks say."""
+        return WALL_START_S + self._loop.now_s - START_S + self.passed_s
 
     def boot_s(self) -> float:
         process, now_s = process_here(), self._loop.now_s
@@ -77,7 +88,7 @@ class Clocks:
     def wall_s(self) -> float:
         process = process_here()
         off = self.jumps.get(process.host, 0.0) if process is not None and self.jumps else 0.0
-        return WALL_START_S + (self.boot_s() - START_S) + off
+        return WALL_START_S + (self.boot_s() - START_S) + self.passed_s + off
 
     def boot_ns(self, _: int = 0) -> int:
         """In whole milliseconds. Asked for more often than anything else."""

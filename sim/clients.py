@@ -31,6 +31,7 @@ from sim.world import World
 _OPTIONS = ClientOptions(route_poll_ms=3_000, heartbeat_ms=3_000)
 _SEND_MS = 3_000
 _KEYS = 3
+_RARELY = 0.03
 
 
 class Client:
@@ -90,6 +91,7 @@ class Topics(Client):
         while True:
             try:
                 if await admin.topics.create_or_update(config, cluster=CLUSTER):
+                    self.messages.note_created(topic)
                     return
             except BatonError as error:
                 self.world.tell(self.name, f"{topic} not created: {error}")
@@ -102,16 +104,18 @@ class Operator:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def elect(self, broker_id: int) -> None:
-        """Names the next master."""
+    def elect(self, broker_id: int, *, unclean: bool = False, cut: bool = False) -> None:
+        """Names the next master. `cut`: with what others go on to acknowledge."""
         process = Process(self.world.loop, "10.0.2.99")
-        process.spawn(self._elect(broker_id))
+        process.spawn(self._elect(broker_id, unclean, cut))
 
-    async def _elect(self, broker_id: int) -> None:
+    async def _elect(self, broker_id: int, unclean: bool, cut: bool) -> None:
         try:
             async with Admin(NAME_SERVERS, client_options=_OPTIONS, timeout_ms=1_000) as admin:
                 controllers = admin.controller(CONTROLLER_ADDRESSES)
-                await controllers.elect_master(CLUSTER, GROUP, broker_id)
+                await controllers.elect_master(
+                    CLUSTER, GROUP, broker_id, unclean=unclean, cut_later_acks=cut
+                )
         except BatonError as error:
             self.world.tell("operator", f"not elected: {error}")
 
@@ -120,10 +124,18 @@ class Sender(Client):
     """Sends single messages, batches, and messages of keys, each to its topic."""
 
     def __init__(
-        self, world: World, messages: Messages, number: int, topics: dict[str, int]
+        self,
+        world: World,
+        messages: Messages,
+        number: int,
+        topics: dict[str, int],
+        rare: Sequence[str],
     ) -> None:
+        """To the `rare` ones of `topics` a message is sent once in a while."""
         super().__init__(world, messages, f"producer {number}", number)
         self._topics = topics
+        self._often = [topic for topic in topics if topic not in rare]
+        self._rare = rare
         self._names = itertools.count(1)
         self._keys: dict[str, int] = {}
         self.stopping = False
@@ -142,7 +154,9 @@ class Sender(Client):
         rng = self.rng
         while not self.stopping:
             await asyncio.sleep(rng.uniform(0.02, 0.15))
-            topic = rng.choice(list(self._topics))
+            topic = rng.choice(self._often)
+            if self._rare and rng.random() < _RARELY:
+                topic = rng.choice(self._rare)
             try:
                 match rng.randrange(4):
                     case 0:
@@ -299,6 +313,7 @@ class Recreator(Client):
         self.messages.begin_deletion(self.TOPIC)
         await self._until_done(lambda: admin.topics.delete(self.TOPIC, CLUSTER))
         await self._until_done(lambda: admin.topics.create_or_update(config, cluster=CLUSTER))
+        self.messages.note_created(self.TOPIC)
         self.settled = True
 
     async def _until_done(self, work: Callable[[], Awaitable[object]]) -> None:

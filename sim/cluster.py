@@ -20,6 +20,7 @@ from sim.promises import Promises
 from sim.raft import SimRaftTransport
 from sim.settings import Settings
 from sim.sightings import Sightings
+from sim.standing import Standing
 from sim.world import Tell, Violation, World
 
 _WATCH_S = 0.05
@@ -42,6 +43,12 @@ class Cluster(World):
             self._check_cores,
             self.promises.check_r1,
             sightings.check,
+            Standing(
+                self,
+                self.brokers.values(),
+                lambda: self.promises.group,
+                self.promises.host_of,
+            ).check,
         ]
         SimRaftTransport.watches = [self._watch_vote]
 

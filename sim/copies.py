@@ -49,6 +49,14 @@ class Copies:
 
         slave_sync.on_tables = on_tables
 
+    def host_of(self, broker_id: int) -> BrokerHost | None:
+        self.note()
+        return self._newest[broker_id][0] if broker_id in self._newest else None
+
+    def cut(self, offset: int) -> None:
+        """What was confirmed behind `offset` was given up."""
+        self._highest = min(self._highest, offset)
+
     def shown(self, host: BrokerHost) -> str:
         """Why that broker may not show readers what it shows; "" if some master confirmed it."""
         service = host.service
@@ -76,11 +84,11 @@ class Copies:
         data = b"".join(map(bytes, _pieces(acting, begin, end)))
         # The master may not know yet that the set has shrunk: then those of the larger set count.
         if len(group.sync_state_set) < self._settings.min_in_sync:
-            faults = [self._fault_of(one, acting, begin, data) for one in self._newest]
+            faults = [self._fault_of(one, group, acting, begin, data) for one in self._newest]
             if faults.count("") < self._settings.min_in_sync:
                 return f"R15: {master.incarnation} confirms {end} with {group.sync_state_set} only"
         for broker_id in group.sync_state_set:
-            fault = self._fault_of(broker_id, acting, begin, data)
+            fault = self._fault_of(broker_id, group, acting, begin, data)
             if fault:
                 return f"{fault}, and {master.incarnation} confirms {end}"
         return ""
@@ -101,13 +109,17 @@ class Copies:
             return f"R42: {host.incarnation} is added in {master_epoch} with tables of {held}"
         return ""
 
-    def _fault_of(self, broker_id: int, acting: BrokerService, begin: int, data: bytes) -> str:
+    def _fault_of(
+        self, broker_id: int, group: BrokerGroup, acting: BrokerService, begin: int, data: bytes
+    ) -> str:
         """What is wrong with the copy of one member; `acting` is the master."""
         if broker_id not in self._newest:
             return ""
         host, service = self._newest[broker_id]
         if host.boot > 1 and not self._settings.acks_are_flushed:
-            return ""  # an ack may be under way of what it lost with its power (R12, R17)
+            record, manager = group.replica(broker_id), service.replication.manager
+            if record is None or manager is None or record.incarnation != manager.incarnation:
+                return ""  # an ack may be under way of what it lost with its power (R12, R17)
         holds, end = service.store.max_phy_offset, begin + len(data)
         if holds < end:
             return f"R1: {host.incarnation}, member {broker_id}, holds {holds}"

@@ -57,6 +57,7 @@ class DiskPlan:
     crash_at: tuple[int, bool] | None = None  # at the n-th changing call, before or after it
     short_write: int | None = None  # the n-th pwrite writes half
     slow_s: float = 0.0  # of an fsync
+    used: float = 0.1  # of the whole disk; more if it is full
 
     @property
     def is_idle(self) -> bool:
@@ -112,6 +113,10 @@ class HostDisk:
     def refuse_if_full(self, path: str) -> None:
         if self.plan.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.short(path))
+
+    def used(self) -> float:
+        """How much of it is, from 0.0 to 1.0."""
+        return max(self.plan.used, 0.97 if self.plan.full else 0.0)
 
     def short(self, path: str) -> str:
         """Without `root`, which no two runs share: controllers keep what brokers tell of errors."""

@@ -7,12 +7,13 @@ whom it can meet at that time.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from sim.clients import Client, Operator, Reader
 from sim.cluster import Cluster
+from sim.disk import DiskPlan
 from sim.hosts import BrokerHost, ControllerHost, Host
 
 T = TypeVar("T")
@@ -47,8 +48,23 @@ WEIGHTS = {
     "leave": 3,
 }
 
+#: The same, beside those, where segments expire.
+EXPIRY = {
+    "disk fills up": 5,
+    "hours pass": 2,
+    "left behind": 3,
+}
+
+#: And where all members are stopped and started again.
+ROLLING = {"rolling restart": 1}
+
+#: And where an operator elects uncleanly.
+UNCLEAN = {"unclean election": 1}
 
 _LOOK_S = 0.2
+_LEASE_OVER_S = 1.2
+_TRIES = 5
+_AWAY_S = 4.0
 _FAILING = ("pwrite", "fdatasync", "open", "pread", "read_bytes", "fsync", "link", "replace")
 
 
@@ -66,12 +82,14 @@ class Fault:
         )
 
 
-def draw_faults(rng: random.Random, seconds: float) -> tuple[Fault, ...]:
+def draw_faults(
+    rng: random.Random, seconds: float, kinds_of: Mapping[str, int]
+) -> tuple[Fault, ...]:
     """In the order of their times."""
-    kinds, weights = tuple(WEIGHTS), tuple(WEIGHTS.values())
-    allowed = rng.sample(kinds, rng.randint(5, len(kinds)))
+    kinds, weights = tuple(kinds_of), tuple(kinds_of.values())
+    allowed = rng.sample(kinds, rng.randint(min(5, len(kinds)), len(kinds)))
     weights = tuple(w if k in allowed else 0 for k, w in zip(kinds, weights, strict=True))
-    pace_s = rng.choice((0.1, 0.25, 0.6))
+    pace_s = rng.choice((0.1, 0.25, 0.6) if kinds_of is WEIGHTS else (0.6, 1.5))
     faults: list[Fault] = []
     at_s = 0.0
     while True:
@@ -88,6 +106,8 @@ class Kinds:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.over = False
+        self._rolling = False
 
     @staticmethod
     def _of(hosts: Sequence[T], pick: float) -> T | None:
@@ -95,6 +115,15 @@ class Kinds:
 
     def _later(self, fault: Fault, undo: Callable[..., object], *args: object) -> None:
         self.cluster.later(fault.for_s, undo, *args)
+
+    def _is_member(self, host: BrokerHost) -> bool:
+        """Whether this very process is recorded in the set."""
+        group, service = self.cluster.promises.group, host.service
+        manager = service.replication.manager if service is not None else None
+        if group is None or manager is None or manager.broker_id not in group.sync_state_set:
+            return False
+        record = group.replica(manager.broker_id)
+        return record is not None and record.incarnation == manager.incarnation
 
     def _up(self) -> list[Host]:
         return [host for host in self.cluster.hosts if host.is_up]
@@ -131,6 +160,35 @@ class HostFaults(Kinds):
         host = self._of(self._brokers(), fault.pick)
         return self._down(fault, host, host.stop) if host else None
 
+    def rolling_restart(self, fault: Fault) -> str | None:
+        """Each member is stopped, which hands over if it is the master, and started again; the next
+        one once it is back in the set."""
+        if self._rolling:
+            return None
+        self._rolling = True
+        first = int(3 * fault.pick)
+        hosts = list(self.cluster.brokers.values())
+        self._roll([*hosts[first:], *hosts[:first]])
+        return f"from {hosts[first].name} on"
+
+    def _roll(self, left: list[BrokerHost]) -> None:
+        if not left or self.over:
+            self._rolling = False
+            return
+        self.cluster.tell("fault", f"rolling restart: {left[0].name} is stopped")
+        left[0].stop()
+        self.cluster.later(_LOOK_S, self._roll_on, left)
+
+    def _roll_on(self, left: list[BrokerHost]) -> None:
+        """Its next start, or the next one."""
+        if not left[0].is_up:
+            left[0].start()
+        elif left[0].wanted and self._is_member(left[0]):
+            self._roll(left[1:])
+            return
+        if not self.over:
+            self.cluster.later(_LOOK_S, self._roll_on, left)
+
     def kill_controller(self, fault: Fault) -> str | None:
         host = self._of([h for h in self.cluster.controllers.values() if h.is_up], fault.pick)
         return self._down(fault, host, host.kill) if host else None
@@ -159,7 +217,7 @@ class HostFaults(Kinds):
         host = self._of(self.cluster.hosts, fault.pick)
         assert host is not None
         off_s = (fault.pick2 - 0.5) * 7200
-        self.cluster.clocks.jumps[host.address] = off_s
+        self.cluster.clocks.jump(host.address, off_s)
         self._later(fault, self.cluster.clocks.jumps.pop, host.address, None)
         return f"{host.name} by {off_s:.0f} s"
 
@@ -168,12 +226,21 @@ class DiskFaults(Kinds):
     """Power is lost, a process ends at a call to its disk, disks are slow."""
 
     def lose_power(self, fault: Fault) -> str | None:
-        """Only where nothing is acknowledged unflushed: else the host may lose what it acked, and
-        may be, or become, the last of the set, when the group waits for an operator."""
-        host = self._of(list(self.cluster.brokers.values()), fault.pick)
-        if host is None or not self.cluster.settings.acks_are_flushed:
+        """Where something is acknowledged unflushed, one machine at a time: the host may lose what
+        it acked, and another member has it."""
+        brokers = list(self.cluster.brokers.values())
+        host = self._of(brokers, fault.pick)
+        if host is None:
             return None
+        if not self.cluster.settings.acks_are_flushed:
+            others = [other for other in brokers if other is not host]
+            if not any(map(self._is_member, others)) or not all(map(self._is_whole, others)):
+                return None
         return self._down(fault, host, host.lose_power)
+
+    def _is_whole(self, host: BrokerHost) -> bool:
+        """Whether it holds what it acked: its power was never lost, or it is a member since."""
+        return host.boot == 1 or self._is_member(host)
 
     def lose_power_of_controller(self, fault: Fault) -> str | None:
         host = self._of(list(self.cluster.controllers.values()), fault.pick)
@@ -183,15 +250,6 @@ class DiskFaults(Kinds):
         for host in self.cluster.controllers.values():
             self._down(fault, host, host.lose_power)
         return f"for {fault.for_s:.2f} s"
-
-    def _is_member(self, host: BrokerHost) -> bool:
-        """Whether this very process is recorded in the set."""
-        group, service = self.cluster.promises.group, host.service
-        manager = service.replication.manager if service is not None else None
-        if group is None or manager is None or manager.broker_id not in group.sync_state_set:
-            return False
-        record = group.replica(manager.broker_id)
-        return record is not None and record.incarnation == manager.incarnation
 
     def crash_at_disk_call(self, fault: Fault) -> str | None:
         host = self._of(self._up(), fault.pick)
@@ -250,6 +308,45 @@ class DiskFaults(Kinds):
         host.disk.plan.full = True
         self._later(fault, setattr, host.disk.plan, "full", False)
         return f"{host.name} for {fault.for_s:.2f} s"
+
+    def disk_fills_up(self, fault: Fault) -> str | None:
+        """Not wholly: old segments expire at any hour, or any segment, or writes are refused."""
+        host = self._of(list(self.cluster.brokers.values()), fault.pick)
+        if host is None:
+            return None
+        self._fill(fault, host, (0.8, 0.87, 0.87, 0.93)[int(fault.pick2 * 4)])
+        return f"{host.name} to {100 * host.disk.plan.used:.0f} %"
+
+    def _fill(self, fault: Fault, host: BrokerHost, used: float) -> None:
+        host.disk.plan.used = used
+        self._later(fault, setattr, host.disk.plan, "used", DiskPlan().used)
+
+    def hours_pass(self, fault: Fault) -> str | None:
+        hours = 1 + int(fault.pick * 4)
+        self.cluster.clocks.passed_s += 3600 * hours
+        return f"{hours} of them"
+
+    def left_behind(self, fault: Fault) -> str | None:
+        """It is down until the log of its group begins behind the end of its own."""
+        slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
+        host = self._of(slaves, fault.pick)
+        if host is None or host.service is None:
+            return None
+        end = host.service.store.max_phy_offset
+        host.kill()
+        self._return_behind(host, end, self.cluster.now_s + _AWAY_S)
+        return f"{host.name}, at {end}"
+
+    def _return_behind(self, host: BrokerHost, end: int, until_s: float) -> None:
+        if host.is_up:
+            return
+        if self.cluster.promises.expiry.begin > end or self.cluster.now_s > until_s:
+            host.start()
+            return
+        for other in self.cluster.brokers.values():
+            other.disk.plan.used = 0.87
+            self.cluster.later(_LOOK_S, setattr, other.disk.plan, "used", DiskPlan().used)
+        self.cluster.later(_LOOK_S, self._return_behind, host, end, until_s)
 
     def slow_disk(self, fault: Fault) -> str | None:
         host = self._of(self._up(), fault.pick)
@@ -333,6 +430,7 @@ class ClientFaults(Kinds):
         super().__init__(cluster)
         self.clients = clients
         self.operator = Operator(cluster)
+        self._target: tuple[BrokerHost, int] | None = None  # of an unclean election
 
     def switch(self, fault: Fault) -> str | None:
         """An operator names the next master."""
@@ -342,6 +440,53 @@ class ClientFaults(Kinds):
             return None
         self.operator.elect(target)
         return f"to broker id {target}"
+
+    def unclean_election(self, fault: Fault) -> str | None:
+        """A replica falls out of the set and behind; then the others are killed, or out of sight of
+        it and of the controllers, and an operator elects that replica."""
+        slaves = [h for h in self.cluster.brokers.values() if h.service and not h.is_open]
+        host = self._of(slaves, fault.pick)
+        if host is None or host.service is None or self._target is not None:
+            return None
+        self._target = (host, host.service.replication.broker_id())
+        host.kill()
+        self.cluster.later(_LOOK_S, self._once_outside, fault)
+        return f"{host.name} falls behind"
+
+    def _once_outside(self, fault: Fault) -> None:
+        group = self.cluster.promises.group
+        if self._target is None or group is None or self.over:
+            return
+        host, broker_id = self._target
+        if broker_id in group.sync_state_set:
+            self.cluster.later(_LOOK_S, self._once_outside, fault)
+            return
+        for other in self.cluster.brokers.values():
+            if other is not host and fault.pick2 < 0.5:
+                other.kill()
+            elif other is not host:
+                for far in (host, *self.cluster.controllers.values()):
+                    self.cluster.network.blocked.add(frozenset((other.address, far.address)))
+        host.start()
+        how = "are killed" if fault.pick2 < 0.5 else "are out of sight"
+        self.cluster.tell("fault", f"unclean election: the others {how}")
+        self.cluster.later(_LEASE_OVER_S, self._elect, fault, _TRIES)
+
+    def _elect(self, fault: Fault, tries: int) -> None:
+        group = self.cluster.promises.group
+        if self._target is None or group is None or self.over:
+            return
+        winner, broker_id = self._target
+        if tries and group.master_broker_id != broker_id:
+            self.operator.elect(broker_id, unclean=True, cut=int(fault.pick2 * 4) % 2 == 1)
+            self.cluster.later(2 * _LOOK_S, self._elect, fault, tries - 1)
+            return
+        self._target = None
+        self.cluster.network.heal()
+        if int(fault.pick2 * 8) % 2:
+            winner.kill()  # the only one of its set: it has to come back as master
+        for host in self.cluster.brokers.values():
+            host.start()
 
     def kill_client(self, fault: Fault) -> str | None:
         client = self._of(self.clients, fault.pick)
@@ -366,11 +511,12 @@ class Faults:
     def __init__(self, cluster: Cluster, clients: Sequence[Client]) -> None:
         self.cluster = cluster
         self.counts: dict[str, int] = {}
+        self._of_clients = ClientFaults(cluster, clients)
         self._kinds = (
             HostFaults(cluster),
             DiskFaults(cluster),
             NetworkFaults(cluster),
-            ClientFaults(cluster, clients),
+            self._of_clients,
         )
 
     def schedule(self, faults: Sequence[Fault]) -> None:
@@ -385,9 +531,25 @@ class Faults:
             self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
             self.cluster.tell("fault", f"{fault.kind}: {told}")
 
+    def elect_longest(self) -> None:
+        """R17: the last of the set may have lost what it acked. Then an operator names a master."""
+        group, brokers = self.cluster.promises.group, self.cluster.brokers.values()
+        if group is None or (group.master_broker_id and any(host.is_open for host in brokers)):
+            return
+        held = {
+            host.service.replication.broker_id(): self.cluster.promises.held_by(host)
+            for host in brokers
+            if host.service is not None
+        }
+        if held:
+            self.cluster.tell("fault", f"an operator elects the longest of {held}")
+            self._of_clients.operator.elect(max(held, key=lambda one: held[one]), unclean=True)
+
     def end(self) -> None:
         """Whatever goes on ends: the network is whole, and everybody runs."""
         cluster = self.cluster
+        for kinds in self._kinds:
+            kinds.over = True
         cluster.network.heal()
         cluster.network.slow = False
         for host in cluster.hosts:

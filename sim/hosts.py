@@ -6,6 +6,7 @@ A host keeps its disk; each start on it is a new process of the service that shi
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Protocol
 
@@ -58,6 +59,8 @@ class Watch(Protocol):
     """Who is told what servers do."""
 
     def confirmed(self, host: BrokerHost) -> None: ...
+
+    def started(self, host: BrokerHost) -> None: ...
 
     def opened(self, host: BrokerHost) -> None: ...
 
@@ -186,7 +189,7 @@ class BrokerHost(Host):
         service = BrokerService(_broker_sections(self, world.settings), self._fatal)
         store = service.store
         store._boot_id = lambda: f"boot-{self.number}-{self.boot}"
-        store._disk_use_of = lambda folders: DiskUse(0.97 if self.disk.plan.full else 0.1)
+        store._disk_use_of = lambda folders: DiskUse(self.disk.used())
         store.arrival_listeners.append(lambda *_: watch.confirmed(self))
         gate = service.path.gate
         opened = gate.open
@@ -202,6 +205,7 @@ class BrokerHost(Host):
         self.confirms.clear()
         await service.start()
         self.service = service
+        watch.started(self)
         try:
             await stop.wait()
         finally:
@@ -219,6 +223,10 @@ class BrokerHost(Host):
 
     def _fatal(self, error: BaseException) -> None:
         self.last_failure = error
+        # One without an id is still starting: a start may end, and waits for room the next time.
+        has_id = (self.disk.root / "store" / "brokerIdentity").exists()
+        if has_id and isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            self.world.violate(f"R45: {self.incarnation} ends for want of room: {error}")
         self.world.tell(self.name, f"cannot go on: {error!r}")
         if self._stop is not None:
             self._stop.set()
@@ -300,8 +308,10 @@ def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:
             min_in_sync_replicas=settings.min_in_sync,
             flush_disk_type="SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
             ha_sync_flush=settings.ha_sync_flush,
-            clean_resource_interval=2_000,
-            clean_file_forcibly_enable=False,
+            clean_resource_interval=300 if settings.expires else 2_000,
+            clean_file_forcibly_enable=settings.expires,
+            delete_when=";".join(str(hour) for hour in range(24)),
+            file_reserved_time=settings.reserved_hours,
         ),
         ha=HAConfig(
             ha_transfer_batch_size=settings.batch_bytes,

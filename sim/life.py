@@ -11,31 +11,38 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from batonmq.protocol.layout import FILLER_SIZE
 from batonmq.store.message_store import MessageStore
 from sim.ambient import processor_seconds
 from sim.clients import Client, Reader, Recreator, Sender, Topics
 from sim.cluster import Cluster, cluster_of
-from sim.faults import Fault, Faults, draw_faults
+from sim.faults import EXPIRY, ROLLING, UNCLEAN, WEIGHTS, Fault, Faults, draw_faults
 from sim.hosts import BrokerHost
 from sim.messages import Messages
 from sim.promises import read_log
-from sim.settings import Settings, draw_settings
+from sim.settings import Settings, draw_settings, with_variants
 from sim.world import Tell, Violation
 
-Table = dict[tuple[str, int], list[tuple[int, int, int, int]]]
-"""Per topic and queue the units: queue offset, offset in the log, size, tags code."""
+Table = dict[tuple[str, int], tuple[int, list[tuple[int, int, int, int]]]]
+"""Per topic and queue its next offset, and the units of what has not expired: queue offset, offset
+in the log, size, tags code."""
 
 TOPICS = {"TopicA": 3, "TopicB": 1}
+RARE = {"TopicR": 2}
+"""Where segments expire: all that its queues ever had may be gone before the next message comes."""
 _START_S = 10.0
 _WHOLE_S = 25.0
 _DELIVERED_S = 70.0
 """A consumer whose end no living member saw keeps its queues for 40 s (consumer_sightings)."""
 _STEP_S = 0.25
+_OPERATOR_S = 8.0
+"""Whom a group waits for in vain after power was lost, an operator elects then."""
 
 
 @dataclass
 class Statistics:
-    """`seconds` simulated in `took_s` of a processor. `digest`: the same in all runs of a life."""
+    """`seconds` simulated in `took_s` of a processor. `expired`: segments, at all replicas.
+    `digest`: the same in all runs of a life."""
 
     seconds: float = 0.0
     took_s: float = 0.0
@@ -45,6 +52,7 @@ class Statistics:
     sends_failed: int = 0
     elections: int = 0
     commits: int = 0
+    expired: int = 0
     digest: str = ""
     faults: dict[str, int] = field(default_factory=dict)
 
@@ -70,7 +78,17 @@ def plan_of(seed: int) -> Plan:
     rng = random.Random(f"life {seed}")
     settings = draw_settings(rng)
     seconds = rng.choice((2.0, 4.0, 6.0))
-    return Plan(seed, settings, draw_faults(rng, seconds), seconds)
+    faults = draw_faults(rng, seconds, WEIGHTS)
+    of_variants = random.Random(f"variants {seed}")
+    settings = with_variants(settings, of_variants)
+    if settings.expires:
+        faults += draw_faults(of_variants, seconds, EXPIRY)
+    if settings.rolls:
+        faults += draw_faults(of_variants, seconds, ROLLING)
+    if settings.unclean:
+        seconds = max(seconds, 4.0)
+        faults += draw_faults(of_variants, seconds - 2.0, UNCLEAN)
+    return Plan(seed, settings, tuple(sorted(faults, key=lambda fault: fault.at_s)), seconds)
 
 
 def run(seed: int, *, tell: Tell | None = None, logs: int | None = None) -> Outcome:
@@ -109,9 +127,15 @@ class Life:
         self.plan = plan
         self.messages = Messages(cluster.violate)
         self.messages.is_confirmed = cluster.promises.is_confirmed
-        self._topics = Topics(cluster, self.messages, 9, TOPICS)
-        self._senders = [Sender(cluster, self.messages, n, TOPICS) for n in (1, 2)]
-        self._readers = [Reader(cluster, self.messages, n, "GroupA", tuple(TOPICS)) for n in (3, 4)]
+        self.messages.is_created = cluster.promises.is_created
+        self.messages.is_expired = cluster.promises.is_expired
+        cluster.promises.on_given_up = self.messages.give_up
+        cluster.promises.on_cut_later = self.messages.cut_later
+        rare = RARE if plan.settings.expires else {}
+        topics = TOPICS | rare
+        self._topics = Topics(cluster, self.messages, 9, topics)
+        self._senders = [Sender(cluster, self.messages, n, topics, tuple(rare)) for n in (1, 2)]
+        self._readers = [Reader(cluster, self.messages, n, "GroupA", tuple(topics)) for n in (3, 4)]
         of_recreated = Reader(cluster, self.messages, 7, "GroupC", (Recreator.TOPIC,))
         self._recreator = Recreator(cluster, self.messages, 6, of_recreated)
         self._late = Reader(cluster, self.messages, 5, "GroupB", ("TopicA",))
@@ -145,6 +169,10 @@ class Life:
         for client in (*self._clients, self._late):
             client.start()
         acked = len(self.messages.acked)
+        if not cluster.settings.acks_are_flushed and any(
+            host.boot > 1 for host in cluster.brokers.values()
+        ):
+            cluster.later(_OPERATOR_S, self.faults.elect_longest)
         self._until(
             lambda: len(self.messages.acked) > acked + 3, _WHOLE_S, "no message is acknowledged"
         )
@@ -214,17 +242,20 @@ class Life:
         violate, truth = self.cluster.violate, self.cluster.promises.truth
         assert host.service is not None
         store = host.service.store
-        begin = store.min_phy_offset
+        begin, gone = store.min_phy_offset, self.cluster.promises.expiry.begin
+        self.cluster.promises.expiry.check_begin(host)
         if read_log(store, begin, len(truth)) != truth[begin:]:
             violate(f"G3: {host.incarnation} holds other bytes than were confirmed")
         table: Table = {}
         for queue in store._files.consume_queues.queues():
             if not queue.max_offset:
                 continue
-            units = table[queue.topic, queue.queue_id] = list(queue.iter_units())
+            units = list(queue.iter_units())
             first = units[0][0] if units else 0
             if [unit[0] for unit in units] != list(range(first, first + len(units))):
                 violate(f"offsets: {queue.topic} {queue.queue_id} at {host.name} has gaps")
+            kept = [unit for unit in units if unit[1] >= gone and unit[2] != FILLER_SIZE]
+            table[queue.topic, queue.queue_id] = (queue.max_offset, kept)
         self._check_places(store)
         return table
 
@@ -234,8 +265,11 @@ class Life:
             found = store._files.consume_queues.find(topic, queue_id)
             unit = found.unit_at(offset) if found is not None else None
             if unit is None:
-                if found is None or offset >= found.min_offset:
+                is_there = found is None or offset >= found.min_offset
+                if is_there and not self.cluster.promises.is_expired(name):
                     self.cluster.violate(f"offsets: {name} is not at {topic} {queue_id} {offset}")
+                continue
+            if unit[0] < store.min_phy_offset:
                 continue
             record = store.queries.look_message_by_offset(unit[0])
             if record is None or f"{name}|".encode() not in bytes(record):
@@ -250,16 +284,16 @@ class Life:
         statistics.sends_failed = self.messages.sends_failed
         statistics.elections = len(cluster.promises.masters)
         statistics.commits = cluster.promises.commits
+        statistics.expired = cluster.promises.expiry.taken
         statistics.digest = f"{cluster.loop.digest:08x}{cluster.disks.digest:08x}"
         statistics.faults = dict(self.faults.counts)
 
 
 def _difference(tables: Sequence[Table]) -> str:
     for key in sorted({key for table in tables for key in table}):
-        sizes = [len(table.get(key, ())) for table in tables]
-        firsts = [table[key][0] if table.get(key) else None for table in tables]
+        ends, units = zip(*(table.get(key, (0, [])) for table in tables), strict=True)
         if any(table.get(key) != tables[0].get(key) for table in tables):
-            return f"{key}: {sizes} units, first {firsts}"
+            return f"{key} ends at {ends}, {[(len(each), each[:1]) for each in units]}"
     return ""
 
 

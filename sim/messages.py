@@ -6,8 +6,10 @@ the one before was acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+
+from sim.records import LogRecord
 
 _PADDING = b"." * 2_000
 
@@ -44,6 +46,10 @@ class Group:
     got: set[str] = field(default_factory=set)
     newest: dict[str, int] = field(default_factory=dict)
     deliveries: int = 0
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)  # behind what it got, by queue
+    ahead: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By queue, below where it may skip messages: it had got there what an unclean election cut,
+    and may go on behind that before it pulls again (docs/ARCHITECTURE.md, Limits)."""
 
 
 class Messages:
@@ -57,8 +63,15 @@ class Messages:
         self._acked_of_key: dict[str, list[int]] = {}
         self.lives: dict[str, int] = {}  # topic -> how often its deletion was begun
         self.sends_failed = 0
+        self.given_up: set[str] = set()
         self.is_confirmed: Callable[[str], bool] = lambda name: True
+        self.is_created: Callable[[str], bool] = lambda topic: True
+        self.is_expired: Callable[[str], bool] = lambda name: False
         """Whether a master has confirmed the message of that name."""
+
+    def note_created(self, topic: str) -> None:
+        if not self.is_created(topic):
+            self._violate(f"R31: {topic} is made for its clients, and no master has confirmed it")
 
     def is_gone(self, sent: Sent) -> bool:
         """Whether its topic was deleted since: nothing is promised then."""
@@ -73,7 +86,27 @@ class Messages:
     def join(self, group: str, topics: frozenset[str]) -> None:
         self.groups.setdefault(group, Group(topics))
 
+    def give_up(self, records: Sequence[LogRecord]) -> None:
+        """An unclean election took them out of what is confirmed."""
+        for record in records:
+            queue, name = (record.topic, record.queue_id), bytes(record.body).partition(b"|")[0]
+            for group in self.groups.values():
+                if group.ends.get(queue, 0) > record.queue_offset:
+                    group.ahead[queue] = max(group.ahead.get(queue, 0), group.ends[queue])
+            self.at.pop((*queue, record.queue_offset), None)
+            if any(record.topic in group.topics for group in self.groups.values()):
+                self.cut_later([name.decode()])
+
+    def cut_later(self, names: Iterable[str]) -> None:
+        """Whoever is told yet that these are stored was told by the master of before."""
+        self.given_up.update(names)
+        for name in names:
+            if not self.is_confirmed(name):
+                self.acked.pop(name, None)
+
     def note_acked(self, sent: Sent, place: Place) -> None:
+        if sent.name in self.given_up:
+            return
         if not self.is_confirmed(sent.name):
             self._violate(f"G1: {sent.name} is acknowledged, and no master has confirmed it")
         self._stands(sent, place, "acknowledged")
@@ -83,8 +116,13 @@ class Messages:
 
     def note_delivered(self, group_name: str, sent: Sent, place: Place) -> None:
         group = self.groups[group_name]
-        self._stands(sent, place, f"delivered to {group_name}")
         group.deliveries += 1
+        queue, end = (place[0], place[1]), place[2] + 1
+        group.ends[queue] = max(group.ends.get(queue, 0), end)
+        if sent.name in self.given_up:
+            group.got.add(sent.name)
+            return
+        self._stands(sent, place, f"delivered to {group_name}")
         if self.is_gone(sent) and sent.name in self.acked:
             self._violate(f"R39: {group_name} gets {sent.name} of a topic that was deleted")
         if sent.name in group.got:
@@ -107,8 +145,15 @@ class Messages:
     def missing(self, group_name: str) -> list[str]:
         """Acknowledged, and not delivered to that group."""
         group = self.groups[group_name]
+        skipped = {
+            name for place, name in self.at.items() if place[2] < group.ahead.get(place[:2], 0)
+        }
         return [
             name
             for name, sent in self.acked.items()
-            if name not in group.got and sent.topic in group.topics and not self.is_gone(sent)
+            if name not in group.got
+            and name not in skipped
+            and sent.topic in group.topics
+            and not self.is_gone(sent)
+            and not self.is_expired(name)
         ]

@@ -6,20 +6,28 @@ as master without them, breaks a promise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 from batonmq.controller.raft.log import Commit
+from batonmq.controller.rules.commands import ElectMaster
 from batonmq.controller.rules.groups import BrokerGroup
 from batonmq.namesrv.state import RouteInfoManager
 from batonmq.protocol.role_view import Role
+from batonmq.protocol.topic_name import METADATA_TOPIC
 from batonmq.store.message_store import MessageStore
-from sim.copies import Copies
+from sim.copies import Copies, first_unsynced
 from sim.decisions import Decisions
+from sim.expiry import Expiry
+from sim.given_up import GivenUp, Unclean, records_behind
 from sim.hosts import GROUP, BrokerHost, ControllerHost
+from sim.records import LogRecord, records
 from sim.sightings import Sightings
 from sim.world import World
 
 _DIGEST_EVERY = 4
+_NAMES = re.compile(rb"[\d.]+-\d+-\d+(?=\|)")
 
 
 class Promises:
@@ -32,6 +40,10 @@ class Promises:
         self._decisions = Decisions(self._copies, world.violate)
         self.sightings: Sightings
         self.truth = bytearray()
+        self.expiry = Expiry(world, self.truth)
+        self.given_up = GivenUp(world.violate)
+        self.on_given_up: Callable[[Sequence[LogRecord]], None] = lambda records: None
+        self.on_cut_later: Callable[[Sequence[str]], None] = lambda names: None
         self.truth_ends: dict[int, int] = {}  # masterEpoch -> how much of it stood in that epoch
         self.masters: dict[int, str] = {}
         self.group: BrokerGroup | None = None  # the newest that any controller applied
@@ -41,22 +53,32 @@ class Promises:
 
     # Logs.
 
+    def started(self, host: BrokerHost) -> None:
+        self.expiry.watch(host)
+
     def confirmed(self, host: BrokerHost) -> None:
         """The broker shows more of its log to readers."""
         service = host.service
         if service is None:
             return
         store, gate = service.store, service.path.gate
-        if fault := self._copies.shown(host):
-            self._violate(fault)
         epoch, end = gate.master_epoch, store.confirm_offset
+        bound = self._bound(host)
+        if bound is None and (fault := self._copies.shown(host)):
+            self._violate(fault)
         if gate.role is Role.MASTER:
             first = self.masters.setdefault(epoch, host.incarnation)
             if first != host.incarnation:
                 self._violate(f"G2: {first} and {host.incarnation} confirm in epoch {epoch}")
             if end < host.confirms.get(epoch, 0):
                 self._violate(f"R15: confirmOffset of {host.incarnation} falls")
+            if end > host.confirms.get(epoch, 0):
+                self.given_up.confirms(host, epoch)
             host.confirms[epoch] = end
+        if bound is not None and end > bound:
+            names = set(_NAMES.findall(read_log(store, bound, end)))
+            self.on_cut_later(sorted(name.decode() for name in names))
+            end = bound
         begin = max(host.checked, store.min_phy_offset)
         if end <= begin:
             return
@@ -76,6 +98,54 @@ class Promises:
     def is_confirmed(self, name: str) -> bool:
         """Whether a message of that name stands in what was confirmed."""
         return self.truth.rfind(f"{name}|".encode()) >= 0
+
+    def is_expired(self, name: str) -> bool:
+        """Whether all copies of a message of that name are gone by the rules of expiry."""
+        begin = self.expiry.begin
+        return begin > 0 and -1 < self.truth.rfind(f"{name}|".encode()) < begin
+
+    def _bound(self, host: BrokerHost) -> int | None:
+        """Up to where its log must be the truth, if it does not follow an unclean election yet."""
+        if not self.given_up.any or host.service is None:
+            return None
+        entries = host.service.store.epochs.entries
+        return self.given_up.bound(entries[-1].epoch if entries else 0)
+
+    def host_of(self, broker_id: int) -> BrokerHost | None:
+        return self._copies.host_of(broker_id)
+
+    def held_by(self, host: BrokerHost) -> int:
+        """Up to where its log is the truth."""
+        assert host.service is not None
+        store = host.service.store
+        begin = store.min_phy_offset
+        return begin + equal(read_log(store, begin, len(self.truth)), self.truth[begin:])
+
+    def _elected_unclean(self, group: BrokerGroup, command: ElectMaster) -> None:
+        host = self._copies.host_of(group.master_broker_id)
+        held = self.held_by(host) if host is not None and host.service is not None else 0
+        boot = host.boot if host is not None else 0
+        election = Unclean(
+            group.master_epoch, command.unclean, command.cut_later_acks, held, host, boot
+        )
+        self.given_up.elected(election)
+
+    def _give_up(self, host: BrokerHost, epoch: int) -> None:
+        """What the log of a master lacks that opens after an unclean election."""
+        election = self.given_up.pending(epoch)
+        if election is None:
+            return
+        at = self.held_by(host)
+        others = [other for other in self._brokers.values() if other.service is not None]
+        self.given_up.completed(election, at, host, [self.held_by(other) for other in others])
+        behind = records_behind(self.truth, at)
+        self._world.tell("checker", f"{len(behind)} messages from {at} on are given up")
+        del self.truth[at:]
+        self.truth_ends = {e: min(end, at) for e, end in self.truth_ends.items()}
+        self._copies.cut(at)
+        for other in self._brokers.values():
+            other.checked = min(other.checked, at)
+        self.on_given_up(behind)
 
     def _no_newer_master_lacks(self, host: BrokerHost, epoch: int, end: int) -> None:
         for other in self._brokers.values():
@@ -102,14 +172,38 @@ class Promises:
         service = host.service
         assert service is not None
         store, epoch = service.store, service.path.gate.master_epoch
+        self._give_up(host, epoch)
+        self._check_inherited(host, store)
         needed = max((end for e, end in self.truth_ends.items() if e < epoch), default=0)
         begin = store.min_phy_offset
+        self.expiry.check_begin(host)
         data, known = read_log(store, begin, needed), self.truth[begin:needed]
         if data != known:
             self._violate(
                 f"G1: {host.incarnation}, master of {epoch}, lacks confirmed bytes: it holds"
                 f" {store.max_phy_offset} of {needed}, equal up to {begin + equal(data, known)}"
             )
+
+    def _check_inherited(self, host: BrokerHost, store: MessageStore) -> None:
+        """R26: what it is to acknowledge first stands on its disk."""
+        if self._world.settings.sync_flush:
+            begin = store.min_phy_offset
+            data = read_log(store, begin, store.max_phy_offset)
+            if (at := first_unsynced(host, begin, data)) is not None:
+                self._violate(f"R26: {host.incarnation} opens, its disk has no more than {at}")
+
+    def is_created(self, topic: str) -> bool:
+        """R31: whether the newest change of that topic which is confirmed makes it."""
+        for host in self._brokers.values():
+            self.confirmed(host)  # such a record arrives at no queue
+        made = False
+        for record in records(self.truth):
+            if (record.topic, record.queue_id) == (METADATA_TOPIC, 0):
+                change = json.loads(record.body)
+                made = topic in change.get("topics", ()) or (
+                    made and topic not in change.get("deletedTopics", ())
+                )
+        return made
 
     # Controllers.
 
@@ -126,8 +220,12 @@ class Promises:
         self._newest_index = index
         self.commits += 1
         state.check_invariants()
-        group = state.group(GROUP)
+        before, group = self.group, state.group(GROUP)
         if group is not None:
+            is_new = before is not None and 0 < before.master_epoch < group.master_epoch
+            if is_new and group.unclean_epoch == group.master_epoch:
+                assert isinstance(commit.command, ElectMaster)
+                self._elected_unclean(group, commit.command)
             self.group = group
             self.check_r1()
 
@@ -170,7 +268,7 @@ def read_log(store: MessageStore, begin: int, end: int) -> bytes:
 
 def equal(one: bytes, other: bytes | bytearray) -> int:
     """How many bytes are equal from the start."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
+    size = min(len(one), len(other))
+    if one[:size] == other[:size]:
+        return size
+    return next(index for index in range(size) if one[index] != other[index])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+_EXPIRES = 0.2
+_UNCLEAN = 0.12
+_ROLLS = 0.12
 
 
 class Draw(Protocol):
@@ -28,6 +32,10 @@ class Settings:
     batch_bytes: int = 2_048
     drift: float = 0.0  # how much faster or slower a clock may go
     recreates: bool = False  # a topic is deleted and created again
+    expires: bool = False  # segments expire, by age and where the disk fills up
+    reserved_hours: int = 72
+    rolls: bool = False  # every member is stopped and started again, one after the other
+    unclean: bool = False  # an operator elects a replica that lacks confirmed messages
 
     @property
     def acks_are_flushed(self) -> bool:
@@ -47,3 +55,19 @@ def draw_settings(rng: Draw) -> Settings:
         drift=rng.choice((0.0, 0.0, 0.005)),
         recreates=rng.random() < 0.3,
     )
+
+
+def with_variants(settings: Settings, rng: Draw) -> Settings:
+    """What only some lives have. `rng` is one of its own: the others stay what they were."""
+    if rng.random() < _EXPIRES:
+        settings = replace(
+            settings,
+            expires=True,
+            segment_size=min(settings.segment_size, rng.choice((4_096, 8_192, 16_384))),
+            reserved_hours=rng.choice((1, 3)),
+        )
+    if rng.random() < _UNCLEAN:
+        settings = replace(settings, unclean=True, recreates=False)
+    if rng.random() < _ROLLS:
+        settings = replace(settings, rolls=True)
+    return settings

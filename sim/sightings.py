@@ -129,6 +129,8 @@ class Sightings:
     def _check_tail(self, host: BrokerHost, store: MessageStore) -> None:
         """R22, R24: what was cut, or torn, cannot come back behind the end of the log."""
         end, plan = store.log.max_offset, host.disk.plan
+        if store.slave_log._truncation._intent_path.exists() and not store.health.has_failed:
+            self._violate(f"R37: {host.incarnation} goes on with a cut that is not finished")
         segment = store.log.segment_at(end)
         if segment is None or not plan.is_idle or store.health.full or store.health.has_failed:
             return

@@ -25,7 +25,7 @@ from sim.defects import hunt
 from sim.defects.__main__ import FOLDER, main
 from sim.defects.patches import Defect, PatchError, defects_in, noting, parse
 from sim.defects.runner import ROOT, Copy, _seeds_for
-from sim.faults import WEIGHTS
+from sim.faults import EXPIRY, ROLLING, UNCLEAN, WEIGHTS
 from sim.life import Outcome, plan_of
 from sim.settings import Settings
 
@@ -77,7 +77,11 @@ def test_each_defect_names_its_rule_and_is_small() -> None:
         assert changed <= 12, defect.name
         for each in defect.lives:
             number, _, name = each.partition(" ")
-            assert name in WEIGHTS if number.isdigit() else hasattr(Settings(), number), defect
+            assert (
+                name in WEIGHTS | EXPIRY | ROLLING | UNCLEAN
+                if number.isdigit()
+                else hasattr(Settings(), number)
+            ), defect
     assert len(DEFECTS) >= 40
 
 

@@ -1,0 +1,94 @@
+"""What may be gone of the log because it expired, by the rules themselves.
+
+`Expiry` judges each segment that a store takes away. What is confirmed may go if the disk is that
+full, or if its newest message is as old as messages are kept (`StoreConfig.file_reserved_time`);
+the newest segment never, and none before the log states the positions of all queues behind it
+(R38). A slave takes nothing that no master has taken before (R27). All below
+`begin` may be absent from then on, and nothing else: not from a log, a queue, or a reader.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from batonmq.protocol.topic_name import METADATA_TOPIC
+from batonmq.store.mapped_file import Segment
+from batonmq.store.queue_positions import POSITIONS_QUEUE
+from sim.hosts import BrokerHost
+from sim.records import records
+from sim.world import World
+
+_FORCED_ABOVE = 0.85  # StoreConfig.disk_space_clean_forcibly_ratio
+_HOUR_S = 3_600.0
+_SLACK_S = 5.0  # clocks drift
+
+
+class Expiry:
+    """`truth` is all that was ever confirmed, from offset 0 on."""
+
+    def __init__(self, world: World, truth: bytearray) -> None:
+        self._world = world
+        self._truth = truth
+        self.begin = 0
+        self.taken = 0
+
+    def watch(self, host: BrokerHost) -> None:
+        """Its store was opened."""
+        assert host.service is not None
+        log = host.service.store.log
+        self.check_begin(host)
+        take: Callable[[], Segment] = log.take_first_segment
+
+        def take_first_segment() -> Segment:
+            is_last = len(log.segments) < 2
+            segment = take()
+            fault = "it is the newest" if is_last else self._fault(host, segment)
+            if fault:
+                name = f"{segment.start_offset} to {segment.end_offset}"
+                self._world.violate(f"expiry: {host.incarnation} takes {name} away: {fault}")
+            self.taken += 1
+            self._world.tell(host.name, f"segment {segment.start_offset} expires")
+            return segment
+
+        log.take_first_segment = take_first_segment  # type: ignore[method-assign]
+
+    def check_begin(self, host: BrokerHost) -> None:
+        """A log begins nowhere behind what has expired."""
+        assert host.service is not None
+        begins = host.service.store.min_phy_offset
+        if begins > self.begin:
+            self._world.violate(f"G1: the log of {host.incarnation} begins at {begins} only")
+
+    def _fault(self, host: BrokerHost, segment: Segment) -> str:
+        service = host.service
+        assert service is not None
+        if segment.end_offset > service.store.confirm_offset:
+            return f"confirmed is {service.store.confirm_offset}"
+        manager = service.replication.manager
+        view = manager.view if manager is not None else None
+        if manager is None or view is None or view.master_incarnation != manager.incarnation:
+            return "" if segment.end_offset <= self.begin else "R27: no master has"
+        if not self._are_positions_stated(segment.end_offset):
+            return "R38: the log does not state the positions of queues behind it"
+        if host.disk.used() <= _FORCED_ABOVE:
+            age_s = self._world.clocks.true_s() - self._newest_s(segment)
+            slack_s = _SLACK_S + 2 * self._world.clocks.farthest_s
+            if age_s + slack_s < self._world.settings.reserved_hours * _HOUR_S:
+                return f"its newest message is {age_s:.0f} s old"
+        self.begin = max(self.begin, segment.end_offset)
+        return ""
+
+    def _are_positions_stated(self, begin: int) -> bool:
+        """Whether a whole round of them lies behind `begin`, and is confirmed."""
+        for record in records(self._truth, begin):
+            if (record.topic, record.queue_id) == (METADATA_TOPIC, POSITIONS_QUEUE):
+                said = json.loads(record.body)
+                if said["since"] >= begin and said.get("whole"):
+                    return True
+        return False
+
+    def _newest_s(self, segment: Segment) -> float:
+        """When the newest message of a segment was stored."""
+        found = records(self._truth, segment.start_offset, segment.end_offset)
+        return max((record.stored_ms for record in found), default=0) / 1000

@@ -1,0 +1,45 @@
+"""The records in the bytes of a log, read without the code under test. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from batonmq.protocol.record import MAGIC_BLANK, MAGIC_V2
+
+# size, magic, CRC, queue id, flag, queue offset, own offset, flags, born, born host, stored,
+# stored host, reconsumed, prepared: hosts have four bytes each, as all have here.
+_HEAD = struct.Struct(">iIiiiqqiq8sq8siq")
+_INT = struct.Struct(">i")
+
+
+class LogRecord(NamedTuple):
+    """`offset`: in the log."""
+
+    offset: int
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    stored_ms: int
+    body: bytes | bytearray
+
+
+def records(data: bytes | bytearray, at: int = 0, end: int | None = None) -> Iterator[LogRecord]:
+    """The whole records of `data` that begin in [at, end); one begins at `at`."""
+    end = len(data) if end is None else min(end, len(data))
+    while at + _HEAD.size <= end:
+        head = _HEAD.unpack_from(data, at)
+        size, magic = head[0], head[1]
+        if size <= 0:
+            return
+        if magic != MAGIC_BLANK:
+            (length,) = _INT.unpack_from(data, at + _HEAD.size)
+            begin = at + _HEAD.size + _INT.size
+            named = begin + length + (2 if magic == MAGIC_V2 else 1)
+            topic = data[named : named + int.from_bytes(data[begin + length : named], "big")]
+            yield LogRecord(
+                at, size, topic.decode(), head[3], head[5], head[10], data[begin : begin + length]
+            )
+        at += size
