@@ -49,6 +49,13 @@ def within_log(entries: Sequence[EpochEntry], log_end: int) -> tuple[EpochEntry,
     return with_ends((e for e in entries if e.start_offset <= log_end), log_end)
 
 
+def with_bytes(entries: Sequence[EpochEntry], log_end: int) -> tuple[EpochEntry, ...]:
+    """Those that a log which ends at `log_end` has bytes of, as Java's lists have them; the last
+    one if there are none."""
+    closed = within_log(entries, log_end)
+    return tuple(e for e in closed if e.start_offset < e.end_offset) or closed[-1:]
+
+
 def entry_at(entries: Sequence[EpochEntry], offset: int) -> EpochEntry | None:
     """The newest entry that starts at or before `offset`: an epoch without bytes is passed over."""
     index = bisect_right(entries, offset, key=lambda entry: entry.start_offset) - 1

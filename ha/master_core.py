@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from batonmq.epoch.entry import EpochEntry, entry_after, entry_at, entry_of, with_ends
+from batonmq.epoch.entry import (
+    EpochEntry,
+    entry_after,
+    entry_at,
+    entry_of,
+    with_bytes,
+    with_ends,
+)
 from batonmq.ha.proof import Registrations, Standing
 from batonmq.ha.sync_state import RecordedSet, SyncEffect, SyncState
 from batonmq.ha.wire import (
@@ -32,6 +39,11 @@ from batonmq.process.recent_events import RecentEvents, records_event, shows_eve
 from batonmq.protocol.role_view import Replica
 
 pack_transfer_header = TRANSFER_HEADER.pack
+
+NO_EPOCH = -1
+"""In a heartbeat to a Java slave, in place of an epoch without a byte. It would note that epoch,
+refuse the next one, which begins at the same offset, and label the bytes that follow wrongly: at
+its next connection it would cut them, confirmed or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,11 @@ class SlaveConnection:
     bytes_sent: int = 0
     flow_second: int = -1
     flow_bytes: int = 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a broker of ours is at the other end: it names itself."""
+        return self.handshake is not None and self.handshake.identity is not None
 
     def within_flow(self, bytes_per_second: int, size: int, now_ms: int) -> int:
         """How many of `size` bytes may be sent now; they count as sent."""
@@ -248,7 +265,8 @@ class MasterCore:
             tables_awaited=is_named,
         )
         own = self._registrations.own if is_named else None
-        reply = encode_master_handshake(self.log.written, self._entries, own)
+        history = self._entries if is_named else with_bytes(self._entries, self.log.written)
+        reply = encode_master_handshake(self.log.written, history, own)
         effects.append(SendBytes(connection.connection_id, reply))
         return effects
 
@@ -458,7 +476,7 @@ class MasterCore:
             if offset >= entry.end_offset:
                 following = entry_after(self._entries, entry.epoch)
                 assert following is not None, "an ended epoch without a next one"
-                if connection.announced_epoch < entry.epoch:
+                if connection.announced_epoch < entry.epoch and connection.is_ours:
                     # An empty epoch travels too: the slave's history must equal ours (R25).
                     self._announce(connection, now_ms, effects)
                 connection.entry = entry = following
@@ -500,8 +518,12 @@ class MasterCore:
     ) -> None:
         offset = connection.next_offset
         confirm = self.log.confirm_offset
+        epoch = entry.epoch
+        if not size and not connection.is_ours:
+            is_empty = entry.start_offset in (entry.end_offset, self.log.written)
+            epoch = NO_EPOCH if is_empty else epoch
         header = pack_transfer_header(
-            HAState.TRANSFER, size, offset, entry.epoch, entry.start_offset, confirm
+            HAState.TRANSFER, size, offset, epoch, entry.start_offset, confirm
         )
         effects.append(SendLog(connection.connection_id, header, offset, size))
         connection.next_offset = offset + size

@@ -1,4 +1,4 @@
-"""The two seams of the HA service: the store that it replicates, and the broker around it.
+"""The seams of the HA service: the store that it replicates, the broker around it, a Java master.
 
 `LogStore` is what is needed of `store.MessageStore`; the tests have a log in memory beside it.
 `HAListener` is the broker.
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from batonmq.epoch.entry import EpochEntry
+from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.sync_state import Proposal
+from batonmq.protocol.role_view import RoleView
 from batonmq.store.health import StoreHealth
 
 
@@ -105,6 +107,16 @@ class LogStore(Protocol):
     def advance_confirm_offset(self, offset: int) -> object: ...
 
     def prepare_master(self, *, discard_damage: bool = False) -> int: ...
+
+
+class JavaMaster(Protocol):
+    """Questions to the Java broker at a view's master_address, who names himself to nobody."""
+
+    async def ha_address(self, view: RoleView) -> str:
+        """Where it sends its log: controllers are not told. Raises BatonError."""
+
+    async def identity(self, view: RoleView) -> PeerIdentity:
+        """Who it is (R21). Whatever it raises means that there is no proof."""
 
 
 class HAListener(Protocol):

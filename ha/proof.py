@@ -92,12 +92,17 @@ def master_fault(identity: HAIdentity | None, view: RoleView) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """A broker's reply to request 1007: who it is, and its last epoch."""
+    """A broker's reply to request 1007: who it is, and its last epoch.
+
+    `table_epoch`: the masterEpoch that it stamped into its topic table when it became master (21),
+    -1 if that was not asked. Java's list lacks an epoch that begins where the one before began.
+    """
 
     cluster_name: str
     broker_name: str
     broker_id: int
     last_epoch: int
+    table_epoch: int = -1
 
 
 def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) -> str:
@@ -109,13 +114,13 @@ def proof_fault(identity: PeerIdentity, view: RoleView, handshake_epoch: int) ->
         identity.cluster_name == view.cluster_name
         and identity.broker_name == view.broker_name
         and identity.broker_id in (0, view.master_broker_id)
-        and identity.last_epoch >= view.master_epoch
+        and max(identity.last_epoch, identity.table_epoch) >= view.master_epoch
         and identity.last_epoch == handshake_epoch
     )
     if is_master:
         return ""
     return (
         f"{view.master_address} is {identity.cluster_name}/{identity.broker_name}/"
-        f"{identity.broker_id} at epoch {identity.last_epoch}, not the master that was "
-        f"elected: nothing is cut for it, and nothing taken from it"
+        f"{identity.broker_id} at epoch {max(identity.last_epoch, identity.table_epoch)}, not the "
+        f"master that was elected: nothing is cut for it, and nothing taken from it"
     )

@@ -17,10 +17,10 @@ from batonmq.ha.config import HAConfig
 from batonmq.ha.links import OpenLinks, SlaveLink, WaitingLinks
 from batonmq.ha.master_core import MasterCore
 from batonmq.ha.master_shell import AutoSwitchLink, MasterShell, append_epoch
-from batonmq.ha.ports import HAListener, LogStore
+from batonmq.ha.ports import HAListener, JavaMaster, LogStore
 from batonmq.ha.proof import Registrations
 from batonmq.ha.slave_core import SlaveCore
-from batonmq.ha.slave_shell import ProvePeer, SlaveShell, local_log
+from batonmq.ha.slave_shell import SlaveShell, local_log
 from batonmq.ha.sync_state import RecordedSet, SyncState, WrittenLog
 from batonmq.ha.wire import SLAVE_OPENING_SIZE_MAX, HAIdentity, SlaveFrameReader
 from batonmq.process.clock import boot_ms
@@ -37,8 +37,8 @@ class AutoSwitchHAService:
     """Sends the log as master, follows it as slave, or does neither.
 
     All methods are called on the loop. `identity_of` is called at each role change; the broker
-    must be registered by then. `prove_master` requests the identity of a Java master (1007); a
-    master of ours names itself on the connection.
+    must be registered by then. `java_master` asks a Java master who and where it is; a master of
+    ours names itself on the connection.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class AutoSwitchHAService:
         *,
         store_config: StoreConfig,
         identity_of: Callable[[], HAIdentity],
-        prove_master: ProvePeer,
+        java_master: JavaMaster,
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class AutoSwitchHAService:
         self._listener = listener
         self._store_config = store_config
         self._identity_of = identity_of
-        self._prove_master = prove_master
+        self._java_master = java_master
         self._now_ms = clock_ms
         self._lock = asyncio.Lock()
         self._server: asyncio.Server | None = None
@@ -154,7 +154,7 @@ class AutoSwitchHAService:
                 self._store,
                 self._listener,
                 self._now_ms,
-                self._prove_master,
+                self._java_master,
                 self._open_links,
             )
             self._slave.tables_followed(self._tables_epoch)

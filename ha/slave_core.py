@@ -237,17 +237,18 @@ class SlaveCore:
         self.silence.read_ms = now_ms
         self.log.reload(log)
         self._peer = peer
+        if not self._named:
+            # R21: whoever answers at this address by now, its history may fit ours by chance.
+            # In which epoch it acts, its list may not say, the proof does (R2).
+            self._move(Step.PROOF_NEEDED)
+            self.silence.read_ms = now_ms
+            return [ProveMaster(self.view)]
         needed = max(self.view.master_epoch, log.last_epoch)
         if peer.last_epoch < needed:
             return self._hang_up(
                 f"the peer's last epoch is {peer.last_epoch}, this replica has accepted {needed}",
                 now_ms,
             )
-        if not self._named:
-            # R21: whoever answers at this address by now, its history may fit ours by chance.
-            self._move(Step.PROOF_NEEDED)
-            self.silence.read_ms = now_ms
-            return [ProveMaster(self.view)]
         fault = master_fault(peer.identity, self.view)
         if fault:
             return self._hang_up(fault, now_ms)
@@ -419,17 +420,22 @@ class SlaveCore:
         acknowledged, which lies below that start. What it acknowledges later and this replica
         lacks, it acknowledged without this replica in the required set (R1).
         """
-        return self.phase is Phase.TRANSFER and self.log.is_level(self.view.master_epoch)
+        if self.phase is not Phase.TRANSFER or self._peer is None:
+            return False
+        # A Java master's list may lack the epoch in which it acts.
+        return self.log.is_level(self.view.master_epoch if self._named else self._peer.last_epoch)
 
     # -- inside
 
     def _dial(self, now_ms: int) -> list[SlaveEffect]:
-        if not self.view.master_ha_address:
+        view = self.view
+        is_java = not view.master_incarnation
+        if not view.master_ha_address and not (is_java and view.master_address):
             self._redial.later(now_ms)
             return []
         self._move(Step.DIAL)
         self.silence.begin(now_ms)
-        return [Dial(self.view.master_ha_address)]
+        return [Dial(view.master_ha_address)]
 
     def _hang_up(self, reason: str, now_ms: int) -> list[SlaveEffect]:
         self._move(Step.HANG_UP)

@@ -14,6 +14,8 @@ from batonmq.protocol.role_view import RoleView
 
 @dataclass(frozen=True, slots=True)
 class Dial:
+    """`address` is "" for a Java master: it is asked for it first."""
+
     address: str
 
 

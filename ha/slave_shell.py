@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from batonmq.epoch.entry import EpochEntry
 from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks
-from batonmq.ha.ports import HAListener, LogStore
-from batonmq.ha.proof import PeerIdentity
+from batonmq.ha.ports import HAListener, JavaMaster, LogStore
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
@@ -46,9 +45,6 @@ log = logging.getLogger(__name__)
 _BUFFER_SIZE = 1 << 20
 _JOIN_BELOW = 32 << 10
 """Pieces smaller than this on average are joined into one write."""
-
-ProvePeer = Callable[[RoleView], Awaitable[PeerIdentity]]
-"""Requests the identity of the Java broker at a view's master_address (1007)."""
 
 
 def local_log(store: LogStore) -> LocalLog:
@@ -107,7 +103,7 @@ class SlaveShell:
         store: LogStore,
         listener: HAListener,
         now_ms: Callable[[], int],
-        prove_master: ProvePeer,
+        java_master: JavaMaster,
         open_links: OpenLinks,
     ) -> None:
         self._open_links = open_links
@@ -116,7 +112,8 @@ class SlaveShell:
         self._store = store
         self._listener = listener
         self._now_ms = now_ms
-        self._prove_master = prove_master
+        self._java_master = java_master
+        self._address = core.view.master_ha_address
         self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(_BUFFER_SIZE))
         self._link: AutoSwitchLink | None = None
@@ -167,9 +164,7 @@ class SlaveShell:
 
     def lost(self, link: AutoSwitchLink, reason: str) -> None:
         if link is self._link:
-            log.info(
-                "ha_master_lost address=%s reason=%s", self.core.view.master_ha_address, reason
-            )
+            log.info("ha_master_lost address=%s reason=%s", self._address, reason)
             self._link = None
             self._run(self.core.disconnected(self._now_ms()))
 
@@ -281,14 +276,10 @@ class SlaveShell:
                 self._tasks.spawn(self._prove(view))
             case Following(offset):
                 self._diverged = ""
-                log.info(
-                    "ha_following address=%s offset=%d", self.core.view.master_ha_address, offset
-                )
+                log.info("ha_following address=%s offset=%d", self._address, offset)
             case Diverged(reason):
                 self._diverged = reason
-                log.error(
-                    "ha_diverged address=%s reason=%s", self.core.view.master_ha_address, reason
-                )
+                log.error("ha_diverged address=%s reason=%s", self._address, reason)
                 self._listener.on_diverged(reason)
             case _:
                 raise AssertionError(f"no way to perform {effect}")
@@ -325,7 +316,7 @@ class SlaveShell:
         self._perform(self.core.append_failed(log_end, offset, reason, self._now_ms()))
 
     def _hang_up(self, reason: str) -> None:
-        log.info("ha_master_left address=%s reason=%s", self.core.view.master_ha_address, reason)
+        log.info("ha_master_left address=%s reason=%s", self._address, reason)
         link, self._link, self._dialled = self._link, None, None
         if link is not None:
             link.end()
@@ -351,13 +342,22 @@ class SlaveShell:
 
     async def _dial(self, address: str) -> None:
         link = self._dialled = MasterLink(self, self._buffer, self._open_links, MasterFrameReader())
-        if not await link.dial(self._loop, address):
+        self._address = address or await self._address_of_java_master()
+        if not self._address or not await link.dial(self._loop, self._address):
             self._run(self.core.disconnected(self._now_ms()))
+
+    async def _address_of_java_master(self) -> str:
+        """ "" where it does not answer, or is no master yet."""
+        try:
+            return await self._java_master.ha_address(self.core.view)
+        except BatonError as error:
+            log.debug("ha_address_unknown reason=%s", error)
+            return ""
 
     async def _prove(self, view: RoleView) -> None:
         link = self._link
         try:
-            identity = await self._prove_master(view)
+            identity = await self._java_master.identity(view)
         except Exception as error:
             # Whatever failed in the request or the reply: it is no proof.
             if link is not None and link is self._link:
@@ -382,7 +382,7 @@ class SlaveShell:
         core, now_ms = self.core, self._now_ms()
         since_1970_ms = wall_ms() - now_ms
         return HAClientRuntimeInfo(
-            master_addr=self.core.view.master_ha_address,
+            master_addr=self._address,
             transferred_byte_in_second=self.rate.sample(core.log.bytes_received, now_ms),
             max_offset=self._store.max_phy_offset,
             last_read_timestamp=core.silence.read_ms + since_1970_ms,

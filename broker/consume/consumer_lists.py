@@ -24,7 +24,7 @@ from batonmq.broker.consume.consumer_sightings import PIECE, SIGHTING_MS, Consum
 from batonmq.broker.request_fields import text
 from batonmq.protocol.bodies import ConsumerSightingsBody, GetConsumerListByGroupResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.errors import BatonError, BrokerRefusal
+from batonmq.protocol.errors import BatonError, BrokerRefusal, ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors, Response
 from batonmq.remoting.endpoint import RemotingClient
@@ -152,7 +152,7 @@ class ConsumerLists:
             self._copy_at_ms[address] = self._clock_ms() + COPY_AGAIN_MS
 
     async def _ask(self, address: str, group: str, timeout_ms: int) -> bool:
-        """Whether that member told what it knows of a group, or of all for ""."""
+        """Whether that member told all that it ever will of a group, or of all for ""."""
         code = RequestCode.BATON_GET_CONSUMER_SIGHTINGS
         request = RemotingCommand.request(code, {"consumerGroup": group})
         try:
@@ -160,6 +160,9 @@ class ConsumerLists:
             for line in reply.body.splitlines():
                 self._sightings.told(ConsumerSightingsBody.decode(line), self._clock_ms())
                 await asyncio.sleep(0)
+        except ResponseError as error:
+            log.info("consumers_not_told address=%s group=%s why=%s", address, group, error)
+            return error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED  # a Java broker never will
         except BatonError as error:
             log.info("consumers_not_told address=%s group=%s why=%s", address, group, error)
             return False

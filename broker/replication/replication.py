@@ -12,24 +12,21 @@ import logging
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.replication.classic import ClassicReplication
+from batonmq.broker.replication.java_master import JavaMasterClient
 from batonmq.broker.replication.role_actions import BrokerHooks, RoleActions
 from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSynchronize
 from batonmq.broker.write.write_path import WritePath
 from batonmq.ha.classic.service import ClassicHAService
-from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import Proposal
 from batonmq.ha.wire import HAIdentity
 from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
-from batonmq.protocol.codes import RequestCode, ResponseCode
-from batonmq.protocol.role_view import RoleView
+from batonmq.protocol.codes import ResponseCode
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from batonmq.replicas_manager.service import ReplicasManager
 
 log = logging.getLogger(__name__)
-
-PROOF_TIMEOUT_MS = 1000
 
 
 class Replication:
@@ -50,7 +47,6 @@ class Replication:
         self._config = config
         self._path = path
         self._tables = tables
-        self._client = client
         self._hooks = hooks
         self.slave_sync = slave_sync
         self.ha: AutoSwitchHAService | None = None
@@ -67,7 +63,7 @@ class Replication:
             self,
             store_config=config.store,
             identity_of=self._identity,
-            prove_master=self._prove_master,
+            java_master=JavaMasterClient(client),
             clock_ms=path.clock_ms,
         )
         self.actions = actions = RoleActions(path, self.ha, tables, slave_sync, hooks, self._report)
@@ -212,14 +208,6 @@ class Replication:
         """Adds an event to the history; outside controller mode there is none."""
         if self.manager is not None:
             self.manager.report_event(kind, **fields)
-
-    async def _prove_master(self, view: RoleView) -> PeerIdentity:
-        """R21: which broker answers at a Java master's address, before a byte is taken."""
-        request = RemotingCommand.request(RequestCode.GET_BROKER_EPOCH_CACHE)
-        reply = await self._client.call(view.master_address, request, PROOF_TIMEOUT_MS)
-        cache = EpochEntryCache.decode(reply.body)
-        last = max((entry.epoch for entry in cache.epoch_list), default=-1)
-        return PeerIdentity(cache.cluster_name, cache.broker_name, cache.broker_id, last)
 
     def epoch_cache(self) -> EpochEntryCache | None:
         """The answer to 1007, None outside controller mode."""

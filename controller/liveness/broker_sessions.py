@@ -36,6 +36,9 @@ class LivenessConfig:
     """Times in milliseconds; the defaults are those of R34."""
 
     session_timeout_ms: int = 800
+    java_timeout_ms: int = 10_000
+    """Of a broker that speaks only remoting, before it has said its own: Java's default. It looks
+    for controllers every 3 s, so a new leader may hear nothing of it for a while."""
     round_slack_ms: int = 100
     """How much older than the last heartbeat the last round trip may be: a heartbeat's period."""
     closure_young_ms: int = 2_000
@@ -278,7 +281,7 @@ class BrokerSessions:
         """Whether that process is alive; `registered_ms` is when its registration was seen."""
         if self.seen(broker_name, broker_id, incarnation, now_ms) is not None:
             return _ALIVE
-        broker = self._brokers.get((broker_name, broker_id), _Broker())
+        broker, config = self._brokers.get((broker_name, broker_id), _Broker()), self._config
         session, channel = broker.session, broker.channel
         if session is not None and session.incarnation == incarnation:
             return self._judge_session(broker, session, now_ms)
@@ -286,7 +289,8 @@ class BrokerSessions:
             return SilenceVerdict("dead", "master_restarted", session.opened_ms)
         if channel is not None and not incarnation:
             return self._judge_channel(channel, now_ms)
-        return self._judge_unseen(registered_ms, now_ms)
+        timeout_ms = config.session_timeout_ms if incarnation else config.java_timeout_ms
+        return self._judge_unseen(registered_ms, now_ms, timeout_ms)
 
     def _awake_ms(self, now_ms: int) -> int:
         return now_ms - self._slept_ms
@@ -371,9 +375,8 @@ class BrokerSessions:
         silent_ms = self._awake_ms(now_ms) - channel.received_awake_ms
         return SilenceVerdict("dead", "heartbeat_silent", now_ms, silent_ms)
 
-    def _judge_unseen(self, registered_ms: int, now_ms: int) -> SilenceVerdict:
+    def _judge_unseen(self, registered_ms: int, now_ms: int, timeout_ms: int) -> SilenceVerdict:
         """R35: never seen. Dead only after a full timeout in which it could have connected."""
-        timeout_ms = self._config.session_timeout_ms
         if self._gate_opened_ms is None or now_ms - registered_ms <= timeout_ms:
             return _UNKNOWN
         if self._silent_for_ms(0, now_ms) <= timeout_ms:

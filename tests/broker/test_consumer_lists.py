@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import uvloop
@@ -14,10 +15,12 @@ from heartbeats import heartbeat
 from lone_broker import Rig, lone_broker, until
 
 from batonmq.broker.consume import consumer_lists
+from batonmq.broker.consume.consumer_lists import ConsumerLists
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.consume.consumer_sightings import PIECE, SIGHTING_MS, ConsumerSightings
 from batonmq.protocol.bodies import ConsumerSightingsBody, GetConsumerListByGroupResponseBody
-from batonmq.protocol.codes import RequestCode
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import ResponseError
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 from tests.shared.turns import counted_turns
@@ -201,3 +204,19 @@ def test_ten_thousand_consumers_cost_one_question_at_a_time_and_no_long_turn(
         assert turns.lines < (22 if groups == 1 else 8) * PIECE, turns.lines
 
     play(tmp_path, script, asyncio.run)  # its turns can be counted
+
+
+def test_a_java_member_is_asked_for_all_only_once() -> None:
+    """It answers 60003 with 3, and always will."""
+    code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    client = Mock(call=AsyncMock(side_effect=ResponseError(code, "no", "java:1")))
+
+    async def script() -> None:
+        lists = ConsumerLists(Mock(), Mock(), client, lambda: ["java:1"], lambda: 0)
+        lists.started()
+        for now_ms in range(0, SIGHTING_MS, 1_000):
+            lists.tick(now_ms)
+            await asyncio.gather(*lists._copies)
+
+    asyncio.run(script())
+    assert client.call.await_count == 1

@@ -8,6 +8,7 @@ send a heartbeat every 100 ms of `run`. Verbs:
     restart             the same group, the gate just opened, no session yet
     alone               one broker registered, the gate just opened; nobody was ever elected
     java                two brokers that speak only remoting, on channels 11 and 12, timeout 10 s
+    java_restart        the same two, the gate just opened, no heartbeat yet
     run MS              ticks every 50 ms, and heartbeats
     beat ID KEY=N...    one heartbeat with these facts, which its later ones repeat
     silent ID | beats ID        its heartbeats stop, go on
@@ -99,6 +100,12 @@ class Env:
         self.out.clear()
 
     def do_java(self):
+        self.do_java_restart()
+        for broker_id in (1, 2):
+            self.do_beat_904(broker_id, 10 + broker_id)
+        self.out.clear()
+
+    def do_java_restart(self):
         self.script = self.new_script()
         for broker_id in (1, 2):
             self.script.apply_id(broker_id)
@@ -107,8 +114,6 @@ class Env:
         self.script.alter(1, 2)
         self.begin()
         self.do_gate("open")
-        for broker_id in (1, 2):
-            self.do_beat_904(broker_id, 10 + broker_id)
         self.out.clear()
 
     def begin(self):

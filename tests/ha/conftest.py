@@ -77,7 +77,7 @@ class Node:
             self,
             store_config=self.store_config,
             identity_of=self.identity,
-            prove_master=self.group.prove_master,
+            java_master=self.group,
         )
         self.store.flushed_listeners.append(self.ha.notify_flushed)
         await self.ha.start("127.0.0.1")
@@ -209,6 +209,14 @@ class Group:
     async def _no_java_master(self, view: RoleView) -> PeerIdentity:
         raise AssertionError("a master of ours is not asked by 1007")
 
+    async def identity(self, view: RoleView) -> PeerIdentity:
+        return await self.prove_master(view)
+
+    async def ha_address(self, view: RoleView) -> str:
+        """What a Java master answers."""
+        assert view.master_broker_id is not None and not view.master_incarnation
+        return f"127.0.0.1:{self.nodes[view.master_broker_id].ha.port}"
+
     def incarnation_of(self, broker_id: int) -> str:
         """ "" for a Java broker."""
         return self.incarnations.get(broker_id, f"first start of {broker_id}")
@@ -235,12 +243,14 @@ class Group:
 
     def next_view(self, master: Node, *members: int) -> RoleView:
         """A committed election that nobody has heard of."""
+        incarnation = self.incarnation_of(master.broker_id)
         self.view = replace(
             self.view,
             master_broker_id=master.broker_id,
             master_address=f"remoting-{master.broker_id}",
-            master_ha_address=f"127.0.0.1:{master.ha.port}",
-            master_incarnation=self.incarnation_of(master.broker_id),
+            # Controllers do not know a Java broker's.
+            master_ha_address=f"127.0.0.1:{master.ha.port}" if incarnation else "",
+            master_incarnation=incarnation,
             master_epoch=self.view.master_epoch + 1,
             sync_state_set_epoch=self.view.sync_state_set_epoch + 1,
             sync_state_set=frozenset(members or (master.broker_id,)),

@@ -34,7 +34,7 @@ def service_on(store: Mock) -> AutoSwitchHAService:
         Mock(),
         store_config=StoreConfig(),
         identity_of=lambda: identity(1),
-        prove_master=Mock(),
+        java_master=Mock(),
         clock_ms=lambda: 0,
     )
 

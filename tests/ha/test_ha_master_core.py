@@ -4,8 +4,8 @@ import pytest
 
 from batonmq.ha.master_core import CloseConnection, MasterCore, MasterPolicy, SendBytes, SendLog
 from batonmq.ha.sync_state import ConfirmAdvanced
-from batonmq.ha.wire import SlaveHandshake, decode_transfer_header
-from tests.ha.cores import NOW, mastership, registrations
+from batonmq.ha.wire import MasterFrameReader, SlaveHandshake, decode_transfer_header
+from tests.ha.cores import NOW, identity, mastership, registered, registrations
 
 
 def master(entries, *, written=0, recorded=(1, 2), **policy):
@@ -105,9 +105,13 @@ def test_an_offset_that_no_epoch_covers_is_refused(entries):
 def test_the_handshake_shows_the_whole_history(entries):
     core = master(entries, written=1_000)
     core.epochs_changed(entries((1, 0), (2, 500), (3, 500)), NOW)
+    core.replicas_changed([registered(2)], NOW)
     core.connection_opened(7, "slave", NOW)
-    (reply,) = core.handshake_received(7, SlaveHandshake(2), NOW)
-    assert isinstance(reply, SendBytes) and len(reply.data) == 20 + 3 * 12
+    (reply,) = core.handshake_received(7, SlaveHandshake(2, identity=identity(2)), NOW)
+    assert isinstance(reply, SendBytes)
+    reader = MasterFrameReader()
+    (handshake,) = reader.feed(memoryview(reply.data))
+    assert [e.epoch for e in handshake.entries] == [1, 2, 3]
 
 
 def test_a_learner_receives_everything_and_counts_for_nothing(entries):
@@ -133,3 +137,33 @@ def test_a_broken_invariant_shows_the_last_events(entries):
         f"now_ms={NOW + 60} appended(written=60)",
         f"now_ms={NOW + 60} dead_changed(broker_ids=frozenset({{2}}))",
     ]
+
+
+def java_beats(effects):
+    """(epoch, size) of each frame."""
+    headers = [decode_transfer_header(e.header) for e in effects if isinstance(e, SendLog)]
+    return [(header.epoch, header.body_size) for header in headers]
+
+
+def test_a_java_slave_hears_of_no_epoch_before_it_has_a_byte(entries):
+    """Java's list refuses an epoch that starts where the one before starts: had it heard of the
+    empty epoch 2, it would file the bytes of epoch 3 under it, find no such bytes in our list at
+    its next connection, and cut them although they are confirmed."""
+    core = master(entries, written=500)
+    core.epochs_changed(entries((1, 0), (2, 500), (3, 500)), NOW)
+    core.connection_opened(7, "slave", NOW)
+    (reply,) = core.handshake_received(7, SlaveHandshake(2), NOW)
+    (handshake,) = MasterFrameReader().feed(memoryview(reply.data))
+    assert [(e.epoch, e.start_offset) for e in handshake.entries] == [(1, 0)]
+    assert {epoch for epoch, _ in java_beats(core.acks_received(7, [500], NOW))} == {-1}
+    assert java_beats(core.tick(NOW + 1_000)) == [(-1, 0)]
+    assert java_beats(core.appended(600, NOW + 1_000)) == [(3, 100)]
+    core.acks_received(7, [600], NOW + 1_000)
+    assert java_beats(core.tick(NOW + 2_000)) == [(3, 0)]
+
+
+def test_a_java_slave_that_is_behind_gets_the_epochs_with_bytes_only(entries):
+    core = master(entries, written=500)
+    core.epochs_changed(entries((1, 0), (2, 200), (3, 200), (4, 500)), NOW)
+    frames = java_beats(following(core, ack=0))
+    assert [frame for frame in frames if frame[0] != -1] == [(1, 200), (3, 300)]

@@ -528,6 +528,7 @@ def test_r21_nothing_is_cut_without_proof(run_group, wait_until, identity):
         kept = one.log_bytes()
         group.incarnations[1] = group.incarnations[2] = ""  # 2 is a Java broker from now on
         await group.elect(two, 1, 2, others=False)
+        two.put(1)
         await one.ha.change_to_slave(group.view)
         await wait_until(lambda: len(proofs) >= 2)
         assert one.log_bytes() == kept and not one.truncated

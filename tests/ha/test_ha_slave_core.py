@@ -8,6 +8,7 @@ from batonmq.ha.proof import PeerIdentity, proof_fault
 from batonmq.ha.received_log import ReceivedLog
 from batonmq.ha.slave_core import Phase, SlaveCore
 from batonmq.ha.slave_effects import (
+    AdoptEpochs,
     AppendEpoch,
     AppendLog,
     BeginAt,
@@ -383,6 +384,27 @@ def test_r21_who_proves_to_be_another_gets_nothing(memory_log, entries):
     stranger = PeerIdentity("C", "broker-b", 1, 1)
     (hangup,) = core.peer_proved(stranger, log.facts(), NOW + 5_001)
     assert isinstance(hangup, Hangup) and "broker-b" in hangup.reason
+
+
+@pytest.mark.parametrize(("table_epoch", "is_followed"), [(3, True), (2, False), (-1, False)])
+def test_r2_a_java_master_proves_an_epoch_that_its_list_lacks(
+    memory_log, entries, table_epoch, is_followed
+):
+    """Elected three times without a write, its list ends with epoch 1: Java refuses an entry that
+    starts where the one before starts. Its tables say in which epoch it acts."""
+    log = memory_log(b"1" * 100, (1, 0), (2, 100))  # we led epoch 2, and wrote nothing
+    core = SlaveCore(identity(2), view(epoch=3, incarnation=""), log.facts(), SlavePolicy(), NOW)
+    core.tick(NOW)
+    peer = MasterHandshake(150, 1, entries((1, 0)))
+    assert shake(core, log, peer, NOW) == [ProveMaster(core.view)]
+    proof = PeerIdentity("C", "broker-a", 0, 1, table_epoch)
+    effects = core.peer_proved(proof, log.facts(), NOW)
+    assert (core.phase is Phase.TRANSFER) == is_followed
+    if is_followed:
+        (adopted,) = [e.entries for e in effects if isinstance(e, AdoptEpochs)]
+        assert [(e.epoch, e.start_offset) for e in adopted] == [(1, 0)]
+        core.frame_received(TransferHeader(0, 100, 1, 0, 100), NOW)
+        assert core.is_level
 
 
 # -- R41: both ends name themselves
