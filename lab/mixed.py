@@ -1,0 +1,210 @@
+"""One group of Java brokers and brokers of ours, under one name server and controller of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from batonmq.launcher.layout import CLUSTER_NAME, BrokerNode, plan
+from batonmq.launcher.preparation import write_configs
+from lab import frames, processes
+from lab.connection import ask, ha_status, sync_state
+from lab.java import BROKER_MAIN, start_server
+from lab.processes import ROOT, NotInTime, free_base_port, spawn, stop_all, tail
+
+GROUP: Final = frames.BROKER_NAME
+SEGMENT: Final = 1 << 20
+PLACES: Final = 3
+HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
+OURS: Final = {
+    "store": {"mappedFileSizeCommitLog": SEGMENT},
+    "ha": {"haSendHeartbeatInterval": 200},
+}
+LIMIT_S: Final = 90.0
+T = TypeVar("T")
+
+
+class MixedGroup:
+    """Brokers by their place, 0 to 2: a folder, a port and an id of its own, whichever kind of
+    broker runs there. A context manager that ends everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._layout = plan(
+            folder / "data",
+            controllers=1,
+            replicas=PLACES,
+            base_port=free_base_port(PLACES),
+            overrides=OURS,
+        )
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._name_server: subprocess.Popen[bytes] | None = None
+        self._is_java: dict[int, bool] = {}
+
+    def __enter__(self) -> Self:
+        write_configs(self._layout)
+        node = self._layout.name_servers[0]
+        self._name_server = spawn(node.argv, node.data_dir / "process.log", cwd=ROOT)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """By kill -9: a Java broker takes its time with SIGTERM."""
+        for place in list(self._processes):
+            self.kill(place)
+        if self._name_server is not None:
+            stop_all([self._name_server])
+
+    @property
+    def name_server(self) -> str:
+        return self._layout.name_servers[0].address
+
+    @property
+    def controller(self) -> str:
+        return self._layout.name_servers[0].controller_address
+
+    def node(self, place: int) -> BrokerNode:
+        return self._layout.brokers[place]
+
+    def address(self, place: int) -> str:
+        return self.node(place).address
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the brokers that run."""
+        return [self.address(place) for place in sorted(self._processes)]
+
+    def store(self, place: int) -> Path:
+        return self.node(place).data_dir
+
+    # Processes.
+
+    def start_ours(self, place: int) -> None:
+        node = self.node(place)
+        self._is_java[place] = False
+        self._processes[place] = spawn(node.argv, self._log(place), cwd=ROOT)
+
+    def start_java(self, place: int, **more: object) -> None:
+        """With Java's defaults but for small files, all-ack and `more`."""
+        self._is_java[place] = True
+        settings = {**self._java_settings(self.node(place)), **more}
+        home = self.node(place).data_dir / "home"
+        self._processes[place] = start_server(BROKER_MAIN, settings, home, HEAP)
+
+    def kill(self, place: int) -> None:
+        """kill -9, and waits for the end."""
+        process = self._processes.pop(place)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def signal(self, place: int, number: signal.Signals) -> None:
+        self._processes[place].send_signal(number)
+
+    def _java_settings(self, node: BrokerNode) -> dict[str, object]:
+        return {
+            "brokerClusterName": CLUSTER_NAME,
+            "brokerName": GROUP,
+            "brokerId": -1,
+            "brokerRole": "SLAVE",
+            "listenPort": node.port,
+            "haListenPort": node.port + 1,
+            "namesrvAddr": self.name_server,
+            "controllerAddr": self.controller,
+            "enableControllerMode": "true",
+            "allAckInSyncStateSet": "true",
+            "brokerIP1": node.host,
+            "brokerIP2": node.host,
+            "storePathRootDir": node.data_dir,
+            "storePathCommitLog": node.data_dir / "commitlog",
+            "mappedFileSizeCommitLog": SEGMENT,
+            "mappedFileSizeConsumeQueue": 20_000,
+            "maxHashSlotNum": 1000,
+            "maxIndexNum": 4000,
+            "diskMaxUsedSpaceRatio": 95,
+            "transferMsgByHeap": "true",
+            "warmMapedFileEnable": "false",
+        }
+
+    def _log(self, place: int) -> Path:
+        name = "home/process.log" if self._is_java.get(place) else "process.log"
+        return self.node(place).data_dir / name
+
+    # What the group is.
+
+    def state(self) -> dict[str, Any] | None:
+        return sync_state([self.controller], GROUP, timeout_s=1.0)
+
+    def master(self) -> int | None:
+        """The place of the master that the controller records."""
+        state = self.state() or {}
+        address = state.get("masterAddress")
+        places = {node.address: place for place, node in enumerate(self._layout.brokers)}
+        return places.get(address) if address else None
+
+    def in_sync(self) -> set[int]:
+        """The places of the SyncStateSet."""
+        replicas = (self.state() or {}).get("inSyncReplicas", [])
+        places = {node.address: place for place, node in enumerate(self._layout.brokers)}
+        return {places[replica["brokerAddress"]] for replica in replicas}
+
+    def broker_id(self, place: int) -> int:
+        state = self.state() or {}
+        for replica in [*state.get("inSyncReplicas", []), *state.get("notInSyncReplicas", [])]:
+            if replica["brokerAddress"] == self.address(place):
+                return int(replica["brokerId"])
+        raise LookupError(f"no broker at place {place} in {state}")
+
+    def elect(self, place: int) -> frames.Reply:
+        """What `mqadmin electMaster` sends (1002)."""
+        fields = {
+            "clusterName": CLUSTER_NAME,
+            "brokerName": GROUP,
+            "brokerId": self.broker_id(place),
+            "designateElect": "true",
+        }
+        return ask(self.controller, frames.ELECT_MASTER, fields)
+
+    def is_open(self, place: int) -> bool:
+        """Whether that broker acts as master."""
+        status = ha_status(self.address(place), timeout_s=1.0)
+        return status is not None and status.master
+
+    def is_level(self, slaves: int) -> bool:
+        """Whether the master has so many slaves with its whole log in its set."""
+        master = self.master()
+        if master is None:
+            return False
+        status = ha_status(self.address(master), timeout_s=1.0)
+        return status is not None and status.is_level(slaves)
+
+    def epochs(self, place: int) -> list[tuple[int, int]]:
+        """(epoch, start) of that broker's log (1007)."""
+        reply = ask(self.address(place), frames.EPOCHS)
+        return [(entry["epoch"], entry["startOffset"]) for entry in reply.json["epochList"]]
+
+    # Waiting.
+
+    def wait_for(self, what: str, found: Callable[[], T | None], limit_s: float = LIMIT_S) -> T:
+        """As `lab.processes.wait_for`; the error has the end of every log."""
+        try:
+            return processes.wait_for(what, found, limit_s)
+        except NotInTime as exc:
+            raise NotInTime(f"{exc}\n{self.diagnostics()}") from None
+
+    def wait_in_sync(self, *places: int, limit_s: float = LIMIT_S) -> None:
+        """Until the set is exactly those, and each has the whole log."""
+        self.wait_for(
+            f"the set {places}",
+            lambda: self.in_sync() == set(places) and self.is_level(len(places) - 1),
+            limit_s,
+        )
+
+    def diagnostics(self) -> str:
+        lines = [f"state: {json.dumps(self.state())}"]
+        for place in sorted(self._is_java):
+            lines += [f"-- place {place}", tail(self._log(place), 1500)]
+        return "\n".join(lines)

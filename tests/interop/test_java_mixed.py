@@ -1,0 +1,165 @@
+"""A Java broker and one of ours in one group under our controller: each leads, each follows.
+
+The tests share one group and one load, and go on where the one before ended. Java has its defaults
+but for `allAckInSyncStateSet`, by which it acknowledges what every replica of the set has, a
+shorter heartbeat on its HA connection, which is how long it waits before it asks for log, and small
+files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batonmq.protocol.record import decode_records
+from lab import frames
+from lab.connection import Connection, ask, ha_status
+from lab.mixed import GROUP, SEGMENT, MixedGroup
+from lab.mqctl import mqctl
+from lab.writer import Writer, number_in, wait_acks
+
+pytestmark = pytest.mark.java
+
+OURS, JAVA = 0, 1
+TOPIC = "Mixed"
+READERS = "readers"
+
+
+@pytest.fixture(scope="module")
+def group(java_classpath: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedGroup]:
+    """Ours as master, which has data, and a Java broker that joined."""
+    with MixedGroup(tmp_path_factory.mktemp("mixed")) as running:
+        running.start_ours(OURS)
+        running.start_java(JAVA, haSendHeartbeatInterval=1000)
+        running.wait_for("our master", lambda: running.master() == OURS and running.is_open(OURS))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def load(group: MixedGroup) -> Iterator[Writer]:
+    addresses = [group.address(OURS), group.address(JAVA)]
+    with Writer(addresses, TOPIC, 0, pause_s=0.002) as writer:
+        wait_acks(writer, 20)
+        group.wait_in_sync(OURS, JAVA)
+        yield writer
+
+
+def make_readers(group: MixedGroup, place: int) -> None:
+    """The consumer group: Java takes no offsets of one that it does not know."""
+    body = json.dumps({"groupName": READERS, "consumeEnable": True, "retryMaxTimes": 5}).encode()
+    made = ask(group.address(place), frames.UPDATE_GROUP, {}, body)
+    assert made.code == frames.OK, made
+
+
+def commit(group: MixedGroup, place: int, offset: int) -> None:
+    """As a consumer of that master does."""
+    fields = {"consumerGroup": READERS, "topic": TOPIC, "queueId": 0, "commitOffset": offset}
+    done = ask(group.address(place), frames.UPDATE_OFFSET, fields)
+    assert done.code == frames.OK, done
+
+
+def committed(group: MixedGroup, place: int) -> int:
+    fields = {"consumerGroup": READERS, "topic": TOPIC, "queueId": 0}
+    return int(ask(group.address(place), frames.QUERY_OFFSET, fields).ext["offset"])
+
+
+def wait_table(group: MixedGroup, place: int, file: str, text: str) -> None:
+    """Until a table of that slave, which it has from its master, shows the text. The two kinds
+    write their JSON with other quotes and spaces."""
+    path = group.store(place) / "config" / file
+
+    def is_shown() -> bool:
+        return path.exists() and text in re.sub(r'[\s"]', "", path.read_text())
+
+    group.wait_for(f"{text} in {path}", is_shown)
+
+
+def wait_master(group: MixedGroup, load: Writer, place: int) -> None:
+    """Until that broker acknowledges."""
+    group.wait_for(f"place {place} as master", lambda: group.master() == place)
+    wait_acks(load, 50)
+
+
+def nothing_lost(group: MixedGroup, load: Writer) -> None:
+    """Each acknowledged message is at the master, where its ack said, and no two orders."""
+    acks, master = list(load.acks), group.master()
+    assert master is not None
+    numbers: list[int] = []
+    with Connection(group.address(master)) as connection:
+        while len(numbers) <= acks[-1].queue_offset:
+            reply = connection.pull(TOPIC, len(numbers), count=32)
+            assert reply.code in (frames.OK, frames.PULL_RETRY), reply
+            numbers += [number for _, number in bodies(reply.body)]
+    lost = [ack for ack in acks if numbers[ack.queue_offset] != ack.number]
+    assert not lost, f"{len(lost)} of {len(acks)} acknowledged messages lost, first {lost[0]}"
+    assert numbers == sorted(numbers)
+
+
+def bodies(records: bytes) -> Iterator[tuple[int, int]]:
+    return (number_in(message.body) for message in decode_records(records))
+
+
+def test_java_takes_over_from_our_killed_master(group: MixedGroup, load: Writer) -> None:
+    """Ours is killed with kill -9, and comes back as the slave of a Java master."""
+    make_readers(group, OURS)
+    commit(group, OURS, 7)
+    wait_table(group, JAVA, "consumerOffset.json", f"{TOPIC}@{READERS}:{{0:7")
+    wait_table(group, JAVA, "subscriptionGroup.json", READERS)
+    wait_table(group, JAVA, "topics.json", TOPIC)
+    group.kill(OURS)
+    wait_master(group, load, JAVA)
+    nothing_lost(group, load)
+    assert committed(group, JAVA) == 7
+    group.start_ours(OURS)
+    group.wait_in_sync(OURS, JAVA)
+
+
+def test_ours_takes_over_from_a_killed_java_master(group: MixedGroup, load: Writer) -> None:
+    """What Java's master was told meanwhile is there; it comes back as our slave."""
+    commit(group, JAVA, 11)
+    with Connection(group.address(JAVA)) as connection:
+        assert connection.send("MadeAtJava", b"first").code == frames.OK
+    wait_table(group, OURS, "consumerOffset.json", f"{TOPIC}@{READERS}:{{0:11")
+    wait_table(group, OURS, "topics.json", "MadeAtJava")
+    group.kill(JAVA)
+    wait_master(group, load, OURS)
+    nothing_lost(group, load)
+    assert committed(group, OURS) == 11
+    with Connection(group.address(OURS)) as connection:
+        assert connection.pull("MadeAtJava", 0).code == frames.OK
+    group.start_java(JAVA, haSendHeartbeatInterval=1000)
+    group.wait_in_sync(OURS, JAVA)
+
+
+def test_planned_switches_over_the_border(group: MixedGroup, load: Writer, tmp_path: Path) -> None:
+    where = {"CONTROLLER_ADDR": group.controller}
+    for place in (JAVA, OURS, JAVA, OURS):
+        broker_id = str(group.broker_id(place))
+        done = mqctl("electMaster", "-bn", GROUP, "-b", broker_id, home=tmp_path, env=where)
+        assert done.code == 0, done
+        wait_master(group, load, place)
+        group.wait_in_sync(OURS, JAVA)
+    nothing_lost(group, load)
+
+
+def test_both_logs_are_equal(group: MixedGroup, load: Writer) -> None:
+    """Byte for byte, epochs included, over more than one segment."""
+    load.stop()
+    group.wait_in_sync(OURS, JAVA)
+    status = ha_status(group.address(OURS))
+    assert status is not None
+    end = status.max_offset
+    assert end > SEGMENT
+    assert log_of(group.store(OURS), end) == log_of(group.store(JAVA), end)
+    ours, java = group.epochs(OURS), group.epochs(JAVA)
+    assert set(java) <= set(ours)
+    assert {start for _, start in ours} - {start for _, start in java} <= {end}
+
+
+def log_of(store: Path, size: int) -> bytes:
+    files = sorted((store / "commitlog").glob("0*"))
+    return b"".join(file.read_bytes() for file in files)[:size]
