@@ -48,6 +48,8 @@ T = TypeVar("T")
 
 HEARTBEAT_TIMEOUT_DEFAULT_MS: Final = 10_000
 NOTICE_TIMEOUT_MS: Final = 3_000
+FIRST_HEARTBEAT_MS: Final = 1_000
+"""How long a first election waits for the heartbeat that a Java broker sends beside it."""
 
 
 class _SetBody(msgspec.Struct, rename="camel"):
@@ -70,6 +72,7 @@ class RemotingEndpoint:
         self._config = config
         self._watch = watch
         self._channel_ids = itertools.count(1)
+        self._unheard: dict[tuple[str, int], asyncio.Event] = {}
         processors = Processors()
         for code, handler in (
             (RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, self._alter_sync_state_set),
@@ -124,6 +127,8 @@ class RemotingEndpoint:
     async def _elect_master(
         self, request: RemotingCommand, connection: Connection
     ) -> RemotingCommand:
+        if not request.get_bool("designateElect"):
+            await self._heard(request.require("brokerName"), request.get_int("brokerId", -1))
         result = await self._switches.elect(
             ElectMaster(
                 cluster_name=request.ext.get("clusterName", ""),
@@ -154,6 +159,22 @@ class RemotingEndpoint:
         }
         body = {**group, "brokerMemberGroup": group, "syncStateSet": sorted(view.sync_state_set)}
         return _answer(request, result, ext, msgspec.json.encode(body, order="sorted"))
+
+    async def _heard(self, broker_name: str, broker_id: int) -> None:
+        """Until it is known what the log of a broker holds that asks to be a group's first master
+        (R19). Java sends that in a heartbeat from another thread, which may come later."""
+        group = self._requests.state.group(broker_name)
+        record = group.replica(broker_id) if group is not None else None
+        if group is None or group.master_epoch or record is None or record.incarnation:
+            return
+        if any(seen.broker_id == broker_id for seen in self._requests.live(broker_name)):
+            return
+        heard = self._unheard.setdefault((broker_name, broker_id), asyncio.Event())
+        try:
+            async with asyncio.timeout(FIRST_HEARTBEAT_MS / 1000):
+                await heard.wait()
+        except TimeoutError:
+            log.warning("first_election_unheard broker_name=%s id=%d", broker_name, broker_id)
 
     async def _register_broker(
         self, request: RemotingCommand, connection: Connection
@@ -299,6 +320,9 @@ class RemotingEndpoint:
                 ),
             )
         )
+        heard = self._unheard.pop((request.require("brokerName"), broker_id), None)
+        if heard is not None:
+            heard.set()
         return RemotingCommand.response_to(request, remark="Heart beat success")
 
     def _disconnected(self, connection: Connection) -> None:

@@ -327,6 +327,29 @@ def test_a_process_read_passes_the_log_first(
     with_endpoint(scenario)
 
 
+def test_r19_a_first_election_knows_the_log_of_the_java_broker_that_asks(
+    with_endpoint: WithEndpoint,
+) -> None:
+    """It comes from other controllers, with epoch 7. Its request overtakes its heartbeat."""
+
+    async def scenario(endpoint: Endpoint) -> None:
+        names = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
+        applied = {**names, "appliedBrokerId": 1, "registerCheckCode": f"{FIRST};1"}
+        assert (await endpoint.ask(RequestCode.CONTROLLER_APPLY_BROKER_ID, applied)).code == 0
+        ask = {**names, "brokerId": 1}
+        asked = asyncio.create_task(endpoint.ask(RequestCode.CONTROLLER_ELECT_MASTER, ask))
+        await endpoint.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)  # behind it, answered first
+        await endpoint.heartbeat(1, FIRST, epoch=7, maxOffset=900)
+        refused = await asked
+        assert refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+        assert "masterEpoch 7" in refused.remark
+        named = {**ask, "designateElect": "true"}
+        elected = await endpoint.ask(RequestCode.CONTROLLER_ELECT_MASTER, named)
+        assert (elected.code, elected.ext["masterEpoch"]) == (0, "8")
+
+    with_endpoint(scenario)
+
+
 def test_closing_its_connection_is_a_java_masters_death(with_endpoint: WithEndpoint) -> None:
     """Two Java brokers; the master's connection ends; the other is elected and told by 1008."""
 
