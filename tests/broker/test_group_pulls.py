@@ -7,6 +7,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from lone_broker import Rig, lone_broker, run_with_broker, until
 
 from batonmq.broker.filter.consumer_filter import ConsumerFilterManager, bloom_bits
@@ -22,6 +23,7 @@ from batonmq.protocol.bodies import (
 from batonmq.protocol.codes import READ_REPLICA_FIELD, ResponseCode
 from batonmq.protocol.record import decode_records
 from batonmq.remoting.command import RemotingCommand
+from batonmq.store.queries import StoreQueries
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3"
 CONFIG = GOLDEN / "store" / "b0" / "config"
@@ -272,3 +274,21 @@ def test_g8_a_bad_record_is_not_served_and_told_once(tmp_path: Path) -> None:
         file.seek(file.read().index(b"rotten"))
         file.write(b"R")
     run_with_broker(tmp_path, read)
+
+
+@pytest.mark.parametrize("queue", [0, 1], ids=["with messages", "without"])
+def test_r28_a_pull_up_to_the_end_of_the_log_waits_for_confirmation(
+    queue: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new master has five messages of a queue in its log, and shows two or none of them."""
+
+    async def play(rig: Rig) -> None:
+        for _ in range(2):
+            await rig.send()
+        await rig.pull()
+        monkeypatch.setattr(StoreQueries, "next_offset_in_queue", lambda *_: 5)
+        found = [(await rig.pull(queue=queue, offset=offset)).code for offset in (4, 5, 6)]
+        not_yet, moved = ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
+        assert found == [not_yet, not_yet, moved]
+
+    run_with_broker(tmp_path, play)

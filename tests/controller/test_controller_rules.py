@@ -703,6 +703,13 @@ def test_r19_an_empty_log_is_not_elected_while_another_has_data(script):
     assert result.view.master_epoch == 1
 
 
+def test_r44_an_unclean_election_of_the_only_log_loses_nothing_and_is_none(script):
+    script.register(1)
+    script.register(2, max_offset=900)
+    result = script.elect(2, designate=True, unclean=True)
+    assert (result.view.master_broker_id, result.view.unclean_epoch) == (2, 0)
+
+
 def test_r19_one_log_of_an_earlier_epoch_needs_the_operator(script):
     """Wiped controllers, and the first to come may be long out of the set: others may be late."""
     script.register(1)

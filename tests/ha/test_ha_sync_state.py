@@ -70,6 +70,20 @@ def test_issue_6728_an_ack_of_minus_one_counts_for_nothing():
     sync.connected(2, 20, NOW)
     assert sync.acked(2, 20, -1, NOW) == []
     assert sync.log.confirm_offset == 0 and not sync.required_set_whole
+    sync.acked(2, 20, 50, NOW + 1)
+    sync.acked(2, 20, -1, NOW + 900)
+    assert sync.follower(2).ack_ms == NOW + 1, "nor is it a sign of life"
+
+
+def test_r15_however_many_messages_wait_the_newest_end_is_kept(monkeypatch):
+    """Else nobody's ack could ever confirm the last one."""
+    monkeypatch.setattr("batonmq.ha.sync_state._ENDS_MAX", 4)
+    sync = state((1, 2))
+    follow(sync, 2, 0)
+    for end in range(100, 1000, 100):
+        sync.appended(end, NOW)
+        sync.log.check_invariants()
+    assert confirmed(sync.acked(2, 20, 900, NOW)) == [900]
 
 
 def test_r15_sync_flush_counts_flushed_bytes():

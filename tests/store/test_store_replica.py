@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from batonmq.process import disk
+from batonmq.protocol.record import decode_records
 from batonmq.store.errors import StoreStateError
 from batonmq.store.mapped_file import Segment
 
@@ -401,7 +402,14 @@ def test_r38_a_new_master_numbers_on_from_the_newest_record_of_each_queue(rig):
     replica.slave_log.reset_for_empty_start(start)
     replica.slave_log.append_replicated(start, data[start:])
     replica.prepare_master()
-    assert rig.put(replica, b"new", queue_id=1).queue_offset == puts[-1].queue_offset + 1
+    last = puts[-1].queue_offset
+    assert rig.put(replica, b"new", queue_id=1).queue_offset == last + 1
+    replica.advance_confirm_offset(replica.end_turn())
+    shown = decode_records(b"".join(replica.queries.get_message("T", 1, last, 9).parts))
+    assert [(each.queue_offset, each.body[:3]) for each in shown] == [
+        (last, b"029"),
+        (last + 1, b"new"),
+    ]
 
 
 def test_a_slave_gives_no_place_in_a_queue_to_what_was_rolled_back(rig):
