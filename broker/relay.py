@@ -255,11 +255,15 @@ class Relay:
             loop = asyncio.get_running_loop()
             self._next_slice = loop.call_soon(self._slice, left - SLICE)
 
-    def tick(self, now_ms: int) -> None:
-        """Refuses what has waited too long. They wait in about the order of their deadlines."""
-        while self._waiting and self._waiting[0].deadline_ms <= now_ms:
+    def tick(self, now_ms: int) -> bool:
+        """Refuses what has waited too long, a slice a call; whether there may be more. They wait in
+        about the order of their deadlines."""
+        for _ in range(SLICE):
+            if not self._waiting or self._waiting[0].deadline_ms > now_ms:
+                return False
             asked = self._waiting.popleft()
             self._refuse(asked, MASTER_GONE if asked.is_lost else NO_MASTER)
+        return True
 
     async def close(self) -> None:
         """Refuses all that waits; gives the master a moment to answer what was passed on.

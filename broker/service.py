@@ -340,7 +340,6 @@ class BrokerService:
             now_ms = boot_ms()
             self.replication.tick(now_ms)
             self.path.tick(now_ms)
-            self.relay.tick(now_ms)
             if now_ms >= next_second:
                 next_second = now_ms + SECOND_MS
                 self.status.tick(now_ms)
@@ -356,6 +355,7 @@ class BrokerService:
         while True:
             await asyncio.sleep(TICK_S)
             now_ms = boot_ms()
+            await _in_slices(partial(self.relay.tick, now_ms))
             await _in_slices(partial(self.pull.tick, now_ms))
             await _in_slices(partial(self.pop.tick, now_ms))
             await _in_slices(self.clients.tick)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager
 from batonmq.broker.pop.assignment import popped_share
+from batonmq.broker.relay import SLICE, WAIT_MS, Relay
+from batonmq.broker.role_gate import RoleGate
 from batonmq.protocol.allocation import STRATEGIES
 from batonmq.protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
@@ -14,7 +16,9 @@ from batonmq.protocol.bodies import (
     SubscriptionGroupWrapper,
     TopicConfig,
 )
+from batonmq.protocol.codes import LanguageCode, RequestCode
 from batonmq.protocol.message import MessageQueue
+from batonmq.remoting.command import RemotingCommand
 from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
 from batonmq.store.topic_config import TopicConfigManager
@@ -93,3 +97,27 @@ def test_a_group_of_ten_thousand_is_never_sorted_or_searched_as_a_whole() -> Non
         turn(lambda: shares.append(popped_share(queues, members, ids[0], 4, allocate)))  # noqa: B023
     assert [len(share) for share in shares] == [4, 20, 4, 20]
     assert max(compared) < 200
+
+
+def test_ten_thousand_that_waited_too_long_are_refused_in_slices() -> None:
+    class Channel:
+        closed = False
+        replies = 0
+
+        def reply(self, *_: object) -> None:
+            self.replies += 1
+
+        def handle(self, *_: object) -> None:
+            raise AssertionError("there is no master")
+
+    channel, relay = Channel(), Relay(RoleGate(), lambda: 0, enabled=True)
+    for _ in range(MANY):
+        send = RemotingCommand.request(RequestCode.SEND_MESSAGE)
+        send.language = LanguageCode.JAVA
+        assert relay.take(channel, send)  # type: ignore[arg-type]
+    assert relay.tick(WAIT_MS - 1) is False and channel.replies == 0
+    calls = 0
+    while relay.tick(WAIT_MS):
+        calls += 1
+        assert channel.replies == calls * SLICE
+    assert channel.replies == MANY and len(relay) == 0
