@@ -5,11 +5,17 @@ from contextlib import contextmanager
 
 from batonmq.spark.session import open_session
 
-SETTINGS = {
+# A query on a few rows costs its planning, and the code that Spark makes and compiles for it.
+SMALL = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+SETTINGS = SMALL | {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     # A Python process may take long to start while the machine has other work.
     "spark.python.authenticate.socketTimeout": "120s",

@@ -18,6 +18,7 @@ import pytest
 from lab.processes import ROOT, wait_for
 from lab.up import ClusterProcess
 from tests.process.history_watch import Leaders, in_files, published
+from tests.spark.spark_session import SMALL
 
 SOAK = os.environ.get("BATONMQ_SOAK") == "1"
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -36,7 +37,7 @@ class Job:
             *(sys.executable, "-m", "batonmq.spark.jobs.stream_history", "--master", "local[1]"),
             *("--name-servers", cluster.name_servers, "--output", str(output), "--json"),
             *("--trigger", "200ms", "--max-events", "30"),
-            *("--conf", "spark.sql.shuffle.partitions=1"),
+            *(each for pair in SMALL.items() for each in ("--conf", "=".join(pair))),
             # A Python process may take long to start while the machine has other work.
             *("--conf", "spark.python.authenticate.socketTimeout=120s"),
         ]
