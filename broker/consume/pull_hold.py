@@ -81,16 +81,12 @@ class PullHold(Generic[P]):
             self._remove(held)
         return len(gone)
 
-    def take_all(self) -> list[Held[P]]:
-        """Takes out everything: the broker's role changes or it stops."""
-        every = list(self.all())
-        self._by_queue.clear()
-        self._by_owner.clear()
-        self._deadlines.clear()
-        self._size = 0
-        for held in every:
-            held.done = True
-        return every
+    def take(self, limit: int) -> list[Held[P]]:
+        """Takes out up to `limit`: the broker's role changes."""
+        taken = list(itertools.islice(self.all(), limit))
+        for held in taken:
+            self._remove(held)
+        return taken
 
     def all(self) -> Iterator[Held[P]]:
         return (held for waiting in self._by_queue.values() for held in waiting)

@@ -9,6 +9,7 @@ Origin: PullMessageProcessor, PullRequestHoldService in Java.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -205,17 +206,27 @@ class PullProcessor:
         """Resets end: the next master has the offsets. Those who follow the master by themselves
         are told at once; a slave serves the others."""
         self.resets.clear()
-        for held in self._hold.take_all():
-            if self._relay.enabled and not held.pull.ours:
+        before, self._hold = self._hold, PullHold()
+        self._tell(before)
+
+    def _tell(self, before: PullHold[Pull]) -> None:
+        """The pulls that waited when the role changed, a slice in a turn. What arrived for those
+        that wait on, before they were back in the hold, the next sweep finds."""
+        for held in before.take(_SLICE):
+            pull = held.pull
+            if self._relay.enabled and not pull.ours:
                 self._hold.hold(held)
                 continue
-            held.pull.channel.write(
+            pull.channel.write(
                 refusal(
-                    held.pull.opaque,
+                    pull.opaque,
                     ResponseCode.SYSTEM_BUSY,
                     "the role of this broker changed: ask the name server for the master",
                 )
             )
+        if len(before):
+            self._next_sweep_ms = 0
+            asyncio.get_running_loop().call_soon(self._tell, before)
 
     def _commit(self, ext: PullFields) -> None:
         """The pull's progress, unless it would not last: the client commits it again."""

@@ -126,13 +126,13 @@ class PopHold:
         for one in list(self._owners.get(owner, ())):
             self._remove(one)
 
-    def take_all(self) -> list[Waiting]:
-        """Takes out everything: the role changes."""
-        every = [one for waiting in self._owners.values() for one in waiting]
-        for one in every:
+    def take(self, limit: int) -> list[Waiting]:
+        """Takes out up to `limit`: the role changes."""
+        every = (one for waiting in self._owners.values() for one in waiting)
+        taken = list(itertools.islice(every, limit))
+        for one in taken:
             self._remove(one)
-        self._deadlines.clear()
-        return every
+        return taken
 
     def _remove(self, one: Waiting) -> None:
         one.is_held = False

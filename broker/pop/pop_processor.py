@@ -292,11 +292,15 @@ class PopProcessor:
     def disconnected(self, connection: Connection) -> None:
         self._hold.drop_owner(connection)
 
-    def role_changed(self) -> None:
-        """Who waits is to ask the new master."""
+    def role_changed(self, before: PopHold | None = None) -> None:
+        """Who waits is to ask the new master. A slice in a turn: `before` holds the rest."""
+        if before is None:
+            before, self._hold = self._hold, PopHold()
         what = "the role of this broker changed: ask the name server for the master"
-        for one in self._hold.take_all():
+        for one in before.take(SLICE):
             self._refuse(cast(Ask, one), BrokerRefusal(ResponseCode.SYSTEM_BUSY, what))
+        if len(before):
+            asyncio.get_running_loop().call_soon(self.role_changed, before)
 
 
 def _popped(ask: Ask, part: Part, pop_time: int) -> Popped:

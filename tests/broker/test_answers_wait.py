@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from lone_broker import Rig, run_with_broker, send_header, until
 
 from batonmq.protocol.batch import BatchItem, encode_batch
 from batonmq.protocol.bodies import LockBatchRequestBody, SubscriptionGroupConfig
+from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.protocol.properties import encode_properties
@@ -216,6 +219,30 @@ def test_resets_that_are_parked_end_with_the_role(tmp_path: Path) -> None:
         pulls.resets.park("g", "T", 0, 5)
         pulls.role_changed()
         assert not len(pulls.resets)
+
+    run_with_broker(tmp_path, play)
+
+
+def test_who_waits_hears_of_a_change_of_role_some_in_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 pulls wait, every second one of our client: those are told, the others wait on."""
+
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        pulls = rig.service.pull
+        monkeypatch.setattr(pulls, "_relay", SimpleNamespace(enabled=True))
+        waiting = [asyncio.ensure_future(rig.pull(offset=1, suspend_ms=60_000)) for _ in range(300)]
+        await until(lambda: pulls.held == 300)
+        for number, held in enumerate(pulls._hold.all()):
+            held.pull = replace(held.pull, ours=number % 2 == 0)
+        pulls.role_changed()
+        assert pulls.held == 64  # of a slice of 128, in this turn
+        await until(lambda: pulls.held == 150)
+        await rig.send()
+        replies = await asyncio.gather(*waiting)
+        codes = [reply.code for reply in replies]
+        assert (codes.count(0), codes.count(ResponseCode.SYSTEM_BUSY)) == (150, 150)
 
     run_with_broker(tmp_path, play)
 

@@ -161,4 +161,5 @@ def test_a_hold_is_bounded_ends_and_forgets_who_left() -> None:
     hold.drop_owner("a")
     assert len(hold) == 0 and hold.expired(1000, 10) == []
     assert all(hold.hold(waiting()) for _ in range(KEY_MAX)) and not hold.hold(waiting())
-    assert hold.hold(waiting("other")) and len(hold.take_all()) == KEY_MAX + 1 and not len(hold)
+    assert hold.hold(waiting("other")) and len(hold.take(KEY_MAX)) == KEY_MAX
+    assert len(hold.take(9)) == 1 and not len(hold)
