@@ -72,7 +72,10 @@ class Job:
     @property
     def staged(self) -> bool:
         """Whether a batch is being written: its folder is there, and it is not committed."""
-        return any((self.output / "_stream" / "staging").glob("*/*"))
+        try:
+            return any((self.output / "_stream" / "staging").glob("*/*"))
+        except FileNotFoundError:  # the batch ended, and its folder went, during the look
+            return False
 
 
 def kill(process: subprocess.Popen[str]) -> None:
