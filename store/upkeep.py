@@ -42,11 +42,14 @@ _FILE_COST: Final = 8
 
 
 def disk_use(folders: tuple[Path, ...]) -> DiskUse:
-    """How full the fullest file system of `folders` is."""
+    """How full the fullest file system of `folders` is, as `df` says it: what only root may use, or
+    a quota keeps back, is neither used nor free. Origin: UtilAll.getDiskPartitionSpaceUsedPercent.
+    """
     ratios = []
     for folder in folders:
         space = os.statvfs(folder)
-        ratios.append(1 - space.f_bavail / max(space.f_blocks, 1))
+        used = space.f_blocks - space.f_bfree
+        ratios.append(used / max(used + space.f_bavail, 1))
     return DiskUse(max(ratios))
 
 
