@@ -221,8 +221,10 @@ class Dispatcher:
             view, start = scanner.window()
             columns = RecordColumns(view, start, before, limit, start + segment_size, odd_topics)
             for first, behind in columns.runs():
-                self._dispatch_each(scanner, int(columns.begins[first]), touched)
-                end = int(columns.ends[behind - 1])
+                begin, end = int(columns.begins[first]), int(columns.ends[behind - 1])
+                self._dispatch_each(scanner, begin, touched)
+                if scanner.offset != begin:
+                    return  # at bytes that are no record: nothing behind them is shown (R24)
                 if behind - first >= _BULK_ROWS and dispatch_run(
                     columns, first, behind, self.queues, self._index, touched
                 ):
@@ -230,6 +232,8 @@ class Dispatcher:
                     self.last_store_timestamp = int(columns.stored_at[behind - 1])
                 else:
                     self._dispatch_each(scanner, end, touched)
+                    if scanner.offset != end:
+                        return
             self._dispatch_each(scanner, max(columns.end, before + 1), touched)
             if scanner.offset == before or scanner.problem is not None:
                 return

@@ -9,6 +9,7 @@ Origin: Java `CommitLog.checkMessageAndReturnSize` and its loops.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import zlib
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ _crc32 = zlib.crc32
 # From so many bytes on numpy is quicker than a loop, and from so many also its import is paid.
 _BULK_BYTES: Final = 64 << 10
 _IMPORT_BYTES: Final = 32 << 20
+_BEFORE_BULK: Final = 8
 
 # size, queue id, queue offset, store timestamp, topic, TAGS, KEYS, UNIQ_KEY
 QuickRecord = tuple[int, int, int, int, bytes, bytes | None, bytes | None, bytes | None]
@@ -230,11 +232,15 @@ class LogScanner:
         view, start = self.window()
         segment_end = start + self._log.segment_size
         offset = self.offset
-        if bulk_pays(len(view) - (offset - start)):
-            from batonmq.store.record_batch import checked_end
+        for number in itertools.count():
+            # Many at once only behind some that are common: of other logs nothing is read twice.
+            if number == _BEFORE_BULK and bulk_pays(len(view) - (offset - start)):
+                from batonmq.store.record_batch import checked_end
 
-            offset = checked_end(view, start, offset, segment_end)
-        while size := quick_size(view, offset - start, segment_end - offset, offset):
+                offset = checked_end(view, start, offset, segment_end)
+            size = quick_size(view, offset - start, segment_end - offset, offset)
+            if not size:
+                break
             offset += size
         self.offset = offset
 

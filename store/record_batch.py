@@ -22,6 +22,8 @@ Mask = npt.NDArray[np.bool_]
 
 HEAD: Final = np.dtype(RECORD_V4.dtype)
 BYTES_MAX: Final = 1 << 20
+_BYTES_FIRST: Final = 32 << 10
+"""What is read at first; twice as much each time while all of it is good."""
 
 # The end of the properties: the CRC of all before it, least significant digit first.
 _CRC_TAIL: Final = np.dtype(
@@ -29,7 +31,8 @@ _CRC_TAIL: Final = np.dtype(
 )
 assert _CRC_TAIL.itemsize == CRC_TAIL_SIZE
 _PLACES: Final = 10 ** np.arange(10, dtype=np.int64)
-_unpack_size: Final = RECORD_HEAD.only("size").unpack_from
+_unpack_start: Final = RECORD_HEAD.only("size", "magic").unpack_from
+_CRC_NAME_SIZE: Final = len(CRC_PROPERTY)
 _crc32: Final = zlib.crc32
 
 
@@ -38,10 +41,12 @@ def checked_end(view: memoryview, start: int, offset: int, segment_end: int) -> 
 
     `view` is the log from `start` on. It may stop earlier, at any of them.
     """
+    window = _BYTES_FIRST
     while True:
-        positions, ends, crcs = _walk_checked(view, offset - start)
+        positions, ends, crcs = _walk_checked(view, offset - start, window)
         if not positions:
             return offset
+        window = min(2 * window, BYTES_MAX)
         begins = np.array(positions, dtype=np.int64)
         good = _are_checked(view, start, begins, np.array(ends), np.array(crcs), segment_end)
         if not good.all():
@@ -49,19 +54,29 @@ def checked_end(view: memoryview, start: int, offset: int, segment_end: int) -> 
         offset = start + ends[-1]
 
 
-def _walk_checked(view: memoryview, position: int) -> tuple[list[int], list[int], list[int]]:
-    """Where records begin and end, and the CRC of each, without its last 20 bytes."""
+def _walk_checked(
+    view: memoryview, position: int, window: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Where the next records with a CRC begin and end, those that begin within `window` bytes, and
+    the CRC of each, without its last 20 bytes."""
     begins: list[int] = []
     ends: list[int] = []
     crcs: list[int] = []
     note_begin, note_end, note_crc = begins.append, ends.append, crcs.append
     available = len(view)
-    last = min(available - SIZE_MIN_WITH_CRC, position + BYTES_MAX)
+    last = min(available - SIZE_MIN_WITH_CRC, position + window)
     while position <= last:
-        end = position + _unpack_size(view, position)[0]
-        if end - position < SIZE_MIN_WITH_CRC or end > available:
+        size, magic = _unpack_start(view, position)
+        end = position + size
+        tail = end - CRC_TAIL_SIZE
+        if (
+            magic != MAGIC_V1
+            or size < SIZE_MIN_WITH_CRC
+            or end > available
+            or bytes(view[tail : tail + _CRC_NAME_SIZE]) != CRC_PROPERTY
+        ):
             break
-        note_crc(_crc32(view[position : end - CRC_TAIL_SIZE]))
+        note_crc(_crc32(view[position:tail]))
         note_begin(position)
         note_end(end)
         position = end

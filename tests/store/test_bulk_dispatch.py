@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.process import disk
+from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.message_id import host_bytes
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.record import NewMessage, message_to_store
@@ -299,3 +300,55 @@ def test_the_check_in_bulk_stops_where_the_careful_one_does(rigs_in, data):
     while size := log_scan.quick_size(view, expected, room - expected, expected):
         expected += size
     assert record_batch.checked_end(view, 0, 0, room) == expected
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_the_check_of_uncommon_records_reads_each_byte_a_few_times_at_most(rig, every):
+    """Records without a CRC of their own (here format V2) among others: what is read in vain
+    must not grow with the distance to the end."""
+    longest = "L" * 130
+    mixed = [
+        message(longest if number % every == 0 else "T", 0, b"x" * 900, b"")
+        for number in range(600)
+    ]
+    data = log_of(rig, mixed, **LARGE)
+    read, real = [], record_batch._crc32
+
+    def counted(piece, *rest):
+        read.append(len(piece))
+        return real(piece, *rest)
+
+    rig.root = rig.folder / "slave"
+    rig.before_open = lambda store: None
+    slave = rig.open(**LARGE)
+    slave.slave_log.reset_for_empty_start(0)
+    with bulk(always=True), patch.object(record_batch, "_crc32", counted):
+        slave.slave_log.append_replicated(0, data)
+    assert slave.max_phy_offset == len(data)
+    assert sum(read) <= len(data)
+    slave.abandon()
+
+
+def test_r24_damage_between_two_runs_is_not_stepped_over(rig):
+    """A lone record of another queue goes bad behind its check; 40 common ones lie before it and 40
+    behind it. Nothing behind it is shown, and the error names its place."""
+    parts = [message("T", 0, b"x", b"") for _ in range(40)]
+    data = bytearray(log_of(rig, [*parts, message("Alone", 0, b"y", b""), *parts], **LARGE))
+    ends = record_columns.RecordColumns(memoryview(bytes(data)), 0, 0, len(data), 1 << 20, ()).ends
+    bad = int(ends[39])
+    rig.root = rig.folder / "slave"
+    rig.before_open = lambda store: None
+    slave = rig.open(**LARGE)
+    slave.slave_log.reset_for_empty_start(0)
+    slave.slave_log.append_replicated(0, bytes(data))
+    magic = slave.log.segments[0].buffer[bad + 4 : bad + 8]
+    assert bytes(magic) == data[bad + 4 : bad + 8]
+    path = slave.log.segments[0].path
+    with open(path, "r+b") as file:
+        file.seek(bad + 4)
+        file.write(b"\xff\xff\xff\xff")
+    with bulk(always=True), pytest.raises(CorruptLogError) as raised:
+        slave._dispatcher.advance(len(data))
+    assert raised.value.offset == bad == slave._dispatcher.offset
+    assert slave._queues.queues["T", 0].consume_queue.max_offset == 40
+    slave.abandon()
