@@ -143,7 +143,7 @@ class ConsumeQueue:
 
         An empty queue whose first unit is not 0 begins with filler up to `index` in its first
         file, and `index` becomes its minimum. A gap inside a queue (the log between was lost) is
-        closed with filler too. Raises CorruptLogError if the gap is larger than a file.
+        closed with filler too. Raises CorruptLogError as `begin_at` does.
         """
         if phy_offset + size <= self.last_physical_end:
             return False
@@ -167,7 +167,9 @@ class ConsumeQueue:
         """The next unit is `index`, above the queue's end: what would be below it is gone.
 
         Without files and units this is in memory only: the first unit brings its file, with filler
-        below it. Raises CorruptLogError for a gap larger than a file.
+        below it. Raises CorruptLogError for a gap larger than a file behind messages that the log
+        still has. If it has none of them, the gap may be of any size: segments expired whose
+        units were in memory only, as after a full disk, and the process was killed.
         """
         if not self._files.starts and not self._tail:
             self._tail_position = index * UNIT_SIZE
@@ -175,12 +177,15 @@ class ConsumeQueue:
             self._minimum_phy = -1
             return
         missing = index - self.max_offset
-        if missing * UNIT_SIZE > self._files.file_size:
+        if len(self) and missing * UNIT_SIZE > self._files.file_size:
             raise CorruptLogError(
                 self._files.directory,
                 phy_offset,
                 f"queue offset jumps from {self.max_offset} to {index}",
             )
+        if not len(self):
+            self._minimum = index
+            self._minimum_phy = -1
         log.warning(
             "consume_queue_gap topic=%s queue_id=%d index=%d expected=%d phy_offset=%d",
             self.topic,

@@ -136,8 +136,8 @@ def _adopt_queues(
     if are_rebuilt:
         files.positions.want_from(log_begin)
     queues.log_ends_at(log_end, log_begin)
+    files.consume_queues.correct_min_offsets(log_begin)  # shows what has expired whole
     queues.adopt_loaded()
-    files.consume_queues.correct_min_offsets(log_begin)
 
 
 def _note_damage(
@@ -171,7 +171,10 @@ def _start_offset(files: StoreFiles) -> int:
     if checkpoint.index_msg_timestamp and index.end_phy_offset < 0:
         return commit_log.min_offset
     offset = checkpoint.recovery_offset
-    if offset is None or not commit_log.min_offset <= offset <= commit_log.end_of_segments:
+    if offset is not None and offset < commit_log.min_offset:
+        # Segments expired beyond it. Timestamps would find a later place if the clock went back.
+        return commit_log.min_offset
+    if offset is None or offset > commit_log.end_of_segments:
         return java_start_offset(
             commit_log,
             checkpoint,

@@ -176,6 +176,24 @@ def test_put_unit_at_skips_what_is_built_and_closes_gaps(tmp_path: Path) -> None
     queue.close()
 
 
+def test_r38_a_queue_whose_messages_all_expired_goes_on_behind_any_gap(tmp_path: Path) -> None:
+    """1 five units are in the file. 2 the log now begins behind all of them. 3 a message comes, by
+    more than two files of units later."""
+    queue = filled(tmp_path, 5)
+    queue.correct_min_offset(500)
+    assert queue.put_unit_at(33, 5000, 100, 9)
+    assert (queue.min_offset, queue.max_offset) == (33, 34)
+    assert queue.unit_at(32) == (0, FILLER_SIZE, 0)
+    queue.write_back()
+    again = reopened(queue)
+    again.correct_min_offset(500)
+    assert (again.min_offset, again.max_offset) == (33, 34)
+    assert again.unit_at(33) == (5000, 100, 9)
+    again.delete_expired(5000)
+    assert [path.name for path in folder_of(again).iterdir()] == [f"{600:020d}"]
+    again.close()
+
+
 @pytest.mark.parametrize(
     ("time", "lower", "upper"),
     [(5, 0, 0), (10, 0, 0), (15, 1, 0), (20, 1, 3), (25, 4, 3), (30, 4, 4), (31, 5, 4)],

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -194,3 +195,64 @@ def test_a_new_start_believes_the_stamps_that_it_finds(rig):
     store.close()
     store = rig.open_master(delete_when=";".join(map(str, range(24))))
     assert store.expirer.clean_expired() > 0
+
+
+@pytest.mark.parametrize("unbuilt", [12, 60], ids=["few", "more than a file of the queue holds"])
+def test_segments_that_expired_beyond_the_checkpoint_take_no_later_messages_along(rig, unbuilt):
+    """1 a checkpoint. 2 the clock goes back; messages are stored. 3 a full disk takes all segments
+    but the last, those of the checkpoint among them. 4 killed before the next one. What is left of
+    the log was in no queue file: it is read from its beginning, whatever its timestamps say."""
+    store = rig.open_master(delete_file_batch_max=100)
+    rig.put_confirmed(store, *[bytes(1000) for _ in range(3)])
+    store.checkpoints.flush_derived()
+    rig.now_ms -= HOUR_MS
+    rig.put_confirmed(store, *[b"%02d" % n + bytes(1000) for n in range(unbuilt)])
+    last = len(store.log.segments) - 1
+    keep = store.log.segments[last].start_offset
+    rig.disk_ratio = 0.89
+    assert store.expirer.clean_expired() == last
+    rig.disk_ratio = 0.1
+    left = rig.put(store, b"one segment more" + bytes(6000)), rig.put(store, bytes(6000))
+    store.advance_confirm_offset(store.end_turn())
+    assert left[1].physical_offset >= keep + 8192
+    bodies, first = rig.read_bodies(store), store.queries.min_offset_in_queue("T", 0)
+    assert first + len(bodies) == 3 + unbuilt + 2
+    for _ in range(2):  # the second start finds what the first one has built, half of it written
+        rig.kill(store)
+        store = rig.open_master()
+        store.advance_confirm_offset(store.max_phy_offset)
+        assert store.queries.min_offset_in_queue("T", 0) == first
+        assert rig.read_bodies(store) == bodies
+        store.checkpoints.flush_derived()
+    assert rig.put(store).queue_offset == 3 + unbuilt + 2
+
+
+@pytest.mark.parametrize(
+    "blocks, free, available, used",
+    [(100, 60, 60, 0.4), (100, 60, 10, 0.8), (100, 60, 0, 1.0), (0, 0, 0, 0.0)],
+)
+def test_a_disk_is_as_full_as_df_says(monkeypatch, tmp_path, blocks, free, available, used):
+    """What a quota keeps back is neither used nor free: of 252 GB with 48 used and 42 to have, more
+    than half is used, not five sixths."""
+    space = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_bavail=available)
+    monkeypatch.setattr(upkeep.os, "statvfs", lambda _: space)
+    assert upkeep.disk_use((tmp_path,)).ratio == pytest.approx(used)
+
+
+def test_r38_units_that_were_in_memory_only_may_expire_and_the_process_be_killed(rig):
+    """1 five units are in the queue's file. 2 sixty messages come, three files of units, in memory
+    only: the disk is full. 3 their segments expire. 4 the process is killed."""
+    store = rig.open_master(delete_when="")
+    rig.put_confirmed(store, *[bytes(1000)] * 5)
+    store.checkpoints.flush_derived()
+    for _ in range(60):
+        rig.put_confirmed(store, bytes(1000))
+    age(rig, 7)
+    assert store.expirer.clean_expired(manual=True) == 7
+    kept = rig.read_bodies(store)
+    rig.kill(store)
+    store = rig.open_master(delete_when="")
+    store.advance_confirm_offset(store.max_phy_offset)
+    assert not store.trust.reason and rig.read_bodies(store) == kept
+    assert store.queries.min_offset_in_queue("T", 0) == 65 - len(kept)
+    assert rig.put(store).queue_offset == 65
