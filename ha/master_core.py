@@ -41,9 +41,9 @@ from batonmq.protocol.role_view import Replica
 pack_transfer_header = TRANSFER_HEADER.pack
 
 NO_EPOCH = -1
-"""In a heartbeat to a Java slave, in place of an epoch without a byte. It would note that epoch,
-refuse the next one, which begins at the same offset, and label the bytes that follow wrongly: at
-its next connection it would cut them, confirmed or not."""
+"""In a heartbeat to a Java slave, in place of an epoch of which it has no byte. It would note that
+epoch, refuse the next one, which begins at the same offset, and label what follows wrongly:
+at its next connection it would cut them, confirmed or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,9 +519,8 @@ class MasterCore:
         offset = connection.next_offset
         confirm = self.log.confirm_offset
         epoch = entry.epoch
-        if not size and not connection.is_ours:
-            is_empty = entry.start_offset in (entry.end_offset, self.log.written)
-            epoch = NO_EPOCH if is_empty else epoch
+        if not size and not connection.is_ours and offset <= entry.start_offset:
+            epoch = NO_EPOCH
         header = pack_transfer_header(
             HAState.TRANSFER, size, offset, epoch, entry.start_offset, confirm
         )

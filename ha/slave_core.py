@@ -37,6 +37,7 @@ from batonmq.ha.truncation import (
     Refuse,
     epochs_after,
     judge_log,
+    shared_with_java,
 )
 from batonmq.ha.wire import (
     HAIdentity,
@@ -140,6 +141,8 @@ class SlaveCore:
         self._peer: MasterHandshake | None = None
         self._named = False
         """Whether this connection leads to a master of ours: both ends name themselves."""
+        self._followed = (-1, -1)
+        """Whose log this one is a prefix of: the master's id and masterEpoch."""
         self._tables_epoch = -1
         self._first_frame = True
 
@@ -296,12 +299,27 @@ class SlaveCore:
             # Only towards an unclean epoch is this below what was confirmed.
             self.log.confirm_offset = min(self.log.confirm_offset, decision.offset)
             return [TruncateTo(log.max_offset, decision.offset, decision.unclean)]
+        followed = (self.view.master_broker_id, self.view.master_epoch) == self._followed
+        lacks_epoch = not self._named and peer.last_epoch < self.view.master_epoch
+        shared = shared_with_java(log, peer)
+        if lacks_epoch and not followed and shared < log.max_offset:
+            if member:  # it may have acknowledged those bytes in this mastership (R9)
+                return self._hang_up(
+                    f"the peer's list lacks epoch {self.view.master_epoch}, in which it acts: our "
+                    f"bytes from {shared} on may be another master's; they are cut once this "
+                    "replica has left the set",
+                    now_ms,
+                )
+            self._move(Step.CUT_NEEDED)
+            return [TruncateTo(log.max_offset, shared, False)]
         return self._start_transfer(log, peer, now_ms)
 
     def _start_transfer(
         self, log: LocalLog, peer: MasterHandshake, now_ms: int
     ) -> list[SlaveEffect]:
         self._move(Step.HISTORY_FITS)
+        assert self.view.master_broker_id is not None
+        self._followed = (self.view.master_broker_id, self.view.master_epoch)
         self._first_frame = True
         effects: list[SlaveEffect] = []
         entries = epochs_after(log, peer)
@@ -423,7 +441,10 @@ class SlaveCore:
         if self.phase is not Phase.TRANSFER or self._peer is None:
             return False
         # A Java master's list may lack the epoch in which it acts.
-        return self.log.is_level(self.view.master_epoch if self._named else self._peer.last_epoch)
+        epoch = self.view.master_epoch
+        return self.log.is_level(
+            epoch if self._named else max(self._peer.last_epoch, self.log.last_epoch)
+        )
 
     # -- inside
 

@@ -107,6 +107,18 @@ def judge_log(
     return CutTo(point, unclean)
 
 
+def shared_with_java(own: LocalLog, master: MasterHandshake) -> int:
+    """How far equal epochs prove equal bytes, if the list of a Java master lacks the epoch in which
+    it acts: exclusive end.
+
+    That list refused its own epoch, which began where the one before began. So the bytes of its
+    master are filed under that one, and there an epoch has two masters. It had none of that epoch's
+    own bytes, else its list had taken the next one: ours behind the start of it are foreign.
+    """
+    start = master.entries[-1].start_offset if master.entries else 0
+    return min(own.max_offset, max(start, own.confirm_offset))
+
+
 def _is_before_history(own: LocalLog, master: MasterHandshake) -> bool:
     """Whether what the group confirmed of our log is expired at the master, with its epochs. Bytes
     behind that, of an older epoch than any that it has, were never confirmed."""

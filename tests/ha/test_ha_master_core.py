@@ -162,6 +162,16 @@ def test_a_java_slave_hears_of_no_epoch_before_it_has_a_byte(entries):
     assert java_beats(core.tick(NOW + 2_000)) == [(3, 0)]
 
 
+def test_a_java_slave_at_the_beginning_of_an_epoch_does_not_hear_of_it(entries):
+    """The window is full just there: what counts is whether the slave has a byte of the epoch. A
+    connection that ends then would leave it with an epoch that it never notes again."""
+    core = master(entries, written=500, window_bytes=300)
+    core.epochs_changed(entries((1, 0), (2, 300)), NOW)
+    assert java_beats(following(core, ack=0)) == [(1, 300)]
+    assert java_beats(core.tick(NOW + 1_000)) == [(-1, 0)]
+    assert java_beats(core.acks_received(7, [300], NOW + 1_000)) == [(2, 200)]
+
+
 def test_a_java_slave_that_is_behind_gets_the_epochs_with_bytes_only(entries):
     core = master(entries, written=500)
     core.epochs_changed(entries((1, 0), (2, 200), (3, 200), (4, 500)), NOW)

@@ -18,6 +18,7 @@ from batonmq.ha.slave_effects import (
     Hangup,
     ProveMaster,
     SendToMaster,
+    TruncateTo,
 )
 from batonmq.ha.slave_policy import SlavePolicy
 from batonmq.ha.truncation import BeginAnew, CutTo, LocalLog, Refuse, judge_log
@@ -386,13 +387,49 @@ def test_r21_who_proves_to_be_another_gets_nothing(memory_log, entries):
     assert isinstance(hangup, Hangup) and "broker-b" in hangup.reason
 
 
+@pytest.mark.parametrize("is_member", [False, True])
+def test_bytes_under_an_epoch_of_two_java_masters_are_not_taken_for_equal(
+    memory_log, entries, is_member
+):
+    """1 led epoch 5 from 100 on, and we got 20 bytes that nobody else has. Another Java master with
+    nothing of them, in epoch 7, files its own bytes under 5. We cut the 20, and with them what is
+    not confirmed; a member waits until it is none, for it may have acknowledged them (R9). What
+    came in this mastership stays at the next connection."""
+    log = memory_log(b"1" * 120, (1, 0), (5, 100), confirm=110)
+    members = (1, 2) if is_member else (1,)
+    seen = view(epoch=7, incarnation="", members=members)
+    core = SlaveCore(identity(2), seen, log.facts(), SlavePolicy(), NOW)
+    core.tick(NOW)
+    peer = MasterHandshake(150, 5, entries((1, 0), (5, 100)))
+    proof = PeerIdentity("C", "broker-a", 0, 5, 7)
+    assert shake(core, log, peer, NOW) == [ProveMaster(core.view)]
+    effects = core.peer_proved(proof, log.facts(), NOW)
+    if is_member:
+        (hangup,) = [e for e in effects if isinstance(e, Hangup)]
+        assert "lacks epoch 7" in hangup.reason and core.phase is Phase.READY
+        return
+    assert effects == [TruncateTo(120, 110, False)]
+    log.data = log.data[:110]
+    core.log_changed(log.facts(), NOW)
+    assert core.phase is Phase.TRANSFER
+    log.data += b"7" * 30
+    core.disconnected(NOW)
+    core.tick(NOW + 10_000)
+    assert shake(core, log, peer, NOW + 10_000) == [ProveMaster(core.view)]
+    assert not [
+        e for e in core.peer_proved(proof, log.facts(), NOW + 10_000) if isinstance(e, TruncateTo)
+    ]
+    assert core.phase is Phase.TRANSFER
+
+
 @pytest.mark.parametrize(("table_epoch", "is_followed"), [(3, True), (2, False), (-1, False)])
 def test_r2_a_java_master_proves_an_epoch_that_its_list_lacks(
     memory_log, entries, table_epoch, is_followed
 ):
     """Elected three times without a write, its list ends with epoch 1: Java refuses an entry that
     starts where the one before starts. Its tables say in which epoch it acts."""
-    log = memory_log(b"1" * 100, (1, 0), (2, 100))  # we led epoch 2, and wrote nothing
+    # We led epoch 2, and wrote nothing.
+    log = memory_log(b"1" * 100, (1, 0), (2, 100), confirm=100)
     core = SlaveCore(identity(2), view(epoch=3, incarnation=""), log.facts(), SlavePolicy(), NOW)
     core.tick(NOW)
     peer = MasterHandshake(150, 1, entries((1, 0)))
