@@ -7,7 +7,9 @@ log and confirmed. Origin: AdminBrokerProcessor in Java.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -33,6 +35,9 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.errors import StoreStateError
 from batonmq.store.subscription_group import SYSTEM_GROUPS
+
+TOPICS_AT_ONCE: Final = 100
+"""Topics of one list that change in one turn, as one record."""
 
 
 class AdminProcessor:
@@ -107,6 +112,7 @@ class AdminProcessor:
         self._require_writable()
         configs = TopicConfigList.decode(request.body).topic_config_list
         for config in configs:
+            await asyncio.sleep(0)
             check_topic(config.topic_name)
             _refuse_system_topic(config.topic_name)
             for key, queues in (
@@ -115,10 +121,11 @@ class AdminProcessor:
             ):
                 _check_queues(f"{key} of topic {config.topic_name}", queues)
             self._check_topic(config, is_forced=False)
-        if configs:
-            end = self._topics.put_topics(configs)
+        for begin in range(0, len(configs), TOPICS_AT_ONCE):
+            self._require_writable()
+            end = self._topics.put_topics(configs[begin : begin + TOPICS_AT_ONCE])
             await self._path.wait_confirmed(end, f"{len(configs)} topics")
-            await self._known()
+        await self._known()
         return RemotingCommand.response_to(request)
 
     def _check_topic(self, config: TopicConfig, *, is_forced: bool) -> None:

@@ -224,8 +224,8 @@ class PullProcessor:
                     "the role of this broker changed: ask the name server for the master",
                 )
             )
+        self._next_sweep_ms = 0
         if len(before):
-            self._next_sweep_ms = 0
             asyncio.get_running_loop().call_soon(self._tell, before)
 
     def _commit(self, ext: PullFields) -> None:

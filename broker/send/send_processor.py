@@ -107,6 +107,7 @@ class SendProcessor:
             return
         for topic in topics:
             self._known.pop(topic, None)
+            self._made.discard(topic)
 
     def send_v2(self, channel: Connection, kind: int, header: bytes, body: bytes) -> None:
         """310."""
@@ -322,7 +323,14 @@ class SendProcessor:
 
         def known() -> None:
             self._made.discard(topic)
-            channel.write(reply)
+            if self._gate.is_master and self._acks.master_epoch == epoch:
+                # A pause of this process may have begun (R8): the reply waits for its end.
+                self._acks.add(end_offset, self._clock_ms(), channel, reply)
+                self._path.confirmed(end_offset)
+            else:
+                channel.write(reply)
+
+        epoch = self._acks.master_epoch
 
         def outcome(code: int, remark: str) -> None:
             if code != ResponseCode.SUCCESS:

@@ -164,6 +164,7 @@ class TopicService:
         names = [config.topic_name for config in configs]
         for name in names:
             self._refuse_while_deleting(name)
+        end = self._append(MetadataChange(topics=dict(zip(names, configs, strict=True))).encode())
         for config in configs:
             self.topics.put(config)
             log.info(
@@ -173,7 +174,6 @@ class TopicService:
                 config.write_queue_nums,
                 config.perm,
             )
-        end = self._append(MetadataChange(topics=dict(zip(names, configs, strict=True))).encode())
         self._changed(names)
         return end
 
@@ -201,10 +201,11 @@ class TopicService:
 
     def put_groups(self, configs: Sequence[SubscriptionGroupConfig]) -> int:
         """The same for several, as one change."""
-        self.groups.put_all(configs)
-        return self._append(
+        end = self._append(
             MetadataChange(groups={config.group_name: config for config in configs}).encode()
         )
+        self.groups.put_all(configs)
+        return end
 
     def delete_group(self, group: str, *, with_offsets: bool) -> int:
         """Removes a group, and its offsets if that is wanted, once the returned offset is

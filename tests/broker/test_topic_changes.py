@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from lone_broker import Rig, run_with_broker
 
-from batonmq.protocol.bodies import TopicConfig
+from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from batonmq.protocol.codes import ResponseCode
+from batonmq.store.errors import PutUnavailable
 
 MAKE = {"topic": "T", "readQueueNums": "16", "writeQueueNums": "16", "perm": "6", "order": "true"}
 
@@ -61,5 +63,27 @@ def test_queues_that_hold_messages_stay_readable_unless_it_is_forced(tmp_path: P
         assert (await settings(rig)).read_queue_nums == 12
         assert (await rig.ask(17, fewer | {"force": "true"})).code == ResponseCode.SUCCESS
         assert (await settings(rig)).read_queue_nums == 8
+
+    run_with_broker(tmp_path, play)
+
+
+def test_what_cannot_be_written_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R31: a topic or group whose record does not fit into the log is not in the master's table
+    either: no slave would ever have it, and the next send would take it for made."""
+
+    async def play(rig: Rig) -> None:
+        def refuse(body: bytes) -> int:
+            raise PutUnavailable("no room")
+
+        topics = rig.service.topics
+        with monkeypatch.context() as patch:
+            patch.setattr(topics, "_append", refuse)
+            with pytest.raises(PutUnavailable):
+                topics.put_topic(TopicConfig(topic_name="N"))
+            with pytest.raises(PutUnavailable):
+                topics.put_group(SubscriptionGroupConfig(group_name="n"))
+        assert topics.get("N") is None and topics.groups.get("n") is None
 
     run_with_broker(tmp_path, play)
