@@ -32,12 +32,16 @@ class Expiry:
         self._truth = truth
         self.begin = 0
         self.taken = 0
+        self._own: dict[str, int] = {}
+        """Per broker: where its log begins by what it took away itself."""
 
     def watch(self, host: BrokerHost) -> None:
         """Its store was opened."""
         assert host.service is not None
         log = host.service.store.log
         self.check_begin(host)
+        own = self._own.get(host.name, 0)
+        self._own[host.name] = min(own, host.service.store.min_phy_offset)
         take: Callable[[], Segment] = log.take_first_segment
 
         def take_first_segment() -> Segment:
@@ -48,10 +52,17 @@ class Expiry:
                 name = f"{segment.start_offset} to {segment.end_offset}"
                 self._world.violate(f"expiry: {host.incarnation} takes {name} away: {fault}")
             self.taken += 1
+            self._own[host.name] = segment.end_offset
             self._world.tell(host.name, f"segment {segment.start_offset} expires")
             return segment
 
         log.take_first_segment = take_first_segment  # type: ignore[method-assign]
+
+    def is_begun_behind(self, host: BrokerHost) -> bool:
+        """Whether its log was begun where a master's began. What a member took away itself had
+        expired at a master, so that keeps it out of no set (R27)."""
+        assert host.service is not None
+        return host.service.store.min_phy_offset != self._own.get(host.name, 0)
 
     def check_begin(self, host: BrokerHost) -> None:
         """A log begins nowhere behind what has expired."""

@@ -61,6 +61,8 @@ ROLLING = {"rolling restart": 1}
 #: And where an operator elects uncleanly.
 UNCLEAN = {"unclean election": 1}
 
+NEARLY_FULL = 0.87
+"""So much of a disk is used that any segment may expire, and writes are taken."""
 _LOOK_S = 0.2
 _LEASE_OVER_S = 1.2
 _TRIES = 5
@@ -344,7 +346,7 @@ class DiskFaults(Kinds):
             host.start()
             return
         for other in self.cluster.brokers.values():
-            other.disk.plan.used = 0.87
+            other.disk.plan.used = NEARLY_FULL
             self.cluster.later(_LOOK_S, setattr, other.disk.plan, "used", DiskPlan().used)
         self.cluster.later(_LOOK_S, self._return_behind, host, end, until_s)
 

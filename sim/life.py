@@ -16,7 +16,8 @@ from batonmq.store.message_store import MessageStore
 from sim.ambient import processor_seconds
 from sim.clients import Client, Reader, Recreator, Sender, Topics
 from sim.cluster import Cluster, cluster_of
-from sim.faults import EXPIRY, ROLLING, UNCLEAN, WEIGHTS, Fault, Faults, draw_faults
+from sim.disk import DiskPlan
+from sim.faults import EXPIRY, NEARLY_FULL, ROLLING, UNCLEAN, WEIGHTS, Fault, Faults, draw_faults
 from sim.hosts import BrokerHost
 from sim.messages import Messages
 from sim.promises import read_log
@@ -180,7 +181,13 @@ class Life:
         for sender in self._senders:
             sender.stopping = True
         self._until(lambda: self._recreator.process is None, _WHOLE_S, "a topic is not recreated")
-        self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)
+        self._until(lambda: not self.unlevel() or self.waits_for_expiry(), _WHOLE_S, self.unlevel)
+        if self.waits_for_expiry():
+            self._until(self._is_delivered, _DELIVERED_S, self.undelivered)
+            self._until(lambda: not self.unlevel(by_set=False), _WHOLE_S, self.unlevel)
+            self.check_queues()
+            self.let_expire()
+            self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)
         self._until(self._is_delivered, _DELIVERED_S, self.undelivered)
         self.check_queues()
 
@@ -192,8 +199,8 @@ class Life:
                 raise Violation(f"liveness: {text} ({seconds:g} s after the faults)")
             self.cluster.run(_STEP_S)
 
-    def unlevel(self) -> str:
-        """Why the group is not whole and level, empty if it is."""
+    def unlevel(self, *, by_set: bool = True) -> str:
+        """Why the group is not whole and level, empty if it is. `by_set`: all are in the set."""
         cluster, promises = self.cluster, self.cluster.promises
         group = promises.group
         hosts = list(cluster.brokers.values())
@@ -201,7 +208,8 @@ class Life:
         for host in cluster.hosts:
             if not host.is_up:
                 return f"{host.name} does not run: {host.last_failure}"
-        if group is None or len(services) != len(hosts) or len(group.sync_state_set) != len(hosts):
+        members = len(group.sync_state_set) if group is not None and by_set else len(hosts)
+        if group is None or len(services) != len(hosts) or members != len(hosts):
             return f"the set is {group.sync_state_set if group else None}"
         masters = [host for host in hosts if host.is_open]
         if len(masters) != 1:
@@ -214,6 +222,38 @@ class Life:
         if len({store.epochs.entries[-1].epoch for store in stores}) != 1:
             return f"epochs are {[store.epochs.entries for store in stores]}"
         return ""
+
+    def waits_for_expiry(self) -> bool:
+        """Whether all that the set lacks are replicas that R27 keeps out: their logs were begun
+        where another master's began, and the master of now has older segments."""
+        group, expiry = self.cluster.promises.group, self.cluster.promises.expiry
+        if group is None:
+            return False
+        begins: dict[int, int] = {}
+        outside: list[int] = []
+        for host in self.cluster.brokers.values():
+            service = host.service
+            manager = service.replication.manager if service is not None else None
+            if service is None or manager is None:
+                return False
+            begins[manager.broker_id] = service.store.min_phy_offset
+            if manager.broker_id not in group.sync_state_set:
+                if not expiry.is_begun_behind(host):
+                    return False
+                outside.append(manager.broker_id)
+        master = begins.get(group.master_broker_id or 0)
+        return master is not None and bool(outside) and all(begins[n] > master for n in outside)
+
+    def let_expire(self) -> None:
+        """Everything is delivered and checked: disks fill up until the master's log begins there,
+        too. Time alone lets nothing expire where nobody writes (`LogTime`)."""
+        cluster = self.cluster
+        cluster.tell("life", "disks fill up: a log begins behind the master's")
+        for host in cluster.brokers.values():
+            host.disk.plan.used = NEARLY_FULL
+        self._until(lambda: not self.waits_for_expiry(), _WHOLE_S, self.unlevel)
+        for host in cluster.brokers.values():
+            host.disk.plan.used = DiskPlan().used
 
     def _is_delivered(self) -> bool:
         """A reader that was leaving when the faults ended comes back, too."""

@@ -46,6 +46,8 @@ class Group:
     got: set[str] = field(default_factory=set)
     newest: dict[str, int] = field(default_factory=dict)
     deliveries: int = 0
+    passed: set[str] = field(default_factory=set)
+    """Those of keys that had expired, and were not delivered, when a later one of their key was."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)  # behind what it got, by queue
     ahead: dict[tuple[str, int], int] = field(default_factory=dict)
     """By queue, below where it may skip messages: it had got there what an unclean election cut,
@@ -60,7 +62,7 @@ class Messages:
         self.at: dict[Place, str] = {}
         self.acked: dict[str, Sent] = {}
         self.groups: dict[str, Group] = {}
-        self._acked_of_key: dict[str, list[int]] = {}
+        self._acked_of_key: dict[str, list[Sent]] = {}
         self.lives: dict[str, int] = {}  # topic -> how often its deletion was begun
         self.sends_failed = 0
         self.given_up: set[str] = set()
@@ -94,8 +96,7 @@ class Messages:
                 if group.ends.get(queue, 0) > record.queue_offset:
                     group.ahead[queue] = max(group.ahead.get(queue, 0), group.ends[queue])
             self.at.pop((*queue, record.queue_offset), None)
-            if any(record.topic in group.topics for group in self.groups.values()):
-                self.cut_later([name.decode()])
+            self.cut_later([name.decode("utf-8", "replace")])  # also of what no group reads yet
 
     def cut_later(self, names: Iterable[str]) -> None:
         """Whoever is told yet that these are stored was told by the master of before."""
@@ -112,7 +113,7 @@ class Messages:
         self._stands(sent, place, "acknowledged")
         self.acked[sent.name] = sent
         if sent.key:
-            self._acked_of_key.setdefault(sent.key, []).append(sent.n)
+            self._acked_of_key.setdefault(sent.key, []).append(sent)
 
     def note_delivered(self, group_name: str, sent: Sent, place: Place) -> None:
         group = self.groups[group_name]
@@ -128,12 +129,24 @@ class Messages:
         if sent.name in group.got:
             return
         group.got.add(sent.name)
-        if not sent.key or self.is_gone(sent):
-            return
+        if sent.key and not self.is_gone(sent):
+            self._in_order(group_name, sent)
+
+    def _in_order(self, group_name: str, sent: Sent) -> None:
+        """Each of a key first before later ones. Only what expired may be passed over: a member
+        that takes up the queue begins behind it, while one that pulled it before still has it."""
+        group = self.groups[group_name]
         newest = group.newest.get(sent.key, 0)
-        if sent.name in self.acked and sent.n < newest:
-            self._violate(f"order: {group_name} gets {sent.key} {sent.n} first after {newest}")
-        group.newest[sent.key] = max(newest, sent.n)
+        if sent.n < newest:
+            if sent.name in self.acked and sent.name not in group.passed:
+                self._violate(f"order: {group_name} gets {sent.key} {sent.n} first after {newest}")
+            return
+        group.newest[sent.key] = sent.n
+        group.passed.update(
+            earlier.name
+            for earlier in self._acked_of_key.get(sent.key, ())
+            if newest < earlier.n < sent.n and self.is_expired(earlier.name)
+        )
 
     def _stands(self, sent: Sent, place: Place, how: str) -> None:
         if self.is_gone(sent):

@@ -27,6 +27,15 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
     assert outcome.statistics.acked and outcome.statistics.delivered
 
 
+@pytest.mark.parametrize("seed", [89, 194])
+def test_a_log_that_was_begun_behind_joins_once_its_master_begins_there(seed: int) -> None:
+    """R27: no fault keeps the replica out, and nothing else lets it in."""
+    lines: list[str] = []
+    outcome = run(seed, tell=lambda *told: lines.append(" ".join(map(str, told))))
+    assert outcome.violation is None, outcome.error
+    assert any("a log begins behind the master's" in line for line in lines)
+
+
 @pytest.mark.parametrize("seed", [3, 5])
 def test_a_seed_is_the_same_life_in_every_process(seed: int) -> None:
     """Whatever order the hashes of strings put sets into. In 5 disks are full: controllers keep
