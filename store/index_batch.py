@@ -18,6 +18,7 @@ ENTRY = np.dtype(INDEX_ENTRY.dtype)
 
 # Slots per block whose change is noted: 4 KiB of the file.
 _BLOCK_SLOTS = 1024
+_BYTES_MAX = 1 << 20
 
 
 def key_hashes(topic_hashes: U32, keys: Sequence[bytes]) -> I64:
@@ -27,6 +28,10 @@ def key_hashes(topic_hashes: U32, keys: Sequence[bytes]) -> I64:
     """
     lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
     ends = np.cumsum(lengths)
+    if len(keys) > 1 and ends[-1] > _BYTES_MAX:  # keys may be long, and tables grow with them
+        half = len(keys) // 2
+        parts = (topic_hashes[:half], keys[:half]), (topic_hashes[half:], keys[half:])
+        return np.concatenate([key_hashes(*part) for part in parts])
     pieces = PieceHashes(np.frombuffer(b"".join(keys), dtype=np.uint8))
     return index_hashes(pieces.behind(topic_hashes, ends - lengths, ends))
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -125,8 +126,9 @@ class FindingFiles:
         storage, place = locate(self.folder)
         system = storage.file_system
         system.create_dir(place)
-        pq.write_table(table, f"{place}/.{task}", filesystem=system)
-        system.move(f"{place}/.{task}", f"{place}/part-{task}.parquet")
+        growing = f"{place}/.{task}.{uuid4().hex}"  # attempts of one task may run side by side
+        pq.write_table(table, growing, filesystem=system)
+        system.move(growing, f"{place}/part-{task}.parquet")
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """All findings, file by file. Raises OSError."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,7 +68,7 @@ def write_rows(folder: Path, name: str, rows: Sequence[Row], task: int, snapshot
             place /= f"snapshot={snapshot}"
         place.mkdir(parents=True, exist_ok=True)
         path = place / f"part-{task:05}.parquet"
-        growing = path.with_name(f".{path.name}.{os.getpid()}")
+        growing = path.with_name(f".{path.name}.{uuid4().hex}")
         pq.write_table(table_of(name, list(theirs)), growing)
         growing.replace(path)
 

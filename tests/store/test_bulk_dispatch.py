@@ -311,7 +311,10 @@ def test_the_check_of_uncommon_records_reads_each_byte_a_few_times_at_most(rig, 
         message(longest if number % every == 0 else "T", 0, b"x" * 900, b"")
         for number in range(600)
     ]
-    data = log_of(rig, mixed, **LARGE)
+    data, end = log_of(rig, mixed, **LARGE), 0
+    for _ in mixed:
+        end += int.from_bytes(data[end : end + 4], "big")
+    data = data[:end]  # the master may have begun a record of its own behind them
     read, real = [], record_batch._crc32
 
     def counted(piece, *rest):

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.protocol.tags import java_string_hash
+from batonmq.store import index_batch
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.index_file import ENTRY, HEADER, IndexFile, file_size, key_hash
 from batonmq.store.index_service import IndexService
@@ -476,3 +477,15 @@ def test_r22_random_life_equals_a_plain_list(tmp_path: Path) -> None:
         expected = [offset for offset, k in reversed(model) if k == key]
         assert service.query("T", key, 10_000).phy_offsets == expected
     service.close()
+
+
+def test_long_keys_are_hashed_in_parts(monkeypatch):
+    """What is kept for hashing must not grow with what clients send: the outcome is the same."""
+    keys = [b"k%d" % number * number for number in range(1, 40)]
+    topics = np.arange(39, dtype=np.uint32) * np.uint32(977)
+    whole = index_batch.key_hashes(topics, keys)
+    seen, real = [], index_batch.PieceHashes
+    monkeypatch.setattr(index_batch, "_BYTES_MAX", 256)
+    monkeypatch.setattr(index_batch, "PieceHashes", lambda c: seen.append(len(c)) or real(c))
+    assert index_batch.key_hashes(topics, keys).tolist() == whole.tolist()
+    assert max(seen) <= 256 and sum(seen) == sum(map(len, keys))
