@@ -108,7 +108,8 @@ class AdminProcessor:
         return RemotingCommand.response_to(request)
 
     async def update_topics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """18. The same for several, each given whole: all of them, or none if one cannot be."""
+        """18. The same for several, each given whole. None is made if one of them cannot be; then
+        TOPICS_AT_ONCE at a time, so a change of role may leave the last ones out."""
         self._require_writable()
         configs = TopicConfigList.decode(request.body).topic_config_list
         for config in configs:

@@ -2,8 +2,9 @@
 
 Invariant (SAFETY R4): entries belong to one masterEpoch; a role change fails all of them before a
 byte is cut, so no reply made for one epoch is ever released by the confirmOffset of another.
-Entries come in the order of their end offset and, the wait being one constant, of their deadline,
-so a deque is all that is needed. Pure. Origin: GroupTransferService in Java, without its thread.
+Entries come in the order of their deadline, the wait being one constant, and nearly of their end
+offset (a reply that waited for name servers comes late, and leaves with those before it), so a
+deque is all that is needed. Pure. Origin: GroupTransferService in Java, without its thread.
 """
 
 from __future__ import annotations
