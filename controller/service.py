@@ -194,13 +194,13 @@ class ControllerService:
     def _step_aside(self) -> None:
         """Offers the lead, once, if some broker has not dialled this process yet, which is new in a
         cluster that was led before. It could not tell whether that broker is alive, and its group
-        would wait a whole session time-out (R35); another node saw it first-hand."""
+        would wait until it may judge (R35); another node saw it first-hand."""
         if self._stepping_aside is not None or not self.gate.had_followed:
             return
         if unseen := self._core.never_saw():
             log.warning("lead_offered why='a broker was never seen here' groups=%s", unseen)
-            # After a session time-out it may judge by itself.
-            offer = self._log.hand_over(self.config.broker_session_timeout_ms)
+            # After that time it may judge by itself.
+            offer = self._log.hand_over(_liveness_config(self.config).unseen_timeout_ms)
             self._stepping_aside = asyncio.get_running_loop().create_task(offer)
 
     def _applied(self, commit: Commit) -> None:

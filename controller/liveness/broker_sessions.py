@@ -36,6 +36,9 @@ class LivenessConfig:
     """Times in milliseconds; the defaults are those of R34."""
 
     session_timeout_ms: int = 800
+    first_contact_ms: int = 1_500
+    """What a broker has to reach this node for the first time, if that is longer. Where an address
+    answered nothing, as a container's does while it is away, an attempt to connect lasts 1 s."""
     java_timeout_ms: int = 10_000
     """Of a broker that speaks only remoting, before it has said its own: Java's default. It looks
     for controllers every 3 s, so a new leader may hear nothing of it for a while."""
@@ -55,6 +58,11 @@ class LivenessConfig:
     lease_margin_ms: int = 500
     """For clock drift, and for a leader that does not know yet that it is deposed: it goes on
     answering as long as it counts as in touch (raftElectionMinMs, 300)."""
+
+    @property
+    def unseen_timeout_ms(self) -> int:
+        """After so long a broker that this node never saw is dead (R35)."""
+        return max(self.session_timeout_ms, self.first_contact_ms)
 
 
 ROUNDS_MAX: Final = 64
@@ -289,7 +297,7 @@ class BrokerSessions:
             return SilenceVerdict("dead", "master_restarted", session.opened_ms)
         if channel is not None and not incarnation:
             return self._judge_channel(channel, now_ms)
-        timeout_ms = config.session_timeout_ms if incarnation else config.java_timeout_ms
+        timeout_ms = config.unseen_timeout_ms if incarnation else config.java_timeout_ms
         return self._judge_unseen(registered_ms, now_ms, timeout_ms)
 
     def _awake_ms(self, now_ms: int) -> int:

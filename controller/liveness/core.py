@@ -203,9 +203,9 @@ class LivenessCore:
         return max(0, answered_ms + lease_ms - now_ms)
 
     def suspect_wait_ms(self, broker_name: str, now_ms: int) -> int:
-        """How long the election of a suspect must still wait (R17): until this node has led for a
-        session time-out, in which each living replica reports its log (R35); 0 if all have."""
-        waits_ms = self._config.session_timeout_ms - self._sessions.led_for_ms(now_ms)
+        """How long the election of a suspect must still wait (R17): until this node has led for so
+        long that each living replica has reported its log (R35); 0 if all have."""
+        waits_ms = self._config.unseen_timeout_ms - self._sessions.led_for_ms(now_ms)
         group = self._state.group(broker_name)
         here = {seen.broker_id for seen in self.live(broker_name, now_ms) if seen.max_offset >= 0}
         if group is None or all(each.learner or each.broker_id in here for each in group.replicas):
