@@ -75,8 +75,6 @@ class EpochFileCache:
         Raises CorruptLogError, with the reasons, if there are files but none is usable.
         """
         self.path = path
-        #: True if the main file could not be used: an old Java `.bak` may lack the last epoch.
-        self.loaded_from_backup = False
         self._entries: tuple[EpochEntry, ...] = ()
         self._writing = threading.Lock()
         self._redo = RedoFile(path.with_name(path.name + REDO_SUFFIX))
@@ -100,7 +98,6 @@ class EpochFileCache:
             raise CorruptLogError(str(self._redo.path), 0, order_fault((*entries, *continued)))
         self._entries = with_ends((*entries, *continued))
         if loaded.from_backup:
-            self.loaded_from_backup = True
             log.warning("epoch_file_from_backup file=%s reason=%s", self.path, loaded.reason)
         if loaded.from_backup or continued:
             self._replace(self._entries)
@@ -134,12 +131,9 @@ class EpochFileCache:
             return False
         return self._store((*self._entries, entry))
 
-    def truncate_suffix_by_epoch(self, epoch: int) -> bool:
-        """Drop `epoch` and everything newer; what is last then is open. True if any was dropped."""
-        return self._store(tuple(e for e in self._entries if e.epoch < epoch))
-
     def truncate_suffix_by_offset(self, offset: int) -> bool:
-        """Drop the entries that start at or above `offset`, where the log was cut."""
+        """Drop the entries that start at or above `offset`, where the log was cut; what is last
+        then is open. True if any was dropped."""
         return self._store(tuple(e for e in self._entries if e.start_offset < offset))
 
     def truncate_prefix_by_offset(self, offset: int) -> bool:

@@ -418,14 +418,12 @@ class ConsumerSightingsBody(Body):
 
 
 class LockBatchRequestBody(Body):
+    """Of 41 and of 42."""
+
     client_id: str = ""
     consumer_group: str = ""
     mq_set: list[MessageQueue] = msgspec.field(default_factory=list)
     only_this_broker: bool = False
-
-
-class UnlockBatchRequestBody(LockBatchRequestBody):
-    pass
 
 
 class LockBatchResponseBody(Body):
@@ -485,6 +483,8 @@ OPEN_END: Final = 9_223_372_036_854_775_807
 
 
 class SyncStateSet(Body):
+    """`sync_state_set` ascending."""
+
     sync_state_set: list[int] = msgspec.field(default_factory=list)
     sync_state_set_epoch: int = 0
 

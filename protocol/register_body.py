@@ -8,7 +8,6 @@ broker sends `compressed=false` even when it compressed, so the body itself deci
 Origin: Java `RegisterBrokerBody`.
 """
 
-import json
 import struct
 import zlib
 from typing import Any, Final
@@ -42,35 +41,10 @@ class RegisterBrokerBody(Body):
             return cls.decode(data)
         return _decode_compressed(data, version)
 
-    def encode_compressed(self, version: int = MQ_VERSION) -> bytes:
-        """The compressed form; `version` is the one that the header carries."""
-        wrapper = self.topic_config_serialize_wrapper
-        parts = [_sized(wrapper.data_version.encode())]
-        parts.append(_I32.pack(len(wrapper.topic_config_table)))
-        parts += [_sized(_topic_text(topic)) for topic in wrapper.topic_config_table.values()]
-        parts.append(_sized(msgspec.json.encode(self.filter_server_list)))
-        if version >= MQ_VERSION_TOPIC_MAPPING:
-            mappings = wrapper.topic_queue_mapping_info_map
-            parts.append(_I32.pack(len(mappings)))
-            parts += [_sized(msgspec.json.encode(mapping)) for mapping in mappings.values()]
-        return zlib.compress(b"".join(parts))
-
 
 def crc32_of(body: bytes) -> int:
     """The header field `bodyCrc32`: never negative, and 0 means unchecked."""
     return zlib.crc32(body) & 0x7FFFFFFF
-
-
-def _sized(text: bytes) -> bytes:
-    return _I32.pack(len(text)) + text
-
-
-def _topic_text(topic: TopicConfig) -> bytes:
-    attributes = json.dumps(topic.attributes, separators=(",", ":"), ensure_ascii=False)
-    return (
-        f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm}"
-        f" {topic.topic_filter_type} {attributes}"
-    ).encode()
 
 
 def _decode_compressed(data: bytes, version: int) -> RegisterBrokerBody:
@@ -140,6 +114,3 @@ def _topic_of(text: bytes) -> TopicConfig:
         topic_filter_type=fields[4],
         attributes={str(key): str(value) for key, value in (attributes or {}).items()},
     )
-
-
-__all__ = ["RegisterBrokerBody", "crc32_of"]

@@ -11,7 +11,7 @@ the frame undecoded: it is for the few codes of the hot path, which need no task
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, cast
 
 from batonmq.process.clock import boot_ms
@@ -230,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
         self._batch_end = batch_end
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(dispatcher.receive_buffer)
-        self._out: list[bytes | memoryview] = []
+        self._out: list[bytes] = []
         self._out_size = 0
         self._dirty = False
         self._paused = False
@@ -247,19 +247,6 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._out.append(frame)
         self._out_size += len(frame)
-        if not self._dirty:
-            self._mark_dirty()
-
-    def write_parts(self, parts: Iterable[bytes | memoryview]) -> None:
-        """Queues one frame in pieces. Views must stay valid until the turn ends; for a peer that
-        does not read they are copied at once."""
-        if self.closed:
-            return
-        if self._paused:
-            parts = (b"".join(parts),)
-        for part in parts:
-            self._out.append(part)
-            self._out_size += len(part)
         if not self._dirty:
             self._mark_dirty()
 

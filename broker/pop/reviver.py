@@ -36,7 +36,6 @@ class Reviver:
         self._topics = topics
         self._host = store_host
         self._retry_v2 = retry_v2
-        self.revived_total = 0
 
     def revive(self, point: CheckPoint, done: list[int]) -> None:
         """Appends to `done` the open offsets that are settled; the others have to wait. Raises
@@ -87,4 +86,3 @@ class Reviver:
             message.properties += b"%b%b%d\x02" % (tail, _FIRST_POP_TIME, point.pop_time)
         self._store.appender.put_message(message)
         self._path.schedule_flush()
-        self.revived_total += 1

@@ -19,14 +19,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.backoff import Backoff, pause_ms
 from batonmq.protocol.bodies import (
-    DataVersion,
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
+    TimerMetricsSerializeWrapper,
     TopicConfigAndMappingSerializeWrapper,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -378,8 +376,7 @@ class SlaveSourceProcessor:
     def timer_metrics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """61: how many messages wait, by topic. They are not counted here; a Java slave that gets
         no answer logs an exception every 10 s."""
-        body = msgspec.json.encode({"dataVersion": DataVersion(), "timingCount": {}})
-        return RemotingCommand.response_to(request, body=body)
+        return RemotingCommand.response_to(request, body=TimerMetricsSerializeWrapper().encode())
 
     def all_delay_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """45."""

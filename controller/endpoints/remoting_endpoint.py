@@ -33,6 +33,7 @@ from batonmq.controller.rules.commands import (
     Member,
     RegisterBroker,
 )
+from batonmq.protocol.bodies import SyncStateSet
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, ConnectError
 from batonmq.protocol.role_view import Replica, RoleView
@@ -146,19 +147,13 @@ class RemotingEndpoint:
             ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
         ):
             return _answer(request, result)
-        ext = {
-            "masterBrokerId": view.master_broker_id,
-            "masterAddress": view.master_address,
-            "masterEpoch": view.master_epoch,
-            "syncStateSetEpoch": view.sync_state_set_epoch,
-        }
         group = {
             "cluster": view.cluster_name,
             "brokerName": view.broker_name,
             "brokerAddrs": {str(replica.broker_id): replica.address for replica in view.replicas},
         }
         body = {**group, "brokerMemberGroup": group, "syncStateSet": sorted(view.sync_state_set)}
-        return _answer(request, result, ext, msgspec.json.encode(body, order="sorted"))
+        return _answer(request, result, _master(view), msgspec.json.encode(body, order="sorted"))
 
     async def _heard(self, broker_name: str, broker_id: int) -> None:
         """Until it is known what the log of a broker holds that asks to be a group's first master
@@ -192,12 +187,7 @@ class RemotingEndpoint:
         if not result.ok or view is None:
             return _answer(request, result, ext)
         if result.master_alive:
-            ext |= {
-                "masterBrokerId": view.master_broker_id,
-                "masterAddress": view.master_address,
-                "masterEpoch": view.master_epoch,
-                "syncStateSetEpoch": view.sync_state_set_epoch,
-            }
+            ext |= _master(view)
         return _answer(request, result, ext, _set_body(view))
 
     async def _apply_broker_id(
@@ -385,14 +375,7 @@ class RoleNotices:
 def _role_notice(view: RoleView) -> RemotingCommand:
     """1008 for the brokers of `view`, which must have a master. They act if its epoch is newer."""
     return RemotingCommand.request(
-        RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
-        {
-            "masterAddress": view.master_address,
-            "masterBrokerId": view.master_broker_id,
-            "masterEpoch": view.master_epoch,
-            "syncStateSetEpoch": view.sync_state_set_epoch,
-        },
-        _set_body(view),
+        RequestCode.NOTIFY_BROKER_ROLE_CHANGED, _master(view), _set_body(view)
     )
 
 
@@ -412,12 +395,19 @@ def _names(request: RemotingCommand) -> dict[str, str | int | bool | None]:
     }
 
 
-def _set_body(view: RoleView) -> bytes:
-    body = {
-        "syncStateSet": sorted(view.sync_state_set),
+def _master(view: RoleView) -> dict[str, Any]:
+    return {
+        "masterBrokerId": view.master_broker_id,
+        "masterAddress": view.master_address,
+        "masterEpoch": view.master_epoch,
         "syncStateSetEpoch": view.sync_state_set_epoch,
     }
-    return msgspec.json.encode(body)
+
+
+def _set_body(view: RoleView) -> bytes:
+    return SyncStateSet(
+        sync_state_set=sorted(view.sync_state_set), sync_state_set_epoch=view.sync_state_set_epoch
+    ).encode()
 
 
 def _replicas_info(view: RoleView) -> dict[str, Any]:

@@ -54,7 +54,6 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
     admitted = False
     born_s = 0.0
     remote = ""
-    refused_by_password = False
     on_refused: Callable[[str], None] | None = None
     _TcpConnection__readBuffer: bytes
     _TcpConnection__writeBuffer: bytes
@@ -68,7 +67,6 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         sock: socket.socket = self._TcpConnection__socket
         keep_alive(sock, every_s=1, failures=3)
         limit_unacknowledged(sock, _UNANSWERED_MS)
-        self.refused_by_password = False
         try:
             host, port = sock.getpeername()[:2]
             self.remote = f"{host}:{port}"
@@ -159,7 +157,6 @@ class GuardedConnection(TcpConnection):  # type: ignore[misc]
         if self.admitted:
             self.refuse(f"a frame that cannot be read: {error!r}")
         elif body == OTHER_PASSWORD:
-            self.refused_by_password = True
             self.refuse(
                 "it has another Raft password (raftPasswordFile), or one of the two has none"
             )

@@ -111,7 +111,6 @@ class DurableJournal:
         self._replaced = False
         self._commit_index = 0
         self._joined = self._joined_durable = False
-        self.sync_count = 0
         self._term = 0
         self._voted_for: str | None = None
         disk.makedirs(folder)
@@ -236,7 +235,6 @@ class DurableJournal:
         del self._durable[first:]
         self._durable += self._entries[first:]
         self._joined_durable = self._joined
-        self.sync_count += 1
 
     def _first_difference(self) -> int:
         """Position from which memory and disk differ; entries cut and added again may agree."""
@@ -265,7 +263,6 @@ class DurableJournal:
         self._joined_durable = self._joined
         self._dirty_from = len(self._entries)
         self._replaced = False
-        self.sync_count += 1
 
     # Loading.
 

@@ -100,7 +100,6 @@ class Machine:
 
     def __init__(self, state: ControllerState | None = None) -> None:
         self.state = state if state is not None else ControllerState()
-        self.internal_errors = 0
         self.recent_events = RecentEvents()
 
     def encode(self, command: AnyCommand) -> bytes:
@@ -115,7 +114,6 @@ class Machine:
         except (MemoryError, RecursionError, OSError):
             raise
         except Exception:
-            self.internal_errors += 1
             log.exception("command_failed raft_index=%d command=%r", raft_index, command)
             result = CommandResult(ResponseCode.SYSTEM_ERROR, "internal error of the controller")
             return Commit(raft_index, command, result, (), self.state)

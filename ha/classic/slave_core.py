@@ -72,7 +72,6 @@ class ClassicSlaveCore:
         self.read_ms = now_ms
         self.sent_ms = now_ms
         self.bytes_received = 0
-        self.refused_frames = 0
         """How often the master went on elsewhere than where this log ends."""
         self.recent_events = RecentEvents()
         self._segment_size = segment_size
@@ -153,7 +152,6 @@ class ClassicSlaveCore:
         if self._next == 0 and head.size and head.offset % self._segment_size == 0:
             self._next = head.offset
             return [BeginAt(head.offset, "the master begins there"), *self._progressed()]
-        self.refused_frames += 1
         if self._next == 0:
             what = "this empty log can begin where a segment begins only"
         else:

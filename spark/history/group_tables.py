@@ -28,7 +28,6 @@ from batonmq.spark.history.overview import DAY_MS, Facts
 from batonmq.spark.history.summary import GroupSums
 from batonmq.spark.history.tables import TableFiles
 
-SetRow = tuple[int, ...]
 _CHANGES_SETS: Final = ("elected", "set_altered", "broker_cleaned")
 
 

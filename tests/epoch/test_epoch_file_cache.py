@@ -78,7 +78,7 @@ def test_append_refuses_what_does_not_grow(cache: EpochFileCache) -> None:
 
 def test_the_last_end_is_open_again_after_a_truncation(cache: EpochFileCache) -> None:
     """Java resets a copy: epoch 2 keeps its end 500 and covers nothing written afterwards."""
-    assert cache.truncate_suffix_by_epoch(3)
+    assert cache.truncate_suffix_by_offset(500)
     assert cache.last_entry == EpochEntry(2, 300, MAX_OFFSET)
     assert entry_at(cache.entries, 600) == EpochEntry(2, 300)
 
@@ -153,7 +153,6 @@ def test_a_bad_file_falls_back_to_the_other_copy(
     good = cache.path.read_bytes()
     spoil(cache.path, content)
     again = EpochFileCache(cache.path)
-    assert again.loaded_from_backup
     assert again.entries == cache.entries
     assert "epoch_file_from_backup" in caplog.text
     assert reason in caplog.text
@@ -178,7 +177,6 @@ def spoil(path: Path, content: bytes | None) -> None:
 def test_no_file_at_all_is_an_empty_list(tmp_path: Path) -> None:
     cache = EpochFileCache(tmp_path / "epochFileCheckpoint")
     assert cache.entries == ()
-    assert not cache.loaded_from_backup
     assert list(tmp_path.iterdir()) == []
 
 
@@ -187,6 +185,6 @@ def test_an_unchanged_list_is_not_written_again(
 ) -> None:
     cache.settle()
     before = cache.path.stat().st_ino
-    assert not cache.truncate_suffix_by_epoch(9)
+    assert not cache.truncate_suffix_by_offset(10**9)
     assert not cache.drop_above(10**9)
     assert cache.path.stat().st_ino == before

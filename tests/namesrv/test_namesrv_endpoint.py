@@ -30,6 +30,7 @@ from batonmq.protocol.register_body import RegisterBrokerBody, crc32_of
 from batonmq.remoting.codec import decode_frame
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
+from tests.protocol.compressed_body import compressed as compressed_form
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MASTER = "127.0.0.1:30911"
@@ -98,7 +99,7 @@ def registration(
         },
     )
     register = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
-    body = register.encode_compressed() if compressed else register.encode()
+    body = compressed_form(register) if compressed else register.encode()
     ext = {
         "brokerName": "broker-a",
         "brokerAddr": addr,

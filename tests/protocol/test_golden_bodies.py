@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 REQUESTS: dict[int, type[Json]] = {
     34: bodies.HeartbeatData,
     41: bodies.LockBatchRequestBody,
-    42: bodies.UnlockBatchRequestBody,
+    42: bodies.LockBatchRequestBody,
     46: bodies.CheckClientRequestBody,
     103: RegisterBrokerBody,
     200: bodies.SubscriptionGroupConfig,

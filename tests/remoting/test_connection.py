@@ -68,14 +68,6 @@ def test_one_call_of_the_loop_serves_all_connections_of_a_turn() -> None:
     assert one.transport.writes == [b"ab"], "flushed early, the end of the turn finds nothing"
 
 
-def test_pieces_with_views_leave_as_one_frame_of_bytes() -> None:
-    link = Link()
-    link.connection.write_parts([b"head", memoryview(b"tail")])
-    link.connection.write_parts([memoryview(b"!")])
-    link.loop.run_soon()
-    assert link.transport.writes == [b"headtail!"]
-
-
 def test_unknown_codes_are_answered_3() -> None:
     link = Link()
     link.receive(request(4711, 1))
@@ -211,7 +203,7 @@ def test_a_peer_that_does_not_read_is_waited_for_and_not_read_from() -> None:
     link = Link(echoing())
     link.connection.pause_writing()
     assert not link.transport.reading
-    link.connection.write_parts([memoryview(b"a"), b"b"])
+    link.connection.write(b"ab")
     link.connection.write(b"c")
     link.loop.run_soon()
     assert link.transport.writes == []

@@ -27,11 +27,6 @@ class TopicRoute:
     def master_address(self, broker_name: str) -> str | None:
         return self.brokers.get(broker_name, {}).get(MASTER_ID)
 
-    def address_of(self, broker_name: str, broker_id: int) -> str | None:
-        """The address of that replica, the master's if it is not there, else None."""
-        addresses = self.brokers.get(broker_name, {})
-        return addresses.get(broker_id) or addresses.get(MASTER_ID)
-
     def masters(self) -> dict[str, str]:
         """Broker name -> address, of the groups that have a master."""
         return {

@@ -30,7 +30,6 @@ def test_without_a_master_nothing_is_published_but_reading_stays_assigned() -> N
     assert route.publish_queues == ()
     assert len(route.subscribe_queues) == 4
     assert route.master_address("a") is None
-    assert route.address_of("a", 2) == "h:2"
 
 
 @pytest.mark.parametrize(("perm", "publish", "subscribe"), [(6, 2, 4), (4, 0, 4), (2, 2, 0)])
