@@ -13,7 +13,7 @@ Origin: Java AutoSwitchHAConnection.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -97,6 +97,23 @@ class SlaveFollowing:
 MasterEffect = SyncEffect | SendBytes | SendLog | CloseConnection | SlaveFollowing
 
 
+@dataclass(slots=True)
+class Flow:
+    """What one connection was sent in one second."""
+
+    second: int = -1
+    sent: int = 0
+
+    def within(self, bytes_per_second: int, size: int, now_ms: int) -> int:
+        """How many of `size` bytes may be sent now; they count as sent."""
+        second = now_ms // 1000
+        if self.second != second:
+            self.second, self.sent = second, 0
+        size = max(0, min(size, bytes_per_second - self.sent))
+        self.sent += size
+        return size
+
+
 class Stage(Enum):
     WAIT_HANDSHAKE = "wait_handshake"
     WAIT_RECORD = "wait_record"
@@ -131,22 +148,12 @@ class SlaveConnection:
     read_ms: int = 0
     sent_ms: int = 0
     bytes_sent: int = 0
-    flow_second: int = -1
-    flow_bytes: int = 0
+    flow: Flow = field(default_factory=Flow)
 
     @property
     def is_ours(self) -> bool:
         """Whether a broker of ours is at the other end: it names itself."""
         return self.handshake is not None and self.handshake.identity is not None
-
-    def within_flow(self, bytes_per_second: int, size: int, now_ms: int) -> int:
-        """How many of `size` bytes may be sent now; they count as sent."""
-        second = now_ms // 1000
-        if self.flow_second != second:
-            self.flow_second, self.flow_bytes = second, 0
-        size = max(0, min(size, bytes_per_second - self.flow_bytes))
-        self.flow_bytes += size
-        return size
 
 
 class MasterCore:
@@ -496,7 +503,7 @@ class MasterCore:
             if size <= 0 or (size == room and room < min(policy.batch_bytes, self._half_window)):
                 return  # small frames for a full window's last bytes would cost a wake-up each
             if policy.flow_bytes_per_s is not None:
-                size = connection.within_flow(policy.flow_bytes_per_s, size, now_ms)
+                size = connection.flow.within(policy.flow_bytes_per_s, size, now_ms)
                 if size == 0:
                     return
             self._emit(connection, entry, size, now_ms, effects)

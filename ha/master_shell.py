@@ -1,13 +1,7 @@
-"""Sockets and timer of the master side. It performs the master core's effects.
-
-Log bytes go out as `writelines([header, view])` with a view of the store's read-only map, so Python
-copies none of them; the transport holds a view that the kernel does not take yet, for no
-more bytes than the window of unacked ones.
-"""
+"""Sockets and timer of the master side. It performs the master core's effects."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
@@ -21,9 +15,10 @@ from batonmq.ha.master_core import (
     SendLog,
 )
 from batonmq.ha.ports import EpochList, HAListener, LogStore
+from batonmq.ha.shells import MasterLinks, master_info
 from batonmq.ha.sync_state import ConfirmAdvanced, ProposeSet, RecordedSet
 from batonmq.ha.wire import SlaveFrameReader
-from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+from batonmq.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.role_view import RoleView
 
@@ -36,7 +31,7 @@ _FLUSH_S = 1.0
 AutoSwitchLink = SlaveLink[SlaveFrameReader]
 
 
-class MasterShell:
+class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
     """The HA connections of one mastership."""
 
     def __init__(
@@ -46,47 +41,24 @@ class MasterShell:
         listener: HAListener,
         now_ms: Callable[[], int],
     ) -> None:
-        self.core = core
-        self._store = store
+        super().__init__(store, now_ms)
+        self.core: MasterCore = core
         self._listener = listener
-        self._now_ms = now_ms
-        self._loop = asyncio.get_running_loop()
-        self._links: dict[int, AutoSwitchLink] = {}
         self._leaving: set[AutoSwitchLink] = set()
         self._reported = ""
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed_ms = 0
         self._entries = store.epochs.entries
-        self._closed = False
-
-    def start(self, effects: Iterable[MasterEffect]) -> None:
-        """Performs the mastership's first effects and starts the timer."""
-        self._arm()
-        self.perform(effects)
 
     def close(self) -> None:
-        """Ends every connection. Nothing is sent or confirmed after it."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        links = [*self._links.values(), *self._leaving]
-        self._links = {}
-        self._leaving.clear()
-        for link in links:
+        super().close()
+        for link in self._leaving:
             link.end()
-
-    def attach(self, link: AutoSwitchLink) -> None:
-        self._links[link.connection_id] = link
-        self.core.connection_opened(link.connection_id, link.address, self._now_ms())
+        self._leaving.clear()
 
     def received(self, link: AutoSwitchLink, data: bytes) -> None:
         try:
             handshake, acks = link.reader.feed(data)
         except RemoteProtocolError as error:
-            log.warning("ha_slave_dropped address=%s reason=%s", link.address, error)
-            self._links.pop(link.connection_id, None)
-            link.end()
-            self.perform(self.core.connection_closed(link.connection_id, self._now_ms()))
+            self._drop(link, str(error))
             return
         now_ms = self._now_ms()
         if handshake is not None:
@@ -108,14 +80,6 @@ class MasterShell:
             )
         if acks:
             self.perform(self.core.acks_received(link.connection_id, acks, now_ms))
-
-    def lost(self, link: AutoSwitchLink) -> None:
-        if self._links.pop(link.connection_id, None) is not None:
-            log.info("ha_slave_lost address=%s", link.address)
-            self.perform(self.core.connection_closed(link.connection_id, self._now_ms()))
-
-    def appended(self, written: int) -> None:
-        self.perform(self.core.appended(written, self._now_ms()))
 
     def flushed(self, flushed: int) -> None:
         self.perform(self.core.flushed(flushed, self._now_ms()))
@@ -173,8 +137,7 @@ class MasterShell:
                 )
                 self._listener.on_slave_following(effect.broker_id)
                 self._check_record(effect.offset)
-        if self.core.wakeup_ms < self._armed_ms:
-            self._arm()
+        self._arm()
 
     def _check_record(self, offset: int) -> None:
         """A slave that received a bad record requests it again: the bad copy may be ours (R24).
@@ -186,28 +149,6 @@ class MasterShell:
             self._reported = fault
             log.error("ha_own_log_damaged reason=%s", fault)
             self._listener.on_damage(fault)
-
-    def _send_log(self, effect: SendLog) -> None:
-        link = self._links.get(effect.connection_id)
-        if link is None or link.transport is None:
-            return
-        if not effect.size:
-            link.transport.write(effect.header)
-            return
-        view = self._store.log.view(effect.offset, effect.size)
-        if len(view) == effect.size:
-            link.transport.writelines([effect.header, view])
-            return
-        log.error(
-            "ha_log_gone address=%s offset=%d wanted=%d got=%d",
-            link.address,
-            effect.offset,
-            effect.size,
-            len(view),
-        )
-        del self._links[effect.connection_id]
-        link.end()
-        self.perform(self.core.connection_closed(effect.connection_id, self._now_ms()))
 
     def _close_link(self, effect: CloseConnection) -> None:
         link = self._links.pop(effect.connection_id, None)
@@ -229,11 +170,8 @@ class MasterShell:
         link.end()
 
     def _tick(self) -> None:
-        self._timer = None
         now_ms = self._now_ms()
-        effects = self._poll_store(now_ms) + self.core.tick(now_ms)
-        self._arm()
-        self.perform(effects)
+        self.perform(self._poll_store(now_ms) + self.core.tick(now_ms))
 
     def _poll_store(self, now_ms: int) -> list[MasterEffect]:
         """Segments may have expired, and epochs with them: no slave may be promised those."""
@@ -242,15 +180,6 @@ class MasterShell:
             self._entries = self._store.epochs.entries
             effects += self.core.epochs_changed(self._entries, now_ms)
         return effects
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._closed:
-            return
-        self._armed_ms = self.core.wakeup_ms
-        delay_ms = max(1, self._armed_ms - self._now_ms())
-        self._timer = self._loop.call_later(delay_ms / 1_000, self._tick)
 
     def runtime_info(self) -> HARuntimeInfo:
         sync, now_ms = self.core.sync, self._now_ms()
@@ -266,13 +195,7 @@ class MasterShell:
             for connection_id, connection in self.core.connections.items()
             if connection.broker_id >= 0 and (link := self._links.get(connection_id)) is not None
         ]
-        return HARuntimeInfo(
-            master=True,
-            master_commit_log_max_offset=sync.log.written,
-            in_sync_slave_nums=sum(slave.in_sync for slave in slaves),
-            ha_connection_info=slaves,
-            ha_client_runtime_info=HAClientRuntimeInfo(),
-        )
+        return master_info(sync.log.written, slaves)
 
 
 def append_epoch(epochs: EpochList, epoch: int, start_offset: int) -> None:

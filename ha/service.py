@@ -335,6 +335,6 @@ class AutoSwitchHAService:
             registrations=Registrations(own, view.replicas),
         )
         self._master = MasterShell(core, store, self._listener, self._now_ms)
-        self._master.start(core.dead_changed(self._dead, now_ms))
+        self._master.perform(core.dead_changed(self._dead, now_ms))
         for link in self._waiting_links.take_all():
             link.adopt(self._master)

@@ -7,13 +7,13 @@ before the turn's dispatch, because the master waits for it and nobody waits for
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
 from batonmq.epoch.entry import EpochEntry
-from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks
+from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.ports import HAListener, JavaMaster, LogStore
+from batonmq.ha.shells import BUFFER_SIZE, MasterFollower
 from batonmq.ha.slave_core import SlaveCore
 from batonmq.ha.slave_effects import (
     AdoptEpochs,
@@ -34,17 +34,12 @@ from batonmq.ha.slave_effects import (
 from batonmq.ha.truncation import LocalLog
 from batonmq.ha.wire import MasterFrameReader, MasterHandshake, TransferHeader
 from batonmq.process import disk
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 from batonmq.protocol.role_view import RoleView
 from batonmq.store.errors import TruncationRefused
 
 log = logging.getLogger(__name__)
-
-_BUFFER_SIZE = 1 << 20
-_JOIN_BELOW = 32 << 10
-"""Pieces smaller than this on average are joined into one write."""
 
 
 def local_log(store: LogStore) -> LocalLog:
@@ -57,44 +52,10 @@ def local_log(store: LogStore) -> LocalLog:
     )
 
 
-class ReceivedPieces:
-    """What was received in a row and is not in the log yet; it goes there with one write."""
-
-    def __init__(self, store: LogStore) -> None:
-        self._store = store
-        self._parts: list[memoryview] = []
-        self._offset = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
-    def add(self, piece: AppendLog) -> None:
-        if not self._parts:
-            self._offset = piece.offset
-        self._parts.append(piece.data)
-
-    def clear(self) -> None:
-        self._parts.clear()
-
-    def write(self) -> bool:
-        """Whether there was anything. Small pieces are joined first. Raises what
-        `append_replicated` raises."""
-        parts, self._parts = self._parts, []
-        if not parts:
-            return False
-        offset = self._offset
-        if len(parts) > 1 and sum(map(len, parts)) < _JOIN_BELOW * len(parts):
-            self._store.slave_log.append_replicated(offset, b"".join(parts))
-        else:
-            for part in parts:
-                offset = self._store.slave_log.append_replicated(offset, part)
-        return True
-
-
 AutoSwitchLink = MasterLink[MasterFrameReader]
 
 
-class SlaveShell:
+class SlaveShell(MasterFollower[MasterFrameReader]):
     """Follows one master after another, until `close`."""
 
     def __init__(
@@ -106,27 +67,18 @@ class SlaveShell:
         java_master: JavaMaster,
         open_links: OpenLinks,
     ) -> None:
-        self._open_links = open_links
-        self.core = core
-        self.rate = ByteRate()
-        self._store = store
+        super().__init__(store, now_ms, open_links)
+        self.core: SlaveCore = core
         self._listener = listener
-        self._now_ms = now_ms
         self._java_master = java_master
         self._address = core.view.master_ha_address
-        self._loop = asyncio.get_running_loop()
-        self._buffer = memoryview(bytearray(_BUFFER_SIZE))
-        self._link: AutoSwitchLink | None = None
-        self._dialled: AutoSwitchLink | None = None
-        self._tasks = LinkTasks(self._loop)
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed_ms = 0
-        self._pieces = ReceivedPieces(store)
-        self._turn_scheduled = False
         self._may_be_suspect = True
         self._diverged = ""
         self._cannot_append = ""  # connections come and go meanwhile
-        self._closed = False
+
+    @property
+    def address(self) -> str:
+        return self._address
 
     @property
     def problem(self) -> str:
@@ -145,28 +97,14 @@ class SlaveShell:
     def tables_followed(self, master_epoch: int) -> None:
         self._run(self.core.tables_followed(master_epoch))
 
-    def close(self) -> None:
-        """Ends the connection; not a byte is written or acked after it (R1). Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+    def _stop(self) -> None:
         self._run(self.core.stop())
-        if self._timer is not None:
-            self._timer.cancel()
-        self._tasks.cancel()
 
-    def made(self, link: AutoSwitchLink) -> None:
-        if link is not self._dialled:
-            link.end()  # cancelled while its connection was being made
-            return
-        self._link = link
+    def _connected(self) -> None:
         self._run(self.core.connected(local_log(self._store), self._now_ms()))
 
-    def lost(self, link: AutoSwitchLink, reason: str) -> None:
-        if link is self._link:
-            log.info("ha_master_lost address=%s reason=%s", self._address, reason)
-            self._link = None
-            self._run(self.core.disconnected(self._now_ms()))
+    def _disconnected(self) -> None:
+        self._run(self.core.disconnected(self._now_ms()))
 
     def received(self, link: AutoSwitchLink, data: memoryview) -> None:
         core = self.core
@@ -196,13 +134,12 @@ class SlaveShell:
         except (OSError, BatonError) as error:
             self._pieces.clear()
             self._store_failed(error)
-        if len(data) == _BUFFER_SIZE:
+        if len(data) == BUFFER_SIZE:
             core.log.read_filled(now_ms)
         if link is not self._link:
             self._arm()
-        elif not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._end_turn)
+        else:
+            self._schedule_turn()
 
     def flushed(self) -> None:
         """More of the log is on disk; under haSyncFlush an ack may wait for it."""
@@ -218,8 +155,6 @@ class SlaveShell:
             self._store.trust.clear_suspect()
 
     def _tick(self) -> None:
-        self._timer = None
-        self._armed_ms = 0
         self._run(self.core.tick(self._now_ms()))
         self._end_turn()
 
@@ -243,11 +178,7 @@ class SlaveShell:
             if self._pieces:
                 self._write_pieces()
             if type(effect) is SendToMaster:
-                link = self._link
-                # R37: a log that failed vouches for nothing, however far it seems to reach.
-                vouches = not self._store.log.health.has_failed
-                if vouches and link is not None and link.transport is not None:
-                    link.transport.write(effect.data)
+                self._send(effect.data)
             elif type(effect) is Confirm:
                 self._store.advance_confirm_offset(effect.offset)
             else:
@@ -267,9 +198,8 @@ class SlaveShell:
                 self._store.epochs.replace_all(entries)
             case TruncateTo(from_offset, offset, unclean):
                 self._truncate(from_offset, offset, unclean=unclean)
-            case BeginAt(offset, reason):
-                log.warning("log_begins_anew offset=%d reason=%s", offset, reason)
-                self._store.slave_log.reset_for_empty_start(offset)
+            case BeginAt():
+                self._begin_anew(effect)
             case FlushTo():
                 self._store.background.request_flush()
             case ProveMaster(view):
@@ -315,13 +245,6 @@ class SlaveShell:
         log_end = max(0, self._store.max_phy_offset)
         self._perform(self.core.append_failed(log_end, offset, reason, self._now_ms()))
 
-    def _hang_up(self, reason: str) -> None:
-        log.info("ha_master_left address=%s reason=%s", self._address, reason)
-        link, self._link, self._dialled = self._link, None, None
-        if link is not None:
-            link.end()
-        self._tasks.cancel()
-
     def _store_failed(self, error: Exception) -> None:
         """A full disk may get space again; any other failed write ends this side and the process
         (G8), and so does a cut that was begun (R37), which is no OSError."""
@@ -341,10 +264,10 @@ class SlaveShell:
     # -- tasks and timer
 
     async def _dial(self, address: str) -> None:
-        link = self._dialled = MasterLink(self, self._buffer, self._open_links, MasterFrameReader())
+        link = self._new_link(MasterFrameReader())
         self._address = address or await self._address_of_java_master()
         if not self._address or not await link.dial(self._loop, self._address):
-            self._run(self.core.disconnected(self._now_ms()))
+            self._disconnected()
 
     async def _address_of_java_master(self) -> str:
         """ "" where it does not answer, or is no master yet."""
@@ -362,30 +285,12 @@ class SlaveShell:
             # Whatever failed in the request or the reply: it is no proof.
             if link is not None and link is self._link:
                 self._hang_up(f"no proof that the peer is the master: {error!r}")
-                self._run(self.core.disconnected(self._now_ms()))
+                self._disconnected()
             return
         if link is not None and link is self._link:
             self._run(self.core.peer_proved(identity, local_log(self._store), self._now_ms()))
             self._end_turn()
 
-    def _arm(self) -> None:
-        wakeup_ms = self.core.wakeup_ms
-        if self._closed or (self._timer is not None and self._armed_ms <= wakeup_ms):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._armed_ms = wakeup_ms
-        delay_ms = max(0, wakeup_ms - self._now_ms())
-        self._timer = self._loop.call_later(delay_ms / 1_000, self._tick)
-
     def runtime_info(self) -> HAClientRuntimeInfo:
-        core, now_ms = self.core, self._now_ms()
-        since_1970_ms = wall_ms() - now_ms
-        return HAClientRuntimeInfo(
-            master_addr=self._address,
-            transferred_byte_in_second=self.rate.sample(core.log.bytes_received, now_ms),
-            max_offset=self._store.max_phy_offset,
-            last_read_timestamp=core.silence.read_ms + since_1970_ms,
-            last_write_timestamp=core.log.sent_ms + since_1970_ms,
-            master_flush_offset=0,
-        )
+        core = self.core
+        return self._client_info(core.log.bytes_received, core.silence.read_ms, core.log.sent_ms)

@@ -13,11 +13,11 @@ Origin: Java DefaultHAConnection (ReadSocketService, WriteSocketService), GroupT
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from batonmq.ha.classic.wire import BODY_SIZE_MAX, encode_head
-from batonmq.ha.master_core import CloseConnection, SendLog
+from batonmq.ha.master_core import CloseConnection, Flow, SendLog
 from batonmq.process.recent_events import RecentEvents, records_event
 
 
@@ -72,23 +72,11 @@ class ReportingSlave:
     vouches: bool = True
     """Whether it counts beside a newer connection of its host."""
     bytes_sent: int = 0
-    flow_second: int = -1
-    flow_bytes: int = 0
+    flow: Flow = field(default_factory=Flow)
 
     @property
     def host(self) -> str:
         return self.address.rpartition(":")[0]
-
-    def within_flow(self, bytes_per_second: int | None, size: int, now_ms: int) -> int:
-        """How many of `size` bytes may be sent now; they count as sent."""
-        if bytes_per_second is None:
-            return size
-        second = now_ms // 1000
-        if self.flow_second != second:
-            self.flow_second, self.flow_bytes = second, 0
-        size = max(0, min(size, bytes_per_second - self.flow_bytes))
-        self.flow_bytes += size
-        return size
 
 
 class ClassicMasterCore:
@@ -213,8 +201,9 @@ class ClassicMasterCore:
                 self.end - slave.next_offset,
                 policy.window_bytes - unacked,
             )
-            size = slave.within_flow(policy.flow_bytes_per_s, max(0, size), now_ms)
-            if size == 0:
+            if policy.flow_bytes_per_s is not None:
+                size = slave.flow.within(policy.flow_bytes_per_s, size, now_ms)
+            if size <= 0:
                 break
             head = encode_head(slave.next_offset, size)
             effects.append(SendLog(slave.connection_id, head, slave.next_offset, size))

@@ -72,7 +72,6 @@ class ClassicSlaveCore:
         self.read_ms = now_ms
         self.sent_ms = now_ms
         self.bytes_received = 0
-        """How often the master went on elsewhere than where this log ends."""
         self.recent_events = RecentEvents()
         self._segment_size = segment_size
         self._redial = Redial(policy, now_ms)

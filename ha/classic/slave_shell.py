@@ -6,7 +6,6 @@ becomes visible, since nothing is confirmed later here, and one report leaves be
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -18,8 +17,9 @@ from batonmq.ha.classic.slave_core import (
     Stage,
 )
 from batonmq.ha.classic.wire import FrameHead, FrameReader
-from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks
+from batonmq.ha.links import MasterLink, OpenLinks
 from batonmq.ha.ports import ClassicListener, LogStore
+from batonmq.ha.shells import MasterFollower
 from batonmq.ha.slave_effects import (
     AppendLog,
     BeginAt,
@@ -30,22 +30,17 @@ from batonmq.ha.slave_effects import (
     Hangup,
     SendToMaster,
 )
-from batonmq.ha.slave_shell import ReceivedPieces
 from batonmq.process import disk
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import HAClientRuntimeInfo
 from batonmq.protocol.errors import BatonError, CorruptLogError, RemoteProtocolError
 
 log = logging.getLogger(__name__)
 
-_BUFFER_SIZE = 1 << 20
-
 FrameLink = MasterLink[FrameReader]
 
 
-class ClassicSlaveShell:
-    """Follows one master address after another, until `close`. Implements
-    `batonmq.ha.links.SlaveSide`."""
+class ClassicSlaveShell(MasterFollower[FrameReader]):
+    """Follows one master address after another, until `close`."""
 
     def __init__(
         self,
@@ -56,22 +51,10 @@ class ClassicSlaveShell:
         log_end_of: Callable[[str], Awaitable[int]],
         open_links: OpenLinks,
     ) -> None:
-        self.core = core
-        self.rate = ByteRate()
-        self._store = store
+        super().__init__(store, now_ms, open_links)
+        self.core: ClassicSlaveCore = core
         self._listener = listener
-        self._now_ms = now_ms
         self._log_end_of = log_end_of
-        self._open_links = open_links
-        self._loop = asyncio.get_running_loop()
-        self._buffer = memoryview(bytearray(_BUFFER_SIZE))
-        self._link: FrameLink | None = None
-        self._dialled: FrameLink | None = None
-        self._tasks = LinkTasks(self._loop)
-        self._timer: asyncio.TimerHandle | None = None
-        self._pieces = ReceivedPieces(store)
-        self._turn_scheduled = False
-        self._closed = False
         self.problem = ""
         """Why this replica cannot follow its master; empty if it can, or nobody knows yet."""
 
@@ -88,33 +71,25 @@ class ClassicSlaveShell:
             self.core.follow(MasterAddresses(), self._now_ms())
             self.follow(master)
 
-    def close(self) -> None:
-        """Ends the connection; not a byte is written or reported after it. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+    @property
+    def address(self) -> str:
+        return self.core.master.ha
+
+    def _stop(self) -> None:
         self._run(self.core.stop(self._now_ms()))
-        if self._timer is not None:
-            self._timer.cancel()
-        self._tasks.cancel()
 
     def flushed(self) -> None:
         """More of the log is on disk; under haSyncFlush a report may wait for it."""
         if self.core.policy.sync_flush and not self._closed:
             self._end_turn()
 
-    def made(self, link: FrameLink) -> None:
-        if link is not self._dialled:
-            link.end()  # cancelled while its connection was being made
-            return
-        self._link = link
+    def _connected(self) -> None:
         self._run(self.core.connected(self._log_end, self._flushed, self._now_ms()))
 
     def lost(self, link: FrameLink, reason: str) -> None:
-        if link is self._link:
-            log.info("ha_master_lost address=%s reason=%s", self.core.master.ha, reason)
-            self._link = None
-            self._disconnected()
+        is_current = link is self._link
+        super().lost(link, reason)
+        if is_current:
             self._listener.on_master_lost()
 
     def received(self, link: FrameLink, data: memoryview) -> None:
@@ -136,9 +111,8 @@ class ClassicSlaveShell:
         except (OSError, BatonError) as error:
             self._pieces.clear()
             self._store_failed(error)
-        if link is self._link and not self._turn_scheduled:
-            self._turn_scheduled = True
-            self._loop.call_soon(self._end_turn)
+        if link is self._link:
+            self._schedule_turn()
         self._arm()
 
     # -- inside
@@ -162,7 +136,6 @@ class ClassicSlaveShell:
             self._store_failed(error)
 
     def _tick(self) -> None:
-        self._timer = None
         self._run(self.core.tick(self._now_ms()))
 
     def _run(self, effects: Iterable[ClassicSlaveEffect]) -> None:
@@ -176,10 +149,7 @@ class ClassicSlaveShell:
         for effect in effects:
             match effect:
                 case SendToMaster(data):
-                    # R37: a log that failed vouches for nothing, however far it seems to reach.
-                    vouches = not self._store.log.health.has_failed
-                    if vouches and self._link is not None and self._link.transport is not None:
-                        self._link.transport.write(data)
+                    self._send(data)
                 case AppendLog():
                     self._pieces.add(effect)
                 case Dial(address):
@@ -190,9 +160,8 @@ class ClassicSlaveShell:
                     self._hang_up(reason)
                 case FlushTo():
                     self._store.background.request_flush()
-                case BeginAt(offset, reason):
-                    log.warning("log_begins_anew offset=%d reason=%s", offset, reason)
-                    self._store.slave_log.reset_for_empty_start(offset)
+                case BeginAt():
+                    self._begin_anew(effect)
                 case Following(offset):
                     self.problem = ""
                     log.info("ha_following address=%s offset=%d", self.core.master.ha, offset)
@@ -223,19 +192,11 @@ class ClassicSlaveShell:
         self._perform(self.core.append_failed(self._log_end, reason, self._now_ms()))
         self._arm()
 
-    def _hang_up(self, reason: str) -> None:
-        link, self._link, self._dialled = self._link, None, None
-        if link is not None:
-            log.info("ha_master_left address=%s reason=%s", self.core.master.ha, reason)
-            link.end()
-        self._tasks.cancel()
-
     def _disconnected(self) -> None:
         self._run(self.core.disconnected(self._now_ms()))
 
     async def _dial(self, address: str) -> None:
-        link = self._dialled = MasterLink(self, self._buffer, self._open_links, FrameReader())
-        if not await link.dial(self._loop, address):
+        if not await self._new_link(FrameReader()).dial(self._loop, address):
             self._disconnected()
 
     async def _ask_log_end(self, address: str) -> None:
@@ -252,22 +213,5 @@ class ClassicSlaveShell:
                 self.core.log_end_told(master_end, self._log_end, self._flushed, self._now_ms())
             )
 
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._closed:
-            delay_ms = max(1, self.core.wakeup_ms - self._now_ms())
-            self._timer = self._loop.call_later(delay_ms / 1_000, self._tick)
-
     def runtime_info(self) -> HAClientRuntimeInfo:
-        core, now_ms = self.core, self._now_ms()
-        since_1970_ms = wall_ms() - now_ms
-        return HAClientRuntimeInfo(
-            master_addr=core.master.ha,
-            transferred_byte_in_second=self.rate.sample(core.bytes_received, now_ms),
-            max_offset=self._store.max_phy_offset,
-            last_read_timestamp=core.read_ms + since_1970_ms,
-            last_write_timestamp=core.sent_ms + since_1970_ms,
-            master_flush_offset=0,
-        )
+        return self._client_info(self.core.bytes_received, self.core.read_ms, self.core.sent_ms)

@@ -1,0 +1,282 @@
+"""What the shells of both protocols share: connections, a timer, and store calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from batonmq.ha.links import ByteRate, LinkTasks, MasterLink, OpenLinks, SlaveLink
+from batonmq.ha.master_core import SendLog
+from batonmq.ha.ports import LogStore
+from batonmq.ha.slave_effects import AppendLog, BeginAt
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+
+log = logging.getLogger(__name__)
+
+BUFFER_SIZE = 1 << 20
+_JOIN_BELOW = 32 << 10
+"""Pieces smaller than this on average are joined into one write."""
+
+R = TypeVar("R")
+E = TypeVar("E")
+
+
+class Core(Protocol):
+    """When it has something to do, whatever the protocol."""
+
+    @property
+    def wakeup_ms(self) -> int: ...
+
+
+class MasterEnd(Core, Protocol[E]):
+    """The core of a mastership, which answers events with effects."""
+
+    def connection_opened(self, connection_id: int, address: str, now_ms: int) -> object: ...
+
+    def connection_closed(self, connection_id: int, now_ms: int) -> list[E]: ...
+
+    def appended(self, end: int, now_ms: int, /) -> list[E]: ...
+
+
+class Timed(ABC):
+    """Runs `_tick` when the core is due, until `close`."""
+
+    core: Core
+    least_ms: ClassVar[int] = 0
+    """The shortest wait."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_ms = 0
+        self._closed = False
+
+    @abstractmethod
+    def _tick(self) -> None: ...
+
+    def _due(self) -> None:
+        self._timer = None
+        self._tick()
+
+    def _arm(self) -> None:
+        """To be called where the core may be due earlier than before."""
+        wakeup_ms = self.core.wakeup_ms
+        if self._closed or (self._timer is not None and self._armed_ms <= wakeup_ms):
+            return
+        self._disarm()
+        self._armed_ms = wakeup_ms
+        delay_ms = max(self.least_ms, wakeup_ms - self._now_ms())
+        self._timer = self._loop.call_later(delay_ms / 1_000, self._due)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class MasterLinks(Timed, Generic[R, E]):
+    """The connections of one mastership. Log bytes go out as views of the store's read-only map, so
+    Python copies none of them; the transport holds a view that the kernel does not take yet, for no
+    more bytes than the window of unacked ones. Implements `batonmq.ha.links.MasterSide`.
+    """
+
+    core: MasterEnd[E]
+    least_ms = 1
+
+    def __init__(self, store: LogStore, now_ms: Callable[[], int]) -> None:
+        super().__init__(now_ms)
+        self._store = store
+        self._links: dict[int, SlaveLink[R]] = {}
+
+    @abstractmethod
+    def received(self, link: SlaveLink[R], data: bytes) -> None: ...
+
+    @abstractmethod
+    def perform(self, effects: Iterable[E]) -> None: ...
+
+    def close(self) -> None:
+        """Ends every connection. Nothing is sent or confirmed after it."""
+        self._closed = True
+        self._disarm()
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            link.end()
+
+    def attach(self, link: SlaveLink[R]) -> None:
+        self._links[link.connection_id] = link
+        self.core.connection_opened(link.connection_id, link.address, self._now_ms())
+
+    def lost(self, link: SlaveLink[R]) -> None:
+        if self._links.pop(link.connection_id, None) is not None:
+            log.info("ha_slave_lost address=%s", link.address)
+            self.perform(self.core.connection_closed(link.connection_id, self._now_ms()))
+
+    def appended(self, written: int) -> None:
+        self.perform(self.core.appended(written, self._now_ms()))
+
+    def _send_log(self, effect: SendLog) -> None:
+        link = self._links.get(effect.connection_id)
+        if link is None or link.transport is None:
+            return
+        if not effect.size:
+            link.transport.write(effect.header)
+            return
+        view = self._store.log.view(effect.offset, effect.size)
+        if len(view) == effect.size:
+            link.transport.writelines([effect.header, view])
+        else:
+            self._drop(link, f"the log has no {effect.size} bytes at {effect.offset} any more")
+
+    def _drop(self, link: SlaveLink[R], reason: str) -> None:
+        if self._links.pop(link.connection_id, None) is not None:
+            log.warning("ha_slave_dropped address=%s reason=%s", link.address, reason)
+            link.end()
+            self.perform(self.core.connection_closed(link.connection_id, self._now_ms()))
+
+
+def master_info(log_end: int, slaves: list[HAConnectionRuntimeInfo]) -> HARuntimeInfo:
+    return HARuntimeInfo(
+        master=True,
+        master_commit_log_max_offset=log_end,
+        in_sync_slave_nums=sum(slave.in_sync for slave in slaves),
+        ha_connection_info=slaves,
+        ha_client_runtime_info=HAClientRuntimeInfo(),
+    )
+
+
+class ReceivedPieces:
+    """What was received in a row and is not in the log yet; it goes there with one write."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._parts: list[memoryview] = []
+        self._offset = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def add(self, piece: AppendLog) -> None:
+        if not self._parts:
+            self._offset = piece.offset
+        self._parts.append(piece.data)
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def write(self) -> bool:
+        """Whether there was anything. Small pieces are joined first. Raises what
+        `append_replicated` raises."""
+        parts, self._parts = self._parts, []
+        if not parts:
+            return False
+        offset = self._offset
+        if len(parts) > 1 and sum(map(len, parts)) < _JOIN_BELOW * len(parts):
+            self._store.slave_log.append_replicated(offset, b"".join(parts))
+        else:
+            for part in parts:
+                offset = self._store.slave_log.append_replicated(offset, part)
+        return True
+
+
+class MasterFollower(Timed, Generic[R]):
+    """The connection to the master of the moment: dialled, made, left. Implements
+    `batonmq.ha.links.SlaveSide`."""
+
+    def __init__(self, store: LogStore, now_ms: Callable[[], int], open_links: OpenLinks) -> None:
+        super().__init__(now_ms)
+        self.rate = ByteRate()
+        self._store = store
+        self._open_links = open_links
+        self._buffer = memoryview(bytearray(BUFFER_SIZE))
+        self._link: MasterLink[R] | None = None
+        self._dialled: MasterLink[R] | None = None
+        self._tasks = LinkTasks(self._loop)
+        self._pieces = ReceivedPieces(store)
+        self._turn_scheduled = False
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Of the HA port that was dialled last."""
+
+    @abstractmethod
+    def received(self, link: MasterLink[R], data: memoryview) -> None: ...
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Performs the core's last effects."""
+
+    @abstractmethod
+    def _connected(self) -> None: ...
+
+    @abstractmethod
+    def _disconnected(self) -> None: ...
+
+    @abstractmethod
+    def _end_turn(self) -> None: ...
+
+    def close(self) -> None:
+        """Ends the connection; not a byte is written or acked after it (R1). Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._stop()
+            self._disarm()
+            self._tasks.cancel()
+
+    def made(self, link: MasterLink[R]) -> None:
+        if link is self._dialled:
+            self._link = link
+            self._connected()
+        else:
+            link.end()  # cancelled while its connection was being made
+
+    def lost(self, link: MasterLink[R], reason: str) -> None:
+        if link is self._link:
+            log.info("ha_master_lost address=%s reason=%s", self.address, reason)
+            self._link = None
+            self._disconnected()
+
+    def _new_link(self, reader: R) -> MasterLink[R]:
+        """To be dialled; what an older one dials is not wanted any more."""
+        self._dialled = MasterLink(self, self._buffer, self._open_links, reader)
+        return self._dialled
+
+    def _schedule_turn(self) -> None:
+        """`_end_turn` once, at the end of this turn of the loop."""
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._end_turn)
+
+    def _send(self, data: bytes) -> None:
+        """R37: a log that failed vouches for nothing, however far it seems to reach."""
+        link, vouches = self._link, not self._store.log.health.has_failed
+        if vouches and link is not None and link.transport is not None:
+            link.transport.write(data)
+
+    def _begin_anew(self, effect: BeginAt) -> None:
+        log.warning("log_begins_anew offset=%d reason=%s", effect.offset, effect.reason)
+        self._store.slave_log.reset_for_empty_start(effect.offset)
+
+    def _hang_up(self, reason: str) -> None:
+        log.info("ha_master_left address=%s reason=%s", self.address, reason)
+        link, self._link, self._dialled = self._link, None, None
+        if link is not None:
+            link.end()
+        self._tasks.cancel()
+
+    def _client_info(self, received: int, read_ms: int, sent_ms: int) -> HAClientRuntimeInfo:
+        """`received`: bytes so far. Times as the core has them."""
+        now_ms = self._now_ms()
+        since_1970_ms = wall_ms() - now_ms
+        return HAClientRuntimeInfo(
+            master_addr=self.address,
+            transferred_byte_in_second=self.rate.sample(received, now_ms),
+            max_offset=self._store.max_phy_offset,
+            last_read_timestamp=read_ms + since_1970_ms,
+            last_write_timestamp=sent_ms + since_1970_ms,
+            master_flush_offset=0,
+        )
