@@ -194,6 +194,3 @@ class BrokerEndpoint:
                         self.gate.leave(self.gate.master_epoch, master)
                         break
             await asyncio.sleep(ASK_PAUSE_S)
-
-
-__all__ = ["BrokerEndpoint"]

@@ -20,16 +20,6 @@ import msgspec
 from batonmq.history.file import FILE_SIZE_DEFAULT, FILES_DEFAULT
 from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
 
-__all__ = [
-    "HISTORY_TOPIC_OFF",
-    "RUNTIME_KEYS",
-    "ControllerConfig",
-    "Peer",
-    "RaftTimings",
-    "RuntimeConfig",
-    "parse_peers",
-]
-
 HISTORY_TOPIC_OFF: Final = "none"
 
 PAUSE_ALLOWED_MS: Final = 300

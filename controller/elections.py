@@ -24,19 +24,6 @@ from batonmq.controller.rules.elect_policy import choose_master
 from batonmq.controller.rules.groups import BrokerGroup, ReplicaRecord
 from batonmq.history.event import REASON_SIZE_MAX
 
-__all__ = [
-    "STILL_ANSWERS",
-    "SUSPECT_WAITS",
-    "LastHeard",
-    "LastSeen",
-    "cut_reason",
-    "elects_suspect",
-    "last_seen",
-    "passes_over",
-    "when_first",
-    "why_not_cut",
-]
-
 STILL_ANSWERS: Final = "the master still answers: an unclean election waits until its lease is over"
 
 SUSPECT_WAITS: Final = (

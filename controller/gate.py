@@ -19,8 +19,6 @@ from typing import Final
 from batonmq.controller.raft.log import Applied, Commit, ReplicatedLog
 from batonmq.controller.rules.commands import BecomeController
 
-__all__ = ["LeaderGate"]
-
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.05

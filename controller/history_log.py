@@ -14,8 +14,6 @@ from batonmq.controller.rules.state import ControllerState
 from batonmq.history.event import HISTORY_EVENTS_MAX, HistoryEvent
 from batonmq.history.file import HistoryFile
 
-__all__ = ["HistoryLog"]
-
 log = logging.getLogger(__name__)
 
 REPLY_EVENTS_MAX: Final = 20_000

@@ -38,8 +38,6 @@ from batonmq.protocol.topic_name import HISTORY_PRODUCER, HISTORY_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 
-__all__ = ["HistoryPublisher"]
-
 log = logging.getLogger(__name__)
 
 TIMEOUT_MS: Final = 5_000

@@ -25,18 +25,6 @@ from batonmq.history.message import Line
 from batonmq.process.backoff import Backoff
 from batonmq.protocol.codes import ResponseCode
 
-__all__ = [
-    "Batch",
-    "Create",
-    "HistoryTopic",
-    "Learn",
-    "Read",
-    "Send",
-    "Step",
-    "Target",
-    "Wait",
-]
-
 BACKOFF_FIRST_MS: Final = 500
 BACKOFF_MAX_MS: Final = 30_000
 RECENT_MS: Final = 7 * 86_400_000

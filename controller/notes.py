@@ -21,8 +21,6 @@ from batonmq.history.event import EventKind
 from batonmq.process.clock import wall_ms
 from batonmq.protocol.errors import NotLeaderError
 
-__all__ = ["HistoryNotes"]
-
 log = logging.getLogger(__name__)
 
 DELAY_S: Final = 0.1

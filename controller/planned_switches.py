@@ -24,8 +24,6 @@ from batonmq.process.clock import boot_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.codes import ResponseCode
 
-__all__ = ["PlannedSwitches"]
-
 log = logging.getLogger(__name__)
 
 

@@ -43,15 +43,6 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BatonError, NotLeaderError
 from batonmq.protocol.role_view import RoleView
 
-__all__ = [
-    "CommandTooLargeError",
-    "ControllerRequests",
-    "LivenessView",
-    "Metadata",
-    "OutcomeUnknownError",
-]
-
-
 log = logging.getLogger(__name__)
 
 

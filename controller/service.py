@@ -18,7 +18,8 @@ from batonmq.controller.endpoints.remoting_endpoint import RemotingEndpoint, Rol
 from batonmq.controller.gate import LeaderGate
 from batonmq.controller.history_log import HistoryLog
 from batonmq.controller.history_publisher import HistoryPublisher
-from batonmq.controller.liveness.core import LivenessConfig, LivenessCore
+from batonmq.controller.liveness.broker_sessions import LivenessConfig
+from batonmq.controller.liveness.core import LivenessCore
 from batonmq.controller.liveness.events import GateClosed, GateOpened, StateApplied
 from batonmq.controller.liveness.streams import OpenSessions
 from batonmq.controller.liveness.watch import BrokerWatch
@@ -39,8 +40,6 @@ from batonmq.process.clock import wall_ms
 from batonmq.process.durable_file import sync_directory
 from batonmq.process.lock_file import FolderLock
 from batonmq.protocol.role_view import RoleView
-
-__all__ = ["ControllerService"]
 
 log = logging.getLogger(__name__)
 

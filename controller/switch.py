@@ -18,19 +18,6 @@ from batonmq.controller.rules.commands import ANY_EPOCH, NO_BROKER, ElectMaster,
 from batonmq.controller.rules.groups import BrokerGroup, living_replicas
 from batonmq.protocol.codes import ResponseCode
 
-__all__ = [
-    "HOLD_MS",
-    "OUTCOME_MS",
-    "AskMaster",
-    "Election",
-    "PendingSwitches",
-    "Plan",
-    "SwitchOutcome",
-    "is_switch_id",
-    "plan",
-    "with_drained",
-]
-
 HOLD_MS: Final = 500
 """How long the old master may hold its sends."""
 OUTCOME_MS: Final = 1_500

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from batonmq.epoch.entry import MAX_OFFSET, EpochEntry, order_fault, with_ends
+from batonmq.epoch.entry import EpochEntry, order_fault, with_ends
 from batonmq.epoch.redo_file import REDO_SUFFIX, RedoFile, digest
 from batonmq.process import disk
 from batonmq.process.durable_file import (
@@ -232,6 +232,3 @@ def _same_content(path: Path, content: bytes) -> bool:
 
 def _starts(entries: Sequence[EpochEntry]) -> list[tuple[int, int]]:
     return [(entry.epoch, entry.start_offset) for entry in entries]
-
-
-__all__ = ["MAX_OFFSET", "EpochEntry", "EpochFileCache", "decode_entries", "encode_entries"]

@@ -128,6 +128,3 @@ def _decode(slot: bytes) -> tuple[int, bytes, tuple[EpochEntry, ...]] | None:
         epoch, _, start = item.partition(b"-")
         entries.append(EpochEntry(int(epoch), int(start)))
     return int(sequence), base, tuple(entries)
-
-
-__all__ = ["REDO_SUFFIX", "SLOTS", "SLOT_SIZE", "RedoFile", "continuation", "digest"]

@@ -14,22 +14,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-__all__ = [
-    "HISTORY_EVENTS_MAX",
-    "NOTED_KINDS",
-    "ON_BROKER_CLOCK",
-    "REASON_SIZE_MAX",
-    "REPORTED_KINDS",
-    "REPORT_SIZE_MAX",
-    "REQUIRED",
-    "TIMES",
-    "EventDetail",
-    "EventKey",
-    "EventKind",
-    "HistoryEvent",
-    "lenient_event",
-]
-
 HISTORY_EVENTS_MAX: Final = 2_000
 """Events kept in the replicated state; the files keep more."""
 REPORT_SIZE_MAX: Final = 2_048

@@ -24,16 +24,6 @@ import msgspec
 from batonmq.history.event import HISTORY_EVENTS_MAX, EventKey, HistoryEvent
 from batonmq.process import disk
 
-__all__ = [
-    "FILES_DEFAULT",
-    "FILE_SIZE_DEFAULT",
-    "HistoryFile",
-    "controller_of",
-    "files_of",
-    "lines_newest_first",
-    "numbered",
-]
-
 log = logging.getLogger(__name__)
 
 FILE_SIZE_DEFAULT: Final = 64 << 20

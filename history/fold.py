@@ -35,8 +35,6 @@ from batonmq.history.members import Group, set_text
 from batonmq.history.merge import in_order
 from batonmq.history.story import Story
 
-__all__ = ["Fold", "failovers", "stories"]
-
 
 def stories(events: Iterable[HistoryEvent]) -> list[Story]:
     """All stories of `events` (in any order, repeated or with gaps), in the order in which they

@@ -13,21 +13,6 @@ from typing import Final
 from batonmq.history.event import EventDetail, HistoryEvent
 from batonmq.history.story import Story
 
-__all__ = [
-    "ELECTIONS_KEPT",
-    "Group",
-    "broker_cleaned",
-    "broker_registered",
-    "diverged",
-    "lease_back",
-    "lease_lost",
-    "members_left",
-    "members_returned",
-    "set_altered",
-    "set_text",
-    "truncated",
-]
-
 ELECTIONS_KEPT: Final = 16
 """Elections of a group to which an event can still belong; older ones are finished."""
 

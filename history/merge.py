@@ -7,8 +7,6 @@ import msgspec
 
 from batonmq.history.event import EventKey, HistoryEvent
 
-__all__ = ["Merged", "in_order", "merged"]
-
 
 def in_order(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
     """The events, each once, in the order in which they were applied.

@@ -20,17 +20,6 @@ from typing import Final
 from batonmq.history.event import EventKey
 from batonmq.protocol.properties import KEY_SEPARATOR, KEYS, TAGS, WAIT
 
-__all__ = [
-    "HISTORY_AFTER",
-    "HISTORY_GROUP",
-    "HISTORY_LOG",
-    "HISTORY_PART",
-    "HISTORY_RAFT_INDEX",
-    "Line",
-    "history_name",
-    "history_properties",
-]
-
 HISTORY_LOG: Final = "BATON_LOG"
 HISTORY_RAFT_INDEX: Final = "BATON_RAFT_INDEX"
 HISTORY_PART: Final = "BATON_PART"

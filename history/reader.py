@@ -13,8 +13,6 @@ from batonmq.history.event import EventKey, HistoryEvent, lenient_event
 from batonmq.history.file import controller_of, files_of, lines_newest_first
 from batonmq.history.message import Line
 
-__all__ = ["HistoryReader", "read_histories"]
-
 log = logging.getLogger(__name__)
 
 _BLOCK_SIZE: Final = 128 << 10

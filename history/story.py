@@ -12,8 +12,6 @@ from typing import Final
 
 from batonmq.history.event import EventKey
 
-__all__ = ["CAUSAL", "CHAIN", "IDLE_AFTER_MS", "Step", "Story"]
-
 CHAIN: Final = (
     "requested", "drained", "detected", "proposed", "committed", "pushed", "role changed",
     "opened", "first ack",

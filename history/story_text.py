@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from batonmq.history.story import CHAIN, Step, Story
 
-__all__ = ["cost", "document", "lines"]
-
 _NAME_WIDTH: Final = max(map(len, CHAIN)) + 1
 _TIME_WIDTH: Final = 11
 

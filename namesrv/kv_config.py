@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from batonmq.process.durable_file import UnreadableFileError, load_with_backup, replace_file
+from batonmq.process.durable_file import load_with_backup, replace_file
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Namespace of the queue layouts of globally ordered topics: `broker-a:4;broker-b:4`."""
@@ -61,6 +61,3 @@ def _parse(data: bytes) -> dict[str, dict[str, str]]:
         str(namespace): {str(key): str(item) for key, item in pairs.items()}
         for namespace, pairs in table.items()
     }
-
-
-__all__ = ["ORDER_TOPIC_CONFIG", "KVConfig", "UnreadableFileError"]

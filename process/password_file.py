@@ -16,8 +16,6 @@ from batonmq.process import disk
 from batonmq.process.durable_file import sync_directory, write_all
 from batonmq.protocol.errors import BatonError
 
-__all__ = ["PASSWORD_CHARS_MIN", "PasswordFileError", "make_password", "read_password"]
-
 PASSWORD_CHARS_MIN: Final = 32
 _RANDOM_BYTES: Final = 32
 _MODE: Final = 0o600

@@ -104,6 +104,3 @@ def _unescape(text: str) -> str:
                 pass
         out.append(_ESCAPES.get(char, char))
     return "".join(out)
-
-
-__all__ = ["Line", "dump_properties", "parse_lines", "parse_properties", "value_text"]

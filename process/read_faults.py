@@ -96,6 +96,3 @@ def _locate(address: int) -> ReadFault | None:
         if start <= address < end and len(fields) == 6:
             return ReadFault(fields[5], int(fields[2], 16) + address - start)
     return None
-
-
-__all__ = ["ReadFault", "watch"]

@@ -268,6 +268,3 @@ def _describe_info(info: msgspec.inspect.Type) -> str:
                 _describe_info(t) for t in types if not isinstance(t, msgspec.inspect.NoneType)
             )
     return type(info).__name__
-
-
-__all__ = ["ENVIRONMENT_PREFIX", "build_section", "load_settings"]

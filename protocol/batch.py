@@ -69,6 +69,3 @@ def _illegal(pos: int, what: str) -> BrokerRefusal:
     return BrokerRefusal(
         ResponseCode.MESSAGE_ILLEGAL, f"the batch is malformed at byte {pos}: {what}"
     )
-
-
-__all__ = ["BatchItem", "encode_batch", "split_batch"]

@@ -246,15 +246,3 @@ def code_name(code: int) -> str:
         return ResponseCode(code).name
     except ValueError:
         return str(code)
-
-
-__all__ = [
-    "MQ_VERSION",
-    "MQ_VERSION_GO_AWAY",
-    "MQ_VERSION_STANDARD_JSON",
-    "MQ_VERSION_TOPIC_MAPPING",
-    "LanguageCode",
-    "RequestCode",
-    "ResponseCode",
-    "code_name",
-]

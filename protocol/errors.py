@@ -1,9 +1,9 @@
 """One root for the errors of this project, then a class for each thing a reader must do about it.
 
-`FencedError` step back; `NotLeaderError` ask elsewhere; `UnavailableError` retry later;
-`CorruptLogError` stop; `RemoteProtocolError` drop the peer; `ConfigError` fix the file. Each
-carries values, not prose, the `response_code` that it becomes on the wire, and whether the same
-request may succeed later (`retriable`).
+`FencedError` step back; `NotLeaderError` ask elsewhere; `CorruptLogError` stop;
+`RemoteProtocolError` drop the peer; `ConfigError` fix the file. Each carries values, not prose, the
+`response_code` that it becomes on the wire, and whether the same request may succeed later
+(`retriable`).
 """
 
 from typing import ClassVar
@@ -51,13 +51,6 @@ class NotLeaderError(BatonError):
 
     def __str__(self) -> str:
         return f"not the leader; the leader is {self.leader or 'not known'}"
-
-
-class UnavailableError(BatonError):
-    """Not now: nothing was done, and the same request may succeed later."""
-
-    response_code = ResponseCode.SERVICE_NOT_AVAILABLE
-    retriable = True
 
 
 class CorruptLogError(BatonError):
@@ -153,18 +146,3 @@ class ConnectError(BatonError):
 
     def __str__(self) -> str:
         return f"{self.address}: {self.reason}"
-
-
-__all__ = [
-    "BatonError",
-    "BrokerRefusal",
-    "ConfigError",
-    "ConnectError",
-    "CorruptLogError",
-    "FencedError",
-    "NotLeaderError",
-    "RemoteProtocolError",
-    "RequestTimeoutError",
-    "ResponseError",
-    "UnavailableError",
-]

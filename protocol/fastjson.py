@@ -253,6 +253,3 @@ def _steps(path: str) -> list[str]:
     if current:
         steps.append(current.strip("'\""))
     return steps
-
-
-__all__ = ["FastjsonError", "ObjectKey", "loads", "object_key"]

@@ -139,15 +139,3 @@ def without_nulls(value: Any) -> Any:
 def _queue_of(key: Any) -> MessageQueue:
     members = loads(key) if isinstance(key, str) else dict(key)
     return msgspec.convert(members, MessageQueue, strict=False)
-
-
-__all__ = [
-    "Body",
-    "Json",
-    "QueueKeyedBody",
-    "decode_json",
-    "encode_json",
-    "encode_queue",
-    "encode_queue_map",
-    "without_nulls",
-]

@@ -149,26 +149,3 @@ CHECKPOINT_OURS: Final = Layout(
     ("crc", ">u4"),  # 80
 )
 CHECKPOINT_MAGIC: Final = b"BATONCP1"
-
-__all__ = [
-    "BLANK",
-    "CHECKPOINT",
-    "CHECKPOINT_MAGIC",
-    "CHECKPOINT_OURS",
-    "CHECKPOINT_OURS_AT",
-    "CHECKPOINT_SIZE",
-    "FILLER_SIZE",
-    "HOST_V4_SIZE",
-    "HOST_V6_SIZE",
-    "INDEX_ENTRY",
-    "INDEX_HEADER",
-    "INDEX_SLOT",
-    "RECORD_HEAD",
-    "RECORD_STORE_TIME",
-    "RECORD_TAIL",
-    "RECORD_V4",
-    "UNIT",
-    "UNIT_SIZE",
-    "Layout",
-    "record_layout",
-]

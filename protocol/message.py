@@ -153,6 +153,3 @@ def _int_or_zero(text: str | None) -> int:
         return int(text) if text else 0
     except ValueError:
         return 0
-
-
-__all__ = ["Message", "MessageExt", "MessageQueue", "uncompress"]

@@ -95,13 +95,3 @@ def _month_around(now_ms: int) -> tuple[int, int]:
     year, month = (now.tm_year, now.tm_mon + 1) if now.tm_mon < 12 else (now.tm_year + 1, 1)
     after = time.mktime((year, month, 1, 0, 0, 0, 0, 0, -1))
     return int(start) * 1000, int(after) * 1000
-
-
-__all__ = [
-    "UniqIdGenerator",
-    "decode_offset_msg_id",
-    "encode_offset_msg_id",
-    "host_bytes",
-    "host_text",
-    "split_address",
-]

@@ -126,17 +126,3 @@ def find_property(raw: bytes, key: bytes) -> bytes | None:
                 return value
         # Part of a longer key or of a value, or nothing behind it: search before it.
         end = at + len(needle) - 1
-
-
-__all__ = [
-    "CHECK_IMMUNITY_TIME_IN_SECONDS", "CLUSTER", "CORRELATION_ID", "CRC32", "DELAY", "DUP_INFO",
-    "FIRST_POP_TIME", "INNER_BASE", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET",
-    "INNER_NUM", "INSTANCE_ID", "KEYS", "KEY_SEPARATOR", "MAX_OFFSET", "MAX_RECONSUME_TIMES",
-    "MIN_OFFSET", "MSG_REGION", "MSG_TYPE", "NAME_VALUE_SEPARATOR", "ORIGIN_MESSAGE_ID", "PGROUP",
-    "POP_CK", "PROPERTIES_SIZE_MAX", "PROPERTY_SEPARATOR", "PUSH_REPLY_TIME", "REAL_QID",
-    "REAL_TOPIC", "RECONSUME_TIME", "REPLY_TO_CLIENT", "RESERVED", "RETRY_TOPIC", "SHARDING_KEY",
-    "TAGS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS", "TIMER_DEL_UNIQKEY",
-    "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TRACE_ON", "TRANSACTION_CHECK_TIMES", "TRANSACTION_ID",
-    "TRAN_MSG", "TRAN_PREPARED_QUEUE_OFFSET", "TTL", "UNIQ_KEY", "WAIT", "decode_properties",
-    "encode_properties", "find_property", "name_value_problem",
-]  # fmt: skip

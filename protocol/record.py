@@ -389,25 +389,3 @@ def _describe_magic(size: int, magic: int) -> str:
     if magic == 0 and size == 0:
         return "zeros where a record should begin"
     return f"magic {magic:08x} is not one of a record"
-
-
-__all__ = [
-    "CRC_TAIL_SIZE",
-    "END_FILE_MIN_BLANK",
-    "FIXED_SIZE_V1",
-    "MAGIC_BLANK",
-    "MAGIC_V1",
-    "MAGIC_V2",
-    "SIZE_MIN_WITH_CRC",
-    "CorruptRecord",
-    "NewMessage",
-    "RecordHead",
-    "crc_tail",
-    "decode_record",
-    "decode_records",
-    "encode_blank",
-    "encode_record",
-    "message_to_store",
-    "raw_properties",
-    "scan_record",
-]

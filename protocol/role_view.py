@@ -62,6 +62,3 @@ class RoleView:
             if replica.broker_id == broker_id:
                 return replica
         return None
-
-
-__all__ = ["Replica", "Role", "RoleView"]

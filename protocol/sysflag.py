@@ -33,28 +33,3 @@ PULL_LITE: Final = 0x10
 def has_queue_unit(sys_flag: int) -> bool:
     """Whether a record of this flag gets a place in its consume queue (prepared, rollback: no)."""
     return sys_flag & TRANSACTION_MASK in (TRANSACTION_NOT_TYPE, TRANSACTION_COMMIT)
-
-
-__all__ = [
-    "BORN_HOST_V6",
-    "COMPRESSED",
-    "COMPRESSION_LZ4",
-    "COMPRESSION_MASK",
-    "COMPRESSION_ZLIB",
-    "COMPRESSION_ZSTD",
-    "INNER_BATCH",
-    "MULTI_TAGS",
-    "NEED_UNWRAP",
-    "PULL_CLASS_FILTER",
-    "PULL_COMMIT_OFFSET",
-    "PULL_LITE",
-    "PULL_SUBSCRIPTION",
-    "PULL_SUSPEND",
-    "STORE_HOST_V6",
-    "TRANSACTION_COMMIT",
-    "TRANSACTION_MASK",
-    "TRANSACTION_NOT_TYPE",
-    "TRANSACTION_PREPARED",
-    "TRANSACTION_ROLLBACK",
-    "has_queue_unit",
-]

@@ -34,6 +34,3 @@ _codes: Final = _TagsCodes()
 def tags_code(tag: str | bytes | None) -> int:
     """The tagsCode of a consume queue unit: sign-extended hash of TAGS, 0 if there is none."""
     return _codes[tag] if tag else 0
-
-
-__all__ = ["java_string_hash", "tags_code"]

@@ -219,11 +219,6 @@ def decode_frame(header: bytes, body: bytes, serialize_type: int) -> RemotingCom
     raise RemoteProtocolError(f"header type {serialize_type} is neither JSON (0) nor binary (1)")
 
 
-def whole_code(code: int) -> int:
-    """The request code that a binary header's 16 bits stand for."""
-    return _ALIASES.get(code, code)
-
-
 def peek_code(serialize_type: int, header: bytes) -> int:
     """The code of a frame without decoding the rest.
 
@@ -397,21 +392,3 @@ def binary_language(header: bytes) -> int:
 def binary_fields(header: bytes) -> dict[str, str]:
     """The field map of a binary header alone. Raises RemoteProtocolError."""
     return _decode_binary(header, b"").ext
-
-
-__all__ = [
-    "BUFFER_SIZE",
-    "FRAME_SIZE_MAX",
-    "FrameReader",
-    "binary_fields",
-    "binary_language",
-    "binary_opaque_and_flag",
-    "decode_binary_fields",
-    "decode_frame",
-    "encode_frame",
-    "encode_header",
-    "peek_code",
-    "peek_is_response",
-    "receive_buffer",
-    "whole_code",
-]

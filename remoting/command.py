@@ -120,13 +120,3 @@ def _to_int(name: str, text: str) -> int:
         raise BrokerRefusal(
             ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no whole number: {text!r}"
         ) from None
-
-
-__all__ = [
-    "FLAG_ONEWAY",
-    "FLAG_RESPONSE",
-    "TYPE_BINARY",
-    "TYPE_JSON",
-    "RemotingCommand",
-    "text_fields",
-]

@@ -453,17 +453,3 @@ def _address_text(address: Any) -> str:
         return "?"
     host, port = address[0], address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-__all__ = [
-    "BACKLOG_BYTES_MAX",
-    "WRITE_STALL_S",
-    "Connection",
-    "Dispatcher",
-    "Handler",
-    "Processors",
-    "RawHandler",
-    "Response",
-    "WriteTurn",
-    "answer_not_supported",
-]

@@ -295,6 +295,3 @@ class RemotingClient(Endpoint):
         if dials:
             await asyncio.wait(dials)
         await self._close_connections("the client is closing")
-
-
-__all__ = ["Endpoint", "RemotingClient", "RemotingServer"]

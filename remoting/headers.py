@@ -232,16 +232,3 @@ def _named(field: str, names: dict[str, str], what: str) -> BrokerRefusal:
     long_name: Any = names.get(field, field)
     shown = field if long_name == field else f"{field} ({long_name})"
     return BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"the custom field <{shown}> {what}")
-
-
-__all__ = [
-    "PullFields",
-    "PullFrame",
-    "SendFields",
-    "SendFrame",
-    "decode_pull",
-    "decode_send",
-    "decode_send_v1",
-    "decode_send_v2",
-    "send_fields",
-]

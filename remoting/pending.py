@@ -87,6 +87,3 @@ class PendingRequests:
                 entry.future.set_exception(self._expired(entry.timeout_ms, entry.code))
         if self._waiting:
             self._set_timer(min(entry.deadline for entry in self._waiting.values()))
-
-
-__all__ = ["PendingRequests"]

@@ -33,8 +33,6 @@ from batonmq.replicas_manager.events import (
 from batonmq.replicas_manager.role import ViewInForce
 from batonmq.replicas_manager.session import ControllerChannels, is_only_the_call_cancelled
 
-__all__ = ["ControllerCalls"]
-
 CALL_TIMEOUT_S = 1.0
 
 

@@ -400,6 +400,3 @@ class ReplicasManager:
         if suspect != self._suspect:
             self._suspect = suspect
             self._step(SuspicionChanged(suspect))
-
-
-__all__ = ["ReplicasManager"]

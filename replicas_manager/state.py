@@ -50,8 +50,6 @@ from batonmq.replicas_manager.events import (
 from batonmq.replicas_manager.requests import ELECT_GRACE_MS, Elections, MissedViews, Registration
 from batonmq.replicas_manager.role import Key, Lease, RoleChanges, ViewInForce, Worth
 
-__all__ = ["ReplicasState"]
-
 SUCCESS = ResponseCode.SUCCESS
 NOT_LEADER = ResponseCode.CONTROLLER_NOT_LEADER
 

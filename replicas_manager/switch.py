@@ -282,17 +282,3 @@ class PlannedSwitch:
         self.task = None
         self.next_ms = None
         self._drained_offset = -1
-
-
-__all__ = [
-    "Drained",
-    "ElectTarget",
-    "HoldSends",
-    "PlannedSwitch",
-    "ReleaseSends",
-    "SwitchEffect",
-    "SwitchFailed",
-    "SwitchProgress",
-    "SwitchStage",
-    "SwitchTask",
-]

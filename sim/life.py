@@ -335,6 +335,3 @@ def _difference(tables: Sequence[Table]) -> str:
         if any(table.get(key) != tables[0].get(key) for table in tables):
             return f"{key} ends at {ends}, {[(len(each), each[:1]) for each in units]}"
     return ""
-
-
-__all__ = ["Outcome", "Plan", "Statistics", "plan_of", "run", "run_numbered", "run_plan"]

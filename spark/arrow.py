@@ -36,6 +36,3 @@ def open_arrow(path: str | Sequence[str], **options: str | int | bool) -> pa.Rec
 
 def _text(value: str | int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-__all__ = ["open_arrow"]

@@ -60,6 +60,3 @@ class SparkEngine:
     def buckets(self, size_bytes: int) -> int:
         wanted = max(self._context.defaultParallelism, size_bytes // SMALL_LOG_BYTES)
         return min(wanted, _BUCKETS_MAX)
-
-
-__all__ = ["SMALL_LOG_BYTES", "Engine", "LocalEngine", "SparkEngine"]

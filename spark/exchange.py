@@ -92,6 +92,3 @@ def _values(column: pa.Array) -> list[Any]:
         return values
     listed: list[Any] = column.to_pylist()
     return listed
-
-
-__all__ = ["Exchange", "bucket_of", "rows_of", "table_of"]

@@ -106,6 +106,3 @@ def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
             group, held = [], 0
     if group:
         yield group
-
-
-__all__ = ["ParquetFile", "write_parquet"]

@@ -67,6 +67,3 @@ def open_session(
     if key not in (settings or {}) and not session.sparkContext.getConf().contains(key):
         session.conf.set(key, value)
     return session
-
-
-__all__ = ["PARQUET_DEFAULTS", "PUSHDOWN", "TIMESTAMP_DEFAULT", "open_session", "register"]

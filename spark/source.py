@@ -130,6 +130,3 @@ class BatonmqSource(DataSource):
 
     def _options(self) -> ReadOptions:
         return ReadOptions.from_mapping(self.options)
-
-
-__all__ = ["BatonmqSource", "FilteringReader", "TableReader", "WorkPartition"]

@@ -285,8 +285,3 @@ class Background:
             loop.call_soon_threadsafe(callback)
         except RuntimeError:
             log.info("loop_closed_before_flush_report")
-
-
-__all__ = [
-    "Background",
-]

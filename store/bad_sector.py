@@ -110,6 +110,3 @@ def narrow(commit_log: CommitLog, mark: SuspectMark, offset: int) -> None:
     boundary, _ = whole_records_end(commit_log, segment.start_offset, offset)
     end = max(report.end_offset, commit_log.max_offset)
     mark.set(replace(report, offset=boundary, end_offset=end))
-
-
-__all__ = ["fault_note", "mend", "narrow"]

@@ -88,6 +88,3 @@ def _put_entries(columns: RecordColumns, first: int, behind: int, index: IndexSe
     return index.put_entries(
         columns.entry_hashes[from_entry:to_entry], columns.begins[rows], columns.stored_at[rows]
     )
-
-
-__all__ = ["dispatch_run"]

@@ -92,6 +92,3 @@ class StoreHealth:
         log.info("disk_has_room reason=%s", self.full)
         self.full, self.pauses = "", False
         self.on_full()
-
-
-__all__ = ["StoreHealth"]

@@ -164,6 +164,3 @@ class PositionRounds:
     def _segment_start(self) -> int:
         end = self._appender.end
         return end - end % self._log.segment_size
-
-
-__all__ = ["PositionRounds"]

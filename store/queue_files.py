@@ -195,6 +195,3 @@ class QueueFiles:
         self.close()
         self.starts = ()
         self._unsynced = ()
-
-
-__all__ = ["QueueFiles"]

@@ -72,6 +72,3 @@ class RoomWatch:
         if self._health.full_count == count and not self._appender.has_buffered:
             self._health.room_again()
             self.on_room()
-
-
-__all__ = ["RoomWatch"]

@@ -175,6 +175,3 @@ class SlaveLog:
             raise failed from error
         self._dispatcher.restart_at(offset)
         self._verified.restart(offset, offset)
-
-
-__all__ = ["SlaveLog"]

@@ -111,6 +111,3 @@ def _dispatch_all_again(
     positions.want_from(commit_log.min_offset)
     checkpoint.recovery_offset = commit_log.min_offset
     checkpoint.flush()
-
-
-__all__ = ["StoreFiles", "abort_path", "load_files"]

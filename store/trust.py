@@ -156,6 +156,3 @@ class LogTrust:
             self.discard_damaged_tail()
         self.clear_suspect()
         return damage.blocks_writes
-
-
-__all__ = ["LogTrust"]

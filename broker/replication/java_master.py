@@ -18,8 +18,6 @@ from batonmq.protocol.role_view import RoleView
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.endpoint import RemotingClient
 
-__all__ = ["JavaMasterClient"]
-
 TIMEOUT_MS: Final = 1000
 
 

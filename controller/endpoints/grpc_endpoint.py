@@ -48,8 +48,6 @@ from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import NotLeaderError
 from batonmq.protocol.role_view import RoleView
 
-__all__ = ["GrpcEndpoint", "command_of", "event_to_pb"]
-
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Command)

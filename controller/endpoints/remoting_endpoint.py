@@ -41,8 +41,6 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient, RemotingServer
 
-__all__ = ["RemotingEndpoint", "RoleNotices"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

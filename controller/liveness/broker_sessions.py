@@ -28,8 +28,6 @@ from batonmq.controller.liveness.events import (
 from batonmq.controller.rules.commands import LiveBroker
 from batonmq.process.backoff import pause_ms
 
-__all__ = ["BrokerSessions", "LivenessConfig", "SilenceVerdict", "Standing"]
-
 
 @dataclass(frozen=True, slots=True)
 class LivenessConfig:

@@ -61,8 +61,6 @@ from batonmq.process.backoff import pause_ms
 from batonmq.process.recent_events import RecentEvents, records_event
 from batonmq.protocol.codes import ResponseCode
 
-__all__ = ["LivenessConfig", "LivenessCore"]
-
 CONFIRM_SETTLE_MS: Final = 1_000
 """Age at which a reported confirmOffset binds candidates (R16): by then every living member's own
 heartbeat is newer than it."""

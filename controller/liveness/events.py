@@ -6,26 +6,6 @@ from batonmq.controller.rules.commands import LiveBroker
 from batonmq.controller.rules.state import ControllerState
 from batonmq.protocol.codes import ResponseCode
 
-__all__ = [
-    "AliveChanged",
-    "ElectionBlocked",
-    "ElectionEnded",
-    "GateClosed",
-    "GateOpened",
-    "LivenessEffect",
-    "LivenessEvent",
-    "ProposeElect",
-    "RefuseSession",
-    "RemotingChannelClosed",
-    "RemotingHeartbeat",
-    "SessionClosed",
-    "SessionHeartbeat",
-    "SessionHello",
-    "StateApplied",
-    "Tick",
-]
-
-
 # Events.
 
 

@@ -17,8 +17,6 @@ from batonmq.controller.requests import ControllerRequests
 from batonmq.process.clock import boot_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 
-__all__ = ["HeartbeatAnswers"]
-
 log = logging.getLogger(__name__)
 
 STALL_MS: Final = 250

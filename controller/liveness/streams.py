@@ -14,8 +14,6 @@ from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.proto.controller.v1.role_view import role_view_to_pb
 from batonmq.protocol.role_view import RoleView
 
-__all__ = ["BrokerSession", "OpenSessions"]
-
 log = logging.getLogger(__name__)
 
 _QUEUE_MAX: Final = 1_000

@@ -33,8 +33,6 @@ from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.errors import NotLeaderError
 
-__all__ = ["BrokerWatch"]
-
 log = logging.getLogger(__name__)
 
 PLANNED_GOODBYES: Final = ("goodbye", "planned stop")

@@ -26,14 +26,6 @@ from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 from batonmq.controller.raft.membership import Greeting, decode_greeting
 from batonmq.process.sockets import keep_alive, limit_unacknowledged
 
-__all__ = [
-    "FRAME_BYTES_MAX",
-    "GREETING_BYTES_MAX",
-    "GuardedConnection",
-    "encryptor",
-    "restricted_loads",
-]
-
 GREETING_BYTES_MAX: Final = 8 << 10
 FRAME_BYTES_MAX: Final = 192 << 20
 """A batch of 64 MiB that does not compress, half as long again when encrypted, and some room."""

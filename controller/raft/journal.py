@@ -49,8 +49,6 @@ from batonmq.process import disk
 from batonmq.process.durable_file import replace_file, sync_directory, write_all
 from batonmq.protocol.errors import BatonError
 
-__all__ = ["DurableJournal", "JournalDamage"]
-
 _MAGIC: Final = b"BATONJ01"
 _GROUP: Final = struct.Struct(">II")
 _ADD: Final = struct.Struct(">BQQI")

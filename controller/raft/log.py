@@ -23,17 +23,6 @@ from batonmq.controller.rules.state import ControllerState, Transition
 from batonmq.process.recent_events import RecentEvents, records_event, shows_events
 from batonmq.protocol.codes import ResponseCode
 
-__all__ = [
-    "Applied",
-    "Commit",
-    "LogStatus",
-    "Machine",
-    "NotApplied",
-    "Outcome",
-    "ReplicatedLog",
-    "Unknown",
-]
-
 log = logging.getLogger(__name__)
 
 

@@ -22,8 +22,6 @@ from batonmq.process import disk
 from batonmq.process.durable_file import replace_file
 from batonmq.protocol.errors import BatonError
 
-__all__ = ["Greeting", "MembersChangedError", "Membership", "check_members", "decode_greeting"]
-
 _VERSION: Final = 1
 _FILE_NAME: Final = "members"
 

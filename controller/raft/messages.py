@@ -39,8 +39,6 @@ from pysyncobj.transport import TCPTransport
 from batonmq.controller.raft.journal import DurableJournal
 from batonmq.controller.raft.problems import DigestWatch
 
-__all__ = ["COMPACT_AFTER_BYTES", "ElectionOrder", "MendedTransport", "election_window_ms"]
-
 log = logging.getLogger(__name__)
 
 # Not `apply_command`, by which a node that just lost the lead sends its queue to the next leader:

@@ -47,8 +47,6 @@ from batonmq.process.clock import boot_s
 from batonmq.process.password_file import read_password
 from batonmq.process.sockets import CannotListenError, check_port_free, listening_as
 
-__all__ = ["RaftLog", "RaftSettings", "make_conf"]
-
 log = logging.getLogger(__name__)
 
 _LEADER: Final = 2

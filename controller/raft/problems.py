@@ -12,8 +12,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-__all__ = ["DigestReport", "DigestWatch", "RaftProblems"]
-
 log = logging.getLogger(__name__)
 
 _STRANGER_PAUSE_S: Final = 10.0

@@ -26,8 +26,6 @@ from pysyncobj.config import SERIALIZER_STATE
 from batonmq.process import disk
 from batonmq.process.durable_file import replace_file
 
-__all__ = ["BadSnapshot", "FileSnapshots", "LogEntry", "decode_snapshot", "encode_snapshot"]
-
 LogEntry = tuple[bytes, int, int]
 """(command, index, term), as pysyncobj keeps it."""
 

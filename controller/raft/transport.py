@@ -42,8 +42,6 @@ from batonmq.controller.raft.messages import MendedTransport
 from batonmq.controller.raft.problems import DigestWatch, RaftProblems
 from batonmq.process.clock import boot_s
 
-__all__ = ["BackgroundResolver", "GuardedTransport", "install"]
-
 log = logging.getLogger(__name__)
 
 _STRANGER_S: Final = 2.0

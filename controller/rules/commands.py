@@ -22,36 +22,6 @@ from batonmq.history.event import HistoryEvent
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
 
-__all__ = [
-    "ANY_EPOCH",
-    "COMMAND_SIZE_MAX",
-    "ELECTION_PRIORITY_DEFAULT",
-    "NO_BROKER",
-    "AlterSyncStateSet",
-    "AnyCommand",
-    "ApplyBrokerId",
-    "BecomeController",
-    "CleanBrokerData",
-    "Command",
-    "CommandDecodeError",
-    "CommandResult",
-    "ControllerChanged",
-    "Effect",
-    "ElectMaster",
-    "GroupRemoved",
-    "HistoryAppended",
-    "LiveBroker",
-    "Member",
-    "NoteEvent",
-    "RegisterBroker",
-    "ReplicasChanged",
-    "ReportEvent",
-    "RoleChanged",
-    "SetChanged",
-    "decode",
-    "encode",
-]
-
 VERSION: Final = 1
 COMMAND_SIZE_MAX: Final = 64 * 1024
 """Bytes of one encoded command."""

@@ -16,8 +16,6 @@ import msgspec
 from batonmq.controller.rules.commands import NO_BROKER, LiveBroker
 from batonmq.controller.rules.groups import BrokerGroup, living_replicas
 
-__all__ = ["FIRST_ELECTION_SETTLE_MS", "Choice", "choose_master", "why_stale"]
-
 FIRST_ELECTION_SETTLE_MS: Final = 1_000
 """How long a group in which one replica holds data, but no election is recorded, waits for further
 replicas: if a second one holds data too, only an operator can decide between them (R19)."""

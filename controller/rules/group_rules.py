@@ -49,11 +49,6 @@ from batonmq.history.event import (
 )
 from batonmq.protocol.codes import ResponseCode
 
-__all__ = [
-    "GroupCommand",
-    "change_group",
-]
-
 GroupCommand = (
     RegisterBroker
     | ApplyBrokerId

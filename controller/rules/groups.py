@@ -22,22 +22,6 @@ from batonmq.history.event import REASON_SIZE_MAX, EventKind, HistoryEvent
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import Replica, RoleView
 
-__all__ = [
-    "EPOCH_MAX",
-    "BrokerGroup",
-    "Change",
-    "ReplicaRecord",
-    "altered_event",
-    "deposed",
-    "event_of",
-    "fill_alive",
-    "is_healthy",
-    "living_replicas",
-    "refused",
-    "without_members",
-    "without_stale_marks",
-]
-
 EPOCH_MAX: Final = 2**30
 """Epochs are int32 on the wire. A reported one above this is ignored for new epochs."""
 

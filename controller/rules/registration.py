@@ -27,8 +27,6 @@ from batonmq.controller.rules.groups import (
 from batonmq.history.event import EventKind, HistoryEvent
 from batonmq.protocol.codes import ResponseCode
 
-__all__ = ["REASON_MASTER_RESTARTED", "apply_broker_id", "register"]
-
 REASON_MASTER_RESTARTED: Final = "master_restarted"
 TEXT_SIZE_MAX: Final = 255
 BROKER_ID_MAX: Final = 2**62

@@ -39,15 +39,6 @@ from batonmq.history.event import HISTORY_EVENTS_MAX, EventKind, HistoryEvent
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.role_view import RoleView
 
-__all__ = [
-    "ANSWERS_MAX",
-    "CommandResult",
-    "ControllerState",
-    "Effect",
-    "SnapshotError",
-    "Transition",
-]
-
 ANSWERS_MAX: Final = 256
 """Requests whose answers are kept; far more than can be in flight."""
 SNAPSHOT_VERSION: Final = 1

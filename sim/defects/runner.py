@@ -241,6 +241,3 @@ def line_of(finding: Finding) -> str:
     else:
         end = f"NOT FOUND  in {finding.lives} lives"
     return f"{finding.name:34} {finding.seconds:5.0f} s  {end}"
-
-
-__all__ = ["ROOT", "Copy", "Finding", "Runner", "line_of"]

@@ -373,19 +373,3 @@ def _at(
 
 def _names(group: ReplicaGroup, bits: int) -> tuple[str, ...]:
     return group.names(at for at in range(len(group.replicas)) if bits >> at & 1)
-
-
-__all__ = [
-    "AckedCounts",
-    "QueueBegins",
-    "Told",
-    "at_places",
-    "by_links",
-    "id_offset",
-    "link_of",
-    "links_of",
-    "not_acked",
-    "of_entry",
-    "out_of_order",
-    "place_of",
-]

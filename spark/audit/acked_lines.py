@@ -122,8 +122,3 @@ def _number(name: str, value: str) -> object:
         return int(value)
     except ValueError:
         return value
-
-
-__all__ = [
-    "ALLOWED", "COLUMNS", "csv_entry", "entry_fault", "first_fault", "has_torn_end", "last_line",
-]  # fmt: skip

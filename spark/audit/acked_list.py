@@ -217,15 +217,3 @@ def _lines(piece: Piece) -> Iterator[bytes]:
 
 def _is_entry(entry: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(entry, dict) and entry_fault(entry) is None
-
-
-__all__ = [
-    "ENTRY_SCHEMA",
-    "BadEntry",
-    "Entry",
-    "Piece",
-    "entries_of",
-    "is_numbered",
-    "is_placed",
-    "plan_lists",
-]

@@ -318,16 +318,3 @@ def write_result(result: AuditResult, folder: str, summary: dict[str, Any]) -> N
         text = json.dumps(summary, indent=2, ensure_ascii=False, default=str)
         stream.write(f"{text}\n".encode())
     system.move(growing, f"{place}/summary.json")
-
-
-__all__ = [
-    "AuditRequest",
-    "AuditResult",
-    "Plan",
-    "check_output",
-    "packed",
-    "plan_audit",
-    "run_audit",
-    "work_folder",
-    "write_result",
-]

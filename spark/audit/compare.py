@@ -191,6 +191,3 @@ def _digests(items: Items, starts: Int64s, count: int) -> Int64s:
         at = np.searchsorted(starts, records.start + block.base)
         found[at] = np.array(hashes, np.int64)
     return found
-
-
-__all__ = ["Compared", "Comparison", "Held"]

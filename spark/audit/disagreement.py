@@ -284,6 +284,3 @@ def _mostly(differing: int, message: Message) -> bool:
 
 def _key(message: Message) -> str:
     return message.unique_key or f"queue offset {message.ext.queue_offset} of {message.ext.topic}"
-
-
-__all__ = ["MajorityVote", "Place"]

@@ -110,6 +110,3 @@ def _stretches(
     for epochs, same in groupby(parts, key=lambda part: part[2:]):
         run = list(same)
         yield run[0][0], run[-1][1], *epochs
-
-
-__all__ = ["compare_epochs"]

@@ -115,24 +115,3 @@ def finding_rows(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     return [
         {"part": FINDING, **finding.row(), "identity": finding.identity} for finding in findings
     ]
-
-
-__all__ = [
-    "BEHIND",
-    "COUNT",
-    "CRITICAL",
-    "FINDING",
-    "FINDING_FIELDS",
-    "FINDING_NAMES",
-    "INFO",
-    "KINDS",
-    "MESSAGE",
-    "QUEUE",
-    "SCAN_SCHEMA",
-    "SEVERITIES",
-    "WARNING",
-    "Finding",
-    "finding_rows",
-    "scan_batch",
-    "scan_columns",
-]

@@ -48,6 +48,3 @@ def own_key(properties: bytes) -> str | None:
         if separator and value and name == _NAME:
             return value.decode("utf-8", "replace")
     return None
-
-
-__all__ = ["own_key", "unique_keys"]

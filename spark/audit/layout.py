@@ -120,6 +120,3 @@ def _spans(records: Records) -> list[tuple[str, str, int, int]]:
 
 def _any_in(at: Int64s, begin: int, end: int) -> bool:
     return bool(np.searchsorted(at, begin) < np.searchsorted(at, end))
-
-
-__all__ = ["BODY", "HEADER", "PROPERTIES", "Difference", "Message", "differences", "message_at"]

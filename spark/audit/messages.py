@@ -63,12 +63,3 @@ SOUGHT_SCHEMA: Final = pa.schema(
 )
 NAMED_SCHEMA: Final = pa.schema([("group", pa.string()), ("physical_offset", pa.int64())])
 """Messages that entries of the list name."""
-
-__all__ = [
-    "LINKED_SCHEMA",
-    "MESSAGE_SCHEMA",
-    "NAMED_SCHEMA",
-    "SOUGHT_SCHEMA",
-    "Message",
-    "Sought",
-]

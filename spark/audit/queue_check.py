@@ -241,6 +241,3 @@ def _place(data: bytes, at: int) -> int:
     if size == FILLER_SIZE:
         return -1
     return offset if any(unit) else 1 << 62  # not written yet
-
-
-__all__ = ["check_queues"]

@@ -147,13 +147,3 @@ def duplicates(messages: Iterable[Message]) -> Iterator[Finding]:
         )
         for each in copies[1:]:
             yield each.finding(INFO, "duplicated", detail)
-
-
-__all__ = [
-    "REPEATING_TOPICS",
-    "across_ranges",
-    "duplicates",
-    "may_repeat",
-    "queue_begins",
-    "scan_key",
-]

@@ -371,6 +371,3 @@ def _nothing_confirmed(group: ReplicaGroup) -> Iterator[Finding]:
                 "compared; --unconfirmed compares it",
                 (replica.name,), physical_offset=replica.first, size=end - replica.first,
             )  # fmt: skip
-
-
-__all__ = ["LogFile", "Replica", "ReplicaGroup", "find_groups", "log_end", "log_files", "outside"]

@@ -135,6 +135,3 @@ class FindingFiles:
         storage, place = locate(self.folder)
         for info in storage.children(place):
             yield from pq.read_table(info.path, filesystem=storage.file_system).to_pylist()
-
-
-__all__ = ["FINDING_SCHEMA", "FindingFiles", "FindingSums"]

@@ -204,6 +204,3 @@ def _least_and_latest(
 def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
     for at in range(0, len(rows), _ROWS):
         yield scan_batch(rows[at : at + _ROWS])
-
-
-__all__ = ["RangeTask", "ScanOptions", "plan_tasks", "run_task"]

@@ -137,6 +137,3 @@ def step_finding(
     return Finding(
         group.name, severity, kind, detail + doubt, (), topic, queue_id, first, start, epoch=epoch
     )
-
-
-__all__ = ["Collector", "Numbered", "check_sequence", "step_finding"]

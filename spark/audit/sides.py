@@ -164,6 +164,3 @@ def open_sides(group: ReplicaGroup, file: LogFile, stack: ExitStack) -> Iterator
             yield Absent(index, group, file)
         else:
             yield Side(index, stack.enter_context(replica.storage.open(path)), group, file)
-
-
-__all__ = ["Absent", "Items", "Side", "Stretch", "open_sides"]

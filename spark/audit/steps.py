@@ -353,18 +353,3 @@ class InOrder:
         entries = rows_of(self.shared.exchange("numbered").receive(bucket), Entry)
         found = out_of_order(entries)
         return Step(self.shared.files.write(f"order-{bucket:06}", found))
-
-
-__all__ = [
-    "AcrossRanges",
-    "AtPlaces",
-    "ByLinks",
-    "ByOffsets",
-    "Counts",
-    "InOrder",
-    "Listed",
-    "ReadList",
-    "Scan",
-    "Shared",
-    "Step",
-]

@@ -166,6 +166,3 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
-
-
-__all__ = ["lines_of", "summary_of"]

@@ -240,6 +240,3 @@ def _of_cluster(stores: Sequence[StoreFacts]) -> Iterator[Finding]:
                 f"{path} has epochs up to {top}, the newest is {newest}.", path, store=path,
                 epoch=top, newest=newest,
             )  # fmt: skip
-
-
-__all__ = ["GroupFiles", "by_group", "of_bare_stores", "read_stores"]

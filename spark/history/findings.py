@@ -391,20 +391,3 @@ def open_outage(story: Story, cause: str, at_ms: int | None, *, elected: bool) -
         INFO if cause == "goodbye" else WARNING, "outage_open", story.broker_name, at_ms, text,
         f"broker {broker}", masterEpoch=story.master_epoch, reason=story.reason or None,
     )  # fmt: skip
-
-
-__all__ = [
-    "CLOCK_MS",
-    "CRITICAL",
-    "INFO",
-    "SEVERITIES",
-    "WARNING",
-    "Election",
-    "Events",
-    "Finding",
-    "Told",
-    "finding",
-    "of_all",
-    "of_election",
-    "open_outage",
-]

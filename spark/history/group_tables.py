@@ -347,6 +347,3 @@ def _clock_problem(story: Story, wrong: Mapping[int, str]) -> str | None:
 
 def _known(value: int) -> int | None:
     return value if value >= 0 else None
-
-
-__all__ = ["GroupFold", "Known", "fold_lines"]

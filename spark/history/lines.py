@@ -255,15 +255,3 @@ def _values(column: pa.Array, is_time: bool) -> list[Any]:
         column = column.cast(pa.int64())
     values: list[Any] = column.to_pylist()
     return values
-
-
-__all__ = [
-    "CONTROLLERS_MAX",
-    "STREAM",
-    "Line",
-    "Plan",
-    "Source",
-    "event_of",
-    "plan_files",
-    "plan_parquet",
-]

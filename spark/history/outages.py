@@ -45,6 +45,3 @@ def days_without_writes(outages: array[int], bounds: Bounds) -> Iterator[tuple[i
                 sums[3] = sums[3] or open_here
     for day, (count, without_ms, longest_ms, is_open) in sorted(days.items()):
         yield day, (count, without_ms, longest_ms, is_open)
-
-
-__all__ = ["DayRow", "days_without_writes"]

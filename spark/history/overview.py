@@ -216,6 +216,3 @@ class Facts:
     def last_ms(self) -> int | None:
         """The last time of all groups; None without any."""
         return max((bounds.last_ms for bounds in self.bounds.values()), default=None)
-
-
-__all__ = ["DAY_MS", "GAP_DAYS", "Bounds", "Facts", "Overview"]

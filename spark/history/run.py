@@ -200,17 +200,3 @@ def fold_task(lines: Iterable[Any], known: Known, files: TableFiles) -> Folded:
     sums = list(fold_lines(lines, known, files))
     files.flush()
     return Folded(files.counts, sums)
-
-
-__all__ = [
-    "LOCAL_BYTES",
-    "Engine",
-    "Folded",
-    "Folder",
-    "Inputs",
-    "LocalEngine",
-    "Output",
-    "fold_task",
-    "keyed",
-    "run",
-]

@@ -135,6 +135,3 @@ def _batch(rows: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array(values, kind) for values, kind in columns], schema=_SCHEMA
     )
-
-
-__all__ = ["LinesSource", "SparkEngine"]

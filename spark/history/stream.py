@@ -238,6 +238,3 @@ def _in(queue: Queue, ranges: list[tuple[int, int]]) -> Column:
     offset = F.col("queue_offset")
     places = reduce(or_, ((offset >= begin) & (offset < end) for begin, end in ranges))
     return (F.col("broker") == queue[0]) & (F.col("queue_id") == queue[1]) & places
-
-
-__all__ = ["Counts", "HistoryLost", "HistoryStream", "StreamPlan", "holes_told"]

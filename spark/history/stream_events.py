@@ -94,6 +94,3 @@ def _column(column: HistoryColumn) -> Column:
     if column.absent is not None:
         value = F.coalesce(value, F.lit(column.absent).cast(from_arrow_type(column.type)))
     return value.alias(column.name)
-
-
-__all__ = ["INDEX", "OUTPUT", "SOURCE_COLUMNS", "all_of", "events"]

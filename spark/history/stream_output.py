@@ -184,6 +184,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-__all__ = ["StreamOutput", "output_folder"]

@@ -144,6 +144,3 @@ def _ranges(offsets: Longs) -> list[tuple[int, int]]:
     """[begin, end) of ascending offsets without a hole between them."""
     cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(offsets, cuts)]
-
-
-__all__ = ["INDEX_SCHEMA", "PART_BITS", "Hole", "Intervals", "Queue", "Seen", "Taken"]

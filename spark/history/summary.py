@@ -231,6 +231,3 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 
 def _span(ms: int) -> str:
     return f"{ms} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"
-
-
-__all__ = ["GROUPS_SHOWN", "FindingSums", "GroupSums", "lines", "summarise"]

@@ -189,6 +189,3 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 def _escaped(name: str) -> str:
     """The name in a folder, as Hive and Spark write it."""
     return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in name) or _NULL
-
-
-__all__ = ["TABLES", "TableFiles", "TimeSpan", "write_empty"]

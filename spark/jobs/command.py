@@ -316,19 +316,3 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
             raise click.BadParameter(f"--conf {each!r}: it must be KEY=VALUE")
         settings[key.strip()] = value.strip()
     return settings
-
-
-__all__ = [
-    "DONE",
-    "EXIT_CODES",
-    "FAILED",
-    "FOUND",
-    "STOPPED",
-    "WRONG",
-    "Job",
-    "JobCommand",
-    "engine_option",
-    "job_options",
-    "paths_of",
-    "what_failed",
-]

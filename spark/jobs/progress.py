@@ -87,6 +87,3 @@ class Progress:
             if (info := tracker.getStageInfo(stage)) is not None
         ]
         return ", " + ", ".join(parts) if parts else ""
-
-
-__all__ = ["Progress"]

@@ -82,6 +82,3 @@ def write_committed(folder: str, job: str, batch_id: int, told: Mapping[str, Any
     """What a whole write or batch came to; there as a whole, or not at all. Raises OSError."""
     path = Path(folder) / f"_committed-{job}-{batch_id}.json"
     replace_file(path, f"{json.dumps({'job': job, 'batch': batch_id, **told})}\n".encode())
-
-
-__all__ = ["Ack", "AckFile", "report_folder", "write_committed"]

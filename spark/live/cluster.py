@@ -286,18 +286,3 @@ async def epochs_of(
             raise NoMasterError(broker_name, f"its log ends at {cache.max_offset}, below {log_end}")
         await asyncio.sleep(pause_ms(failures) / 1000)
         await client.routes.refresh(topic, deadline_ms=deadline_ms)
-
-
-__all__ = [
-    "DOWN",
-    "LOSS_CONFIRM_MS",
-    "SETTLE_MS",
-    "ClusterError",
-    "LiveCluster",
-    "epochs_of",
-    "is_down",
-    "pulled",
-    "route_of",
-    "shortfall",
-    "shown_end",
-]

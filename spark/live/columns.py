@@ -74,6 +74,3 @@ def _inflated(bodies: pa.Array, rows: Sequence[int], sys_flags: Sequence[int]) -
         except (ValueError, zlib.error):
             continue  # another codec, or garbage that its producer sent
     return pa.array(values, pa.binary())
-
-
-__all__ = ["TOPIC", "topic_batch", "topic_schema"]

@@ -33,6 +33,3 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Waits for it; raises what it raises."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-__all__ = ["LoopThread"]

@@ -155,16 +155,3 @@ def _place(value: object, option: str, where: str) -> Place:
             f"{option}, topic {where}: {value!r} must be an offset from 0 on, earliest or latest"
         )
     return value
-
-
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "VERSION",
-    "Bound",
-    "Offsets",
-    "Place",
-    "from_checkpoint",
-    "parse_bound",
-    "to_checkpoint",
-]

@@ -113,6 +113,3 @@ def _tags(given: GivenOptions) -> tuple[str, ...]:
     if "*" in found or any(" " in tag or "|" in tag for tag in found):
         raise ValueError(f"tags={text!r}: name tags as a || b, or leave the option out for all")
     return found
-
-
-__all__ = ["CONSUMER_GROUP", "TopicOptions"]

@@ -208,6 +208,3 @@ def _is_damaged(data: bytes, records: Records) -> bool:
         is_record(data, int(records.start[each]), int(records.physical_offset[each]))
         for each in marked
     )
-
-
-__all__ = ["AHEAD", "PULL_MESSAGES", "RangeReader", "Window"]

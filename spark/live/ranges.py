@@ -138,20 +138,3 @@ def fair_end(start: Mapping[MessageQueue, int], ends: Offsets, most: int) -> Off
 def total(ranges: Sequence[QueueRange]) -> int:
     """How many offsets lie in them."""
     return sum(map(len, ranges))
-
-
-__all__ = [
-    "BEFORE_IT_WAS_SEEN",
-    "ENDS_BELOW",
-    "EXPIRED",
-    "GONE",
-    "SMALL",
-    "DataLossError",
-    "Loss",
-    "QueueRange",
-    "fair_end",
-    "loss_of",
-    "ranges_between",
-    "share_out",
-    "total",
-]

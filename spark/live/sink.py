@@ -132,6 +132,3 @@ def _aborted(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> N
         len(sent),
         sum(each.messages for each in sent),
     )
-
-
-__all__ = ["Sent", "TopicStreamWriter", "TopicWriter"]

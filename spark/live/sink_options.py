@@ -99,6 +99,3 @@ def check_columns(columns: Mapping[str, str], options: SinkOptions) -> None:
         raise ValueError("queue_id and sharding_key both choose the queue: drop one of the columns")
     if "broker" in columns and "queue_id" not in columns:
         raise ValueError("column broker belongs to column queue_id, which is missing")
-
-
-__all__ = ["COLUMNS", "PRODUCER_GROUP", "SinkOptions", "check_columns"]

@@ -286,6 +286,3 @@ def _told(rows: list[Row]) -> str:
     first, last = rows[0], rows[-1]
     which = f"row {first.number}" if first is last else f"rows {first.number} to {last.number}"
     return f"{which} of their partition (topic {first.message.topic}, from {first.unique_key})"
-
-
-__all__ = ["Row", "SinkError", "SinkSender", "row_of"]

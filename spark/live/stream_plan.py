@@ -208,6 +208,3 @@ class StreamPlan:
         if loss.wanted.queue not in self._told:
             self._told.add(loss.wanted.queue)
             log.warning("data_lost %s", loss)
-
-
-__all__ = ["IDLE_MS", "ROUTE_MS", "StreamPlan"]

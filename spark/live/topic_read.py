@@ -241,6 +241,3 @@ def _brokers(ranges: Sequence[QueueRange]) -> set[str]:
 
 def _is_plain(tag: str) -> bool:
     return bool(tag) and "|" not in tag and tag != ALL
-
-
-__all__ = ["TopicRead", "TopicTask", "check_loss", "resolve"]

@@ -113,6 +113,3 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._plan is None:
             self._plan = StreamPlan(TopicRead(self._options))
         return self._plan
-
-
-__all__ = ["FilteringTopicReader", "TopicPartition", "TopicReader", "TopicStreamReader"]

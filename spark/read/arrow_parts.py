@@ -83,16 +83,3 @@ def is_any_of(column: pa.Array, wanted: frozenset[str]) -> Bools:
     found = pc.is_in(column, value_set=pa.array(sorted(wanted), pa.string()))
     result: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False).astype(np.bool_)
     return result
-
-
-__all__ = [
-    "TIMESTAMP",
-    "binaries",
-    "integers",
-    "integers_or_null",
-    "is_any_of",
-    "repeated",
-    "take_or_null",
-    "texts",
-    "timestamps",
-]

@@ -117,6 +117,3 @@ def settle(
                 held.append(item)
     if held:
         yield corrupt_rows(held, facts, schema)
-
-
-__all__ = ["DamageCount", "DamagedFile", "Mode", "corrupt_rows", "no_corruption", "settle"]

@@ -193,6 +193,3 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     if isinstance(combined, pa.ChunkedArray):
         return combined.chunk(0) if combined.num_chunks else pa.array([], combined.type)
     return combined
-
-
-__all__ = ["HistoryRange", "checked_line", "line_pieces", "plan_history", "read_history"]

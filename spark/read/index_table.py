@@ -145,6 +145,3 @@ def read_index(
             }
             arrays = [columns[each] for each in schema.names]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-__all__ = ["IndexPiece", "plan_index", "read_index"]

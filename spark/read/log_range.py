@@ -322,6 +322,3 @@ class RangeReader:
             position += len(window) - _OVERLAP
             size_wanted = min(2 * size_wanted, _SEARCH_MAX)
         return None
-
-
-__all__ = ["Block", "Damage", "LogGap", "LogRange", "RangeReader"]

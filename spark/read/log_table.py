@@ -192,6 +192,3 @@ def read_range(
             records = selection.rows(item.window, item.records)
             if len(records):
                 yield message_batch(item.window, records, facts, schema)
-
-
-__all__ = ["confirmed_end", "plan_ranges", "read_range"]

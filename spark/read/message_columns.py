@@ -146,6 +146,3 @@ _COLUMNS: Final[dict[str, Callable[[_Maker], pa.Array]]] = {
     "body": lambda m: m.piece("body"),
     CORRUPT: _Maker.nothing,
 }
-
-
-__all__ = ["message_batch", "store_columns", "store_values"]

@@ -127,6 +127,3 @@ class GivenOptions:
         """Raises ValueError if both are given."""
         if self.has(one) and self.has(other):
             raise ValueError(f"{one} and {other} exclude each other: give one of them")
-
-
-__all__ = ["GivenOptions"]

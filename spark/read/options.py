@@ -97,6 +97,3 @@ def _damage_folder(value: str) -> str:
             "executors share; no object store"
         )
     return locate(value)[1] if value else ""
-
-
-__all__ = ["ReadOptions"]

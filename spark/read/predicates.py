@@ -75,6 +75,3 @@ def _floor(name: str, value: Any) -> int:
             delta.days * 86_400_000_000 + delta.seconds * 1_000_000 + delta.microseconds
         ) // 1000
     return int(value) if name in _SPANS else 0
-
-
-__all__ = ["selection_of"]

@@ -95,6 +95,3 @@ def split_properties(window: "bytes | pa.Buffer", at: Int64s, length: Int64s) ->
     return PropertyPairs(
         rows, buffer, data, row, begins, split - begins, split + 1, ends - split - 1
     )
-
-
-__all__ = ["PropertyPairs", "split_properties"]

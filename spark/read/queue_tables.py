@@ -222,6 +222,3 @@ class QueueReader:
     def _lost(self, units: Units, at: int, piece: QueuePiece, what: str) -> Damage:
         offset, size = int(units.offset[at]), int(units.size[at])
         return Damage(piece.path, offset, size, f"a record that {what}")
-
-
-__all__ = ["QueueReader", "read_queue_piece"]

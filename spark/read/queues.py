@@ -337,21 +337,3 @@ class QueueTimes:
         data = self._file.read_at((index - self._piece.file_start) * UNIT_SIZE, UNIT_SIZE)
         units, bad = decode_units(data, index)
         return None if len(bad) or len(data) < UNIT_SIZE else units
-
-
-__all__ = [
-    "Queue",
-    "QueuePiece",
-    "QueueTimes",
-    "Units",
-    "bad_units",
-    "confirmed_units",
-    "decode_units",
-    "gather",
-    "last_written",
-    "list_queues",
-    "narrowed",
-    "plan_pieces",
-    "queue_end",
-    "read_units",
-]

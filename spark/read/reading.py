@@ -206,6 +206,3 @@ def _known(facts: StoreFacts | None) -> dict[str, object]:
         return {}
     names = [name for name, _ in STORE_COLUMNS]
     return dict(zip(names, store_values(facts), strict=True))
-
-
-__all__ = ["Read", "Work", "schema_of"]

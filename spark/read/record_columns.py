@@ -293,20 +293,3 @@ def wrong_crc(window: bytes, records: Records) -> Bools:
     wrong |= named ^ is_number
     torn = ~named & (records.properties_length > 0) & (tail[:, -1] == 0)
     return np.asarray(wrong | torn)
-
-
-__all__ = [
-    "OFFSET_END",
-    "Bools",
-    "Bytes",
-    "Int64s",
-    "Records",
-    "candidates",
-    "chain",
-    "is_record",
-    "locate",
-    "magics",
-    "misplaced",
-    "take_fields",
-    "wrong_crc",
-]

@@ -187,16 +187,3 @@ def table_schema(table: str, columns: Sequence[str], *, with_corrupt: bool) -> p
     if with_corrupt and CORRUPT not in columns:
         columns = (*columns, CORRUPT)  # else a damaged stretch would look like a row
     return pa.schema([every.field(name) for name in columns])
-
-
-__all__ = [
-    "CORRUPT",
-    "CORRUPT_TYPE",
-    "HISTORY_COLUMNS",
-    "LIVE_TABLE",
-    "PROPERTIES_TYPE",
-    "STORE_COLUMNS",
-    "TABLES",
-    "HistoryColumn",
-    "table_schema",
-]

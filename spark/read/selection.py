@@ -118,6 +118,3 @@ class Selection:
         if self.tags is None:
             return None
         return np.array(sorted({tags_code(tag) for tag in self.tags}), np.int64)
-
-
-__all__ = ["HIGH", "LOW", "Selection", "Span"]

@@ -109,6 +109,3 @@ def _offset_table(raw: bytes) -> dict[str, dict[str, int]]:
         if not isinstance(offsets, dict) or not all(map(_is_offset, offsets, offsets.values())):
             raise ValueError(f"no offsets of queues at {key!r}")
     return table
-
-
-__all__ = ["read_epochs", "read_offsets"]

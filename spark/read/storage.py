@@ -154,6 +154,3 @@ def _local_path(uri: str) -> str:
     if not path.startswith("/"):
         raise ValueError(f"path={uri!r}: a local URI is file:///path, with an absolute path")
     return os.path.abspath(f"/{path.lstrip('/')}")
-
-
-__all__ = ["OpenFile", "Storage", "locate", "split_paths"]

@@ -130,6 +130,3 @@ def segments(storage: Storage, folder: str) -> list[Segment]:
         and info.size
     ]
     return sorted(found, key=lambda segment: segment.start)
-
-
-__all__ = ["EPOCH_FILE", "Segment", "StoreError", "StoreFacts", "read_facts", "segments"]

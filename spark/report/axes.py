@@ -198,20 +198,3 @@ def _around(label: str, begin: int, end: int, most: int) -> str:
     if len(core) > most:
         return f"…{core[1 - most :]}"
     return label[: min(begin, most - len(core))] + core
-
-
-__all__ = [
-    "ROW_PX",
-    "count_axis",
-    "duration_axis",
-    "layout",
-    "log_axis",
-    "named",
-    "number_axis",
-    "pointed_out",
-    "round_steps",
-    "row_axis",
-    "short",
-    "short_labels",
-    "time_axis",
-]

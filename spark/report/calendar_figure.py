@@ -153,6 +153,3 @@ def _hover(day: Day, step_days: int) -> str:
 
 def _date(at_ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=at_ms)
-
-
-__all__ = ["calendar_figure", "group_calendar_figure"]

@@ -116,6 +116,3 @@ def parts_figure(rows: Sequence[tuple[str, str, Mapping[str, int | None], int | 
 def _bin(at: int, per_decade: int) -> str:
     low, high = 10 ** (at / per_decade), 10 ** ((at + 1) / per_decade)
     return f"{duration_text(low)} to {duration_text(high)}"
-
-
-__all__ = ["distribution_figure", "parts_figure"]

@@ -248,17 +248,3 @@ def _what_changed(row: Row) -> str:
     parts = [f"{', '.join(map(str, row[verb]))} {verb}" for verb in ("joined", "left") if row[verb]]
     reason = row.reason
     return "; ".join(parts) + (f" ({reason})" if reason else "")
-
-
-__all__ = [
-    "Change",
-    "Day",
-    "Mastership",
-    "SetSize",
-    "changes",
-    "days",
-    "group_days",
-    "masterships",
-    "rows_each",
-    "set_sizes",
-]

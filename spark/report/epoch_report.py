@@ -498,6 +498,3 @@ def _reading(facts: _Facts, summary: Mapping[str, Any]) -> Section:
             )
         ],
     )
-
-
-__all__ = ["write_epoch_report"]

@@ -161,6 +161,3 @@ def leader_table(number: int, rows: Sequence[Any]) -> Table:
 
 def _offset(value: int | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
-
-
-__all__ = ["failover_table", "finding_table", "group_table", "leader_table", "truncation_table"]

@@ -405,20 +405,3 @@ def _sums_of_groups(tables: EpochTables) -> dict[str, _Sums]:
                 of.first_day_ms = min(of.first_day_ms or row.day, row.day)
                 of.last_day_ms = max(of.last_day_ms or 0, row.day + DAY_MS)
     return sums
-
-
-__all__ = [
-    "BINS_PER_DECADE",
-    "DAY_MS",
-    "FAILOVERS_LISTED",
-    "FINDINGS_LISTED",
-    "GROUPS_SHOWN",
-    "PARTS",
-    "SEVERITIES",
-    "EpochTables",
-    "Group",
-    "Kind",
-    "Row",
-    "Totals",
-    "dearness",
-]

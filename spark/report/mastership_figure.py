@@ -166,6 +166,3 @@ def _change(c: Change) -> str:
 def _order(kind: str) -> int:
     names = list(KINDS)
     return names.index(kind) if kind in names else len(names)
-
-
-__all__ = ["mastership_figure"]

@@ -242,22 +242,3 @@ def _cell(cell: Cell) -> str:
     if isinstance(cell, Code):
         return f"<code>{_esc(cell.text)}</code>"
     return _esc(cell)
-
-
-__all__ = [
-    "Badge",
-    "Card",
-    "Cell",
-    "Code",
-    "Column",
-    "Facts",
-    "Figure",
-    "Page",
-    "Picture",
-    "ReportSummary",
-    "Section",
-    "Table",
-    "Words",
-    "render",
-    "write_page",
-]

@@ -53,17 +53,3 @@ def kind_label(kind: str | None) -> str:
 
 def kind_colour(kind: str) -> str:
     return KINDS[kind][1] if kind in KINDS else GREY
-
-
-__all__ = [
-    "GREY",
-    "HEAT",
-    "KINDS",
-    "NOTHING",
-    "PARTS",
-    "RED",
-    "SERIES",
-    "kind_colour",
-    "kind_label",
-    "series_colour",
-]

@@ -112,19 +112,3 @@ def plot_time(ms: int) -> str:
 def plot_text(text: object) -> str:
     """Text from data inside a picture: plotly takes tags for markup, so none may be left."""
     return html.escape(str(text), quote=False)
-
-
-__all__ = [
-    "DURATION_TICKS_MS",
-    "SIZE_TICKS",
-    "UNKNOWN",
-    "bytes_text",
-    "count_text",
-    "counted",
-    "duration_text",
-    "moment_text",
-    "percentile",
-    "plot_text",
-    "plot_time",
-    "rate_text",
-]

@@ -83,6 +83,3 @@ class ResultFolder:
             file.flush()
             os.fsync(file.fileno())
         os.rename(growing, self.path / SUMMARY)
-
-
-__all__ = ["REPORT", "SUMMARY", "ResultFolder"]

@@ -83,6 +83,3 @@ def _hover(s: SetSize) -> str:
     members = "1 broker" if s.size == 1 else f"{s.size} brokers"
     text = f"<br>{plot_text(s.text)}" if s.text else ""
     return f"<b>{plot_text(s.group)}: {members}</b><br>{moment_text(s.at_ms)}{text}"
-
-
-__all__ = ["set_size_figure"]

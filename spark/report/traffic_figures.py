@@ -252,13 +252,3 @@ def lag_lines_figure(lines: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
     ticks = amount_ticks((lag for points in lines.values() for _, lag in points), whole=True)
     axis = number_axis("messages behind", fixedrange=True, **ticks)
     return Figure(data, layout(300, xaxis=time_axis(), yaxis=axis))
-
-
-__all__ = [
-    "histogram_figure",
-    "lag_figure",
-    "lag_lines_figure",
-    "percentiles_figure",
-    "queue_heat_figure",
-    "rates_figure",
-]

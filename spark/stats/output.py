@@ -71,6 +71,3 @@ def write_rows(folder: Path, name: str, rows: Sequence[Row], task: int, snapshot
         growing = path.with_name(f".{path.name}.{uuid4().hex}")
         pq.write_table(table_of(name, list(theirs)), growing)
         growing.replace(path)
-
-
-__all__ = ["LAG", "Output", "write_rows"]

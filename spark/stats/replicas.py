@@ -99,6 +99,3 @@ def _log_bytes(storage: Storage, facts: StoreFacts, *, unconfirmed: bool) -> int
 def _rank(facts: StoreFacts) -> tuple[int, int]:
     confirmed = -1 if facts.confirm_offset is None else facts.confirm_offset
     return -confirmed, facts.broker_id if facts.broker_id is not None else 1 << 62
-
-
-__all__ = ["Chosen", "Sources", "one_per_group"]

@@ -264,6 +264,3 @@ def _version() -> str:
         return version("batonmq")
     except PackageNotFoundError:
         return "from a source tree"
-
-
-__all__ = ["Wanted", "lines", "run"]

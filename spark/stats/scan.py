@@ -129,6 +129,3 @@ def _milliseconds(column: pa.Array) -> Int64s:
     us: Any = column.cast(_LONG).fill_null(0).to_numpy()
     result: Int64s = us // 1000
     return result
-
-
-__all__ = ["DELAYS_SCHEMA", "SIZES_SCHEMA", "coarse", "counted", "messages_of", "reading"]

@@ -348,6 +348,3 @@ def _reading(summary: Mapping[str, Any]) -> Section:
             )
         ],
     )
-
-
-__all__ = ["write_stats_report"]

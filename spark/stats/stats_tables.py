@@ -189,6 +189,3 @@ def _bar(first_ms: int, width: int) -> pc.Expression:
     past = pc.subtract(_ms("at"), pc.scalar(first_ms))
     whole = pc.multiply(pc.divide(past, pc.scalar(width)), pc.scalar(width))
     return pc.add(whole, pc.scalar(first_ms))
-
-
-__all__ = ["HOT_LISTED", "LAGS_DRAWN", "StatsTables"]

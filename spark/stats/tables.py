@@ -233,7 +233,3 @@ def table_of(name: str, rows: Sequence[Row]) -> pa.Table:
 def moment(ms: int) -> str:
     """In UTC, as summaries have it."""
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
-
-
-__all__ = ["TABLES", "Row", "day_text", "is_system", "moment", "percentiles", "table_of",
-           "tables_of"]  # fmt: skip

@@ -17,7 +17,7 @@ from batonmq.ha.config import HAConfig
 from batonmq.ha.links import UNACKNOWLEDGED_MS
 from batonmq.ha.proof import PeerIdentity
 from batonmq.ha.wire import OwnState, SlaveHandshake, encode_ack, encode_slave_handshake
-from batonmq.protocol.errors import FencedError, UnavailableError
+from batonmq.protocol.errors import BatonError, FencedError
 
 
 def expire_first_segment(node):
@@ -500,7 +500,7 @@ def test_r21_bytes_without_an_epoch_file_are_never_cut(run_group, wait_until):
         PeerIdentity("C", "broker-b", 2, 2),
         PeerIdentity("C", "broker-a", 3, 2),
         PeerIdentity("C", "broker-a", 2, 1),
-        UnavailableError("no answer"),
+        BatonError("no answer"),
         ValueError("an answer of nonsense"),
     ],
 )

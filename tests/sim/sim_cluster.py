@@ -491,6 +491,3 @@ class World:
         self.network.muted = True
         self.loop.finish()
         self._around.close()
-
-
-__all__ = ["BROKERS", "GROUP", "NODES", "Broker", "Violation", "World"]

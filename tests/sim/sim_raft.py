@@ -210,6 +210,3 @@ class SimLog:
             self.process.run(raft.world.loop.call_later, 0.02, self.pump)
             return
         self.pump()
-
-
-__all__ = ["NODES", "Raft", "SimLog"]

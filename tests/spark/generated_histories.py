@@ -372,6 +372,3 @@ def main(
 
 if __name__ == "__main__":
     main(prog_name="python -m tests.spark.generated_histories")
-
-
-__all__ = ["DEFAULT_BEGIN", "GeneratedGroup", "events", "generate"]

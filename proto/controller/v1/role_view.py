@@ -6,8 +6,6 @@ On the wire a missing master is id 0, and lists ascend; in Python it is None, an
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.role_view import Replica, RoleView
 
-__all__ = ["role_view_from_pb", "role_view_to_pb"]
-
 
 def role_view_to_pb(view: RoleView) -> pb.RoleView:
     return pb.RoleView(
