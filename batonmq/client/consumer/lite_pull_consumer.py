@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from batonmq.client.consumer.membership import member_ids
 from batonmq.client.consumer.options import ConsumeFromWhere, MessageModel
 from batonmq.client.consumer.pull_consumer import PullConsumer
-from batonmq.client.consumer.pulling import ALL, build_subscription
+from batonmq.client.consumer.pulling import ALL
 from batonmq.client.consumer.rebalance import plan_rebalance
 from batonmq.client.errors import ClientError, NoRouteError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
-from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import TAG
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageExt, MessageQueue
@@ -85,9 +84,7 @@ class LitePullConsumer(PullConsumer):
         `PushConsumer.subscribe`. Raises ClientError later."""
         if self._running:
             raise ClientError(f"consumer {self.group} is running: subscribe before start()")
-        self._subscriptions[topic] = build_subscription(
-            topic, expression, wall_ms(), expression_type
-        )
+        self._subscribe(topic, expression, expression_type)
         self._shared.add(topic)
 
     async def assign(self, queues: Iterable[MessageQueue], expression: str = ALL) -> None:

@@ -8,7 +8,6 @@ Origin: RemoteBrokerOffsetStore, LocalFileOffsetStore.
 import logging
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -24,83 +23,68 @@ from batonmq.remoting.command import RemotingCommand
 log = logging.getLogger(__name__)
 
 
-class OffsetStore(Protocol):
-    """`update` stores in memory, `persist` durably. `update` never lowers an offset; `reset` may
-    (the broker moved it)."""
-
-    async def load(self) -> None: ...
-
-    async def read(self, queue: MessageQueue, *, deadline_ms: int) -> int | None: ...
-
-    def known(self, queue: MessageQueue) -> int | None: ...
-
-    def update(self, queue: MessageQueue, offset: int) -> None: ...
-
-    def reset(self, queue: MessageQueue, offset: int) -> None: ...
-
-    async def persist(self) -> None: ...
-
-    async def release(self, queues: Iterable[MessageQueue]) -> None: ...
-
-    def resend(self, broker_names: Collection[str]) -> None: ...
-
-
-class _Table:
-    """Offsets by queue, and which of them are not persisted yet."""
+class OffsetStore:
+    """Offsets by queue, and which of them are not persisted yet: `update` and `reset` store in
+    memory, `persist` durably."""
 
     def __init__(self) -> None:
-        self.offsets: dict[MessageQueue, int] = {}
-        self.dirty: set[MessageQueue] = set()
+        self._offsets: dict[MessageQueue, int] = {}
+        self._dirty: set[MessageQueue] = set()
+
+    async def load(self) -> None:
+        """Before the first `read`."""
+
+    async def read(self, queue: MessageQueue, *, deadline_ms: int) -> int | None:
+        """None: the group has none yet."""
+        raise NotImplementedError
+
+    def known(self, queue: MessageQueue) -> int | None:
+        return self._offsets.get(queue)
 
     def update(self, queue: MessageQueue, offset: int) -> None:
-        if offset > self.offsets.get(queue, -1):
+        """Never lowers an offset."""
+        if offset > self._offsets.get(queue, -1):
             self.reset(queue, offset)
 
     def reset(self, queue: MessageQueue, offset: int) -> None:
-        self.offsets[queue] = offset
-        self.dirty.add(queue)
+        """May lower it: the broker moved it."""
+        self._offsets[queue] = offset
+        self._dirty.add(queue)
 
-    def forget(self, queue: MessageQueue) -> None:
-        self.offsets.pop(queue, None)
-        self.dirty.discard(queue)
+    async def persist(self) -> None:
+        raise NotImplementedError
+
+    async def release(self, queues: Iterable[MessageQueue]) -> None:
+        """These queues go to another member."""
+        raise NotImplementedError
+
+    def resend(self, broker_names: Collection[str]) -> None:
+        """After a failover: the new master may have missed the last second of progress."""
 
 
-class RemoteOffsetStore:
+class RemoteOffsetStore(OffsetStore):
     """Progress of a group on its brokers. Sent oneway while running, with a reply on release."""
 
     def __init__(self, client: ClientInstance, group: str) -> None:
+        super().__init__()
         self._client = client
         self._calls = QueueCalls(client)
         self._group = group
-        self._table = _Table()
-
-    async def load(self) -> None:
-        """Nothing: `read` asks the broker queue by queue."""
 
     async def read(self, queue: MessageQueue, *, deadline_ms: int) -> int | None:
         """The broker's offset, None if it has none. Raises as QueueCalls."""
         offset = await self._calls.committed_offset(self._group, queue, deadline_ms=deadline_ms)
         if offset is not None:
-            self._table.offsets[queue] = offset
+            self._offsets[queue] = offset
         return offset
 
-    def known(self, queue: MessageQueue) -> int | None:
-        return self._table.offsets.get(queue)
-
-    def update(self, queue: MessageQueue, offset: int) -> None:
-        self._table.update(queue, offset)
-
-    def reset(self, queue: MessageQueue, offset: int) -> None:
-        self._table.reset(queue, offset)
-
     def resend(self, broker_names: Collection[str]) -> None:
-        """After a failover: the new master may have missed the last second of progress."""
-        self._table.dirty |= {q for q in self._table.offsets if q.broker_name in broker_names}
+        self._dirty |= {q for q in self._offsets if q.broker_name in broker_names}
 
     async def persist(self) -> None:
-        for queue in sorted(self._table.dirty):
+        for queue in sorted(self._dirty):
             address = self._master(queue)
-            offset = self._table.offsets[queue]
+            offset = self._offsets[queue]
             if address is None:
                 continue
             ext = {
@@ -111,26 +95,27 @@ class RemoteOffsetStore:
                 "bname": queue.broker_name,
             }
             request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-            self._table.dirty.discard(queue)
+            self._dirty.discard(queue)
             try:
                 await self._client.remoting.oneway(address, request)
             except ConnectError as error:
-                self._table.dirty.add(queue)
+                self._dirty.add(queue)
                 log.info("offset_not_persisted queue=%s why=%s", queue, error)
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Stores the offsets of these queues for their next owner, then drops them."""
         deadline_ms = boot_ms() + 1000
         for queue in sorted(queues):
-            offset = self._table.offsets.get(queue)
-            if offset is not None and queue in self._table.dirty:
+            offset = self._offsets.get(queue)
+            if offset is not None and queue in self._dirty:
                 try:
                     await self._calls.commit_offset(
                         self._group, queue, offset, deadline_ms=deadline_ms
                     )
                 except BatonError as error:
                     log.warning("offset_not_handed_over queue=%s why=%s", queue, error)
-            self._table.forget(queue)
+            self._offsets.pop(queue, None)
+            self._dirty.discard(queue)
 
     def _master(self, queue: MessageQueue) -> str | None:
         route = self._client.routes.cached(queue.topic)
@@ -153,7 +138,7 @@ def default_offset_dir() -> Path:
     return Path.home() / ".batonmq" / "offsets"
 
 
-class LocalOffsetStore:
+class LocalOffsetStore(OffsetStore):
     """Progress of one broadcasting member, in `<directory>/<instance>/<group>.json`.
 
     Processes of one user share the file unless their instance names differ; the last write counts.
@@ -162,8 +147,8 @@ class LocalOffsetStore:
     """
 
     def __init__(self, directory: Path, instance_name: str, group: str) -> None:
+        super().__init__()
         self._path = directory / instance_name / f"{group}.json"
-        self._table = _Table()
 
     @property
     def path(self) -> Path:
@@ -180,32 +165,20 @@ class LocalOffsetStore:
             ) from error
         for entry in stored.offsets:
             queue = MessageQueue(entry.topic, entry.broker_name, entry.queue_id)
-            self._table.offsets[queue] = entry.offset
+            self._offsets[queue] = entry.offset
 
     async def read(self, queue: MessageQueue, *, deadline_ms: int) -> int | None:
-        return self._table.offsets.get(queue)
-
-    def known(self, queue: MessageQueue) -> int | None:
-        return self._table.offsets.get(queue)
-
-    def update(self, queue: MessageQueue, offset: int) -> None:
-        self._table.update(queue, offset)
-
-    def reset(self, queue: MessageQueue, offset: int) -> None:
-        self._table.reset(queue, offset)
-
-    def resend(self, broker_names: Collection[str]) -> None:
-        """Nothing: brokers do not hold these offsets."""
+        return self._offsets.get(queue)
 
     async def persist(self) -> None:
-        if not self._table.dirty:
+        if not self._dirty:
             return
         entries = [
             _StoredOffset(q.topic, q.broker_name, q.queue_id, offset)
-            for q, offset in sorted(self._table.offsets.items())
+            for q, offset in sorted(self._offsets.items())
         ]
         replace_file(self._path, msgspec.json.encode(_StoredOffsets(entries)), shared=True)
-        self._table.dirty.clear()
+        self._dirty.clear()
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """The offsets stay: the queues belong to this member whenever it runs."""

@@ -7,20 +7,20 @@ failover. Origin: SimpleConsumer of RocketMQ's 5.x clients, PullAPIWrapper.popAs
 """
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from batonmq.client.consumer.options import (
     HELD_CHECK_MS,
     ConsumeFromWhere,
     ConsumeType,
-    MessageModel,
 )
-from batonmq.client.consumer.pulling import ALL, build_subscription, for_reader, wanted_only
+from batonmq.client.consumer.pulling import ALL, for_reader, wanted_only
+from batonmq.client.consumer.subscriber import Subscriber
 from batonmq.client.errors import ClientError, NoMasterError
-from batonmq.client.instance.client_instance import ClientInstance, GroupMember
+from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.protocol.bodies import TAG, ConsumerData, SubscriptionData
+from batonmq.protocol.bodies import TAG, SubscriptionData
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import RemoteProtocolError, ResponseError
 from batonmq.protocol.message import MessageExt
@@ -34,9 +34,11 @@ _TURN_MS = 1000
 """How long one broker group of several is waited for before the others are looked at again."""
 
 
-class PopConsumer(GroupMember):
+class PopConsumer(Subscriber):
     """Methods raise NoMasterError, NoRouteError, NoNameServerError when a broker cannot be reached
     in time, ResponseError when it refuses. Several tasks may receive at once."""
+
+    consume_type = ConsumeType.POP
 
     def __init__(
         self,
@@ -49,22 +51,8 @@ class PopConsumer(GroupMember):
     ) -> None:
         """`from_where`: where a group begins that never received from a topic (FIRST, or LAST: the
         last message)."""
-        super().__init__(group, name_servers, client, client_options)
-        self._from_where = from_where
-        self._subscriptions: dict[str, SubscriptionData] = {}
+        super().__init__(group, name_servers, client, client_options, from_where)
         self._turns = itertools.count()
-
-    def consumer_data(self) -> ConsumerData | None:
-        return ConsumerData(
-            group_name=self.group,
-            consume_type=ConsumeType.POP,
-            message_model=MessageModel.CLUSTERING,
-            consume_from_where=self._from_where,
-            subscription_data_set=list(self._subscriptions.values()),
-        )
-
-    def topics(self) -> Collection[str]:
-        return self._subscriptions.keys()
 
     async def subscribe(
         self, topic: str, expression: str = ALL, *, expression_type: str = TAG
@@ -72,9 +60,7 @@ class PopConsumer(GroupMember):
         """`expression`: tags joined by `||`, or a condition in SQL92. What does not pass is passed
         over for the whole group. Raises BatonError for an expression that is none."""
         self._check_running()
-        self._subscriptions[topic] = build_subscription(
-            topic, expression, wall_ms(), expression_type
-        )
+        self._subscribe(topic, expression, expression_type)
         route = await self._client.routes.get(topic)
         await self._client.heartbeats.send(route.masters().values())
 

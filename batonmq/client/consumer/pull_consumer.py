@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType, MessageModel
+from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType
 from batonmq.client.consumer.pulling import (
     ALL,
     SUSPEND_MS,
@@ -21,17 +21,20 @@ from batonmq.client.consumer.pulling import (
     read_pull_reply,
 )
 from batonmq.client.consumer.queue_calls import QueueCalls
+from batonmq.client.consumer.subscriber import Subscriber
 from batonmq.client.errors import ClientError, NoRouteError
-from batonmq.client.instance.client_instance import ClientInstance, GroupMember
+from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.protocol.bodies import ConsumerData, SubscriptionData
+from batonmq.protocol.bodies import SubscriptionData
 from batonmq.protocol.message import MessageExt, MessageQueue
 
 
-class PullConsumer(GroupMember):
+class PullConsumer(Subscriber):
     """Methods raise NoMasterError, NoRouteError, NoNameServerError when a queue's broker cannot be
     reached in time, ResponseError when it refuses."""
+
+    consume_type = ConsumeType.ACTIVELY
 
     def __init__(
         self,
@@ -44,10 +47,8 @@ class PullConsumer(GroupMember):
     ) -> None:
         """`from_where`: where `poll` begins on a queue that the group has no offset for (FIRST or
         LAST)."""
-        super().__init__(group, name_servers, client, client_options)
+        super().__init__(group, name_servers, client, client_options, from_where)
         self._calls = QueueCalls(self._client)
-        self._from_where = from_where
-        self._subscriptions: dict[str, SubscriptionData] = {}
         self._assigned: tuple[MessageQueue, ...] = ()
         self._positions: dict[MessageQueue, int] = {}
         self._fetches: dict[MessageQueue, asyncio.Task[PullResult]] = {}
@@ -59,18 +60,6 @@ class PullConsumer(GroupMember):
         """Commits nothing: what was polled and not committed is delivered again."""
         await self._cancel_fetches(list(self._fetches))
         await super().close()
-
-    def consumer_data(self) -> ConsumerData | None:
-        return ConsumerData(
-            group_name=self.group,
-            consume_type=ConsumeType.ACTIVELY,
-            message_model=MessageModel.CLUSTERING,
-            consume_from_where=self._from_where,
-            subscription_data_set=list(self._subscriptions.values()),
-        )
-
-    def topics(self) -> Collection[str]:
-        return self._subscriptions.keys()
 
     async def fetch_queues(self, topic: str, *, timeout_ms: int = 3000) -> tuple[MessageQueue, ...]:
         """The topic's readable queues, ascending."""

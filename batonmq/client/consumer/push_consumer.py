@@ -9,7 +9,7 @@ delivered again, and none is skipped. Origin: DefaultMQPushConsumerImpl, Rebalan
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from batonmq.client.consumer.concurrent_service import ConcurrentService
 from batonmq.client.consumer.listener import Listener, ListenerCall
@@ -23,21 +23,22 @@ from batonmq.client.consumer.options import (
     PushConsumerOptions,
 )
 from batonmq.client.consumer.orderly_service import OrderlyService
-from batonmq.client.consumer.pulling import ALL, build_subscription
+from batonmq.client.consumer.pulling import ALL
 from batonmq.client.consumer.queue_calls import QueueCalls
 from batonmq.client.consumer.queue_reader import QueueReader, Reading
 from batonmq.client.consumer.rebalance import plan_rebalance
+from batonmq.client.consumer.subscriber import Subscriber
 from batonmq.client.errors import (
     ClientClosedError,
     ClientError,
     NoRouteError,
     UnsupportedByBrokerError,
 )
-from batonmq.client.instance.client_instance import ClientInstance, GroupMember
+from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
 from batonmq.process.clock import boot_ms, wall_ms
-from batonmq.protocol.bodies import TAG, ConsumerData, SubscriptionData
+from batonmq.protocol.bodies import TAG
 from batonmq.protocol.errors import BatonError
 from batonmq.protocol.message import MessageQueue
 from batonmq.protocol.topic_name import RETRY_PREFIX, retry_topic
@@ -50,11 +51,13 @@ _UNSETTLED_MS = 1_000
 _CALL_MS = 3_000
 
 
-class PushConsumer(GroupMember):
+class PushConsumer(Subscriber):
     """`subscribe`, then `start` inside a running loop; `close` leaves the queues to other members.
 
     The listener is called as `listener(messages, context)`; see `Listener`.
     """
+
+    consume_type = ConsumeType.PASSIVELY
 
     def __init__(
         self,
@@ -70,12 +73,11 @@ class PushConsumer(GroupMember):
         """`orderly`: one call at a time per queue, in order (needs a broker with queue locks).
         `client`: an instance to share, started and closed by its owner; of one group it may hold
         one consumer. Raises MessageIllegalError for a bad group name."""
-        super().__init__(group, name_servers, client, client_options)
-        self.options = options or PushConsumerOptions()
+        self.options = given = options or PushConsumerOptions()
+        super().__init__(group, name_servers, client, client_options, given.from_where, given.model)
         self._orderly = orderly
         self._listener = listener
         self._calls = QueueCalls(self._client)
-        self._subscriptions: dict[str, SubscriptionData] = {}
         self._readers: dict[MessageQueue, QueueReader] = {}
         self._offsets = self._make_offset_store()
         self._service: ConcurrentService | OrderlyService | None = None
@@ -98,9 +100,7 @@ class PushConsumer(GroupMember):
     def subscribe(self, topic: str, expression: str = ALL, *, expression_type: str = TAG) -> None:
         """Adds or replaces a subscription; `expression` is `*` or `TagA || TagB`, with SQL92 a
         condition such as `a > 3 AND colour = 'blue'`, which the broker checks at the start."""
-        self._subscriptions[topic] = build_subscription(
-            topic, expression, wall_ms(), expression_type
-        )
+        self._subscribe(topic, expression, expression_type)
         self._rebalance_now.set()
 
     def unsubscribe(self, topic: str) -> None:
@@ -120,8 +120,7 @@ class PushConsumer(GroupMember):
             raise ClientError(f"consumer {self.group} has no subscription: call subscribe() first")
         await self._offsets.load()
         if self.options.model is MessageModel.CLUSTERING:
-            topic = retry_topic(self.group)
-            self._subscriptions[topic] = build_subscription(topic, ALL, wall_ms())
+            self._subscribe(retry_topic(self.group), ALL)
         await super().start()
         self._started_ms = wall_ms()
         try:
@@ -171,18 +170,6 @@ class PushConsumer(GroupMember):
             self._listener_call = None
         await super().close()
 
-    def consumer_data(self) -> ConsumerData | None:
-        return ConsumerData(
-            group_name=self.group,
-            consume_type=ConsumeType.PASSIVELY,
-            message_model=self.options.model,
-            consume_from_where=self.options.from_where,
-            subscription_data_set=list(self._subscriptions.values()),
-        )
-
-    def topics(self) -> Collection[str]:
-        return self._subscriptions.keys()
-
     def route_changed(self, route: TopicRoute, moved: frozenset[str]) -> None:
         if route.topic not in self._subscriptions:
             return
@@ -196,7 +183,7 @@ class PushConsumer(GroupMember):
 
     async def asked(self, request: RemotingCommand) -> RemotingCommand | None:
         data, listener = self.consumer_data(), self._listener_call
-        if data is None or listener is None:
+        if listener is None:
             return await super().asked(request)
         properties = {
             "PROP_CLIENT_VERSION": "V5_3_3",

@@ -1,0 +1,47 @@
+"""What every consumer is to the brokers: a member of a group, with subscriptions."""
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+from batonmq.client.consumer.options import ConsumeFromWhere, ConsumeType, MessageModel
+from batonmq.client.consumer.pulling import build_subscription
+from batonmq.client.instance.client_instance import ClientInstance, GroupMember
+from batonmq.client.instance.connections import ClientOptions
+from batonmq.process.clock import wall_ms
+from batonmq.protocol.bodies import TAG, ConsumerData, SubscriptionData
+
+
+class Subscriber(GroupMember):
+    consume_type: ClassVar[ConsumeType]
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | Sequence[str] | None,
+        client: ClientInstance | None,
+        client_options: ClientOptions | None,
+        from_where: ConsumeFromWhere,
+        model: MessageModel = MessageModel.CLUSTERING,
+    ) -> None:
+        super().__init__(group, name_servers, client, client_options)
+        self._from_where = from_where
+        self._model = model
+        self._subscriptions: dict[str, SubscriptionData] = {}
+
+    def consumer_data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=self.consume_type,
+            message_model=self._model,
+            consume_from_where=self._from_where,
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+
+    def topics(self) -> Collection[str]:
+        return self._subscriptions.keys()
+
+    def _subscribe(self, topic: str, expression: str, expression_type: str = TAG) -> None:
+        """Raises BatonError for an expression that is none."""
+        self._subscriptions[topic] = build_subscription(
+            topic, expression, wall_ms(), expression_type
+        )
