@@ -33,6 +33,7 @@ from batonmq.broker.relay import (
 )
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.clock import boot_ms
+from batonmq.process.start_room import StartRoom
 from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
@@ -74,6 +75,7 @@ class BrokerEndpoint:
         self.server = RemotingServer(self.processors, name="broker")
         self._early: deque[Early] = deque()
         self._early_bytes = 0
+        self.start_room = StartRoom(config.store.root)
         self._client = RemotingClient(name="broker-endpoint")
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -153,7 +155,9 @@ class BrokerEndpoint:
         refusal = self.gate.refusal
         hint = refusal.hint if refusal is not None else {}
         code = ResponseCode.SERVICE_NOT_AVAILABLE
-        channel.reply(request, RemotingCommand.response_to(request, code, STARTING, ext=hint))
+        missing = self.start_room.missing
+        remark = f"{STARTING} (it waits for room: {missing})" if missing else STARTING
+        channel.reply(request, RemotingCommand.response_to(request, code, remark, ext=hint))
 
     def _taken(self, until_ms: int | None = None) -> Iterator[Early]:
         """Those whose time is over at `until_ms`, or all, in the order in which they came."""

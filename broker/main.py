@@ -7,9 +7,8 @@ Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot run (a taken port, a locke
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
-from pathlib import Path
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from batonmq.process.extras import need_server
@@ -23,12 +22,9 @@ from batonmq.broker.broker_endpoint import BrokerEndpoint
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.ha.config import HAConfig
 from batonmq.process import read_faults
-from batonmq.process.durable_file import why_no_room
 from batonmq.process.server_main import ServerMain, keep_what_is_loaded, run_server
 from batonmq.store.bad_sector import fault_note
 from batonmq.store.config import StoreConfig
-
-log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from batonmq.broker.service import BrokerService
@@ -45,22 +41,17 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 # 5 ms, and every SYNC_FLUSH ack would wait as long.
 SWITCH_INTERVAL_S = 0.0005
 
-ROOM_POLL_S = 1.0
 
-
-async def _has_room(main: ServerMain, root: Path) -> bool:
-    """R45: a start on a full disk waits for room, and ends nothing. False if it is to stop."""
-    told = ""
-    while why := why_no_room(root):
-        if why != told:
-            log.error("start_waits_for_room why=%r", why)
-            told = why
-        try:
-            async with asyncio.timeout(ROOM_POLL_S):
-                await main.stopped()
-            return False
-        except TimeoutError:
-            pass
+async def started(service: BrokerService, stopped: Awaitable[object]) -> bool:
+    """False if it is to stop before its start is done: that may wait for room for ever (R45)."""
+    start, stop = asyncio.ensure_future(service.start()), asyncio.ensure_future(stopped)
+    await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+    for task in (start, stop):
+        task.cancel()
+    await asyncio.wait((start, stop))
+    if start.cancelled():
+        return False
+    start.result()
     return True
 
 
@@ -80,13 +71,12 @@ async def serve(main: ServerMain) -> None:
         sections["broker"], sections["store"], sections["ha"], sections["replicas"]
     )
     read_faults.watch(fault_note(config.store.root))
-    if not await _has_room(main, config.store.root):
-        return
     endpoint = BrokerEndpoint(config)
     await endpoint.listen()
     main.serving()
     service = (await asyncio.to_thread(_load))(config, main.fail, endpoint)
-    await service.start()
+    if not await started(service, main.stopped()):
+        return
     try:
         await main.stopped()
     finally:

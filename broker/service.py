@@ -198,7 +198,7 @@ class BrokerService:
         try:
             if not self.endpoint.is_listening:
                 await self.endpoint.listen()
-            await asyncio.to_thread(self._open_store)
+            await self.endpoint.start_room.wait(self._opened_store)
         except BaseException:
             await self.endpoint.close()
             raise
@@ -230,6 +230,15 @@ class BrokerService:
             broker.broker_cluster_name,
             self.config.controller_mode,
         )
+
+    async def _opened_store(self) -> None:
+        opening = asyncio.ensure_future(asyncio.to_thread(self._open_store))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await asyncio.wait((opening,))
+            self.store.close()
+            raise
 
     def _open_store(self) -> None:
         """In a thread: the loop serves the endpoint meanwhile, and touches none of this."""

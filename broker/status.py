@@ -192,6 +192,7 @@ class BrokerStatus:
         found = {
             "refuses writes": refusal if gate.is_master else "",
             "its disk is full": store.room.reason,
+            "its start waits for room": replication.missing_room,
             "its log is suspect": store.trust.reason,
             "cannot follow its master": replication.service.following_problem,
             "gets no tables and consumer offsets from its master": replication.slave_sync.failure,

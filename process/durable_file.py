@@ -21,7 +21,6 @@ BACKUP_SUFFIX = ".bak"
 BLOCK_SIZE = 4096
 _TEMP_SUFFIX = ".tmp"
 _ZERO_BYTES = 1 << 16
-_START_BYTES = 1 << 16
 _ZEROS = bytes(1 << 20)
 _SYNCED_ONE_BY_ONE = 32
 
@@ -176,26 +175,6 @@ def show_file(path: Path, text: str) -> None:
     temp = path.with_name(f"{path.name}.{os.getpid()}{_TEMP_SUFFIX}")
     temp.write_text(text)
     disk.replace(temp, path)
-
-
-def why_no_room(root: Path) -> str:
-    """Why the small files that a start writes would find no room in the folder `root`, empty if
-    they would. Raises OSError for other reasons."""
-    trial = root / ".room"
-    try:
-        disk.makedirs(root)
-        fd = disk.open(trial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            write_all(fd, bytes(_START_BYTES), 0)
-        finally:
-            disk.close(fd)
-    except OSError as error:
-        if not disk.is_full(error):
-            raise
-        return f"{root}: {error.strerror}"
-    finally:
-        disk.remove(trial)
-    return ""
 
 
 def remove_file(path: Path) -> None:

@@ -186,7 +186,7 @@ class IncarnationLog:
             earlier = tuple(disk.read_bytes(self.path).decode("ascii", errors="replace").split())
         except FileNotFoundError:
             earlier = (_UNKNOWN,)
-        kept = (*earlier, incarnation)
+        kept = earlier if incarnation in earlier else (*earlier, incarnation)  # if done again
         if len(kept) > INCARNATIONS_MAX:
             kept = (kept[0], *kept[1 - INCARNATIONS_MAX :])
         self._write(*kept)

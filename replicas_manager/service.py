@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from batonmq.process.clock import boot_ms
+from batonmq.process.start_room import InOrder, StartRoom
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.role_view import Role, RoleView
 from batonmq.replicas_manager.actions import BrokerActions, Proposal, SyncStateSetActions
@@ -50,7 +51,12 @@ from batonmq.replicas_manager.events import (
     Tick,
     ViewReceived,
 )
-from batonmq.replicas_manager.identity import IdentityFile, IncarnationLog, RoleFile
+from batonmq.replicas_manager.identity import (
+    IdentityFile,
+    IncarnationLog,
+    LoadedIdentity,
+    RoleFile,
+)
 from batonmq.replicas_manager.reporter import EventReporter
 from batonmq.replicas_manager.role_runner import RoleRunner
 from batonmq.replicas_manager.session import ControllerChannels, ControllerSession
@@ -61,6 +67,10 @@ from batonmq.replicas_manager.switch_runner import SwitchPorts, SwitchRunner
 log = logging.getLogger(__name__)
 
 GOODBYE_TIMEOUT_S = 0.3
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class ReplicasManager:
@@ -101,6 +111,8 @@ class ReplicasManager:
         self._registered = asyncio.Event()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self.start_room = StartRoom(config.identity_path)
+        self._effects = InOrder(self._perform, self.start_room, on_fatal or _raise)
         self._state: ReplicasState | None = None
         self._runner: RoleRunner | None = None
         self._reporter = EventReporter(
@@ -174,9 +186,13 @@ class ReplicasManager:
 
     async def start(self) -> None:
         """Read the durable facts and begin to register."""
-        identity = self._identity.load()
-        earlier_incarnations = self._incarnations.begin(self.incarnation)
-        highest = max(self._role_file.load(), self._actions.log_facts().epoch, 0)
+
+        async def load() -> tuple[LoadedIdentity, tuple[str, ...], int]:
+            identity = self._identity.load()
+            earlier = self._incarnations.begin(self.incarnation)
+            return identity, earlier, max(self._role_file.load(), self._actions.log_facts().epoch)
+
+        identity, earlier_incarnations, highest = await self.start_room.wait(load)
         self._state = ReplicasState(
             broker_name=self._config.broker_name,
             broker_id=identity.broker_id,
@@ -243,6 +259,7 @@ class ReplicasManager:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._effects.close()
         sessions = list(self._sessions.values())
         self._sessions.clear()
         await asyncio.gather(*(session.close(reason, GOODBYE_TIMEOUT_S) for session in sessions))
@@ -258,15 +275,7 @@ class ReplicasManager:
         state = self._state
         if self._closed or state is None:
             return
-        try:
-            for effect in state.step(event, self._clock_ms()):
-                self._perform(effect)
-        except OSError as error:  # of the id that was assigned: nothing goes on without it
-            log.error("broker_id_not_kept path=%s error=%s", self._config.identity_path, error)
-            if self._on_fatal is None:
-                raise
-            self._on_fatal(error)
-            return
+        self._effects.add(state.step(event, self._clock_ms()))
         self._arm()
 
     def _arm(self) -> None:

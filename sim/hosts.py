@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
+from batonmq.broker.main import started
 from batonmq.broker.replication.replication import Replication
 from batonmq.broker.service import BrokerService
 from batonmq.controller.config import ControllerConfig
@@ -203,7 +204,8 @@ class BrokerHost(Host):
         self._watch_replication(service.replication)
         self.checked = 0
         self.confirms.clear()
-        await service.start()
+        if not await started(service, stop.wait()):
+            return
         self.service = service
         watch.started(self)
         try:
@@ -223,9 +225,7 @@ class BrokerHost(Host):
 
     def _fatal(self, error: BaseException) -> None:
         self.last_failure = error
-        # One without an id is still starting: a start may end, and waits for room the next time.
-        has_id = (self.disk.root / "store" / "brokerIdentity").exists()
-        if has_id and isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             self.world.violate(f"R45: {self.incarnation} ends for want of room: {error}")
         self.world.tell(self.name, f"cannot go on: {error!r}")
         if self._stop is not None:

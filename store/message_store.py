@@ -144,9 +144,14 @@ class MessageStore:
         try:
             boot_id = self._boot_id()
             self._files = load_files(self.config, self._clock_ms, self.health)
-            self._build_parts(self._files)
-            self._recover(boot_id)
-            self._mark_run(boot_id)
+            try:
+                self._build_parts(self._files)
+                self._recover(boot_id)
+                self._mark_run(boot_id)
+                _ = self.log.log_id  # it is on the disk before anybody is told
+            except BaseException:
+                self._files.close(write_back=False)
+                raise
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError) and error.filename is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,10 +62,21 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
     Raises StoreFormatError, CorruptLogError (an epoch file without a good copy), OSError. Origin:
     Java `DefaultMessageStore.load`.
     """
+    with ExitStack() as if_it_fails:
+        files = _open_files(config, clock_ms, health, if_it_fails)
+        if_it_fails.pop_all()
+    return files
+
+
+def _open_files(
+    config: StoreConfig, clock_ms: Callable[[], int], health: StoreHealth, opened: ExitStack
+) -> StoreFiles:
     root = config.root
     last_run = RunMark.read(abort_path(root))
     checkpoint = StoreCheckpoint(root / "checkpoint")
+    opened.callback(checkpoint.close)
     commit_log = CommitLog(config.commit_log_folder, config.mapped_file_size_commit_log, health)
+    opened.callback(commit_log.close)
     suspect_mark = SuspectMark(root / "suspect")
     unreadable = bad_sector.mend(config, suspect_mark)
     commit_log.load()
@@ -77,6 +89,7 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
         health=health,
         before_rebuild=partial(_dispatch_all_again, commit_log, checkpoint, positions),
     )
+    opened.callback(consume_queues.close, write_back=False)
     damaged_queues = consume_queues.load(checkpoint.recovery_offset or 0)
     index = IndexService(
         root / "index",
@@ -85,6 +98,7 @@ def load_files(config: StoreConfig, clock_ms: Callable[[], int], health: StoreHe
         clock_ms=clock_ms,
         health=health,
     )
+    opened.callback(index.close, write_back=False)
     index.load(
         clean=last_run is None,
         safe_timestamp=checkpoint.index_msg_timestamp,

@@ -145,6 +145,11 @@ class Replication:
         """How many offsets of groups lay above the end of their queue, since the start (R44)."""
         return self.actions.offsets_clamped if self.actions is not None else 0
 
+    @property
+    def missing_room(self) -> str:
+        """What this broker finds no room for before it can register (R45)."""
+        return self.manager.start_room.missing if self.manager is not None else ""
+
     def in_sync_count(self) -> int:
         """The size of the recorded SyncStateSet, or the master and its slaves within the gap."""
         return self.service.in_sync_count

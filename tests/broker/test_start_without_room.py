@@ -1,56 +1,80 @@
 """R45: a broker that is started on a full disk waits for room, and can be stopped meanwhile."""
 
 import asyncio
-import errno
 import os
-import signal
+from pathlib import Path
 
 import pytest
 
-from batonmq.broker import main as broker_main
-from batonmq.process import disk
-from batonmq.process.server_main import ServerMain
+from batonmq.broker.broker_endpoint import STARTING
+from batonmq.broker.main import started
+from batonmq.broker.service import BrokerService
+from batonmq.process import start_room
+from batonmq.protocol.codes import ResponseCode
+from batonmq.remoting.endpoint import RemotingClient
+from tests.broker.lone_broker import Rig, run_with_broker, sections_of, until
+from tests.shared.failing_disk import failing, walk_errors
 
 
-class FullDisk:
-    """The next `left` writes fail, for want of room unless `number` says otherwise."""
-
-    def __init__(self, left, number=errno.ENOSPC):
-        self.left, self.number = left, number
-
-    def __call__(self, fd, data, offset):
-        if not self.left:
-            return os.pwrite(fd, data, offset)
-        self.left -= 1
-        raise OSError(self.number, os.strerror(self.number))
+def open_below(folder):
+    links = Path("/proc/self/fd").iterdir()
+    return [name for name in map(os.path.realpath, links) if name.startswith(str(folder))]
 
 
-def wait_for_room(root, monkeypatch, full):
-    async def run():
-        monkeypatch.setattr(disk, "pwrite", full)
-        return await broker_main._has_room(ServerMain({}), root)
+def write_one(folder):
+    """A store with a message, which was not closed cleanly."""
 
-    monkeypatch.setattr(broker_main, "ROOM_POLL_S", 0.01)
-    return asyncio.run(run())
+    async def play(rig):
+        assert (await rig.send()).code == ResponseCode.SUCCESS
+
+    run_with_broker(folder, play)
+    (folder / "abort").touch()
 
 
-def test_r45_it_starts_as_soon_as_there_is_room(tmp_path, monkeypatch, caplog):
-    full = FullDisk(3)
-    assert wait_for_room(tmp_path / "store", monkeypatch, full)
-    assert full.left == 0
+@pytest.mark.parametrize("prepare", [lambda folder: None, write_one], ids=["first", "again"])
+def test_r45_a_start_goes_on_whatever_finds_no_room(tmp_path, monkeypatch, prepare):
+    """The n-th call that needs room fails, for each n; nothing stays open of what was given up."""
+    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0)
+
+    def start(rule, number):
+        folder = tmp_path / str(number)
+        prepare(folder)
+
+        async def play(rig):
+            assert (await rig.send()).code == ResponseCode.SUCCESS
+
+        with failing(rule) as struck:
+            run_with_broker(folder, play)
+            assert not open_below(folder)
+            return bool(struck)
+
+    assert walk_errors("room * ENOSPC", start) > 5
+
+
+def test_r45_it_says_what_is_missing_and_can_be_stopped(tmp_path, caplog):
+    async def play():
+        service = BrokerService(sections_of(tmp_path / "store"), lambda error: None)
+        rig = Rig(service, RemotingClient())
+        stop = asyncio.Event()
+        with failing("room store ENOSPC"):
+            start = asyncio.ensure_future(started(service, stop.wait()))
+            await until(lambda: bool(service.endpoint.start_room.missing))
+            asked = asyncio.ensure_future(rig.ask(28))
+            await until(lambda: len(service.endpoint) == 1)
+            service.endpoint.tick(1 << 62)
+            reply = await asked
+            stop.set()
+            assert not await start
+        await rig.client.close()
+        return reply
+
+    reply = asyncio.run(play())
+    missing = f"{tmp_path / 'store'}: No space left on device"
+    assert STARTING in reply.remark and missing in reply.remark, reply.remark
     (told,) = [r.getMessage() for r in caplog.records if "start_waits_for_room" in r.message]
-    assert f"{tmp_path / 'store'}: No space left on device" in told, "once, with the folder"
-    assert not list((tmp_path / "store").iterdir()), "nothing is left of the trial"
+    assert missing in told, "once, with the folder"
 
 
-def test_r45_it_can_be_stopped_while_it_waits(tmp_path, monkeypatch):
-    def full(fd, data, offset):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    assert not wait_for_room(tmp_path / "store", monkeypatch, full)
-
-
-def test_another_error_of_the_disk_ends_the_start(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match="Input/output error"):
-        wait_for_room(tmp_path / "store", monkeypatch, FullDisk(1, number=errno.EIO))
+def test_another_error_of_the_disk_ends_the_start(tmp_path):
+    with failing("room * EIO once"), pytest.raises(OSError, match="Input/output error"):
+        run_with_broker(tmp_path / "store", lambda rig: asyncio.sleep(0))

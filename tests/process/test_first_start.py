@@ -107,12 +107,21 @@ def broker_config(folder: Path, base: int, name: str) -> Path:
     return path
 
 
-def walk(zygote: Zygote, server: str, configs: Iterator[Path], ready: str, kill: str) -> int:
-    """Kills one start after the other at `kill after n`; how many starts were killed."""
+def walk(
+    zygote: Zygote,
+    server: str,
+    configs: Iterator[Path],
+    ready: str,
+    kill: str,
+    stride: int = STRIDE,
+) -> int:
+    """Kills one start after the other at `kill after n`; how many starts were killed. In `kill`,
+    HALF stands for n // 2."""
     for kills, config in enumerate(configs):
-        number = kills * STRIDE
+        number = kills * stride
         log = config.with_name("first.log")
-        status = zygote.run(server, config, log, ready, f"{kill} after {number}")
+        rules = f"{kill} after {number}".replace("HALF", str(number // 2))
+        status = zygote.run(server, config, log, ready, rules)
         if status == 0:
             return kills
         assert status == signal.SIGKILL, f"{kill} after {number}: {status}\n{tail(log, 4000)}"
@@ -134,19 +143,26 @@ def test_a_controllers_first_start_killed_at_any_step(
     assert kills >= some // STRIDE
 
 
-@pytest.mark.parametrize(("moment", "some"), [("before changes", 100), ("during pwrite", 15)])
+@pytest.mark.parametrize(
+    ("rules", "some", "stride"),
+    [
+        ("kill before changes", 100, STRIDE),
+        ("kill during pwrite", 15, STRIDE),
+        ("room * ENOSPC once after HALF; kill before changes", 100, rounds(21, 1)),
+    ],
+)
 def test_a_brokers_first_start_killed_at_any_step(
-    tmp_path: Path, zygote: Zygote, moment: str, some: int
+    tmp_path: Path, zygote: Zygote, rules: str, some: int, stride: int
 ) -> None:
     """A broker from its empty folder to its first mastership and a clean end; each time one of a
-    group of its own, of one controller that stays."""
+    group of its own, of one controller that stays. The third time it finds no room before (R45)."""
     base = free_base_port(1)
     log = tmp_path / "controller.log"
     controller = zygote.start("namesrv", controller_config(tmp_path / "controller", base), log)
     wait_for("a controller", lambda: log.exists() and GATE_OPEN in log.read_text())
     configs = (broker_config(tmp_path / str(n), base, f"group-{n}") for n in range(1_000))
-    kills = walk(zygote, "broker", configs, MASTER, f"kill {moment} *")
-    assert kills >= some // STRIDE
+    kills = walk(zygote, "broker", configs, MASTER, f"{rules} *", stride)
+    assert kills >= some // stride
     os.kill(controller, signal.SIGTERM)
     assert zygote.reap(controller) == 0
 

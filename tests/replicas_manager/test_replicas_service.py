@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import json
 import os
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from fake_controller import FakeController, NoSwitch, view_message
 
+from batonmq.process import start_room
 from batonmq.process.clock import boot_ms
 from batonmq.proto.controller.v1 import controller_pb2 as pb
 from batonmq.protocol.errors import CorruptLogError
@@ -28,6 +30,7 @@ from batonmq.replicas_manager.identity import (
     RoleFile,
 )
 from batonmq.replicas_manager.service import ReplicasManager
+from tests.shared.failing_disk import failing
 
 SHORT = SessionTimings(
     heartbeat_ms=5, follower_heartbeat_ms=20, session_timeout_ms=430, master_lease_ms=320
@@ -687,3 +690,50 @@ def test_a_refused_session_is_said_and_dialled_again(
 
     play(tmp_path, script)
     assert "another incarnation has a session" in caplog.text
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["waits", "dies waiting"])
+def test_r45_a_first_start_without_room_goes_on_and_leaks_no_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """The n-th call that needs room fails, and all after it until the manager says so: then there
+    is room, or it is killed, and the next process goes on."""
+    monkeypatch.setattr(start_room, "ROOM_POLL_S", 0)
+
+    def start(number: int) -> bool:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        codes: list[str] = []
+
+        async def script(scene: Scene) -> None:
+            def assign(request: pb.RegisterBrokerRequest) -> pb.RegisterBrokerReply:
+                if request.register_check_code not in codes:
+                    codes.append(request.register_check_code)
+                return pb.RegisterBrokerReply(broker_id=len(codes))
+
+            scene.controller.handlers["RegisterBroker"] = assign
+            manager = scene.make(on_fatal=fatal.append)
+            with failing(f"room {folder} ENOSPC after {number}"):
+                starting = asyncio.ensure_future(manager.start())
+                while not manager.start_room.missing and not manager._registered.is_set():  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                missing.append(manager.start_room.missing)
+                if dies:
+                    starting.cancel()
+                    await asyncio.wait((starting,))
+                    await manager.close()
+            if dies:
+                manager = await scene.started(incarnation="life-2")
+            async with asyncio.timeout(10):
+                await manager.wait_registered()
+            assert manager.broker_id == 1 and not manager.start_room.missing
+            assert scene.identity.read_text() == "C#broker-a#1"
+
+        play(folder, script)
+        return bool(missing[-1])
+
+    fatal: list[BaseException] = []
+    missing: list[str] = []
+    assert next(number for number in itertools.count() if not start(number)) > 5
+    assert not fatal
+    assert {text.partition(": ")[2] for text in missing[:-1]} == {"No space left on device"}
