@@ -92,11 +92,13 @@ class ClientProcessor:
 
     def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
         """35. The client leaves the groups that it names."""
-        self._left(
-            self._clients.unregister(
-                channel, request.ext.get("producerGroup"), request.ext.get("consumerGroup")
-            )
+        changes = self._clients.unregister(
+            channel, request.ext.get("producerGroup"), request.ext.get("consumerGroup")
         )
+        now_ms = self._clock_ms()
+        for change in changes:
+            self._sightings.left(change.group, change.left, now_ms)
+        self.notify(changes)
         return RemotingCommand.response_to(request)
 
     def check_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -120,13 +122,12 @@ class ClientProcessor:
         return RemotingCommand.response_to(request)
 
     def disconnected(self, channel: Connection) -> None:
-        """A connection closed: its client is gone from all groups."""
-        self._left(self._clients.channel_closed(channel))
-
-    def _left(self, changes: list[GroupChanged]) -> None:
+        """A connection closed: its client is gone from all groups here. It may be on its way to
+        another member: who asks this one is told when it was heard."""
+        changes = self._clients.channel_closed(channel)
         now_ms = self._clock_ms()
         for change in changes:
-            self._sightings.left(change.group, change.left, now_ms)
+            self._sightings.closed(change.group, change.left, change.heard_ms, now_ms)
         self.notify(changes)
 
     def expire(self, now_ms: int) -> bool:

@@ -74,11 +74,12 @@ class ConsumerGroup:
 @dataclass(frozen=True, slots=True)
 class GroupChanged:
     """The members of `group` changed: each of `channels` gets a notice (code 40). None: the last
-    one has left. `left`: the client id that is gone, "" if none is."""
+    one has left. `left`: the client id that is gone, "" if none is; `heard_ms`: its last heartbeat."""
 
     group: str
     channels: tuple[Hashable, ...]
     left: str = ""
+    heard_ms: int = 0
 
 
 class _Seat(NamedTuple):
@@ -203,7 +204,7 @@ class ConsumerManager:
         self._seats.setdefault(seat.channel, {})[seat] = None
 
     def _leave(self, seats: Iterable[_Seat]) -> list[GroupChanged]:
-        left: list[tuple[str, str]] = []
+        left: list[tuple[str, ClientChannel]] = []
         for seat in seats:
             if self._heard.pop(seat, None) is None:
                 continue
@@ -215,12 +216,15 @@ class ConsumerManager:
                 self._leave_producer(name, channel)
                 continue
             group = self.groups[name]
-            left.append((name, group.leave(channel).client_id))
+            left.append((name, group.leave(channel)))
             if not group.members:
                 del self.groups[name]
         # Who stays is listed once a group, however many leave it.
         staying = {name: self._channels(name) for name, _ in left}
-        return [GroupChanged(name, staying[name], client_id) for name, client_id in left]
+        return [
+            GroupChanged(name, staying[name], gone.client_id, gone.last_heartbeat_ms)
+            for name, gone in left
+        ]
 
     def _channels(self, name: str) -> tuple[Hashable, ...]:
         group = self.groups.get(name)

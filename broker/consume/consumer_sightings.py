@@ -2,8 +2,8 @@
 
 A member that was started again knows a stock consumer by its next heartbeat only, up to 30 s later.
 Until then it goes by what the other members saw: of each client of a group the newest sighting
-counts, a heartbeat or a good-bye, and no heartbeat counts for longer than SIGHTING_MS. Pure; times
-are ms of one monotonic clock, and travel as ages.
+counts, a heartbeat or a good-bye, and no heartbeat counts for longer than SIGHTING_MS. A connection
+that closes is no good-bye. Pure; times are ms of one monotonic clock, and travel as ages.
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ class ConsumerSightings:
         return len(self._came)
 
     def left(self, group: str, client_id: str, now_ms: int) -> None:
-        """A client closed its connection to this member, or said good-bye to the group."""
+        """A client said good-bye to the group."""
         self._note(group, client_id, _Sighting(now_ms, is_member=False), now_ms)
+
+    def closed(self, group: str, client_id: str, heard_ms: int, now_ms: int) -> None:
+        """A client closed its connection to this member, or lost it: after a planned switch it
+        goes to another one, and is listed meanwhile. Two would read its queues otherwise."""
+        self._note(group, client_id, _Sighting(heard_ms, is_member=True), now_ms)
 
     def told(self, piece: ConsumerSightingsBody, now_ms: int) -> None:
         """Another member tells what it knows of some clients of a group."""

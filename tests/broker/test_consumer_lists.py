@@ -99,7 +99,8 @@ def play(
 
 
 def test_a_member_lists_who_has_not_been_heard_since_its_start(tmp_path: Path) -> None:
-    """1 before any heartbeat. 2 with some. 3 one client closes its connections. 4 one leaves."""
+    """1 before any heartbeat. 2 with some. 3 one client closes its connections: it may be on its
+    way to another member (a planned switch). 4 one leaves."""
 
     async def script(group: Members) -> None:
         for client in ("c1", "c2", "c3"):
@@ -111,13 +112,13 @@ def test_a_member_lists_who_has_not_been_heard_since_its_start(tmp_path: Path) -
         await group.clients["c1"].close()
         here = [group.rigs[name].service.clients._clients for name in ("b", "c")]
         await until(lambda: all(len(clients.client_ids("g")) == 2 for clients in here))
-        assert await group.listed("a") == ["c2", "c3"]
+        assert await group.listed("a") == ["c1", "c2", "c3"]
         goodbye = RemotingCommand.request(
             RequestCode.UNREGISTER_CLIENT, {"clientID": "c3", "consumerGroup": "g"}
         )
         # A client says good-bye to one member after the other: the first to hear it is believed.
         await group.clients["c3"].call(group.rigs["b"].service.address, goodbye)
-        assert await group.listed("a") == ["c2"]
+        assert await group.listed("a") == ["c1", "c2"]
 
     play(tmp_path, script)
 
@@ -128,7 +129,10 @@ def test_a_rolling_restart_between_two_heartbeats_forgets_nobody(tmp_path: Path)
         await group.beat("gone", "a", "b", "c")
         await group.restart("a")
         await group.restart("b")
-        await group.clients["gone"].close()
+        goodbye = RemotingCommand.request(
+            RequestCode.UNREGISTER_CLIENT, {"clientID": "gone", "consumerGroup": "g"}
+        )
+        await group.clients["gone"].call(group.rigs["c"].service.address, goodbye)
         rig = group.rigs["c"]
         await until(lambda: rig.service.clients._clients.client_ids("g") == ["c1"])
         # The notice of c makes the others ask, so the master hears of it.
@@ -220,3 +224,19 @@ def test_a_java_member_is_asked_for_all_only_once() -> None:
 
     asyncio.run(script())
     assert client.call.await_count == 1
+
+
+def test_a_closed_connection_is_no_good_bye() -> None:
+    """1 a consumer closes its connection to one member, and is heard by another later, or not.
+    2 it counts for as long as its heartbeat does. 3 its good-bye counts at once."""
+    clients = ConsumerManager()
+    sightings = ConsumerSightings(clients)
+    sightings.closed("g", "c1", 90_000, 100_000)
+    sightings.closed("g", "silent", 50_000, 100_000)
+    assert sightings.client_ids("g", 100_000) == ["c1"]
+    (piece,) = sightings.pieces("g", 101_000)
+    assert piece == ConsumerSightingsBody(group="g", seen={"c1": 11_000})
+    assert sightings.client_ids("g", 90_000 + SIGHTING_MS) == []
+    sightings.left("g", "c1", 102_000)
+    sightings.closed("g", "c1", 90_000, 103_000)  # its connection closes behind the good-bye
+    assert sightings.client_ids("g", 103_000) == []

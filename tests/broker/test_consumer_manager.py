@@ -42,11 +42,11 @@ def test_leaving_closing_and_silence() -> None:
     manager = ConsumerManager()
     for number in (1, 2, 3):
         beat(manager, f"c{number}", f"ch{number}", "T", now=number)
-    assert manager.unregister("ch1", "p", "g") == [GroupChanged("g", ("ch2", "ch3"), "c1")]
-    assert manager.channel_closed("ch2") == [GroupChanged("g", ("ch3",), "c2")]
+    assert manager.unregister("ch1", "p", "g") == [GroupChanged("g", ("ch2", "ch3"), "c1", 1)]
+    assert manager.channel_closed("ch2") == [GroupChanged("g", ("ch3",), "c2", 2)]
     assert manager.channel_closed("ch2") == []
     assert manager.expire(CLIENT_EXPIRED_MS) == []
-    assert manager.expire(CLIENT_EXPIRED_MS + 4) == [GroupChanged("g", (), "c3")]
+    assert manager.expire(CLIENT_EXPIRED_MS + 4) == [GroupChanged("g", (), "c3", 3)]
     assert manager.groups == {} and manager.producers == {}
 
 
