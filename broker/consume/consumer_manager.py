@@ -74,7 +74,8 @@ class ConsumerGroup:
 @dataclass(frozen=True, slots=True)
 class GroupChanged:
     """The members of `group` changed: each of `channels` gets a notice (code 40). None: the last
-    one has left. `left`: the client id that is gone, "" if none is; `heard_ms`: its last heartbeat."""
+    one has left. `left`: the client id that is gone, "" if none is; `heard_ms`: its last heartbeat.
+    """
 
     group: str
     channels: tuple[Hashable, ...]

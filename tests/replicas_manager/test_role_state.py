@@ -410,3 +410,38 @@ def test_r11_what_each_answer_proves_while_a_first_copy_may_be_queued(
     assert (f"proposal refused {code} a remark" in env.out) is ended
     env.do_view("c2", "1@1.2:1,2")
     assert env.core.open_alter is None, "a committed bump ends it in any case"
+
+
+def test_r11_an_answer_to_an_earlier_alter_ends_no_later_one() -> None:
+    """1 an Alter is open, and a view passes it. 2 the next one is open. 3 the first is answered."""
+    env = Env()
+    env.do_master("1.1", "1")
+    env.do_propose("1,2")
+    first = env.calls["alter"]
+    env.do_view("c1", "1@1.2:1")
+    env.do_propose("1,3")
+    env.out = []
+    env.say(Replied(first, 2006, "late", None, 0))
+    env.say(Unanswered(first, "later still"))
+    assert env.core.open_alter is not None and env.out == []
+
+
+def test_what_is_of_another_group_changes_nothing_here() -> None:
+    """Neither a view that is pushed, nor who is dead in it, nor one that comes with an answer."""
+    env = Env()
+    env.do_master("1.1", "1")
+    env.do_propose("1,2")
+    env.out = []
+    env.do_view("c1", "1@9.0", "group=broker-b", "dead=2")
+    assert env.out == [] and env.core.current.key == (1, 1)
+    env.do_reply("alter", "c1", "0", "1@9.0:1,2", "group=broker-b")
+    assert env.core.current.key == (1, 1)
+    assert not any("adopts" in line or "Become" in line for line in env.out)
+
+
+def test_r5_a_view_that_calls_its_own_reader_dead_is_not_believed() -> None:
+    env = Env()
+    env.do_master("1.1")
+    env.out = []
+    env.do_view("c1", "1@1.1:1,2", "dead=1,2")
+    assert env.out == ["dead: 2"]

@@ -357,3 +357,64 @@ def test_a_damaged_index_is_built_again_from_the_log(rig):
         len(store.queries.query_message("T", f"U{number}", 9, 0, 2**62).parts) == 1
         for number in range(20)
     )
+
+
+@pytest.fixture
+def ahead(rig):
+    """30 confirmed records, 20 of them below the checkpoint; index and queues are written for all,
+    the log has lost what is behind the 25th: power went, and the file system kept the rest."""
+
+    def lose(*, clean):
+        store = rig.open_master()
+        rig.put_confirmed(store, *BODIES[:20], uniq_key=b"U")
+        store.checkpoints.flush_derived()
+        ends = [rig.put_confirmed(store, body, uniq_key=b"U") for body in BODIES[20:30]]
+        store._files.index.write_back()
+        for queue in list(store._files.consume_queues.queues()):
+            queue.write_back()
+        if clean:
+            store.close()
+        else:
+            rig.kill(store)
+        with rig.segment(ends[4] // 8192).open("r+b") as file:
+            file.seek(ends[4] % 8192)
+            file.write(bytes(8192 - ends[4] % 8192))
+        for path in sorted((rig.root / "commitlog").glob("0*"))[ends[4] // 8192 + 1 :]:
+            path.unlink()
+        return ends[4]
+
+    return lose
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_queues_and_index_that_are_ahead_of_the_log_are_cut(rig, ahead, clean):
+    """New records come to the places of those that were lost: each is in its queue, and found by
+    its key, once."""
+    end = ahead(clean=clean)
+    store = rig.open(controller_mode=False)
+    assert store.max_phy_offset == end
+    assert rig.read_bodies(store) == BODIES[:25]
+    assert len(store.queries.query_message("T", "U", 64, 0, 2**62).parts) == 25
+    if clean:  # then it is damage, and an operator decides
+        assert store.queries.max_offset_in_queue("T", 0) == 25
+        return
+    assert rig.put(store, b"new", uniq_key=b"NEW").queue_offset == 25
+    store.advance_confirm_offset(store.end_turn())
+    assert rig.read_bodies(store) == [*BODIES[:25], b"new"]
+    assert len(store.queries.query_message("T", "NEW", 64, 0, 2**62).parts) == 1
+
+
+def test_a_unit_that_is_half_on_disk_above_the_checkpoint_is_built_again(rig):
+    store = rig.open_master()
+    rig.put_confirmed(store, *BODIES[:10])
+    store.checkpoints.flush_derived()
+    rig.put_confirmed(store, *BODIES[10:18])
+    for queue in list(store._files.consume_queues.queues()):
+        queue.write_back()
+    rig.kill(store)
+    path = rig.root / "consumequeue" / "T" / "0" / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(14 * 20)
+        file.write(bytes(20))
+    store = rig.open(controller_mode=False)
+    assert rig.read_bodies(store) == BODIES[:18]
