@@ -257,6 +257,8 @@ class _Cluster(_Blocking[ClusterAdmin]):
 
 class _Brokers(_Blocking[BrokerAdmin]):
     runtime_info = _blocking(BrokerAdmin.runtime_info)
+    config = _blocking(BrokerAdmin.config)
+    update_config = _blocking(BrokerAdmin.update_config)
     ha_status = _blocking(BrokerAdmin.ha_status)
     epochs = _blocking(BrokerAdmin.epochs)
     repair = _blocking(BrokerAdmin.repair)

@@ -19,11 +19,15 @@ server finds it by them. A new code goes into the processor of its kind:
 | `pop.pop_processor` | POP 200050; 200052, 200054, 200055 |
 | `pop.ack_processor` | acks 200051, 200151; another invisible time 200053 |
 | `pop.assignment` | who consumes which queue 400, pulled or popped 401 |
-| `admin_processor` | topics 17, 18, 215, 305, 351; groups 200, 207, 225, 352, 353 |
-| `admin_processor` | settings 26; expiry 306, 329; status 28, 315, 907, 1007; repair 60001 |
-| `consume.group_admin` | positions 202, 208, 300, 317, 343; offsets 222, 223; members 307, 309 |
+| `admin_processor` | topics 17, 18, 215, 305, 316, 351; groups 200, 207, 225, 352, 353 |
+| `settings_processor` | settings 25, 26 |
+| `admin_processor` | expiry 306, 329; status 28, 315, 907, 1007; repair 60001 |
+| `consume.group_admin` | positions 202, 208, 300, 303, 317, 343; offsets 222, 223, 314 |
+| `consume.group_admin` | members 307, 309 |
 | `consume.connection_processor` | who is connected 203, 204, 328, 345 |
-| `tables.slave_sync` | tables for slaves 21, 43, 45, 201, 402, 60002 |
+| `transaction.transaction_service` | ends of transactions 37; checks begun anew 323 |
+| `schedule` | recalls of timed messages 370; how many wait 61 |
+| `tables.slave_sync` | tables for slaves 21, 43, 45, 60, 201, 402, 60002 |
 | `service` | 1008 |
 
 On a member that is not master, `relay` takes what only the master may do and passes it on. Before

@@ -1,5 +1,5 @@
-"""Administration: topics (17, 18, 215, 305, 351), groups (200, 207, 225, 352, 353), configuration
-(26), expiry (306, 329), status (28, 315, 907, 1007), repair (60001).
+"""Administration: topics (17, 18, 215, 305, 316, 351), groups (200, 207, 225, 352, 353), expiry
+(306, 329), status (28, 315, 907, 1007), repair (60001).
 
 A change is answered when every member of the required set has it (SAFETY R31): its record is in the
 log and confirmed. Origin: AdminBrokerProcessor in Java.
@@ -13,12 +13,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.request_fields import flag, number, text
 from batonmq.broker.status import BrokerStatus
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.attributes import altered, parse_attributes
 from batonmq.protocol.bodies import (
-    DataVersion,
     GroupForbidden,
     KVTable,
     SubscriptionGroupConfig,
@@ -29,7 +30,6 @@ from batonmq.protocol.bodies import (
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
-from batonmq.protocol.json_body import encode_json
 from batonmq.protocol.topic_name import check_topic, group_problem, is_system_topic
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
@@ -49,8 +49,10 @@ class AdminProcessor:
         topics: TopicService,
         status: BrokerStatus,
         known: Callable[[], Awaitable[None]],
+        settings: BrokerConfig,
     ) -> None:
         """`known` returns when name servers know the topics that there are."""
+        self._settings = settings
         self._path = path
         self._topics = topics
         self._status = status
@@ -60,6 +62,7 @@ class AdminProcessor:
         processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_topic)
         processors.register(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_topics)
         processors.register(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete_topic)
+        processors.register(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_unused)
         processors.register(RequestCode.GET_TOPIC_CONFIG, self.topic_config)
         processors.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_group)
         processors.register(
@@ -69,7 +72,6 @@ class AdminProcessor:
         processors.register(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.group_config)
         processors.register(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.group_forbidden)
         processors.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
-        processors.register(RequestCode.GET_BROKER_CONFIG, self.config)
         processors.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
         processors.register(RequestCode.VIEW_BROKER_STATS_DATA, self.stats)
         processors.register(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_expired)
@@ -87,8 +89,11 @@ class AdminProcessor:
         _refuse_system_topic(topic)
         known = self._topics.get(topic)
         base = known or TopicConfig(topic_name=topic)
+        changes = parse_attributes(request.ext.get("attributes", ""))
+        mixed = self._settings.enable_mixed_message_type
         config = replace(
             base,
+            attributes=altered(known.attributes if known else None, changes, mixed=mixed),
             read_queue_nums=_queues(
                 request, "readQueueNums", base.read_queue_nums if known else None
             ),
@@ -111,9 +116,14 @@ class AdminProcessor:
         """18. The same for several, each given whole. None is made if one of them cannot be; then
         TOPICS_AT_ONCE at a time, so a change of role may leave the last ones out."""
         self._require_writable()
-        configs = TopicConfigList.decode(request.body).topic_config_list
-        for config in configs:
+        mixed = self._settings.enable_mixed_message_type
+        configs = []
+        for wanted in TopicConfigList.decode(request.body).topic_config_list:
             await asyncio.sleep(0)
+            known = self._topics.get(wanted.topic_name)
+            before = known.attributes if known else None
+            config = replace(wanted, attributes=altered(before, wanted.attributes, mixed=mixed))
+            configs.append(config)
             check_topic(config.topic_name)
             _refuse_system_topic(config.topic_name)
             for key, queues in (
@@ -153,6 +163,18 @@ class AdminProcessor:
                 f"{wanted} on hold messages, the last is queue {held[-1]}: nobody could read them. "
                 f"Allowed are {held[-1] + 1} and more, or force=true (mqctl updateTopic --force)",
             )
+
+    async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """316. What is left of topics that are not in the table is deleted as a topic is, by a
+        record each: members must agree on what there is."""
+        self._require_writable()
+        for topic in sorted(self._path.store.queries.topics()):
+            await asyncio.sleep(0)
+            if self._topics.get(topic) is None:
+                self._require_writable()
+                end = self._topics.delete_topic(topic)
+                await self._path.wait_confirmed(end, f"deletion of unused topic {topic}")
+        return RemotingCommand.response_to(request)
 
     def topic_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """351. The settings of one topic."""
@@ -232,12 +254,6 @@ class AdminProcessor:
         return RemotingCommand.response_to(
             request, body=TopicList(topic_list=sorted(self._topics.topics.system)).encode()
         )
-
-    def config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """26. All settings as a property text. They are changed in the file (25 is refused)."""
-        version = encode_json(DataVersion()).decode()
-        body = self._status.config_text().encode()
-        return RemotingCommand.response_to(request, ext={"version": version}, body=body)
 
     def runtime(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """28. Key-value texts, with the keys that clusterList and brokerStatus read."""

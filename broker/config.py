@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -79,6 +79,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     default_pop_share_queue_num: int = msgspec.field(default=-1, name="defaultPopShareQueueNum")
     server_load_balancer_enable: bool = msgspec.field(default=True, name="serverLoadBalancerEnable")
     pop_in_flight_max: int = msgspec.field(default=200_000, name="popInFlightMax")
+    enable_mixed_message_type: bool = msgspec.field(default=False, name="enableMixedMessageType")
 
     def __post_init__(self) -> None:
         if not 3 <= self.listen_port <= 65535:
@@ -98,6 +99,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(
                 "transactionTimeOut is in ms, at least 0, transactionCheckInterval at least 100"
             )
+        if self.transaction_check_max < 1 or self.flush_consumer_offset_interval < 1:
+            raise ValueError("transactionCheckMax and flushConsumerOffsetInterval are at least 1")
         if self.pop_in_flight_max < 1:
             raise ValueError("popInFlightMax is a number of messages, at least 1")
         if self.register_name_server_period < 1000:
@@ -127,6 +130,41 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def store_host(self) -> bytes:
         """The same as records carry it: ip and port."""
         return host_bytes(self.broker_ip1, self.listen_port)
+
+
+RUNTIME_KEYS: Final = frozenset(
+    {
+        # broker:
+        "autoCreateTopicEnable",
+        "autoCreateSubscriptionGroup",
+        "defaultMessageRequestMode",
+        "defaultPopShareQueueNum",
+        "enableMixedMessageType",
+        "flushConsumerOffsetInterval",
+        "litePullMessageEnable",
+        "longPollingEnable",
+        "popInFlightMax",
+        "recallMessageEnable",
+        "rejectTransactionMessage",
+        "serverLoadBalancerEnable",
+        "slaveReadEnable",
+        "transactionCheckInterval",
+        "transactionCheckMax",
+        "transactionTimeOut",
+        "useServerSideResetOffset",
+        # store:
+        "cleanFileForciblyEnable",
+        "deleteFileBatchMax",
+        "deleteWhen",
+        "diskMaxUsedSpaceRatio",
+        "diskSpaceCleanForciblyRatio",
+        "diskSpaceWarningLevelRatio",
+        "fileReservedTime",
+        "maxMessageSize",
+        "timerMaxDelaySec",
+    }
+)
+"""Keys that take effect while running (25): their users read them when they need them."""
 
 
 class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.message_id import decode_offset_msg_id
 from batonmq.remoting.command import RemotingCommand
 
 
@@ -15,6 +16,16 @@ def text(request: RemotingCommand, key: str) -> str:
             ResponseCode.INVALID_PARAMETER, f"request {request.code} lacks the field {key!r}"
         )
     return value
+
+
+def stored_at(message_id: str) -> int:
+    """The physical offset that an offsetMsgId names. Raises BrokerRefusal 29."""
+    try:
+        return decode_offset_msg_id(message_id)[1]
+    except ValueError as error:
+        raise BrokerRefusal(
+            ResponseCode.INVALID_PARAMETER, f"msgId {message_id!r}: {error}"
+        ) from error
 
 
 def number(request: RemotingCommand, key: str, default: int | None = None) -> int:

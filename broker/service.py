@@ -17,7 +17,7 @@ from functools import partial
 
 from batonmq.broker.admin_processor import AdminProcessor
 from batonmq.broker.broker_endpoint import BrokerEndpoint
-from batonmq.broker.config import BrokerSections
+from batonmq.broker.config import BrokerConfig, BrokerSections
 from batonmq.broker.consume.client_processor import ClientProcessor
 from batonmq.broker.consume.connection_processor import ConnectionProcessor
 from batonmq.broker.consume.consumer_lists import ConsumerLists
@@ -38,6 +38,7 @@ from batonmq.broker.replication.replication import Replication
 from batonmq.broker.send.reply_processor import ReplyProcessor
 from batonmq.broker.send.send_back import SendBackProcessor
 from batonmq.broker.send.send_processor import SendProcessor
+from batonmq.broker.settings_processor import SettingsProcessor, broker_settings
 from batonmq.broker.status import BrokerStatus
 from batonmq.broker.tables.slave_sync import BrokerTables, SlaveSourceProcessor, SlaveSynchronize
 from batonmq.broker.tables.topics import TopicService
@@ -45,10 +46,11 @@ from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import boot_ms
+from batonmq.protocol.bodies import PERM_INHERIT, PERM_READ, PERM_WRITE
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.pop import ANY_QUEUE
 from batonmq.protocol.record import RecordHead
-from batonmq.protocol.topic_name import METADATA_TOPIC, PROGRESS_TOPIC
+from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC, METADATA_TOPIC, PROGRESS_TOPIC
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.remoting.endpoint import RemotingClient
@@ -59,7 +61,7 @@ from batonmq.store.message_store import MessageStore
 from batonmq.store.queue_locks import QueueLockManager
 from batonmq.store.request_modes import MessageRequestModeManager
 from batonmq.store.subscription_group import SubscriptionGroupManager
-from batonmq.store.topic_config import TopicConfigManager
+from batonmq.store.topic_config import TopicConfigManager, topic_config
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,8 @@ class BrokerService:
     ) -> None:
         broker = config.broker
         self.config = config
+        self._settings = broker_settings(config)
+        self._settings.on_change = self._settings_changed
         self.endpoint = BrokerEndpoint(config) if endpoint is None else endpoint
         self.relay = self.endpoint.relay
         self.address = broker.address
@@ -97,8 +101,7 @@ class BrokerService:
         self.topics = TopicService(
             self.tables,
             self.store.deleting_topics,
-            auto_create_topic=broker.auto_create_topic_enable,
-            auto_create_group=broker.auto_create_subscription_group,
+            settings=broker,
             append=lambda body: self.path.put_system_record(METADATA_TOPIC, body),
             changed=self._tables_changed,
             dropped=self._topic_dropped,
@@ -159,7 +162,8 @@ class BrokerService:
             self.locks,
             SendBackProcessor(path, topics),
             ReplyProcessor(path, self.send, clients, stores=broker.store_reply_message_enable),
-            AdminProcessor(path, topics, self.status, self.registrar.known),
+            AdminProcessor(path, topics, self.status, self.registrar.known, broker),
+            SettingsProcessor(self.config, self._settings),
             OffsetProcessor(self.store, self.tables, path.gate, self.pull.resets),
             ConnectionProcessor(clients, path.clock_ms),
             GroupAdminProcessor(path, topics, clients, offsets, self.pull, broker),
@@ -294,6 +298,14 @@ class BrokerService:
             self.routes_changed()
         elif self.path.gate.is_master:  # name servers take topics from a master only
             self.registrar.topics_changed(topics)
+
+    def _settings_changed(self, broker: BrokerConfig) -> None:
+        """By 25. Topics made by sending need their template: it is there from a start on with
+        autoCreateTopicEnable."""
+        if broker.auto_create_topic_enable and self.topics.get(AUTO_CREATE_TOPIC) is None:
+            queues, perm = broker.default_topic_queue_nums, PERM_INHERIT | PERM_READ | PERM_WRITE
+            self.tables.topics.put(topic_config(AUTO_CREATE_TOPIC, queues, perm))
+            self._tables_changed((AUTO_CREATE_TOPIC,))
 
     def routes_changed(self) -> None:
         self.registrar.changed()

@@ -15,7 +15,6 @@ from batonmq.broker.replication.replication import Replication
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
-from batonmq.process.properties_text import dump_properties
 from batonmq.protocol.bodies import (
     PROBLEMS_KEY,
     EpochEntryCache,
@@ -100,13 +99,6 @@ class BrokerStatus:
     def epoch_cache(self) -> EpochEntryCache | None:
         """1007; None outside controller mode."""
         return self._replication.epoch_cache()
-
-    def config_text(self) -> str:
-        """26: the settings of all sections, sorted by their names."""
-        config = self._config
-        sections = (config.broker, config.replicas, config.store, config.ha)
-        lines = "".join(map(dump_properties, sections)).splitlines(keepends=True)
-        return "".join(sorted(lines))
 
     def ha(self) -> HARuntimeInfo:
         """907."""

@@ -22,6 +22,7 @@ from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.transaction.producer_check import ProducerCheck
 from batonmq.broker.transaction.transaction_service import TransactionService
 from batonmq.broker.write.write_path import WritePath
+from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.errors import RemoteProtocolError
 from batonmq.protocol.record import RecordHead
 from batonmq.remoting.connection import Processors
@@ -58,6 +59,7 @@ class WaitingMessages:
     def register(self, processors: Processors) -> None:
         self.transactions.register(processors)
         self._recall.register(processors)
+        processors.register(RequestCode.GET_TIMER_METRICS, self.timers.metrics)
 
     def begin(self) -> None:
         """This broker takes writes as the master from now on."""

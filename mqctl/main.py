@@ -23,6 +23,8 @@ FAMILIES: dict[str, dict[str, str]] = {
         "timeline": "timeline",
         "clusterList": "cluster",
         "brokerStatus": "cluster",
+        "getBrokerConfig": "cluster",
+        "updateBrokerConfig": "cluster",
     },
     "Topics": {
         "topicList": "topic",

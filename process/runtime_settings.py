@@ -1,9 +1,11 @@
 """Settings of a running process: read and changed by its admin requests, kept over a restart.
 
-Only keys that take effect while it runs may be changed. What was changed is kept as property text
-and laid over the file's values at the next start.
+Only keys that take effect while it runs may be changed: the sections are changed in place, so who
+holds one finds the new value at its next look. What was changed is kept as property text and laid
+over the file's values at the next start.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,11 @@ import msgspec
 
 from batonmq.process.durable_file import replace_file
 from batonmq.process.properties_text import dump_properties, parse_properties, value_text
+from batonmq.process.settings import describe_kind
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+
+log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=msgspec.Struct)
 
@@ -22,22 +27,34 @@ C = TypeVar("C", bound=msgspec.Struct)
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
     """`keys` may be changed, `black_list` may not even be named; `remark` answers the latter, with
-    `{key}` for the first of them. `path`: where changes are kept, None keeps none."""
+    `{key}` for the first of them. `path`: where changes are kept, None keeps none. Unknown keys are
+    ignored, as in Java, unless `refuses_unknown`."""
 
     keys: frozenset[str]
     black_list: frozenset[str]
     remark: str
     path: Path | None
+    refuses_unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Checked and not in force yet: section -> its fields' new values, and what is kept then."""
+
+    values: list[tuple[msgspec.Struct, dict[str, Any]]]
+    kept: dict[str, str]
 
 
 class RuntimeSettings(Generic[C]):
-    """`current` is in force now; `on_change(new)` is called after each change."""
+    """`current` is what is in force, as are the other sections; `on_change(current)` is called
+    after each change."""
 
-    def __init__(self, config: C, rules: ChangeRules) -> None:
+    def __init__(self, config: C, rules: ChangeRules, *more: msgspec.Struct) -> None:
         self.current = config
         self.on_change: Callable[[C], None] | None = None
+        self._sections: tuple[msgspec.Struct, ...] = (config, *more)
         self._rules = rules
-        self._changed: dict[str, Any] = {}
+        self._kept: dict[str, str] = {}
 
     def load(self) -> None:
         """Lays kept changes over the file's values. Raises ValueError that names a bad file."""
@@ -45,56 +62,88 @@ class RuntimeSettings(Generic[C]):
         if path is None or not path.exists():
             return
         kept = parse_properties(path.read_text(encoding="utf-8"))
+        kept = {key: value for key, value in kept.items() if key in self._rules.keys}
         try:
-            self._take({key: value for key, value in kept.items() if key in self._rules.keys})
+            self.apply(self._planned(kept))
         except BrokerRefusal as refusal:
             raise ValueError(f"{path}: {refusal.remark}") from refusal
+        log.info("kept_settings_loaded path=%s keys=%s", path, ",".join(sorted(kept)))
 
     def update(self, text: str) -> None:
-        """Takes the settings of a property text, all or none. Unknown keys are ignored.
+        """Takes the settings of a property text, all or none.
 
         Raises BrokerRefusal: 16 for a key that may not be changed so, 1 for a wrong value.
         """
+        change = self.plan(text)
+        self.apply(change)
+        self.keep(change)
+
+    def plan(self, text: str) -> Change:
+        """What `update` would do; raises as it does."""
         wanted = parse_properties(text)
         for key in sorted(wanted.keys() & self._rules.black_list):
             raise BrokerRefusal(ResponseCode.NO_PERMISSION, self._rules.remark.format(key=key))
-        present = msgspec.to_builtins(self.current)
+        present: dict[str, Any] = {}
+        for section in self._sections:
+            present |= msgspec.to_builtins(section)
         changed = {
             key: value
             for key, value in wanted.items()
             if key in present and value != value_text(present[key])
         }
-        for key in sorted(changed.keys() - self._rules.keys):
+        unknown = wanted.keys() - present.keys() if self._rules.refuses_unknown else set()
+        for key in sorted((changed.keys() | unknown) - self._rules.keys):
+            why = "is no setting" if key in unknown else "is changed only in the file, at a restart"
             raise BrokerRefusal(
-                ResponseCode.NO_PERMISSION, f"{key} can be changed only in the file, with a restart"
+                ResponseCode.NO_PERMISSION,
+                f"{key} {why}; while running: {', '.join(sorted(self._rules.keys))}",
             )
-        if changed:
-            self._take(changed)
-            self._keep()
+        return self._planned(changed)
+
+    def apply(self, change: Change) -> None:
+        """From now on it is in force."""
+        for section, values in change.values:
+            for name, value in values.items():
+                msgspec.structs.force_setattr(section, name, value)
+        self._kept |= change.kept
+        if change.kept and self.on_change is not None:
+            self.on_change(self.current)
+
+    def keep(self, change: Change) -> None:
+        """Makes it outlast a restart; may run in a thread. Raises OSError."""
+        if self._rules.path is not None and change.kept:
+            kept = self._kept | change.kept
+            lines = (f"{key}={kept[key]}\n" for key in sorted(kept))
+            replace_file(self._rules.path, "".join(lines).encode())
 
     def as_properties(self) -> str:
-        """All settings as property text, sorted."""
+        """All settings of the first section as property text, sorted."""
         return dump_properties(self.current)
 
-    def _take(self, changed: dict[str, str]) -> None:
-        fields = {field.encode_name: field for field in msgspec.structs.fields(self.current)}
-        values: dict[str, Any] = {}
-        for key, text in changed.items():
-            field = fields[key]
+    def _planned(self, changed: dict[str, str]) -> Change:
+        found: list[tuple[msgspec.Struct, dict[str, Any]]] = []
+        kept: dict[str, str] = {}
+        for section in self._sections:
+            fields = {field.encode_name: field for field in msgspec.structs.fields(section)}
+            values = {
+                fields[key].name: _converted(key, text, fields[key].type)
+                for key, text in changed.items()
+                if key in fields
+            }
             try:
-                values[field.name] = msgspec.convert(text.strip(), field.type, strict=False)
-            except msgspec.ValidationError as error:
-                raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"{key}={text}: {error}") from error
-        try:
-            new = type(self.current)(**{**msgspec.structs.asdict(self.current), **values})
-        except ValueError as error:
-            raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        self.current = new
-        self._changed |= {key: msgspec.to_builtins(new)[key] for key in changed}
-        if self.on_change is not None:
-            self.on_change(new)
+                new = type(section)(**{**msgspec.structs.asdict(section), **values})
+            except ValueError as error:
+                raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            shown = msgspec.to_builtins(new)
+            kept |= {key: value_text(shown[key]) for key in changed if key in fields}
+            found.append((section, values))
+        return Change(found, kept)
 
-    def _keep(self) -> None:
-        if self._rules.path is not None:
-            lines = (f"{key}={value_text(self._changed[key])}\n" for key in sorted(self._changed))
-            replace_file(self._rules.path, "".join(lines).encode())
+
+def _converted(key: str, text: str, kind: Any) -> Any:
+    try:
+        return msgspec.convert(text.strip(), kind, strict=False)
+    except msgspec.ValidationError:
+        raise BrokerRefusal(
+            ResponseCode.SYSTEM_ERROR, f"{key} is {text!r}: {describe_kind(kind)} is allowed"
+        ) from None

@@ -70,7 +70,7 @@ def build_section(section: str, kind: type[S], found: Mapping[str, tuple[Any, st
                 _shape(value, kind_wanted), kind_wanted, strict=False
             )
         except msgspec.ValidationError as error:
-            allowed = f"{_describe(kind_wanted)} is allowed ({error})"
+            allowed = f"{describe_kind(kind_wanted)} is allowed ({error})"
             raise ConfigError(f"{section}.{key}", value, where, allowed) from None
     for name, field in fields.items():
         if field.required and field.name not in values:
@@ -238,7 +238,8 @@ def _shape(value: Any, kind: Any) -> Any:
     return value
 
 
-def _describe(kind: Any) -> str:
+def describe_kind(kind: Any) -> str:
+    """What values a setting of this type takes, in words."""
     info = msgspec.inspect.type_info(kind)
     return _describe_info(info)
 

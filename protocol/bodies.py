@@ -221,6 +221,22 @@ class TopicOffset(Body):
     min_offset: int = 0
 
 
+class QueueTimeSpan(Body):
+    """Store times in ms, -1 for none; `delay_time`: how long the next message has waited."""
+
+    consume_time_stamp: int = 0
+    delay_time: int = 0
+    max_time_stamp: int = 0
+    message_queue: MessageQueue = MessageQueue("", "", 0)
+    min_time_stamp: int = 0
+
+
+class QueryConsumeTimeSpanBody(Body):
+    """Answer of 303."""
+
+    consume_time_span_set: list[QueueTimeSpan] = msgspec.field(default_factory=list)
+
+
 class TopicStatsTable(QueueKeyedBody):
     offset_table: dict[MessageQueue, TopicOffset] = msgspec.field(default_factory=dict)
     topic_put_tps: float = 0.0

@@ -58,7 +58,7 @@ class Appender:
         self._pending = pending
         self._store_host = store_host
         self._clock_ms = clock_ms
-        self._body_max = config.max_message_size
+        self._config = config
         self._delay_levels = config.delay_levels
         self._size_max = log.segment_size - END_FILE_MIN_BLANK
         self._append_prop_crc = config.enabled_append_prop_crc
@@ -135,7 +135,10 @@ class Appender:
         """
         if self.refusal is not None:
             raise PutUnavailable(self.refusal)
-        if len(message.body) > self._body_max or len(message.properties) > self._properties_max:
+        if (
+            len(message.body) > self._config.max_message_size
+            or len(message.properties) > self._properties_max
+        ):
             raise self._too_long(message)
         queue = self._table.get((message.topic, message.queue_id))
         if queue is None:
@@ -185,7 +188,10 @@ class Appender:
             raise PutUnavailable(self.refusal)
         for message in messages:
             assert not message.sys_flag & TRANSACTION_MASK
-            if len(message.body) > self._body_max or len(message.properties) > self._properties_max:
+            if (
+                len(message.body) > self._config.max_message_size
+                or len(message.properties) > self._properties_max
+            ):
                 raise self._too_long(message)
         queue = self._queues.find_or_create(messages[0].topic, messages[0].queue_id)
         if not self._turn_ms:
@@ -324,8 +330,10 @@ class Appender:
 
     def _too_long(self, message: NewMessage) -> PutIllegal:
         size = len(message.body)
-        if size > self._body_max:
-            return PutIllegal(f"a body of {size} bytes; maxMessageSize is {self._body_max}")
+        if size > self._config.max_message_size:
+            return PutIllegal(
+                f"a body of {size} bytes; maxMessageSize is {self._config.max_message_size}"
+            )
         return PutPropertiesTooLong(
             f"properties of {len(message.properties)} bytes; the limit is {self._properties_max}"
         )

@@ -16,6 +16,7 @@ from batonmq.store.delay_levels import DelayLevels
 
 HOURS_OF_DAY = 24
 SEGMENT_SIZE_MIN = 4096
+MESSAGE_SIZE_MIN = 16 * 1024
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -73,8 +74,26 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             raise ValueError("flush intervals must be above 0 ms")
         if self.ha_sync_flush and self.flush_disk_type != "SYNC_FLUSH":
             raise ValueError("haSyncFlush needs flushDiskType SYNC_FLUSH")
-        if self.timer_max_delay_sec <= 0:
-            raise ValueError("timerMaxDelaySec must be above 0 s")
+        for key, value in (
+            ("timerMaxDelaySec", self.timer_max_delay_sec),
+            ("fileReservedTime", self.file_reserved_time),
+            ("deleteFileBatchMax", self.delete_file_batch_max),
+        ):
+            if value <= 0:
+                raise ValueError(f"{key} is {value}, it must be above 0")
+        least = min(MESSAGE_SIZE_MIN, self.mapped_file_size_commit_log // 4)
+        if self.max_message_size < least:
+            raise ValueError(
+                f"maxMessageSize is {self.max_message_size}, at least {least} bytes are allowed:"
+                " the broker's own records need them"
+            )
+        for key, value in (
+            ("diskMaxUsedSpaceRatio", self.disk_max_used_space_ratio),
+            ("diskSpaceCleanForciblyRatio", self.disk_space_clean_forcibly_ratio),
+            ("diskSpaceWarningLevelRatio", self.disk_space_warning_level_ratio),
+        ):
+            if not 1 <= value <= 100:
+                raise ValueError(f"{key} is {value}, allowed are 1 to 100 (percent)")
         self.delay_levels  # noqa: B018  raises if messageDelayLevel is no list of delays
         self.delete_hours  # noqa: B018  raises if deleteWhen is not a list of hours
 

@@ -53,7 +53,7 @@ class PositionRounds:
         self._queues = queues
         self._appender = appender
         self._deleting = deleting
-        self._piece_max = min(_PIECE_BYTES_MAX, log.segment_size // 4, config.max_message_size)
+        self._config = config
         self._round: _Round | None = None
         self._is_master = False
         self._master_begin: int | None = 0
@@ -140,7 +140,9 @@ class PositionRounds:
     def _next_positions(self, current: _Round) -> tuple[dict[str, dict[int, int]], int]:
         """Topic -> queue id -> next offset of queues that need it, and the index behind them."""
         positions: dict[str, dict[int, int]] = {}
-        at, room = current.at, self._piece_max
+        at = current.at
+        body_max = self._config.max_message_size
+        room = min(_PIECE_BYTES_MAX, self._log.segment_size // 4, body_max)
         stop = min(len(current.queues), at + _LOOKED_AT_MAX)
         while at < stop:
             queue = current.queues[at]

@@ -55,6 +55,7 @@ class StoreQueries:
         dispatcher: Dispatcher,
         appender: Appender,
     ) -> None:
+        self._files = files
         self._log = files.log
         self._queues = dispatcher.queues
         self._index = files.index
@@ -62,6 +63,10 @@ class StoreQueries:
         self._appender = appender
         self._reader = QueueReader(files.log, files.config, dispatcher.verified)
         self._query_max = files.config.max_msgs_num_batch
+
+    def topics(self) -> set[str]:
+        """The topics that have queues here."""
+        return self._files.consume_queues.topics()
 
     # One queue.
 

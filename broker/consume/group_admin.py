@@ -1,9 +1,9 @@
 """Helping a consumer: what a topic and a group are at, where a group goes on, what members say.
 
-202, 208 and 317 (positions of a topic, of a group, of all groups), 300 and 343 (groups of a topic,
-topics of a group), 222 (set offsets), 223 (offsets that members hold), 307 and 309 (what a member
-does, one message consumed again). Calls to members go over the connections that they have opened.
-What walks over queues gives the loop back in between.
+202, 208, 303 and 317 (positions of a topic, of a group, the same in time, of all groups), 300 and
+343 (groups of a topic, topics of a group), 222 and 314 (offsets are set, or copied), 223 (offsets
+that members hold), 307 and 309 (what a member does, one message consumed again). Calls to members
+go over the connections that they have opened. What walks over queues gives the loop back between.
 Origin: AdminBrokerProcessor and Broker2Client in Java.
 """
 
@@ -18,16 +18,19 @@ import msgspec
 from batonmq.broker.config import BrokerConfig
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.consume.pull_processor import PullProcessor
-from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.request_fields import flag, number, stored_at, text
 from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
+from batonmq.process.clock import wall_ms
 from batonmq.protocol.bodies import (
     ConsumeStats,
     ConsumeStatsList,
     GetConsumerStatusBody,
     GroupList,
     OffsetWrapper,
+    QueryConsumeTimeSpanBody,
+    QueueTimeSpan,
     ResetOffsetBody,
     TopicConfig,
     TopicList,
@@ -43,7 +46,7 @@ from batonmq.protocol.errors import (
 )
 from batonmq.protocol.json_body import encode_json, encode_queue_map
 from batonmq.protocol.message import MessageQueue
-from batonmq.protocol.message_id import decode_offset_msg_id
+from batonmq.protocol.topic_name import group_problem
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.consumer_offset import SEPARATOR, ConsumerOffsetManager
@@ -76,12 +79,14 @@ class GroupAdminProcessor:
         self._pull = pull
         self._broker_name = config.broker_name
         self._address = config.address
-        self._parks = config.use_server_side_reset_offset
+        self._config = config
 
     def register(self, processors: Processors) -> None:
         for code, handler in (
             (RequestCode.GET_TOPIC_STATS_INFO, self.topic_stats),
             (RequestCode.GET_CONSUME_STATS, self.consume_stats),
+            (RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_span),
+            (RequestCode.CLONE_GROUP_OFFSET, self.clone_offsets),
             (RequestCode.GET_BROKER_CONSUME_STATS, self.all_consume_stats),
             (RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic),
             (RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of_group),
@@ -169,6 +174,33 @@ class GroupAdminProcessor:
             pull_offset=consumed,
         )
 
+    async def time_span(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """303. Of each queue that may be written: when its first and last message and the last one
+        that the group consumed were stored (-1: none), and for how long the next one has waited."""
+        topic, config = self._topic(request)
+        group = text(request, "group")
+        body = QueryConsumeTimeSpanBody()
+        async for queue_id in _in_turns(range(config.write_queue_nums)):
+            body.consume_time_span_set.append(self._time_span(group, topic, queue_id))
+        return RemotingCommand.response_to(request, body=body.encode())
+
+    def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
+        queries = self._store.queries
+        begin = queries.min_offset_in_queue(topic, queue_id)
+        end = queries.max_offset_in_queue(topic, queue_id)
+        consumed = max(begin, self._offsets.query(group, topic, queue_id))
+        first, before, following, last = (
+            queries.message_store_timestamp(topic, queue_id, offset)
+            for offset in (begin, max(begin, consumed - 1), consumed, end - 1)
+        )
+        return QueueTimeSpan(
+            consume_time_stamp=before,
+            delay_time=max(0, wall_ms() - following) if consumed < end else 0,
+            max_time_stamp=last,
+            message_queue=self._queue(topic, queue_id),
+            min_time_stamp=first,
+        )
+
     async def groups_of_topic(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """300. The groups that subscribe to a topic now, or have an offset in it."""
         topic = text(request, "topic")
@@ -232,7 +264,7 @@ class GroupAdminProcessor:
                 wanted[each] = self._offset_at(topic, each, when)
         if self._path.gate.refusal is not None:
             raise GateClosedError(self._path.gate.refusal)
-        if self._parks:
+        if self._config.use_server_side_reset_offset:
             async for each in _in_turns(list(wanted)):
                 self._offsets.commit(group, topic, each, wanted[each])
                 self._pull.reset(group, topic, each, wanted[each])
@@ -243,6 +275,28 @@ class GroupAdminProcessor:
             offset_table={self._queue(topic, each): at for each, at in wanted.items()}
         )
         return RemotingCommand.response_to(request, body=body.encode())
+
+    async def clone_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """314. `destGroup` goes on where `srcGroup` is, in `topic` or in all that it has offsets
+        in; without `offline` only in those that it subscribes to, if it is here. Java clones
+        nothing where no topic is named."""
+        source, target = text(request, "srcGroup"), text(request, "destGroup")
+        if problem := group_problem(target):
+            raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"destGroup: {problem}")
+        named = request.ext.get("topic")
+        topics = [named] if named else await self._topics_of(source)
+        known = self._clients.groups.get(source)
+        if not flag(request, "offline") and known is not None and known.subscriptions:
+            topics = [topic for topic in topics if topic in known.subscriptions]
+        for topic in topics:
+            async for queue_id in _in_turns(self._offsets.offsets_of(source, topic)):
+                if self._path.gate.refusal is not None:
+                    raise GateClosedError(self._path.gate.refusal)
+                offset = self._offsets.query(source, topic, queue_id)
+                if self._topics.get(topic) is not None and offset >= 0:
+                    self._offsets.commit(target, topic, queue_id, offset)
+            await asyncio.sleep(0)
+        return RemotingCommand.response_to(request)
 
     def _offset_at(self, topic: str, queue_id: int, when: int) -> int:
         if when <= TO_THE_END:
@@ -329,13 +383,7 @@ class GroupAdminProcessor:
     async def consume_directly(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """309. A member consumes one message, named by its offsetMsgId, once more."""
         message_id = text(request, "msgId")
-        try:
-            offset = decode_offset_msg_id(message_id)[1]
-        except ValueError as error:
-            raise BrokerRefusal(
-                ResponseCode.INVALID_PARAMETER, f"msgId {message_id!r}: {error}"
-            ) from error
-        record = self._store.queries.look_message_by_offset(offset)
+        record = self._store.queries.look_message_by_offset(stored_at(message_id))
         if record is None:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR, f"no message {message_id} is stored here"

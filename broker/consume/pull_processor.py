@@ -82,8 +82,7 @@ class PullProcessor:
         self.resets = OffsetResets()
         self._gate = path.gate
         self._clock_ms = path.clock_ms
-        self._long_polling = config.long_polling_enable
-        self._slave_read = config.slave_read_enable
+        self._config = config
         self._damaged = damaged
         self._relay = relay
         self._hold: PullHold[Pull] = PullHold()
@@ -125,18 +124,18 @@ class PullProcessor:
     def _suspend_ms(self, ext: PullFields) -> int:
         if not ext.sys_flag & PULL_SUSPEND:
             return 0
-        return ext.suspend_timeout_millis if self._long_polling else SHORT_POLLING_MS
+        return ext.suspend_timeout_millis if self._config.long_polling_enable else SHORT_POLLING_MS
 
     def _pull_elsewhere(
         self, request: PullFrame, channel: Connection, kind: int, header: bytes, body: bytes
     ) -> None:
         """On a member that is not master. A slave gives what it shows (R28), and lets a pull at the
         end of its queue wait; the rest only the master can judge. Its progress goes with 15."""
-        on_purpose = self._slave_read and bool(request.ext.read_replica)
+        on_purpose = self._config.slave_read_enable and bool(request.ext.read_replica)
         taken = False
         if self._gate.role is not Role.SLAVE or (request.is_ours and not on_purpose):
             taken = self._relay.take_raw(channel, self.pull, kind, header, body, for_any_role=True)
-        elif self._relay.enabled or self._slave_read:
+        elif self._relay.enabled or self._config.slave_read_enable:
             if self._answered_as_slave(request, channel, on_purpose=on_purpose):
                 return
             taken = self._relay.take_raw(channel, self.pull, kind, header, body)
@@ -324,9 +323,9 @@ class PullProcessor:
         """`is_slow`: the group reads what has left the memory of this broker; a slave should serve
         it. Others go to the group's broker, from a slave back to the master."""
         group, suggested = pull.group, MASTER_ID
-        if self._slave_read and is_slow:
+        if self._config.slave_read_enable and is_slow:
             suggested = group.which_broker_when_consume_slowly
-        elif self._slave_read and self._gate.is_master:
+        elif self._config.slave_read_enable and self._gate.is_master:
             suggested = group.broker_id
         return PullFlags(suggested, group.group_sys_flag, pull.topic_sys_flag)
 

@@ -81,13 +81,16 @@ class PullChecks:
         self._clients = clients
         self._filters = filters
         self._sql = config.enable_property_filter
-        self._lite = config.lite_pull_message_enable
+        self._config = config
         self._writable = writable
 
     def checked(self, channel: Connection, request: PullFrame) -> Pull:
         """Raises BrokerRefusal for every reason not to read."""
         ext = request.ext
-        if request.code == RequestCode.LITE_PULL_MESSAGE and not self._lite:
+        if (
+            request.code == RequestCode.LITE_PULL_MESSAGE
+            and not self._config.lite_pull_message_enable
+        ):
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION, "lite pulls are off: litePullMessageEnable is false"
             )

@@ -67,7 +67,7 @@ class PopService(DueService):
         self._reviver = Reviver(
             path, topics, config.store_host, retry_v2=config.enable_retry_topic_v2
         )
-        self.in_flight_max = config.pop_in_flight_max
+        self._config = config
         self.look_again: Callable[[Key | None], None] = lambda key: None
         self.positions = PopPositions(offsets)
         self.table = PopTable()
@@ -76,6 +76,10 @@ class PopService(DueService):
         self._wakes_at = 0
         self._waits: deque[int] = deque()
         self._mark: tuple[int, int] | None = None
+
+    @property
+    def in_flight_max(self) -> int:
+        return self._config.pop_in_flight_max
 
     def begin(self) -> None:
         """This broker has become master: it reads what is in flight."""

@@ -40,9 +40,8 @@ class RecallProcessor:
         broker = config.broker
         self._path = path
         self._topics = topics
-        self._is_enabled = broker.recall_message_enable
+        self._config = config
         self._broker_name = broker.broker_name
-        self._max_delay_ms = config.store.timer_max_delay_ms
         self._ids = UniqIdGenerator(broker.store_host[:-4], os.getpid(), wall_ms, instance_hash=370)
 
     def register(self, processors: Processors) -> None:
@@ -50,7 +49,7 @@ class RecallProcessor:
 
     async def recall(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """370; the reply's msgId is the unique key of the recalled message."""
-        if not self._is_enabled:
+        if not self._config.broker.recall_message_enable:
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION, "recall is off: set recallMessageEnable to true"
             )
@@ -75,7 +74,8 @@ class RecallProcessor:
             f"the handle is of broker {handle.broker_name}": handle.broker_name
             != self._broker_name,
             "the message is due already": ahead_ms <= 0,
-            "the handle's time is beyond timerMaxDelaySec": ahead_ms >= self._max_delay_ms,
+            "the handle's time is beyond timerMaxDelaySec": ahead_ms
+            >= self._config.store.timer_max_delay_ms,
         }
         for why, is_so in wrong.items():
             if is_so:

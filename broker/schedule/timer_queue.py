@@ -99,9 +99,15 @@ class TimerQueue:
             return None
         return self._heap[0] & _OFFSET
 
-    def done(self) -> None:
-        """The message that `next_due` gave is in the log again, or is not to be delivered."""
-        if self._late:
+    def waits(self, offset: int, due_ms: int) -> bool:
+        """Whether a message that was seen is still to come, and not late."""
+        return due_ms << _BITS | offset > self._done
+
+    def done(self) -> bool:
+        """The message that `next_due` gave is in the log again, or is not to be delivered. False if
+        it was a late one."""
+        is_late = bool(self._late)
+        if is_late:
             offset = self._late.popleft()
         else:
             self._done = heapq.heappop(self._heap)
@@ -110,6 +116,7 @@ class TimerQueue:
         self._blocks[block] -= 1
         if not self._blocks[block]:
             del self._blocks[block]
+        return not is_late
 
     def progress(self) -> TimerProgress:
         """What is delivered of all that was seen. Not before all was seen that the last progress

@@ -8,6 +8,7 @@ Origin: org.apache.rocketmq.store.timer.TimerMessageStore.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -15,20 +16,24 @@ from typing import Final
 from batonmq.broker.schedule import delivery
 from batonmq.broker.schedule.delivery import REFUSED_MS, Delivery, DueService
 from batonmq.broker.schedule.progress import DeliveryProgress, ProgressRecord
+from batonmq.broker.schedule.timer_counts import TimerCounts
 from batonmq.broker.schedule.timer_queue import TimerQueue
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.write.write_path import WritePath
 from batonmq.protocol.layout import FILLER_SIZE, UNIT
 from batonmq.protocol.properties import find_property
 from batonmq.protocol.recall_handle import recall_key
-from batonmq.protocol.record import message_to_store, raw_properties, scan_record
+from batonmq.protocol.record import NewMessage, message_to_store, raw_properties, scan_record
 from batonmq.protocol.topic_name import PROGRESS_TOPIC, TIMER_TOPIC
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection
 from batonmq.store.delay_levels import DelayLevels
 from batonmq.store.errors import PutRefused
 
 log = logging.getLogger(__name__)
 
 QUEUE: Final = 0
+COUNTED_UNITS: Final = 256
 READ_UNITS: Final = 4096
 """How many units are read in one turn of the loop."""
 _HASH_BITS: Final = 33
@@ -51,6 +56,7 @@ class TimerService(DueService):
         self._progress = progress
         self._levels = levels
         self._queue = TimerQueue()
+        self._counts = TimerCounts()
 
     def begin(self) -> None:
         """This broker has become master: it goes on where its log says."""
@@ -58,6 +64,10 @@ class TimerService(DueService):
         most = queue_end(self._store, TIMER_TOPIC, QUEUE)
         self._queue.begin(self._progress.timer, least, most)
         super().begin()
+
+    def end(self) -> None:
+        super().end()
+        self._counts = TimerCounts()
 
     def arrived(self, topic: str, _queue_id: int, _max_offset: int) -> None:
         """Listens to arrivals of the store."""
@@ -111,29 +121,62 @@ class TimerService(DueService):
         due_ms = self._levels.tags_code(TIMER_TOPIC, head.properties, head.store_timestamp)
         return due_ms if due_ms >> _HASH_BITS not in (0, -1) else 0
 
+    # How many wait.
+
+    async def metrics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """61: how many messages wait, by topic; what is due now is left out. The first question
+        reads all that waits, a slice in a turn, the next ones what came since."""
+        while self._is_running and self._count_slice():  # noqa: ASYNC110  it does a slice
+            await asyncio.sleep(0)
+        body = self._counts.encode(self._path.gate.master_epoch)
+        return RemotingCommand.response_to(request, body=body)
+
+    def _count_slice(self) -> bool:
+        counts, queue, queries = self._counts, self._queue, self._store.queries
+        least = queries.min_offset_in_queue(TIMER_TOPIC, QUEUE)
+        begin = max(counts.next_offset, queue.progress().from_offset, least)
+        room = min(COUNTED_UNITS, queue.next_offset - begin)
+        units = queries.units(TIMER_TOPIC, QUEUE, begin, room) if room > 0 else []
+        for offset, (phy_offset, size, due_ms) in enumerate(units, begin):
+            if due_ms >> _HASH_BITS in (0, -1):
+                due_ms = self._due_of_record(phy_offset, size)
+            counts.next_offset = offset + 1
+            if queue.waits(offset, abs(due_ms)):
+                record = queries.record_at(phy_offset, size)
+                if record is not None:
+                    counts.add(raw_properties(record), 1, self.now_ms())
+        return bool(units)
+
     def _deliver_due(self, now_ms: int) -> int:
         queue = self._queue
         for _ in range(delivery.SLICE):
             offset = queue.next_due(now_ms)
             if offset is None:
                 break
+            message = self._message_at(offset)
+            properties = message.properties if message is not None else None
             try:
-                if not self._deliver(offset, now_ms):
+                if message is not None and not self._deliver(message, now_ms):
                     return REFUSED_MS
             except PutRefused as error:
                 log.warning("timed_message_waits offset=%d reason=%s", offset, error)
                 return REFUSED_MS
-            queue.done()
+            if queue.done() and offset < self._counts.next_offset:
+                if properties is None:
+                    self._counts = TimerCounts()  # nobody knows of which topic it was
+                else:
+                    self._counts.add(properties, -1, now_ms)
         return 0
 
-    def _deliver(self, offset: int, now_ms: int) -> bool:
-        """False if the message has to wait. Raises PutRefused, CorruptLogError."""
+    def _message_at(self, offset: int) -> NewMessage | None:
+        """None if the log has it no more. Raises CorruptLogError."""
         queries = self._store.queries
         units = queries.units(TIMER_TOPIC, QUEUE, offset, 1)
         record = queries.record_at(units[0][0], units[0][1]) if units else None
-        if record is None:
-            return True  # the log has it no more
-        message = message_to_store(record)
+        return message_to_store(record) if record is not None else None
+
+    def _deliver(self, message: NewMessage, now_ms: int) -> bool:
+        """False if the message has to wait. Raises PutRefused."""
         key = find_property(message.properties, b"TIMER_DEL_UNIQKEY")
         if key is not None:
             self._queue.recall_over(key)

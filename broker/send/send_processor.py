@@ -73,7 +73,7 @@ class SendProcessor:
         broker = config.broker
         self._sent_half = sent_half
         self._broker_name = broker.broker_name
-        self._rejects_transactions = broker.reject_transaction_message
+        self._settings = broker
         self._path = path
         self._store = path.store
         self._hold = path.hold
@@ -256,7 +256,7 @@ class SendProcessor:
 
     def _put_half(self, message: NewMessage, channel: Connection, ext: SendFields) -> PutResult:
         """A message of a transaction waits for its end in the half topic."""
-        if self._rejects_transactions:
+        if self._settings.reject_transaction_message:
             raise BrokerRefusal(
                 ResponseCode.NO_PERMISSION,
                 "this broker takes no transactions (rejectTransactionMessage)",

@@ -24,7 +24,6 @@ from batonmq.process.backoff import Backoff, pause_ms
 from batonmq.protocol.bodies import (
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
-    TimerMetricsSerializeWrapper,
     TopicConfigAndMappingSerializeWrapper,
 )
 from batonmq.protocol.codes import RequestCode, ResponseCode
@@ -324,7 +323,6 @@ class SlaveSourceProcessor:
         processors.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_consumer_offsets)
         processors.register(RequestCode.GET_ALL_DELAY_OFFSET, self.all_delay_offsets)
         processors.register(RequestCode.GET_TIMER_CHECK_POINT, self.timer_check_point)
-        processors.register(RequestCode.GET_TIMER_METRICS, self.timer_metrics)
         processors.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_groups)
         processors.register(RequestCode.BATON_GET_QUEUE_LOCKS, self.all_locks)
         processors.register(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.all_request_modes)
@@ -372,11 +370,6 @@ class SlaveSourceProcessor:
     def timer_check_point(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """60."""
         return RemotingCommand.response_to(request, body=self._tables.delays.timer_check())
-
-    def timer_metrics(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
-        """61: how many messages wait, by topic. They are not counted here; a Java slave that gets
-        no answer logs an exception every 10 s."""
-        return RemotingCommand.response_to(request, body=TimerMetricsSerializeWrapper().encode())
 
     def all_delay_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """45."""

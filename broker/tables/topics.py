@@ -23,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.protocol.bodies import (
     PERM_WRITE,
@@ -86,8 +87,7 @@ class TopicService:
         tables: BrokerTables,
         deleting: set[str],
         *,
-        auto_create_topic: bool,
-        auto_create_group: bool,
+        settings: BrokerConfig,
         append: Callable[[bytes], int],
         changed: Callable[[Collection[str] | None], None],
         dropped: Callable[[str], object],
@@ -97,8 +97,7 @@ class TopicService:
         self.locks = tables.locks
         self.request_modes = tables.request_modes
         self._offsets = tables.offsets
-        self._auto_create_topic = auto_create_topic
-        self._auto_create_group = auto_create_group
+        self._settings = settings
         self._append = append
         self._changed = changed
         self._dropped = dropped
@@ -131,11 +130,11 @@ class TopicService:
         derived = self.topics.derived(topic, default_topic, max(1, queue_nums))
         if is_retry_or_dlq(topic):
             config = TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1, perm=6)
-        elif not self._auto_create_topic or derived is None:
+        elif not self._settings.auto_create_topic_enable or derived is None:
             raise BrokerRefusal(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic {topic} does not exist and is not created by sending to it"
-                f" (autoCreateTopicEnable {str(self._auto_create_topic).lower()},"
+                f" (autoCreateTopicEnable {str(self._settings.auto_create_topic_enable).lower()},"
                 f" template {default_topic or 'none'}): create it with mqctl updateTopic",
             )
         else:
@@ -233,7 +232,7 @@ class TopicService:
         """
         config = self.groups.get(name)
         if config is None:
-            if not self._auto_create_group:
+            if not self._settings.auto_create_subscription_group:
                 raise BrokerRefusal(
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                     f"subscription group {name} does not exist: create it on the broker",

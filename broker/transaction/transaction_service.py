@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from batonmq.broker.config import BrokerSections
-from batonmq.broker.request_fields import flag, number, text
+from batonmq.broker.request_fields import flag, number, stored_at, text
 from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.offset_clamp import queue_end
 from batonmq.broker.tables.topics import TopicService
@@ -47,7 +47,12 @@ from batonmq.protocol.bodies import TopicConfig
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal, CorruptLogError
 from batonmq.protocol.message import MessageExt
-from batonmq.protocol.properties import CHECK_IMMUNITY_TIME_IN_SECONDS, PGROUP, UNIQ_KEY
+from batonmq.protocol.properties import (
+    CHECK_IMMUNITY_TIME_IN_SECONDS,
+    PGROUP,
+    REAL_TOPIC,
+    UNIQ_KEY,
+)
 from batonmq.protocol.record import decode_record, message_to_store
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from batonmq.protocol.topic_name import (
@@ -89,6 +94,7 @@ class TransactionService:
         self._offsets = offsets
         self._producers = producers
         self._damaged = damaged
+        self._config = config
         self._table = TransactionTable(check_rules(config))
         self._is_running = False
         self._loaded = asyncio.Event()
@@ -100,6 +106,7 @@ class TransactionService:
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.END_TRANSACTION, self.end_transaction)
+        processors.register(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume_check)
 
     def begin(self) -> None:
         """This broker has become master: it reads what is open from where the group's progress
@@ -257,6 +264,35 @@ class TransactionService:
         await asyncio.shield(done)
         return RemotingCommand.response_to(request)
 
+    async def resume_check(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """323. `msgId`, an offsetMsgId, names a half message that was given up, or one that is
+        open: it is checked as if it had never been. Answered when that is confirmed. Java takes any
+        message; of one that has ended it would make a second commit."""
+        if self._path.gate.refusal is not None:
+            raise GateClosedError(self._path.gate.refusal)
+        await self._until_loaded()
+        message_id = text(request, "msgId")
+        record = self._store.queries.look_message_by_offset(stored_at(message_id))
+        half = decode_record(record) if record is not None else None
+        key = half.properties.get(UNIQ_KEY, "").encode() if half is not None else b""
+        if record is None or half is None or not half.properties.get(REAL_TOPIC):
+            raise _refused(f"no half message {message_id} is stored here")
+        copy = checked_once_more(record, 0)
+        if half.topic == TRANS_HALF_TOPIC and self._table.is_open(half.queue_offset):
+            self._store.appender.put_message(copy)
+            await asyncio.shield(self._write_op([half.queue_offset]))
+        elif half.topic == TRANS_CHECK_MAX_TIME_TOPIC and not self._table.is_waiting(key):
+            copy.topic, copy.queue_id = TRANS_HALF_TOPIC, QUEUE
+            put = self._store.appender.put_message(copy)
+            self._path.schedule_flush()
+            await self._path.wait_confirmed(put.end_offset, f"half message {message_id}")
+        else:
+            raise _refused(
+                f"message {message_id} of topic {half.topic} is no half message that waits or was"
+                f" given up ({TRANS_CHECK_MAX_TIME_TOPIC})"
+            )
+        return RemotingCommand.response_to(request)
+
     async def _until_loaded(self) -> None:
         """A new master knows what is open a moment later. Raises BrokerRefusal."""
         try:
@@ -320,6 +356,7 @@ class TransactionService:
     def _check_slice(self, now_ms: int) -> int:
         """Checks some of what is due; the pause in ms until the next look."""
         path, table = self._path, self._table
+        table.rules = check_rules(self._config)
         if path.gate.refusal is not None or path.hold.active:
             return BLOCKED_MS
         for _ in range(SLICE):

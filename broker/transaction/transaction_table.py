@@ -54,7 +54,7 @@ class TransactionTable:
     """`next_half` and `next_op` are the queue offsets to read next."""
 
     def __init__(self, rules: CheckRules) -> None:
-        self._rules = rules
+        self.rules = rules
         self.next_half = self.next_op = 0
         self._open: dict[int, Half] = {}
         self._by_key: dict[bytes, int] = {}
@@ -80,7 +80,7 @@ class TransactionTable:
         replaced = self._by_key.get(half.key) if half.key else None
         self._open[half.queue_offset] = half
         self._by_key[half.key] = half.queue_offset
-        rules = self._rules
+        rules = self.rules
         wait_ms = rules.interval_ms if half.checks else rules.timeout_ms
         if half.immunity_ms is not None and not half.checks:
             wait_ms = half.immunity_ms
@@ -128,6 +128,10 @@ class TransactionTable:
         """Whether a half message was seen, and no op that names it."""
         return queue_offset in self._open
 
+    def is_waiting(self, key: bytes) -> bool:
+        """Whether a half message of this unique key is open."""
+        return key in self._by_key
+
     @property
     def wake_ms(self) -> int:
         """When the next half is due, NEVER if none is open."""
@@ -136,7 +140,7 @@ class TransactionTable:
     def next_due(self, now_ms: int) -> Due | None:
         """The next half to check or to give up. It counts as being ended from now on: it is written
         again, or to another topic, and `later` puts a check off."""
-        rules = self._rules
+        rules = self.rules
         while self._due and self._due[0][0] <= now_ms:
             _, offset = heapq.heappop(self._due)
             half = self._open.get(offset)
@@ -151,7 +155,7 @@ class TransactionTable:
         """Nobody can be asked, or nothing can be written now: again after the interval, or after
         `pause_ms`."""
         self._ending.discard(half.queue_offset)
-        wait_ms = self._rules.interval_ms if pause_ms is None else pause_ms
+        wait_ms = self.rules.interval_ms if pause_ms is None else pause_ms
         heapq.heappush(self._due, (now_ms + wait_ms, half.queue_offset))
 
     def progress(self) -> tuple[int, int]:

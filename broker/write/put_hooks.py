@@ -43,8 +43,7 @@ class PutHooks:
 
     def __init__(self, config: StoreConfig) -> None:
         self._levels = config.delay_levels
-        self._has_timer = config.timer_wheel_enable
-        self._max_delay_ms = config.timer_max_delay_ms
+        self._config = config
 
     def apply(self, message: NewMessage, now_ms: int) -> None:
         """Diverts `message`, in place, if it is to wait; a level counts more than a time. `now_ms`
@@ -76,15 +75,16 @@ class PutHooks:
         deliver_ms = _deliver_ms(properties, now_ms)
         if deliver_ms is None:
             return
-        if not self._has_timer:
+        if not self._config.timer_wheel_enable:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR,
                 "this broker has no timers (timerWheelEnable is false); the message was not stored",
             )
-        if deliver_ms - now_ms > self._max_delay_ms:
+        if deliver_ms - now_ms > self._config.timer_max_delay_ms:
             raise _illegal(
                 f"it is to be delivered in {deliver_ms - now_ms} ms, at most"
-                f" {self._max_delay_ms} ms ahead is allowed (timerMaxDelaySec, fileReservedTime)"
+                f" {self._config.timer_max_delay_ms} ms ahead is allowed (timerMaxDelaySec,"
+                " fileReservedTime)"
             )
         if deliver_ms <= now_ms:
             if TIMER_DEL_UNIQKEY in properties:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import click
+
 from batonmq.mqctl.context import CommandContext
 from batonmq.mqctl.output import BAD, DIM, GOOD, Cell, plain
 from batonmq.mqctl.params import command, exclusive, option
@@ -153,6 +155,68 @@ async def broker_status(
         context.out.line(address, style="bold")
         context.out.fields(sorted(table.items()))
         context.out.line()
+
+
+@command("getBrokerConfig")
+@option("-b", "--brokerAddr", metavar="HOST:PORT", help="One broker.")
+@option("-c", "--clusterName", help="All brokers of a cluster.")
+async def get_broker_config(
+    context: CommandContext, broker_addr: str | None, cluster_name: str | None
+) -> None:
+    """Settings of brokers, as they are in force.
+
+    JSON: address to settings.
+    """
+    async with context.admin() as admin:
+        addresses = await _addresses(admin, broker_addr, cluster_name)
+        found = await context.ask_each(addresses, admin.brokers.config)
+    if context.out.as_json:
+        context.out.document(found)
+        return
+    for address, settings in found.items():
+        context.out.line(address, style="bold")
+        context.out.fields(sorted(settings.items()))
+        context.out.line()
+
+
+@command("updateBrokerConfig")
+@option("-b", "--brokerAddr", metavar="HOST:PORT", help="One broker.")
+@option("-c", "--clusterName", help="All brokers of a cluster.")
+@option("-k", "--key", required=True, help="Setting.")
+@option("-v", "--value", required=True, help="Its new value.")
+async def update_broker_config(
+    context: CommandContext,
+    broker_addr: str | None,
+    cluster_name: str | None,
+    key: str,
+    value: str,
+) -> None:
+    """Change a setting of brokers while they run.
+
+    A setting is one broker's own: with -c all members get it, slaves, too. It outlasts a restart.
+
+    JSON: the setting, and addresses: where it was changed.
+    """
+    if (cluster_name is None) == (broker_addr is None):
+        raise click.UsageError("give either -c (all brokers of a cluster) or -b (one broker)")
+    async with context.admin() as admin:
+
+        async def change(address: str) -> None:
+            await admin.brokers.update_config(address, {key: value})
+
+        addresses = await _addresses(admin, broker_addr, cluster_name)
+        done = await context.ask_each(addresses, change)
+    if context.out.as_json:
+        context.out.document({"key": key, "value": value, "addresses": list(done)})
+        return
+    for address in done:
+        context.out.line(f"{address}: {key}={value}")
+
+
+async def _addresses(admin: Admin, broker_addr: str | None, cluster_name: str | None) -> list[str]:
+    if broker_addr:
+        return [broker_addr]
+    return broker_addresses(await cluster_of(admin, cluster_name))
 
 
 def _first(numbers: str) -> str:

@@ -216,6 +216,7 @@ async def update_topic(
         context.out.line(
             f"topic {topic} on {at}: {config.read_queue_nums} read queues,"
             f" {config.write_queue_nums} write queues, {_perm(config.perm)}"
+            + "".join(f", {key}={value}" for key, value in sorted(config.attributes.items()))
         )
 
 

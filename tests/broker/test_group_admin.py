@@ -80,6 +80,55 @@ async def committed(rig: Rig, queue: int = 0) -> str:
     return (await rig.ask(14, header)).ext["offset"]
 
 
+def test_when_a_group_consumed_and_how_long_the_next_message_waits(tmp_path: Path) -> None:
+    """303."""
+
+    async def play(rig: Rig) -> None:
+        for _ in range(3):
+            await rig.send()
+        await rig.pull(commit=2)
+        asked = {"topic": "T", "group": "g"}
+        spans = loads((await rig.ask(303, asked)).body)["consumeTimeSpanSet"]
+        assert [span["messageQueue"]["queueId"] for span in spans] == [0, 1, 2, 3]
+        first, empty = spans[:2]
+        assert first["messageQueue"] == {"brokerName": "broker-a", "queueId": 0, "topic": "T"}
+        assert 0 < first["minTimeStamp"] <= first["consumeTimeStamp"] <= first["maxTimeStamp"]
+        assert 0 <= first["delayTime"] < 3_600_000
+        assert [empty[key] for key in ("minTimeStamp", "maxTimeStamp", "delayTime")] == [-1, -1, 0]
+        await rig.pull(commit=3)
+        assert loads((await rig.ask(303, asked)).body)["consumeTimeSpanSet"][0]["delayTime"] == 0
+        assert (await rig.ask(303, {"topic": "No", "group": "g"})).code == 17
+
+    run_with_broker(tmp_path, play)
+
+
+def test_a_group_goes_on_where_another_is(tmp_path: Path) -> None:
+    """314."""
+
+    async def play(rig: Rig) -> None:
+        async def clone(target: str, **fields: str) -> dict[str, int]:
+            asked = {"srcGroup": "g", "destGroup": target} | fields
+            reply = await rig.ask(314, asked)
+            assert reply.code == 0, reply.remark
+            offsets = rig.service.tables.offsets
+            return {topic: offsets.query(target, topic, 0) for topic in "TU"}
+
+        for topic, commit in (("T", 2), ("U", 1)):
+            for _ in range(3):
+                await rig.send(topic)
+            await rig.pull(topic, commit=commit)
+        assert await clone("one", topic="U") == {"T": -1, "U": 1}
+        assert await clone("all") == {"T": 2, "U": 1}
+        member = Member("me@1")
+        await member.join(rig)  # of topic T
+        assert await clone("some") == {"T": 2, "U": -1}
+        assert await clone("more", offline="true") == {"T": 2, "U": 1}
+        await member.client.close()
+        assert (await rig.ask(314, {"srcGroup": "g", "destGroup": "a b"})).code == 29
+
+    run_with_broker(tmp_path, play)
+
+
 def test_positions_of_a_topic_and_of_a_group(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         for _ in range(3):

@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from batonmq.broker.admin_processor import AdminProcessor
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.tables.slave_sync import (
     BrokerTables,
@@ -53,8 +54,7 @@ class Tables:
         self.service = TopicService(
             self.tables,
             set(),
-            auto_create_topic=True,
-            auto_create_group=True,
+            settings=BrokerConfig(),
             append=self._append,
             changed=lambda topics: None,
             dropped=self.dropped.append,

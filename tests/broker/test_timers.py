@@ -294,6 +294,45 @@ def test_java_finds_its_check_point_and_ours_is_its_answer(tmp_path: Path, clock
     run_with_broker(tmp_path, java_was_here)
 
 
+def test_how_many_wait_for_which_topic(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """61. Kept from the first question on, counted in slices, begun anew by a new master."""
+    monkeypatch.setattr(timer_service, "COUNTED_UNITS", 2)
+
+    async def counts(rig: Rig) -> dict[str, int]:
+        body = json.loads((await rig.ask(61)).body)
+        return {topic: each["count"] for topic, each in body["timingCount"].items()}
+
+    async def play(rig: Rig) -> None:
+        assert await counts(rig) == {}
+        for at in (10, 60, 60, 60):
+            await rig.send("T", TIMER_DELAY_SEC=str(at), UNIQ_KEY=f"K{at}")
+        recalled = await rig.send("T", TIMER_DELAY_SEC="30", UNIQ_KEY="RECALLED")
+        await rig.send("U", TIMER_DELAY_SEC="60")
+        timers = rig.service.waiting.timers
+        await until(lambda: len(timers) == 6)
+        assert await counts(rig) == {"T": 5, "U": 1}
+        assert (await recall(rig, recalled)).code == 0
+        await until(lambda: len(timers) == 7)
+        version = json.loads((await rig.ask(61)).body)["dataVersion"]
+        assert await counts(rig) == {"T": 4, "U": 1}
+        clock.ahead_ms = 31_000
+        await until(lambda: len(timers) == 4)
+        assert await counts(rig) == {"T": 3, "U": 1}
+        assert json.loads((await rig.ask(61)).body)["dataVersion"] != version
+        timers.end()
+        assert await counts(rig) == {}
+        timers.begin()
+        await until(lambda: len(timers) == 4)
+        assert await counts(rig) == {"T": 3, "U": 1}
+        clock.ahead_ms = 61_000
+        await until(lambda: len(timers) == 0)
+        assert await counts(rig) == {}
+
+    run_with_broker(tmp_path, play, broker=RECALLS)
+
+
 def test_r30_a_recall_is_answered_when_it_is_confirmed(tmp_path: Path, clock: Clock) -> None:
     async def play(rig: Rig) -> None:
         sent = await rig.send("T", TIMER_DELAY_SEC="60")

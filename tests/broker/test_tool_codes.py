@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from heartbeats import heartbeat
 from lone_broker import Rig, run_with_broker
 
+from batonmq.process import runtime_settings
 from batonmq.process.properties_text import parse_properties
 from batonmq.protocol.bodies import SubscriptionGroupWrapper
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.fastjson import loads
+from batonmq.remoting.command import RemotingCommand
 
 SYSTEM = "CID_RMQ_SYS_TRANS"
 
@@ -140,12 +143,96 @@ def test_settings_and_system_topics(tmp_path: Path) -> None:
     run_with_broker(tmp_path, play)
 
 
+def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path: Path) -> None:
+    """25."""
+
+    async def update(rig: Rig, text: str) -> RemotingCommand:
+        return await rig.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+
+    async def settings(rig: Rig) -> tuple[dict[str, str], int]:
+        reply = await rig.ask(RequestCode.GET_BROKER_CONFIG)
+        return parse_properties(reply.body.decode()), json.loads(reply.ext["version"])["counter"]
+
+    async def play(rig: Rig) -> None:
+        assert (await rig.send("New")).code == 17
+        assert (await update(rig, "autoCreateTopicEnable=true\nmaxMessageSize=20000\n")).code == 0
+        assert (await rig.send("New")).code == 0
+        assert (await rig.send("New", b"x" * 20001)).code == 13
+        now, version = await settings(rig)
+        assert (now["autoCreateTopicEnable"], now["maxMessageSize"], version) == (
+            "true",
+            "20000",
+            1,
+        )
+        for text, code, why in (
+            ("brokerName=b", 16, "brokerName is changed only in the file, at a restart; while run"),
+            ("maxMesageSize=5", 16, "maxMesageSize is no setting; while running: autoCreateSubsc"),
+            ("configBlackList=", 16, "configBlackList"),
+            ("maxMessageSize=many", 1, "maxMessageSize is 'many': a whole number is allowed"),
+            ("maxMessageSize=30000\ndeleteWhen=25", 1, "deleteWhen must list hours 00 to 23"),
+            ("diskMaxUsedSpaceRatio=101", 1, "diskMaxUsedSpaceRatio is 101, allowed are 1 to 100"),
+            ("defaultMessageRequestMode=PUSH", 1, "one of POP, PULL is allowed"),
+        ):
+            refused = await update(rig, text)
+            assert (refused.code, why in (refused.remark or "")) == (code, True), refused.remark
+        bad = await rig.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"\xff")
+        assert bad.code == 29 and "UTF-8" in (bad.remark or "")
+        assert await settings(rig) == (now, 1), "all or none"
+        # Named, but as they are.
+        assert (await update(rig, "brokerName=broker-a\nmaxMessageSize=20000")).code == 0
+
+    async def again(rig: Rig) -> None:
+        assert (await settings(rig))[0]["maxMessageSize"] == "20000"
+        assert (await rig.send("New", b"x" * 20001)).code == 13
+
+    off: dict[str, object] = {"auto_create_topic_enable": False}
+    run_with_broker(tmp_path, play, broker=off)
+    run_with_broker(tmp_path, again, broker=off)
+    kept = tmp_path / "config" / "broker.properties"
+    assert kept.read_text() == "autoCreateTopicEnable=true\nmaxMessageSize=20000\n"
+    kept.write_text("maxMessageSize=0\n")
+    with pytest.raises(ValueError, match=r"broker\.properties: maxMessageSize is 0, at"):
+        run_with_broker(tmp_path, again, broker=off)
+
+
+def test_a_setting_that_cannot_be_kept_is_not_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def play(rig: Rig) -> None:
+        monkeypatch.setattr(runtime_settings, "replace_file", full)
+        reply = await rig.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=20000")
+        assert reply.code == 1 and (await rig.send("T", b"x" * 20001)).code == 0
+
+    run_with_broker(tmp_path, play)
+
+
+def test_queues_of_topics_that_are_not_there_go_on_every_member(tmp_path: Path) -> None:
+    """316. As a deletion that the log carries."""
+
+    async def play(rig: Rig) -> None:
+        for topic in "TU":
+            assert (await rig.send(topic)).code == 0
+        rig.service.tables.topics.delete("U")  # as a Java broker's folder may be
+        end = rig.service.store.max_phy_offset
+        assert (await rig.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+        assert rig.service.store.max_phy_offset > end
+        topics = rig.service.store.queries.topics()
+        assert "T" in topics and "U" not in topics
+        assert (await rig.send("U")).ext["queueOffset"] == "0"
+
+    run_with_broker(tmp_path, play)
+
+
 def test_several_topics_are_made_at_once_or_none(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         def body(*topics: dict[str, object]) -> bytes:
             return json.dumps({"topicConfigList": list(topics)}).encode()
 
         one = {"topicName": "A", "readQueueNums": 2, "writeQueueNums": 3, "perm": 6}
+        one["attributes"] = {"+message.type": "FIFO"}
         two = {"topicName": "B", "readQueueNums": 4, "writeQueueNums": 4, "perm": 4}
         code = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
         topics = rig.service.tables.topics
@@ -154,6 +241,7 @@ def test_several_topics_are_made_at_once_or_none(tmp_path: Path) -> None:
             ({**two, "readQueueNums": 0}, "readQueueNums of topic B is 0, allowed are 1 to 65536"),
             ({**two, "topicName": "a b"}, "a b"),
             ({**two, "topicName": "TBW102"}, "is a system topic"),
+            ({**two, "attributes": {"message.type": "FIFO"}}, "+key=value sets one"),
         ):
             refused = await rig.ask(code, body=body(one, wrong))
             assert refused.code != 0 and why in refused.remark and topics.get("A") is None
@@ -163,6 +251,7 @@ def test_several_topics_are_made_at_once_or_none(tmp_path: Path) -> None:
             (2, 3, 6),
             (4, 4, 4),
         ]
+        assert made[0] is not None and made[0].attributes == {"message.type": "FIFO"}
         assert (await rig.send("A")).code == 0 and (await rig.send("B")).code == 16
 
     run_with_broker(tmp_path, play)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from lone_broker import Rig, run_with_broker
 
-from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from batonmq.protocol.bodies import (
+    SubscriptionGroupConfig,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
 from batonmq.protocol.codes import ResponseCode
 from batonmq.store.errors import PutUnavailable
 
@@ -32,6 +37,54 @@ def test_only_what_is_given_changes(tmp_path: Path) -> None:
         assert (changed.read_queue_nums, changed.write_queue_nums, changed.perm) == (16, 4, 4)
 
     run_with_broker(tmp_path, play)
+
+
+def test_attributes_are_checked_kept_and_shown(tmp_path: Path) -> None:
+    """The broker compares no message with them, as in Java."""
+
+    async def change(rig: Rig, attributes: str) -> tuple[int, str]:
+        reply = await rig.ask(17, MAKE | {"attributes": attributes})
+        return reply.code, reply.remark or ""
+
+    async def play(rig: Rig) -> None:
+        for wrong, why in (
+            ("+message.type=ODD", "allowed are UNSPECIFIED, NORMAL, FIFO, DELAY, TRANSACTION"),
+            ("+message.type=MIXED", "MIXED needs enableMixedMessageType"),
+            ("+queue.type=BatchCQ", "allowed are SimpleCQ"),
+            ("+cleanup.policy=COMPACTION", "allowed are DELETE"),
+            ("+reserve.time=-2", "allowed are -1 to 9223372036854775807"),
+            ("+odd=1", "there are message.type, queue.type, cleanup.policy, reserve.time"),
+            ("message.type=FIFO", "+key=value sets one and -key takes one away"),
+            ("+message.type", "+key=value sets one and -key takes one away"),
+            ("-message.type", "the topic has no such attribute"),
+            ("+message.type=FIFO,+message.type=DELAY", "stands there twice"),
+            ("+message.type=FIFO,-message.type", "changed twice in one request"),
+        ):
+            code, remark = await change(rig, wrong)
+            assert code == 29 and why in remark, (wrong, remark)
+        assert rig.service.topics.get("T") is None
+        assert await change(rig, "+message.type=FIFO,+queue.type=SimpleCQ") == (0, "")
+        assert (await rig.send(DELAY="1")).code == 0
+        code, remark = await change(rig, "-queue.type")
+        assert code == 29 and "it can be set only when the topic is made" in remark
+        assert await change(rig, "+message.type=DELAY,+reserve.time=-1") == (0, "")
+        assert await change(rig, "-reserve.time") == (0, "")
+        assert (await rig.ask(17, MAKE)).code == 0
+        shown = {"message.type": "DELAY", "queue.type": "SimpleCQ"}
+        assert (await settings(rig)).attributes == shown
+        table = TopicConfigSerializeWrapper.decode((await rig.ask(21)).body).topic_config_table
+        assert table["T"].attributes == shown
+        body = b"enableMixedMessageType=true"
+        assert (await rig.ask(25, body=body)).code == 0
+        assert await change(rig, "+message.type=MIXED") == (0, "")
+
+    async def after_a_restart(rig: Rig) -> None:
+        assert (await settings(rig)).attributes["message.type"] == "MIXED"
+
+    run_with_broker(tmp_path, play)
+    kept = json.loads((tmp_path / "config" / "topics.json").read_text())["topicConfigTable"]["T"]
+    assert kept["attributes"]["message.type"] == "MIXED"
+    run_with_broker(tmp_path, after_a_restart)
 
 
 def test_a_new_topic_needs_its_numbers(tmp_path: Path) -> None:

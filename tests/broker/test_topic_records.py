@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lone_broker import Rig, run_with_broker, until
 
+from batonmq.broker.config import BrokerConfig
 from batonmq.broker.tables.slave_sync import BrokerTables
 from batonmq.broker.tables.topics import MetadataChange, TopicService, decode_metadata
 from batonmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
@@ -37,8 +38,7 @@ class Service(TopicService):
                 MessageRequestModeManager(folder / "modes.json"),
             ),
             set(),
-            auto_create_topic=True,
-            auto_create_group=True,
+            settings=BrokerConfig(),
             append=self._append_record,
             changed=self._count,
             dropped=self.dropped_topics.append,

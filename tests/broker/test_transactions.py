@@ -263,6 +263,13 @@ def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> N
         config = rig.service.topics.get(TRANS_CHECK_MAX_TIME_TOPIC)
         assert config is not None and (config.read_queue_nums, config.perm) == (1, 6)
         await until(lambda: len(rig.service.waiting.transactions) == 0)
+        # 323: it is checked from the start, and the producer knows by now.
+        given_up, producer.outcome = {"topic": lost.topic, "msgId": lost.msg_id}, COMMIT
+        assert (await rig.ask(323, given_up)).code == 0
+        await until(lambda: end_of(rig, "T", 1) == 1)
+        (came,) = await messages(rig, "T", 1)
+        assert came.body == b"body" and len(producer.requests) == 3
+        await until(lambda: len(rig.service.waiting.transactions) == 0)
         await producer.client.close()
 
     run_with_broker(
@@ -274,6 +281,30 @@ def test_one_that_stays_unknown_ends_in_the_topic_for_those(tmp_path: Path) -> N
             "transaction_check_max": 2,
         },
     )
+
+
+def test_only_a_half_that_waits_or_was_given_up_is_checked_again(tmp_path: Path) -> None:
+    """323."""
+
+    async def play(rig: Rig) -> None:
+        sent, plain = await half(rig), await rig.send("T")
+        table = rig.service.waiting.transactions._table
+        again = {"topic": "T", "msgId": sent.ext["msgId"]}
+        assert (await rig.ask(323, again)).code == 0
+        await until(lambda: len(table) == 1 and table.is_open(1))
+        assert end_of(rig, TRANS_OP_HALF_TOPIC) == 1
+        for message_id, code, why in (
+            (sent.ext["msgId"], 1, "no half message that waits"),
+            (plain.ext["msgId"], 1, "no half message"),
+            (sent.ext["msgId"][:16] + "00000000000FFFFF", 1, "no half message"),
+            ("nonsense", 29, "nonsense"),
+        ):
+            refused = await rig.ask(323, {"topic": "T", "msgId": message_id})
+            assert refused.code == code and why in (refused.remark or "")
+        assert (await rig.ask(37, end_fields(sent, COMMIT))).code == 0
+        assert len(await messages(rig, "T", 1)) == 1 and not len(table)
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
 
 
 def test_without_a_producer_no_check_is_spent(tmp_path: Path) -> None:

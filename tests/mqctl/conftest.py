@@ -204,6 +204,8 @@ class FakeAdmin:
         )
         self.brokers = SimpleNamespace(
             runtime_info=self.broker_runtime_info,
+            config=self.broker_config,
+            update_config=self.update_broker_config,
             ha_status=self.broker_ha_status,
             epochs=self.broker_epoch,
             repair=self.repair_replica,
@@ -250,6 +252,16 @@ class FakeAdmin:
 
     async def masters(self, cluster: str | None = None, broker: str | None = None) -> Any:
         return {broker: broker} if broker else {"broker-a": MASTER}
+
+    async def broker_config(self, address: str) -> dict[str, str]:
+        self._check(address)
+        return {"brokerName": "broker-a", **self.fake.settings.get(address, {})}
+
+    async def update_broker_config(self, address: str, settings: dict[str, str]) -> None:
+        self._check(address)
+        if "brokerName" in settings:
+            raise ResponseError(16, "not that one", address)
+        self.fake.settings.setdefault(address, {}).update(settings)
 
     async def broker_runtime_info(self, address: str) -> dict[str, str]:
         self._check(address)

@@ -54,6 +54,21 @@ def test_broker_status_is_a_kv_table(mqctl: Run) -> None:
     assert mqctl("brokerStatus", "-b", MASTER, "-c", "C").code == 2
 
 
+def test_settings_of_brokers_are_shown_and_changed(mqctl: Run, fake: Any) -> None:
+    ran = mqctl("updateBrokerConfig", "-c", "C", "-k", "fileReservedTime", "-v", "24", "--json")
+    assert ran.json == {"key": "fileReservedTime", "value": "24", "addresses": [MASTER, SLAVE]}
+    assert mqctl("getBrokerConfig", "--json").json[SLAVE]["fileReservedTime"] == "24"
+    ran = mqctl("updateBrokerConfig", "-b", MASTER, "-k", "a", "-v", "b")
+    assert ran.out == f"{MASTER}: a=b\n"
+    assert "brokerName:" in mqctl("getBrokerConfig", "-b", MASTER).out
+    fake.dead = {SLAVE}
+    ran = mqctl("updateBrokerConfig", "-c", "C", "-k", "a", "-v", "c")
+    assert (ran.code, ran.out) == (1, f"{MASTER}: a=c\n") and SLAVE in ran.err
+    ran = mqctl("updateBrokerConfig", "-b", MASTER, "-k", "brokerName", "-v", "x")
+    assert ran.code == 1 and "not that one" in ran.err
+    assert mqctl("updateBrokerConfig", "-k", "a", "-v", "b").code == 2
+
+
 def test_topic_list_and_its_groups(mqctl: Run) -> None:
     assert mqctl("topicList", "--json").json == {"topicList": ["T", "U"]}
     rows = mqctl("topicList", "-c", "--json").json["topicList"]

@@ -20,7 +20,7 @@ WANTED = {
     "consumerProgress", "consumerConnection", "resetOffset", "skip",
     "haStatus", "getSyncStateSet", "getBrokerEpoch", "getControllerMetaData",
     "getControllerConfig", "updateControllerConfig", "electMaster", "cleanBrokerMetadata",
-    "timeline", "health", "repairReplica",
+    "timeline", "health", "repairReplica", "getBrokerConfig", "updateBrokerConfig",
     "epochHistory", "messageAudit", "topicStats", "streamHistory",
 }  # fmt: skip
 
@@ -28,6 +28,10 @@ WANTED = {
 MQADMIN = {
     "clusterList": {"-m": "--moreStats", "-i": "--interval", "-c": "--clusterName"},
     "brokerStatus": {"-b": "--brokerAddr", "-c": "--clusterName"},
+    "getBrokerConfig": {"-b": "--brokerAddr", "-c": "--clusterName"},
+    "updateBrokerConfig": {
+        "-b": "--brokerAddr", "-c": "--clusterName", "-k": "--key", "-v": "--value",
+    },
     "topicList": {"-c": "--clusterModel"},
     "topicRoute": {"-t": "--topic", "-l": "--list"},
     "topicStatus": {"-t": "--topic"},

@@ -117,14 +117,14 @@ def test_a_batch_is_never_split_over_two_segments(rig):
 
 
 def test_limits_of_a_message(rig):
-    store = rig.open_master(max_message_size=1000)
+    store = rig.open_master(max_message_size=2048)
     with pytest.raises(PutIllegal):
-        rig.put(store, bytes(1001))
+        rig.put(store, bytes(2049))
     with pytest.raises(PutPropertiesTooLong):
         rig.put(store, keys=bytes(32767))
     with pytest.raises(PutIllegal):
-        put_batch(rig, store, b"x", bytes(1001))
-    assert rig.put(store, bytes(1000)).queue_offset == 0
+        put_batch(rig, store, b"x", bytes(2049))
+    assert rig.put(store, bytes(2048)).queue_offset == 0
 
 
 def test_a_store_that_is_no_master_takes_no_puts(rig):

@@ -1,9 +1,10 @@
 """Admin calls about the cluster as a whole and about one broker."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from batonmq.client.admin.requests import AdminRequests
 from batonmq.client.errors import ClientError, NoMasterError
+from batonmq.process.properties_text import parse_properties
 from batonmq.protocol.bodies import ClusterInfo, EpochEntryCache, HARuntimeInfo, KVTable
 from batonmq.protocol.codes import MASTER_ID, RequestCode
 from batonmq.remoting.command import RemotingCommand
@@ -70,6 +71,20 @@ class BrokerAdmin:
             address, RequestCode.GET_BROKER_RUNTIME_INFO, {}, "runtime info"
         )
         return dict(KVTable.decode(reply.body).table)
+
+    async def config(self, address: str) -> dict[str, str]:
+        """All settings of one broker, as they are in force."""
+        reply = await self._requests.ask(
+            address, RequestCode.GET_BROKER_CONFIG, {}, "broker settings"
+        )
+        return parse_properties(reply.body.decode())
+
+    async def update_config(self, address: str, settings: Mapping[str, str]) -> None:
+        """Changes settings of one broker while it runs, all or none; they outlast a restart.
+        Raises ResponseError for one that may not be changed so, or a wrong value."""
+        body = "".join(f"{key}={value}\n" for key, value in settings.items()).encode()
+        code = RequestCode.UPDATE_BROKER_CONFIG
+        await self._requests.ask(address, code, {}, "changing broker settings", body=body)
 
     async def ha_status(self, address: str) -> HARuntimeInfo:
         reply = await self._requests.ask(address, RequestCode.GET_BROKER_HA_STATUS, {}, "HA status")

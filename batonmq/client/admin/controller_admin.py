@@ -18,6 +18,7 @@ from batonmq.client.errors import ClientError, NoControllerLeaderError
 from batonmq.client.instance.name_servers import parse_addresses
 from batonmq.history.event import HistoryEvent, lenient_event
 from batonmq.process.clock import boot_ms, wall_ms
+from batonmq.process.properties_text import parse_properties
 from batonmq.protocol.bodies import BrokerReplicasInfo, ElectMasterResponseBody, encode_names
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, ConnectError, RequestTimeoutError, ResponseError
@@ -163,7 +164,7 @@ class ControllerAdmin:
             {},
             "controller settings",
         )
-        return properties_from_text(reply.body.decode())
+        return parse_properties(reply.body.decode())
 
     async def update_config(
         self, settings: Mapping[str, str], address: str | None = None
@@ -299,13 +300,3 @@ def grpc_address(remoting_address: str) -> str:
     host, port = split_address(remoting_address)
     grpc_port = port + GRPC_PORT_OFFSET
     return f"[{host}]:{grpc_port}" if ":" in host else f"{host}:{grpc_port}"
-
-
-def properties_from_text(text: str) -> dict[str, str]:
-    """Java properties as servers send their settings: `key=value` lines."""
-    settings: dict[str, str] = {}
-    for line in text.splitlines():
-        key, separator, value = line.strip().partition("=")
-        if separator and not key.startswith("#"):
-            settings[key.strip()] = value.strip()
-    return settings

@@ -135,6 +135,9 @@ class TopicAdmin:
         }
         for name, address in targets.items():
             await self._put(address, after[name], changes.attributes, force=force)
+        if changes.attributes:  # what they are now only the broker can say
+            for name, address in targets.items():
+                after[name] = await self.config(address, topic) or after[name]
         self._requests.client.routes.forget(topic)
         return {name: ChangedTopic(targets[name], config) for name, config in after.items()}
 

@@ -12,7 +12,7 @@ from fake_cluster import CLUSTER, FakeCluster, refuse, until
 from batonmq import (
     Admin,
 )
-from batonmq.client.admin.controller_admin import grpc_address, properties_from_text
+from batonmq.client.admin.controller_admin import grpc_address
 from batonmq.client.errors import NoControllerLeaderError
 from batonmq.protocol.bodies import (
     BrokerReplicasInfo,
@@ -202,4 +202,3 @@ def test_grpc_endpoint_without_a_server_is_a_connect_error() -> None:
 def test_grpc_endpoint_is_one_port_above() -> None:
     assert grpc_address("10.0.0.1:9878") == "10.0.0.1:9879"
     assert grpc_address("[::1]:9878") == "[::1]:9879"
-    assert properties_from_text("#x\n a = b \nc\n") == {"a": "b"}

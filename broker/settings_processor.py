@@ -1,0 +1,79 @@
+"""The settings of a running broker: shown (26), and those of RUNTIME_KEYS changed (25).
+
+What was changed is kept in `config/broker.properties` under the store's root and laid over the
+file's values at the next start; RocketMQ writes it into the configuration file itself.
+Origin: AdminBrokerProcessor and Configuration in Java.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from batonmq.broker.config import RUNTIME_KEYS, BrokerConfig, BrokerSections
+from batonmq.process.clock import wall_ms
+from batonmq.process.properties_text import dump_properties
+from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.protocol.bodies import DataVersion
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.json_body import encode_json
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.connection import Connection, Processors
+
+_NOT_TO_NAME = frozenset({"configBlackList", "brokerConfigPath"})
+
+
+def broker_settings(config: BrokerSections) -> RuntimeSettings[BrokerConfig]:
+    """Of all sections; what was changed before is in force on return. Raises ValueError, OSError
+    for a file of changes that cannot be read."""
+    path = config.store.root / "config" / "broker.properties"
+    rules = ChangeRules(
+        RUNTIME_KEYS,
+        _NOT_TO_NAME,
+        "Can not update config in black list: {key}",
+        path,
+        refuses_unknown=True,
+    )
+    settings = RuntimeSettings(config.broker, rules, config.store, config.ha, config.replicas)
+    settings.load()
+    return settings
+
+
+class SettingsProcessor:
+    """25 and 26 of one broker."""
+
+    def __init__(self, config: BrokerSections, settings: RuntimeSettings[BrokerConfig]) -> None:
+        self._config = config
+        self._settings = settings
+        self._version = DataVersion()
+        self._one_at_a_time = asyncio.Lock()
+
+    def register(self, processors: Processors) -> None:
+        processors.register(RequestCode.GET_BROKER_CONFIG, self.show)
+        processors.register(RequestCode.UPDATE_BROKER_CONFIG, self.update)
+
+    def show(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """26. All settings as a property text, sorted by their names."""
+        config = self._config
+        sections = (config.broker, config.replicas, config.store, config.ha)
+        lines = "".join(map(dump_properties, sections)).splitlines(keepends=True)
+        version = encode_json(self._version).decode()
+        body = "".join(sorted(lines)).encode()
+        return RemotingCommand.response_to(request, ext={"version": version}, body=body)
+
+    async def update(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+        """25. A property text; all of it is taken, and kept on disk, or nothing. On this broker
+        only, as in Java: each member has settings of its own."""
+        try:
+            text = request.body.decode()
+        except UnicodeDecodeError as error:
+            raise BrokerRefusal(
+                ResponseCode.INVALID_PARAMETER, f"request 25: the body is no UTF-8 text: {error}"
+            ) from error
+        async with self._one_at_a_time:
+            change = self._settings.plan(text)
+            await asyncio.to_thread(self._settings.keep, change)
+            self._settings.apply(change)
+            if change.kept:
+                self._version = self._version.next(wall_ms())
+        return RemotingCommand.response_to(request)

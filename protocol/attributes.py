@@ -1,0 +1,97 @@
+"""Attributes of a topic: which there are, and how a change of them is worded.
+
+A change is `+key=value` or `-key`, several joined by commas (17), or a map of `+key` to value and
+`-key` to "" (18). The broker keeps attributes and shows them; they rule elsewhere: only RocketMQ's
+proxy compares messages with `message.type`, only its tiered storage reads `reserve.time`.
+Origin: TopicAttributes, AttributeParser, AttributeUtil in Java, which answers 1 where this is 29.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from batonmq.protocol.codes import LONG_MAX, ResponseCode
+from batonmq.protocol.errors import BrokerRefusal
+
+MESSAGE_TYPE: Final = "message.type"
+MIXED: Final = "MIXED"
+
+
+class Attribute(NamedTuple):
+    """`allowed` in words; `takes` judges a value. One that is not `changeable` is set when the
+    topic is made."""
+
+    allowed: str
+    takes: Callable[[str], bool]
+    changeable: bool
+
+
+def _one_of(*values: str, changeable: bool, note: str = "") -> Attribute:
+    return Attribute(", ".join(values) + note, values.__contains__, changeable)
+
+
+def _is_reserve_time(value: str) -> bool:
+    try:
+        return -1 <= int(value) <= LONG_MAX
+    except ValueError:
+        return False
+
+
+TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
+    MESSAGE_TYPE: _one_of(
+        "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MIXED, changeable=True
+    ),
+    # Java's other values, BatchCQ and COMPACTION, are another way to store messages.
+    "queue.type": _one_of("SimpleCQ", changeable=False, note=" (no other is built here)"),
+    "cleanup.policy": _one_of("DELETE", changeable=False, note=" (no other is built here)"),
+    "reserve.time": Attribute(f"-1 to {LONG_MAX}", _is_reserve_time, changeable=True),
+}
+
+
+def parse_attributes(text: str) -> dict[str, str]:
+    """`+a=b,-c` -> {"+a": "b", "-c": ""}. Raises BrokerRefusal 29."""
+    found: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not key.startswith("+" if equals else "-"):
+            raise _refused(part, "+key=value sets one and -key takes one away")
+        if key in found:
+            raise _refused(part, f"{key} stands there twice")
+        found[key] = value
+    return found
+
+
+def altered(
+    known: Mapping[str, str] | None, changes: Mapping[str, str], *, mixed: bool
+) -> dict[str, str]:
+    """The attributes of a topic after `changes`; `known` None: it is made now. `mixed`: whether it
+    may have messages of several types. Raises BrokerRefusal 29 that says what is allowed."""
+    after = dict(known or {})
+    names: set[str] = set()
+    for signed, value in changes.items():
+        sign, name = signed[:1], signed[1:]
+        attribute = TOPIC_ATTRIBUTES.get(name)
+        if sign not in ("+", "-"):
+            raise _refused(signed, "+key=value sets one and -key takes one away")
+        if attribute is None:
+            raise _refused(name, f"there are {', '.join(TOPIC_ATTRIBUTES)}")
+        if name in names:
+            raise _refused(name, "it is changed twice in one request")
+        names.add(name)
+        if sign == "+":
+            if not attribute.takes(value) or (value == MIXED and not mixed):
+                but = "" if mixed or value != MIXED else "; MIXED needs enableMixedMessageType"
+                raise _refused(f"{name}={value}", f"allowed are {attribute.allowed}{but}")
+            after[name] = value
+        elif name not in after:
+            raise _refused(signed, "the topic has no such attribute")
+        else:
+            del after[name]
+        if known is not None and not attribute.changeable and after.get(name) != known.get(name):
+            raise _refused(name, "it can be set only when the topic is made")
+    return after
+
+
+def _refused(what: str, why: str) -> BrokerRefusal:
+    return BrokerRefusal(ResponseCode.INVALID_PARAMETER, f"topic attribute {what!r}: {why}")
