@@ -9,7 +9,7 @@ import asyncio
 import atexit
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
@@ -21,11 +21,13 @@ from batonmq.client.admin.consumer_groups import ConsumerGroupAdmin
 from batonmq.client.admin.controller_admin import ControllerAdmin
 from batonmq.client.admin.messages import MessageAdmin
 from batonmq.client.admin.topics import TopicAdmin
+from batonmq.client.consumer.lite_pull_consumer import LitePullConsumer
 from batonmq.client.consumer.pop_consumer import PopConsumer
 from batonmq.client.consumer.pull_consumer import PullConsumer
 from batonmq.client.consumer.push_consumer import PushConsumer
 from batonmq.client.errors import ClientError
 from batonmq.client.producer.producer import Producer
+from batonmq.protocol.message import MessageExt, MessageQueue
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -207,6 +209,33 @@ class BlockingPullConsumer(_BlockingStartable[PullConsumer]):
     max_offset = _blocking(PullConsumer.max_offset)
     min_offset = _blocking(PullConsumer.min_offset)
     offset_by_time = _blocking(PullConsumer.offset_by_time)
+
+
+class BlockingLitePullConsumer(_BlockingStartable[LitePullConsumer]):
+    """See `LitePullConsumer`. Callbacks run on the loop: they must not block."""
+
+    @_parameters_of(LitePullConsumer)
+    def __init__(self) -> None: ...
+
+    @property
+    def assigned_queues(self) -> tuple[MessageQueue, ...]:
+        return self.twin.assigned_queues
+
+    subscribe = _on_loop(LitePullConsumer.subscribe)
+    fetch_queues = _blocking(LitePullConsumer.fetch_queues)
+    assign = _blocking(LitePullConsumer.assign)
+    position = _on_loop(LitePullConsumer.position)
+    seek = _blocking(LitePullConsumer.seek)
+    pause = _on_loop(LitePullConsumer.pause)
+    resume = _on_loop(LitePullConsumer.resume)
+    poll = _blocking(LitePullConsumer.poll)
+    commit = _blocking(LitePullConsumer.commit)
+    committed = _blocking(LitePullConsumer.committed)
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        """Every message, one by one: one counts as processed when the next is asked for."""
+        while True:
+            yield from self.poll(max_messages=1)
 
 
 class BlockingPushConsumer(_BlockingStartable[PushConsumer]):

@@ -38,6 +38,9 @@ from batonmq.client.errors import NoRouteError as NoRouteError
 from batonmq.client.errors import SendAttempt as SendAttempt
 from batonmq.client.errors import SendFailedError as SendFailedError
 from batonmq.client.errors import UnsupportedByBrokerError as UnsupportedByBrokerError
+from batonmq.client.hooks import ConsumeCall as ConsumeCall
+from batonmq.client.hooks import Hook as Hook
+from batonmq.client.hooks import SendCall as SendCall
 from batonmq.client.instance.client_instance import ClientInstance as ClientInstance
 from batonmq.client.instance.connections import ClientOptions as ClientOptions
 from batonmq.client.producer.producer import Producer as Producer

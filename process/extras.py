@@ -16,6 +16,7 @@ PACKAGES: Final = {
         "yaml": "pyyaml",
         "setproctitle": "setproctitle",
     },
+    "otel": {"opentelemetry": "opentelemetry-api"},
     "spark": {"numpy": "numpy", "plotly": "plotly", "pyarrow": "pyarrow", "pyspark": "pyspark"},
 }
 

@@ -11,11 +11,18 @@ import uvloop
 from fake_cluster import FakeCluster
 
 from batonmq import (
+    ConsumeFromWhere,
+    LitePullOptions,
     Message,
     MessageQueue,
     NoRouteError,
 )
-from batonmq.blocking import BlockingAdmin, BlockingProducer, BlockingPullConsumer
+from batonmq.blocking import (
+    BlockingAdmin,
+    BlockingLitePullConsumer,
+    BlockingProducer,
+    BlockingPullConsumer,
+)
 
 TOPIC = "T"
 Q0 = MessageQueue(TOPIC, "broker-a", 0)
@@ -56,6 +63,18 @@ def test_blocking_facade_sends_pulls_and_asks() -> None:
             assert producer.send(Message(TOPIC, b"hi"), queue=Q0).acknowledged
             consumer.assign(consumer.fetch_queues(TOPIC))
             assert [m.body for m in consumer.poll(2000)] == [b"hi"]
+            lite = BlockingLitePullConsumer(
+                "lite",
+                name_servers=addresses,
+                options=LitePullOptions(ConsumeFromWhere.FIRST),
+            )
+            lite.subscribe(TOPIC)
+            with lite:
+                assert Q0 in lite.assigned_queues
+                assert next(iter(lite)).body == b"hi"
+                assert lite.poll(0) == []
+                lite.commit()
+                assert lite.committed(Q0) == 1
             assert TOPIC in admin.topics.names()
             assert admin.run(admin.twin.topics.names()) == admin.topics.names()
             with pytest.raises(NoRouteError):

@@ -19,7 +19,7 @@ LINKED = {
     "protocol", "remoting", "replicas_manager", "spark", "store",
 }  # fmt: skip
 OWN = {"client", "launcher"}
-MODULES = {"__init__.py", "blocking.py", "public.py", "py.typed"}
+MODULES = {"__init__.py", "blocking.py", "otel.py", "public.py", "py.typed"}
 INSTALLED = {".css", ".js", ".proto", ".py", ".pyi"}
 
 

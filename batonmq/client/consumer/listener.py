@@ -5,9 +5,14 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
+from batonmq.client.consumer.member_stats import MemberStats
+from batonmq.client.hooks import ConsumeCall, Hook
+from batonmq.process.clock import boot_ms
 from batonmq.protocol.message import MessageExt, MessageQueue
 
 
@@ -48,8 +53,17 @@ log = logging.getLogger(__name__)
 class ListenerCall:
     """Runs a coroutine function on the loop, a plain function in a thread."""
 
-    def __init__(self, group: str, listener: Listener, threads: int) -> None:
+    def __init__(
+        self,
+        group: str,
+        listener: Listener,
+        threads: int,
+        stats: MemberStats,
+        hook: Hook | None = None,
+    ) -> None:
         self._group = group
+        self._stats = stats
+        self._hook = hook
         self._listener = listener
         call = getattr(listener, "__call__", None)  # noqa: B004 - the method, not callability
         self._on_loop = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
@@ -62,13 +76,24 @@ class ListenerCall:
     async def __call__(
         self, messages: Sequence[MessageExt], context: ConsumeContext
     ) -> ConsumeStatus:
+        began_ms = boot_ms()
+        status = await self._status(messages, context)
+        now_ms, failed = boot_ms(), status is not ConsumeStatus.SUCCESS
+        topic, took_ms = context.queue.topic, now_ms - began_ms
+        self._stats.consumed(topic, len(messages), took_ms, now_ms, failed=failed)
+        return status
+
+    async def _status(
+        self, messages: Sequence[MessageExt], context: ConsumeContext
+    ) -> ConsumeStatus:
         try:
-            if self._threads is None:
-                reply = self._listener(messages, context)
-            else:
-                loop = asyncio.get_running_loop()
-                reply = await loop.run_in_executor(self._threads, self._listener, messages, context)
-            status = await reply if inspect.isawaitable(reply) else reply
+            if self._hook is None:
+                return await self._called(messages, context)
+            call = ConsumeCall(self._group, context.queue, messages)
+            with self._hook.consuming(call):
+                status = await self._called(messages, context)
+                call.succeeded = status is ConsumeStatus.SUCCESS
+            return status
         except Exception:
             # Any exception of a user's listener means that these messages are not consumed.
             log.exception(
@@ -78,6 +103,17 @@ class ListenerCall:
                 messages[0].queue_offset,
             )
             return ConsumeStatus.RECONSUME_LATER
+
+    async def _called(
+        self, messages: Sequence[MessageExt], context: ConsumeContext
+    ) -> ConsumeStatus:
+        if self._threads is None:
+            reply = self._listener(messages, context)
+        else:
+            loop = asyncio.get_running_loop()
+            call = partial(copy_context().run, self._listener, messages, context)
+            reply = await loop.run_in_executor(self._threads, call)
+        status = await reply if inspect.isawaitable(reply) else reply
         return status or ConsumeStatus.SUCCESS
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus, ListenerCall
+from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.consumer.offset_store import OffsetStore
 from batonmq.client.consumer.pulling import for_reader
 from batonmq.client.consumer.queue_reader import QueueReader
@@ -39,6 +40,7 @@ class MemberState:
     listener: ListenerCall
     data: ConsumerData
     properties: Mapping[str, str]
+    stats: MemberStats
     orderly: bool
 
 
@@ -81,7 +83,7 @@ async def _running_info(state: MemberState, request: RemotingCommand) -> Remotin
         "mqPopTable": b"{}",
         "mqTable": encode_queue_map(queues),
         "properties": encode_json(dict(state.properties)),
-        "statusTable": b"{}",
+        "statusTable": encode_json(state.stats.shown(boot_ms())),
         "subscriptionSet": encode_json(state.data.subscription_data_set),
         "userConsumerInfo": b"{}",
     }

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from batonmq.client.consumer.concurrent_service import ConcurrentService
 from batonmq.client.consumer.listener import Listener, ListenerCall
 from batonmq.client.consumer.member_calls import MemberState, answer
+from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.consumer.membership import member_ids
 from batonmq.client.consumer.offset_store import LocalOffsetStore, OffsetStore, RemoteOffsetStore
 from batonmq.client.consumer.options import (
@@ -80,6 +81,7 @@ class PushConsumer(Subscriber):
         self._calls = QueueCalls(self._client)
         self._readers: dict[MessageQueue, QueueReader] = {}
         self._offsets = self._make_offset_store()
+        self._stats = MemberStats()
         self._service: ConcurrentService | OrderlyService | None = None
         self._listener_call: ListenerCall | None = None
         self._rebalance_now = asyncio.Event()
@@ -131,7 +133,8 @@ class PushConsumer(Subscriber):
 
     async def _start_consuming(self) -> None:
         model, consume = self.options.model, self.options.consume
-        self._listener_call = ListenerCall(self.group, self._listener, consume.concurrency)
+        hook, threads = self._client.options.hook, consume.concurrency
+        self._listener_call = ListenerCall(self.group, self._listener, threads, self._stats, hook)
         kind = OrderlyService if self._orderly else ConcurrentService
         self._service = kind(
             self._client, self.group, self._listener_call, self._offsets, model, consume
@@ -193,7 +196,9 @@ class PushConsumer(Subscriber):
             "PROP_NAMESERVER_ADDR": ";".join(self._client.name_server_addresses),
             "PROP_THREADPOOL_CORE_SIZE": str(self.options.consume.concurrency),
         }
-        state = MemberState(self._readers, self._offsets, listener, data, properties, self._orderly)
+        state = MemberState(
+            self._readers, self._offsets, listener, data, properties, self._stats, self._orderly
+        )
         return await answer(state, request)
 
     async def rebalance(self) -> None:
@@ -283,6 +288,7 @@ class PushConsumer(Subscriber):
             service.arrived,
             orderly=self._orderly,
             commits=self.options.model is MessageModel.CLUSTERING,
+            stats=self._stats,
         )
         reader = QueueReader(shared, queue, start)
         if not await service.acquire(reader):

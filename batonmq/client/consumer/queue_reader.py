@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.consumer.offset_store import OffsetStore
 from batonmq.client.consumer.options import PullOptions
 from batonmq.client.consumer.process_queue import ProcessQueue
@@ -46,6 +47,7 @@ class Reading:
     arrived: Callable[["QueueReader"], None]
     orderly: bool
     commits: bool
+    stats: MemberStats
 
 
 class QueueReader:
@@ -96,6 +98,7 @@ class QueueReader:
                     self.queue.broker_name,
                     failed_at=address if failures else None,
                 )
+                asked_ms = boot_ms()
                 result = await self._pull(address, subscription)
             except ResponseError as error:
                 failures += 1
@@ -109,6 +112,9 @@ class QueueReader:
                 if failures:
                     log.info("pull_goes_on queue=%s address=%s", self.queue, address)
                 failures = 0
+                if result.messages:
+                    now_ms, count = boot_ms(), len(result.messages)
+                    self._shared.stats.pulled(self.queue.topic, count, now_ms - asked_ms, now_ms)
                 await self._apply(result)
 
     def _refused_pause_ms(self, error: ResponseError, failures: int) -> int:

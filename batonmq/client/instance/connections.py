@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from batonmq.client.errors import ClientClosedError
+from batonmq.client.hooks import Hook
 from batonmq.client.instance.name_servers import NameServers, name_servers_from
 from batonmq.process.clock import wall_ms
 from batonmq.remoting.connection import Processors
@@ -29,7 +30,7 @@ class ClientOptions:
     `route_poll_ms`: how often routes are fetched without a reason. `suspicion_ms`: how long a
     master may leave a request unanswered before the name servers are asked for a new one.
     `instance_name`: gives the client a stable id (broadcasting consumers' offset files);
-    without it each client object is unique.
+    without it each client object is unique. `hook`: sees each send and each call of a listener.
     """
 
     route_poll_ms: int = 30_000
@@ -38,6 +39,7 @@ class ClientOptions:
     connect_timeout_ms: int = 3_000
     suspicion_ms: int = 300
     instance_name: str | None = None
+    hook: Hook | None = None
 
 
 class Connections:

@@ -11,9 +11,10 @@ Origin: DefaultMQProducerImpl.
 import asyncio
 import os
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from batonmq.client.errors import (
     MessageIllegalError,
@@ -21,6 +22,7 @@ from batonmq.client.errors import (
     NoReplyError,
     NoRouteError,
 )
+from batonmq.client.hooks import SendCall
 from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
@@ -54,6 +56,8 @@ from batonmq.protocol.message_id import UniqIdGenerator, host_bytes
 from batonmq.protocol.recall_handle import decode_handle
 from batonmq.protocol.topic_name import AUTO_CREATE_TOPIC
 from batonmq.remoting.command import RemotingCommand
+
+R = TypeVar("R", bound=SendResult | None)
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 """Given the topic's publish queues (ascending) and the message, the queue to send it to."""
@@ -137,11 +141,13 @@ class Producer(GroupMember):
         Raises MessageIllegalError, NoRouteError, NoNameServerError, SendFailedError; after a
         SendFailedError without a final reply the message may still be stored.
         """
-        message = timed(message, delay, deliver_at)
-        ready = self._outgoing(
-            message, self._ids.next if unique_key is None else lambda: unique_key
-        )
-        return await self._send(ready, self._chooser(message, queue, selector), timeout_ms)
+        new_key = self._ids.next if unique_key is None else lambda: unique_key
+
+        async def send(messages: Sequence[Message]) -> SendResult:
+            choose = self._chooser(message, queue, selector)
+            return await self._send(self._outgoing(messages[0], new_key), choose, timeout_ms)
+
+        return await self._observed([timed(message, delay, deliver_at)], send)
 
     async def recall(self, topic: str, recall_handle: str, *, timeout_ms: int | None = None) -> str:
         """Takes back a timed message, by its `SendResult.recall_handle`; the result is its unique
@@ -203,9 +209,13 @@ class Producer(GroupMember):
         message that asks for no answer, SendFailedError if who asked is gone, and as `send`.
         """
         message = answer(asked, body)
-        ready = replace(self._outgoing(message, self._ids.next), reply=True)
         queue = MessageQueue(message.topic, asked.broker_name, 0)
-        return await self._send(ready, lambda queues, last_broker: queue, timeout_ms)
+
+        async def send(messages: Sequence[Message]) -> SendResult:
+            ready = replace(self._outgoing(messages[0], self._ids.next), reply=True)
+            return await self._send(ready, lambda queues, last_broker: queue, timeout_ms)
+
+        return await self._observed([message], send)
 
     def replied(self, request: RemotingCommand) -> bool:
         return self._questions.answered(request)
@@ -224,12 +234,16 @@ class Producer(GroupMember):
         `unique_keys`: the caller's own ids, one per message. Errors as `send`.
         """
         keys = None if unique_keys is None else iter((*unique_keys, self._ids.next()))
-        ready = outgoing_batch(
-            messages,
-            self._ids.next if keys is None else keys.__next__,
-            size_max=self.options.message_size_max,
-        )
-        return await self._send(ready, self._chooser(messages[0], queue, None), timeout_ms)
+
+        async def send(messages: Sequence[Message]) -> SendResult:
+            ready = outgoing_batch(
+                messages,
+                self._ids.next if keys is None else keys.__next__,
+                size_max=self.options.message_size_max,
+            )
+            return await self._send(ready, self._chooser(messages[0], queue, None), timeout_ms)
+
+        return await self._observed(messages, send)
 
     async def send_oneway(
         self,
@@ -243,6 +257,13 @@ class Producer(GroupMember):
         Raises MessageIllegalError, NoRouteError, NoNameServerError, ConnectError.
         """
         self._check_running()
+
+        async def send(messages: Sequence[Message]) -> None:
+            await self._send_oneway(messages[0], self._chooser(message, queue, selector))
+
+        await self._observed([message], send)
+
+    async def _send_oneway(self, message: Message, choose: ChooseQueue) -> None:
         ready = self._outgoing(message, self._ids.next)
         deadline_ms = boot_ms() + self.options.send_timeout_ms
         route = await self._routes.get(ready.topic, deadline_ms)
@@ -250,12 +271,27 @@ class Producer(GroupMember):
             raise NoRouteError(
                 ready.topic, self._client.name_server_addresses, "no broker takes writes for it now"
             )
-        chosen = self._chooser(message, queue, selector)(route.publish_queues, None)
+        chosen = choose(route.publish_queues, None)
         address = route.master_address(chosen.broker_name)
         if address is None:
             raise ConnectError(chosen.broker_name, "the group has no master now")
         request = ready.command(self.group, chosen, wall_ms(), self._new_topic)
         await self._client.remoting.oneway(address, request)
+
+    async def _observed(
+        self, messages: Sequence[Message], send: Callable[[Sequence[Message]], Awaitable[R]]
+    ) -> R:
+        """`send`, seen by the hook if there is one."""
+        hook = self._client.options.hook
+        if hook is None:
+            return await send(messages)
+        call = SendCall(self.group, messages)
+        with hook.sending(call):
+            result = await send(call.messages)
+            if result is not None:
+                call.queue, call.msg_id = result.queue, result.msg_id
+                call.acknowledged = result.acknowledged
+        return result
 
     def _outgoing(self, message: Message, new_key: NewKey) -> Outgoing:
         return outgoing(

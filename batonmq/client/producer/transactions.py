@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from batonmq.client.errors import MessageIllegalError, NoMasterError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.client.instance.connections import ClientOptions
-from batonmq.client.producer.outgoing import outgoing
 from batonmq.client.producer.producer import Producer, ProducerOptions, QueueSelector
 from batonmq.client.producer.sending import SendResult
 from batonmq.process.clock import boot_ms
@@ -104,14 +103,14 @@ class TransactionProducer(Producer):
         if waits:
             raise MessageIllegalError(f"a message of a transaction cannot be delayed ({waits[0]})")
         properties = {**message.properties, names.TRAN_MSG: "true", names.PGROUP: self.group}
-        ready = outgoing(
-            Message(message.topic, message.body, properties=properties, flag=message.flag),
-            self._ids.next,
-            compress_over_bytes=self.options.compress_over_bytes,
-            size_max=self.options.message_size_max,
-        )
-        ready = replace(ready, sys_flag=ready.sys_flag | TRANSACTION_PREPARED)
-        sent = await self._send(ready, self._chooser(message, queue, selector), timeout_ms)
+        half = Message(message.topic, message.body, properties=properties, flag=message.flag)
+
+        async def send(messages: Sequence[Message]) -> SendResult:
+            ready = self._outgoing(messages[0], self._ids.next)
+            ready = replace(ready, sys_flag=ready.sys_flag | TRANSACTION_PREPARED)
+            return await self._send(ready, self._chooser(message, queue, selector), timeout_ms)
+
+        sent = await self._observed([half], send)
         if not sent.acknowledged:
             return await self._end(sent, TransactionState.ROLLBACK, timeout_ms)
         try:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batonmq.client.consumer.concurrent_service import redelivery_delay_ms
+from batonmq.client.consumer.member_stats import MemberStats
 from batonmq.client.consumer.options import MessageModel
 from batonmq.client.consumer.process_queue import FlowLimits, ProcessQueue
 from batonmq.client.consumer.pulling import build_subscription, wanted_only
@@ -180,6 +181,27 @@ def test_put_back_keeps_raised_try_counts_and_order() -> None:
 
 def test_redelivery_delays_double_from_one_second_to_a_minute() -> None:
     assert [redelivery_delay_ms(n) for n in (1, 2, 3, 7, 1000)] == [1000, 2000, 4000, 60000, 60000]
+
+
+def test_a_member_tells_of_its_last_minute_and_of_failures_of_an_hour() -> None:
+    stats = MemberStats()
+    stats.pulled("T", 90, 10, 1_000)
+    stats.pulled("T", 30, 30, 55_000)
+    stats.consumed("T", 60, 100, 55_000, failed=False)
+    stats.consumed("T", 6, 200, 59_999, failed=True)
+    assert stats.shown(59_999) == {
+        "T": {
+            "consumeFailedMsgs": 6,
+            "consumeFailedTPS": 0.1,
+            "consumeOKTPS": 1.0,
+            "consumeRT": 150.0,
+            "pullRT": 20.0,
+            "pullTPS": 2.0,
+        }
+    }
+    later = stats.shown(3_599_999)["T"]
+    assert (later["consumeFailedMsgs"], later["pullTPS"]) == (6, 0.0)
+    assert stats.shown(3_700_000)["T"]["consumeFailedMsgs"] == 0
 
 
 def test_subscription_carries_sorted_tags_and_java_hashes() -> None:

@@ -163,6 +163,7 @@ def test_brokers_ask_a_member_and_set_its_offsets() -> None:
                 (await asked(cluster, RequestCode.GET_CONSUMER_RUNNING_INFO, running)).body
             )
             assert info["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+            assert info["statusTable"][TOPIC]["consumeOKTPS"] == pytest.approx(8 / 60)
             assert len(info["mqTable"]) == 4 and len(info["subscriptionSet"]) == 2
 
             collector.replies = [ConsumeStatus.RECONSUME_LATER]

@@ -1,0 +1,155 @@
+"""Spans of sends and of listener calls, joined by what travels in the message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+import uvloop
+from fake_cluster import FakeCluster, answer
+
+from batonmq import (
+    ClientOptions,
+    ConsumeContext,
+    ConsumeFromWhere,
+    ConsumeStatus,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    PushConsumerOptions,
+    SendFailedError,
+)
+from batonmq.client.consumer.options import ConsumeOptions
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.record import decode_record
+
+sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="make setup installs it")
+
+TOPIC = "T"
+Q0 = MessageQueue(TOPIC, "broker-a", 0)
+
+
+class Spans:
+    """A hook whose spans stay here, in the order of their ends."""
+
+    def __init__(self) -> None:
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        from batonmq.otel import OpenTelemetryHook
+
+        self.exporter = InMemorySpanExporter()
+        provider = sdk.TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = provider.get_tracer("test")
+        self.client_options = ClientOptions(suspicion_ms=20, hook=OpenTelemetryHook(provider))
+
+    def ended(self, name: str) -> list[Any]:
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+
+def run(story: Callable[[FakeCluster, Spans], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with FakeCluster() as cluster, asyncio.timeout(20):
+            cluster.add_topic(TOPIC)
+            await story(cluster, Spans())
+
+    uvloop.run(main())
+
+
+def producer_of(cluster: FakeCluster, spans: Spans) -> Producer:
+    return Producer(
+        "pg", name_servers=cluster.name_server_addresses, client_options=spans.client_options
+    )
+
+
+class Listener:
+    """A plain function's worth: it runs in a thread, within the span."""
+
+    def __init__(self, spans: Spans, count: int, replies: Sequence[ConsumeStatus] = ()) -> None:
+        self.spans, self.count, self.replies = spans, count, list(replies)
+        self.loop, self.done = asyncio.get_running_loop(), asyncio.Event()
+
+    def __call__(self, messages: Sequence[MessageExt], _: ConsumeContext) -> ConsumeStatus:
+        with self.spans.tracer.start_as_current_span("within"):
+            self.count -= len(messages)
+        if self.count <= 0:
+            self.loop.call_soon_threadsafe(self.done.set)
+        return self.replies.pop(0) if self.replies else ConsumeStatus.SUCCESS
+
+
+async def consume(cluster: FakeCluster, spans: Spans, listener: Listener, batch: int = 1) -> None:
+    options = PushConsumerOptions(
+        from_where=ConsumeFromWhere.FIRST, consume=ConsumeOptions(concurrency=1, batch=batch)
+    )
+    consumer = PushConsumer(
+        "cg",
+        listener,
+        name_servers=cluster.name_server_addresses,
+        options=options,
+        client_options=spans.client_options,
+    )
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await listener.done.wait()
+
+
+def test_a_message_is_one_trace_from_the_caller_to_the_listener() -> None:
+    async def story(cluster: FakeCluster, spans: Spans) -> None:
+        message = Message.of(TOPIC, "hello", tags="A")
+        async with producer_of(cluster, spans) as producer:
+            with spans.tracer.start_as_current_span("caller"):
+                sent = await producer.send(message, queue=Q0)
+        assert message.properties == {"TAGS": "A"}, "the user's object stays as it was"
+        stored = decode_record(cluster.groups["broker-a"].queues[TOPIC, 0][0])
+        await consume(cluster, spans, Listener(spans, 1))
+        (caller,), (send,) = spans.ended("caller"), spans.ended(f"send {TOPIC}")
+        (process,), (within,) = spans.ended(f"process {TOPIC}"), spans.ended("within")
+        trace_id = f"{caller.context.trace_id:032x}"
+        joined = f"00-{trace_id}-{send.context.span_id:016x}-"
+        assert stored.properties["traceparent"].startswith(joined)
+        for parent, child in ((caller, send), (send, process), (process, within)):
+            assert child.parent.span_id == parent.context.span_id
+            assert child.context.trace_id == caller.context.trace_id
+        for span, operation, group in ((send, "send", "pg"), (process, "process", "cg")):
+            assert {key: span.attributes[f"messaging.{key}"] for key in (
+                "system", "operation.type", "destination.name", "rocketmq.client_group",
+                "rocketmq.message.tag", "message.id", "destination.partition.id",
+            )} == {
+                "system": "rocketmq", "operation.type": operation, "destination.name": TOPIC,
+                "rocketmq.client_group": group, "rocketmq.message.tag": "A",
+                "message.id": sent.msg_id, "destination.partition.id": str(Q0),
+            }  # fmt: skip
+        assert (send.kind.name, process.kind.name) == ("PRODUCER", "CONSUMER")
+        assert {send.status.status_code.name, process.status.status_code.name} == {"UNSET"}
+
+    run(story)
+
+
+def test_a_batch_has_links_and_what_fails_is_an_error() -> None:
+    async def story(cluster: FakeCluster, spans: Spans) -> None:
+        async with producer_of(cluster, spans) as producer:
+            await producer.send_batch([Message(TOPIC, b"1"), Message(TOPIC, b"2")], queue=Q0)
+            refused = answer(ResponseCode.MESSAGE_ILLEGAL, "no")
+            cluster.master().before[RequestCode.SEND_MESSAGE_V2].append(refused)
+            with pytest.raises(SendFailedError):
+                await producer.send(Message(TOPIC, b"3"), queue=Q0)
+            await producer.send_oneway(Message(TOPIC, b"4"), queue=Q0)
+        batch, failed, oneway = spans.ended(f"send {TOPIC}")
+        assert batch.attributes["messaging.batch.message_count"] == 2
+        assert failed.status.status_code.name == "ERROR" and failed.events[0].name == "exception"
+        assert "messaging.message.id" not in oneway.attributes
+        later = [ConsumeStatus.RECONSUME_LATER]
+        await consume(cluster, spans, Listener(spans, 3, later), batch=8)
+        first = spans.ended(f"process {TOPIC}")[0]
+        assert {link.context.span_id for link in first.links} <= {
+            span.context.span_id for span in (batch, oneway)
+        }
+        assert len(first.links) == first.attributes["messaging.batch.message_count"] >= 2
+        assert first.status.status_code.name == "ERROR" and first.parent is None
+
+    run(story)
