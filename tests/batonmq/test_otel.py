@@ -116,14 +116,16 @@ def test_a_message_is_one_trace_from_the_caller_to_the_listener() -> None:
             assert child.parent.span_id == parent.context.span_id
             assert child.context.trace_id == caller.context.trace_id
         for span, operation, group in ((send, "send", "pg"), (process, "process", "cg")):
-            assert {key: span.attributes[f"messaging.{key}"] for key in (
-                "system", "operation.type", "destination.name", "rocketmq.client_group",
-                "rocketmq.message.tag", "message.id", "destination.partition.id",
-            )} == {
-                "system": "rocketmq", "operation.type": operation, "destination.name": TOPIC,
-                "rocketmq.client_group": group, "rocketmq.message.tag": "A",
-                "message.id": sent.msg_id, "destination.partition.id": str(Q0),
-            }  # fmt: skip
+            told = {
+                "messaging.system": "rocketmq",
+                "messaging.operation.type": operation,
+                "messaging.destination.name": TOPIC,
+                "messaging.rocketmq.client_group": group,
+                "messaging.rocketmq.message.tag": "A",
+                "messaging.message.id": sent.msg_id,
+                "messaging.destination.partition.id": str(Q0),
+            }
+            assert told.items() <= span.attributes.items()
         assert (send.kind.name, process.kind.name) == ("PRODUCER", "CONSUMER")
         assert {send.status.status_code.name, process.status.status_code.name} == {"UNSET"}
 
