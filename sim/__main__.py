@@ -4,6 +4,7 @@
     python -m sim --seeds 200-250          those
     python -m sim --seed 56 --trace        one life, told line by line
     python -m sim --seed 56 --shrink       the fewest of its faults with which it still fails
+    python -m sim --seed 56 --plain        without the features that it uses
 
 Exit codes: 0 no violation, 1 some, 2 wrong usage.
 """
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sim.ambient import real_seconds
-from sim.life import Outcome, plan_of, run, run_numbered
+from sim.life import Outcome, Plan, plan_of, run_numbered, run_plan
 from sim.shrink import shrink
 
 _PROGRESS_S = 5.0
@@ -29,8 +30,8 @@ def main() -> int:
     if arguments.seed is None:
         return _many(_seeds(arguments.seeds), arguments.jobs)
     if arguments.shrink:
-        return _shrink(arguments.seed)
-    return _one(arguments.seed, trace=arguments.trace)
+        return _shrink(plan_of(arguments.seed, plain=arguments.plain))
+    return _one(plan_of(arguments.seed, plain=arguments.plain), trace=arguments.trace)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--seed", type=int, help="one life")
     parser.add_argument("--trace", action="store_true", help="tell it")
+    parser.add_argument("--plain", action="store_true", help="of --seed, without features")
     parser.add_argument("--shrink", action="store_true", help="find the faults that matter")
     return parser
 
@@ -50,14 +52,13 @@ def _seeds(text: str) -> range:
     return range(int(first), int(last) + 1) if dash else range(1, int(first) + 1)
 
 
-def _one(seed: int, *, trace: bool) -> int:
-    plan = plan_of(seed)
+def _one(plan: Plan, *, trace: bool) -> int:
     if trace:
         print(plan.settings)
         for fault in plan.faults:
             print(f"  drawn: {fault}")
-    outcome = run(seed, tell=_tell if trace else None, logs=logging.INFO if trace else None)
-    print(_line(seed, outcome))
+    outcome = run_plan(plan, tell=_tell if trace else None, logs=logging.INFO if trace else None)
+    print(_line(plan.seed, outcome))
     print(outcome.error, end="")
     return 1 if outcome.violation else 0
 
@@ -78,10 +79,10 @@ def _line(seed: int, outcome: Outcome) -> str:
     )
 
 
-def _shrink(seed: int) -> int:
-    plan, violation = shrink(plan_of(seed), print)
+def _shrink(whole: Plan) -> int:
+    plan, violation = shrink(whole, print)
     if violation is None:
-        print(f"seed {seed} has no violation")
+        print(f"seed {plan.seed} has no violation")
         return 0
     print(f"{violation}\nwith {len(plan.faults)} faults:")
     for fault in plan.faults:

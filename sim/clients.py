@@ -28,10 +28,11 @@ from sim.loop import Process
 from sim.messages import Messages, Sent, read_body
 from sim.world import World
 
-_OPTIONS = ClientOptions(route_poll_ms=3_000, heartbeat_ms=3_000)
-_SEND_MS = 3_000
+CLIENT_OPTIONS = ClientOptions(route_poll_ms=3_000, heartbeat_ms=3_000)
+SEND_MS = 3_000
 _KEYS = 3
 _RARELY = 0.03
+_CONSUME = ConsumeOptions(concurrency=4, close_wait_ms=500)
 
 
 class Client:
@@ -81,7 +82,7 @@ class Topics(Client):
         self.done = False
 
     async def run(self) -> None:
-        async with Admin(NAME_SERVERS, client_options=_OPTIONS) as admin:
+        async with Admin(NAME_SERVERS, client_options=CLIENT_OPTIONS) as admin:
             for topic, queues in self._topics.items():
                 await self._create(admin, topic, queues)
         self.done = True
@@ -111,7 +112,9 @@ class Operator:
 
     async def _elect(self, broker_id: int, unclean: bool, cut: bool) -> None:
         try:
-            async with Admin(NAME_SERVERS, client_options=_OPTIONS, timeout_ms=1_000) as admin:
+            async with Admin(
+                NAME_SERVERS, client_options=CLIENT_OPTIONS, timeout_ms=1_000
+            ) as admin:
                 controllers = admin.controller(CONTROLLER_ADDRESSES)
                 await controllers.elect_master(
                     CLUSTER, GROUP, broker_id, unclean=unclean, cut_later_acks=cut
@@ -144,8 +147,8 @@ class Sender(Client):
         producer = Producer(
             "Producers",
             name_servers=NAME_SERVERS,
-            options=ProducerOptions(send_timeout_ms=_SEND_MS),
-            client_options=_OPTIONS,
+            options=ProducerOptions(send_timeout_ms=SEND_MS),
+            client_options=CLIENT_OPTIONS,
         )
         async with producer:
             await asyncio.gather(*(self._send_forever(producer) for _ in range(2)))
@@ -227,19 +230,7 @@ class Reader(Client):
 
     async def run(self) -> None:
         self._leave = asyncio.Event()
-        consumer = PushConsumer(
-            self.group,
-            self._consume,
-            name_servers=NAME_SERVERS,
-            client_options=_OPTIONS,
-            options=PushConsumerOptions(
-                from_where=ConsumeFromWhere.FIRST,
-                rebalance_ms=2_000,
-                persist_ms=700,
-                pull=PullOptions(suspend_ms=3_000, timeout_ms=6_000, held_check_ms=500),
-                consume=ConsumeOptions(concurrency=4, close_wait_ms=500),
-            ),
-        )
+        consumer = self._consumer()
         for topic in self._topics:
             consumer.subscribe(topic)
         while True:
@@ -251,6 +242,24 @@ class Reader(Client):
             await asyncio.sleep(0.2)
         await self._leave.wait()
         await consumer.close()
+
+    def _consumer(
+        self, consume: ConsumeOptions = _CONSUME, *, orderly: bool = False
+    ) -> PushConsumer:
+        return PushConsumer(
+            self.group,
+            self._consume,
+            orderly=orderly,
+            name_servers=NAME_SERVERS,
+            client_options=CLIENT_OPTIONS,
+            options=PushConsumerOptions(
+                from_where=ConsumeFromWhere.FIRST,
+                rebalance_ms=2_000,
+                persist_ms=700,
+                pull=PullOptions(suspend_ms=3_000, timeout_ms=6_000, held_check_ms=500),
+                consume=consume,
+            ),
+        )
 
     def leave(self) -> None:
         """Closes its consumer, which commits what it consumed."""
@@ -284,8 +293,8 @@ class Recreator(Client):
         self._names = itertools.count(1)
 
     async def run(self) -> None:
-        options = ProducerOptions(send_timeout_ms=_SEND_MS)
-        client = ClientInstance(NAME_SERVERS, _OPTIONS)
+        options = ProducerOptions(send_timeout_ms=SEND_MS)
+        client = ClientInstance(NAME_SERVERS, CLIENT_OPTIONS)
         await client.start()
         producer = Producer("Recreators", options=options, client=client)
         admin = Admin(client=client)

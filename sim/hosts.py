@@ -39,6 +39,8 @@ CONTROLLERS = (0, 1, 2)
 NAMESRV_PORT = 9876
 CONTROLLER_PORT = 9878
 BROKER_PORT = 10911
+DELAY_LEVELS_S = (1, 2, 1, 1, 1)
+"""Retries begin at the third."""
 _RESTART_S = 0.4
 
 
@@ -297,6 +299,9 @@ def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:
             default_topic_queue_nums=4,
             flush_consumer_offset_interval=1_000,
             register_name_server_period=5_000,
+            transaction_time_out=1_000,
+            transaction_check_interval=500,
+            transaction_check_max=1_000,
         ),
         store=StoreConfig(
             store_path_root_dir=str(root),
@@ -306,6 +311,7 @@ def _broker_sections(host: BrokerHost, settings: Settings) -> BrokerSections:
             max_index_num=800,
             max_message_size=settings.segment_size // 4,
             min_in_sync_replicas=settings.min_in_sync,
+            message_delay_level=" ".join(f"{seconds}s" for seconds in DELAY_LEVELS_S),
             flush_disk_type="SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",
             ha_sync_flush=settings.ha_sync_flush,
             clean_resource_interval=300 if settings.expires else 2_000,

@@ -18,10 +18,12 @@ from sim.clients import Client, Reader, Recreator, Sender, Topics
 from sim.cluster import Cluster, cluster_of
 from sim.disk import DiskPlan
 from sim.faults import EXPIRY, NEARLY_FULL, ROLLING, UNCLEAN, WEIGHTS, Fault, Faults, draw_faults
+from sim.features.features import Features
 from sim.hosts import BrokerHost
 from sim.messages import Messages
 from sim.promises import read_log
-from sim.settings import Settings, draw_settings, with_variants
+from sim.records import LogRecord
+from sim.settings import Settings, draw_settings, with_features, with_variants
 from sim.world import Tell, Violation
 
 Table = dict[tuple[str, int], tuple[int, list[tuple[int, int, int, int]]]]
@@ -33,8 +35,9 @@ RARE = {"TopicR": 2}
 """Where segments expire: all that its queues ever had may be gone before the next message comes."""
 _START_S = 10.0
 _WHOLE_S = 25.0
-_DELIVERED_S = 70.0
-"""A consumer whose end no living member saw keeps its queues for 40 s (consumer_sightings)."""
+_DELIVERED_S = 95.0
+"""A consumer whose end no living member saw keeps its queues for 40 s (consumer_sightings), its
+locks for 60 s, anew in each election."""
 _STEP_S = 0.25
 _OPERATOR_S = 8.0
 """Whom a group waits for in vain after power was lost, an operator elects then."""
@@ -75,7 +78,8 @@ class Plan:
     seconds: float
 
 
-def plan_of(seed: int) -> Plan:
+def plan_of(seed: int, *, plain: bool = False) -> Plan:
+    """`plain`: without the broker's features that it may have."""
     rng = random.Random(f"life {seed}")
     settings = draw_settings(rng)
     seconds = rng.choice((2.0, 4.0, 6.0))
@@ -89,17 +93,21 @@ def plan_of(seed: int) -> Plan:
     if settings.unclean:
         seconds = max(seconds, 4.0)
         faults += draw_faults(of_variants, seconds - 2.0, UNCLEAN)
+    if not plain:
+        settings = with_features(settings, random.Random(f"features {seed}"))
     return Plan(seed, settings, tuple(sorted(faults, key=lambda fault: fault.at_s)), seconds)
 
 
-def run(seed: int, *, tell: Tell | None = None, logs: int | None = None) -> Outcome:
-    return run_plan(plan_of(seed), tell=tell, logs=logs)
+def run(
+    seed: int, *, plain: bool = False, tell: Tell | None = None, logs: int | None = None
+) -> Outcome:
+    return run_plan(plan_of(seed, plain=plain), tell=tell, logs=logs)
 
 
-def run_numbered(seed: int) -> tuple[int, Outcome]:
+def run_numbered(seed: int, *, plain: bool = False) -> tuple[int, Outcome]:
     """For a pool of processes. This one ends after it: nobody collects its garbage."""
     gc.disable()
-    return seed, run(seed)
+    return seed, run(seed, plain=plain)
 
 
 def run_plan(plan: Plan, *, tell: Tell | None = None, logs: int | None = None) -> Outcome:
@@ -130,12 +138,16 @@ class Life:
         self.messages.is_confirmed = cluster.promises.is_confirmed
         self.messages.is_created = cluster.promises.is_created
         self.messages.is_expired = cluster.promises.is_expired
-        cluster.promises.on_given_up = self.messages.give_up
+        cluster.promises.on_given_up = self._give_up
         cluster.promises.on_cut_later = self.messages.cut_later
         rare = RARE if plan.settings.expires else {}
         topics = TOPICS | rare
         self._topics = Topics(cluster, self.messages, 9, topics)
-        self._senders = [Sender(cluster, self.messages, n, topics, tuple(rare)) for n in (1, 2)]
+        has_features = plan.settings.has_features
+        self._senders = [
+            Sender(cluster, self.messages, n, topics, tuple(rare))
+            for n in ((1,) if has_features else (1, 2))
+        ]
         self._readers = [Reader(cluster, self.messages, n, "GroupA", tuple(topics)) for n in (3, 4)]
         of_recreated = Reader(cluster, self.messages, 7, "GroupC", (Recreator.TOPIC,))
         self._recreator = Recreator(cluster, self.messages, 6, of_recreated)
@@ -143,8 +155,18 @@ class Life:
         clients: list[Client] = [*self._senders, *self._readers]
         if plan.settings.recreates:
             clients.append(self._recreator)
-        self._clients = clients
-        self.faults = Faults(cluster, clients)
+        self._features = Features(cluster, self.messages) if has_features else None
+        self._clients, killable = clients, list(clients)
+        if self._features is not None:
+            self._clients += self._features.clients
+            killable += self._features.killable
+            cluster.checks.append(self._features.check)
+        self.faults = Faults(cluster, killable)
+
+    def _give_up(self, lost: Sequence[LogRecord]) -> None:
+        self.messages.give_up(lost)
+        if self._features is not None:
+            self._features.log.give_up(lost)
 
     def begin(self) -> None:
         """Until the topics are there and a message was acknowledged."""
@@ -154,6 +176,10 @@ class Life:
             host.start()
         self._topics.start()
         self._until(lambda: self._topics.done, _START_S, "the topics are not created")
+        if self._features is not None:
+            setup = self._features.setup
+            setup.start()
+            self._until(lambda: setup.done, _START_S, "the features' topics are not created")
         for client in self._clients:
             client.start()
         self._until(lambda: bool(self.messages.acked), _START_S, "nothing is acknowledged")
@@ -180,6 +206,8 @@ class Life:
         self._recreator.stopping = True
         for sender in self._senders:
             sender.stopping = True
+        if self._features is not None:
+            self._features.stop()
         self._until(lambda: self._recreator.process is None, _WHOLE_S, "a topic is not recreated")
         self._until(lambda: not self.unlevel() or self.waits_for_expiry(), _WHOLE_S, self.unlevel)
         if self.waits_for_expiry():
@@ -265,6 +293,8 @@ class Life:
     def undelivered(self) -> str:
         missing = {name: self.messages.missing(name) for name in sorted(self.messages.groups)}
         texts = [f"{name} lacks {m[:5]} ({len(m)})" for name, m in missing.items() if m]
+        if not texts and self._features is not None:
+            return self._features.pending()
         return "; ".join(texts)
 
     def check_queues(self) -> None:

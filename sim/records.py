@@ -15,7 +15,7 @@ _INT = struct.Struct(">i")
 
 
 class LogRecord(NamedTuple):
-    """`offset`: in the log."""
+    """`offset`: in the log. `prepared`: that of the half message whose commit it is."""
 
     offset: int
     size: int
@@ -24,6 +24,9 @@ class LogRecord(NamedTuple):
     queue_offset: int
     stored_ms: int
     body: bytes | bytearray
+    reconsumed: int
+    prepared: int
+    properties: bytes
 
 
 def records(data: bytes | bytearray, at: int = 0, end: int | None = None) -> Iterator[LogRecord]:
@@ -38,8 +41,18 @@ def records(data: bytes | bytearray, at: int = 0, end: int | None = None) -> Ite
             (length,) = _INT.unpack_from(data, at + _HEAD.size)
             begin = at + _HEAD.size + _INT.size
             named = begin + length + (2 if magic == MAGIC_V2 else 1)
-            topic = data[named : named + int.from_bytes(data[begin + length : named], "big")]
+            topic_end = named + int.from_bytes(data[begin + length : named], "big")
+            properties_end = topic_end + 2 + int.from_bytes(data[topic_end : topic_end + 2], "big")
             yield LogRecord(
-                at, size, topic.decode(), head[3], head[5], head[10], data[begin : begin + length]
+                at,
+                size,
+                data[named:topic_end].decode(),
+                head[3],
+                head[5],
+                head[10],
+                data[begin : begin + length],
+                head[12],
+                head[13],
+                bytes(data[topic_end + 2 : properties_end]),
             )
         at += size

@@ -10,6 +10,10 @@ T = TypeVar("T")
 _EXPIRES = 0.2
 _UNCLEAN = 0.12
 _ROLLS = 0.12
+_FEATURE = 0.4
+
+#: Settings that are features of the broker, beside sends and pulls.
+FEATURES = ("retries", "delays", "transactions", "orderly", "pops")
 
 
 class Draw(Protocol):
@@ -36,11 +40,23 @@ class Settings:
     reserved_hours: int = 72
     rolls: bool = False  # every member is stopped and started again, one after the other
     unclean: bool = False  # an operator elects a replica that lacks confirmed messages
+    retries: bool = False  # consumers fail messages, some for good
+    delays: bool = False  # messages with a delay level, or a time
+    transactions: bool = False
+    orderly: bool = False  # a group with queue locks
+    pops: bool = False  # a group that pops
+    pops_in_order: bool = False
+    locks_expire: bool = False  # members of the orderly group are killed, too
 
     @property
     def acks_are_flushed(self) -> bool:
         """Whether nothing is acknowledged before every member has it on its disk."""
         return self.sync_flush and self.ha_sync_flush
+
+    @property
+    def has_features(self) -> bool:
+        """Whether any of FEATURES is used."""
+        return any(getattr(self, name) for name in FEATURES)
 
 
 def draw_settings(rng: Draw) -> Settings:
@@ -71,3 +87,21 @@ def with_variants(settings: Settings, rng: Draw) -> Settings:
     if rng.random() < _ROLLS:
         settings = replace(settings, rolls=True)
     return settings
+
+
+def with_features(settings: Settings, rng: Draw) -> Settings:
+    """Which features a life uses. None where segments expire, or are given up: nothing is promised
+    of a message there."""
+    if settings.expires or settings.unclean:
+        return settings
+    orderly, pops = rng.random() < _FEATURE, rng.random() < _FEATURE
+    return replace(
+        settings,
+        retries=rng.random() < _FEATURE,
+        delays=rng.random() < _FEATURE,
+        transactions=rng.random() < _FEATURE,
+        orderly=orderly,
+        pops=pops,
+        pops_in_order=pops and rng.random() < 0.4,
+        locks_expire=orderly and rng.random() < 0.15,
+    )

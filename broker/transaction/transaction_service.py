@@ -187,8 +187,8 @@ class TransactionService:
         return [least(topic, QUEUE) for topic in TOPICS]
 
     def _read_slice(self) -> bool:
-        """Reads some of both queues, half messages before the ops that name them; whether there is
-        more. Raises CorruptLogError."""
+        """Reads some of both queues, ops when there is no half message left that they may name;
+        whether there may be more. Raises CorruptLogError."""
         queries, table = self._store.queries, self._table
         table.skip_to(*self._first_offsets())
         halves = queries.units(TRANS_HALF_TOPIC, QUEUE, table.next_half, SLICE)
@@ -203,7 +203,7 @@ class TransactionService:
                 self._torn.append(replaced)
             if phy_offset in commits:
                 self._torn.append(table.next_half - 1)
-        if len(halves) == SLICE:
+        if halves:
             return True
         ops = queries.units(TRANS_OP_HALF_TOPIC, QUEUE, table.next_op, SLICE)
         for phy_offset, size, _ in ops:
@@ -212,7 +212,7 @@ class TransactionService:
             table.op_seen(table.next_op, ended)
         if self._loaded.is_set():
             self._end_torn()
-        return len(ops) == SLICE
+        return bool(ops)
 
     def _end_torn(self) -> None:
         """Half messages whose commit, or whose copy, is in the log without the op."""

@@ -1,4 +1,6 @@
-"""Lives seed after seed until one breaks a promise: `python -P -m sim.defects.hunt SEED…`.
+"""Lives seed after seed until one breaks a promise: `python -P -m sim.defects.hunt KIND SEED…`.
+
+KIND is `plain` for lives without the broker's features, or `any`.
 
 It runs in a process of its own, in a copy of the checkout in which a defect is planted, and prints
 for each life a line of JSON: seed and violation, null if there is none. It ends at the first one. A
@@ -27,7 +29,7 @@ class LifeError(Exception):
 
 def main() -> int:
     try:
-        for seed, violation in hunt(map(int, sys.argv[1:])):
+        for seed, violation in hunt(map(int, sys.argv[2:]), plain=sys.argv[1] == "plain"):
             print(json.dumps([seed, violation]), flush=True)
             if violation is not None:
                 return 1
@@ -36,12 +38,14 @@ def main() -> int:
     return 0
 
 
-def hunt(seeds: Iterable[int], seconds_max: int = LIFE_S_MAX) -> Iterator[tuple[int, str | None]]:
+def hunt(
+    seeds: Iterable[int], seconds_max: int = LIFE_S_MAX, *, plain: bool = False
+) -> Iterator[tuple[int, str | None]]:
     """Each life in a process of its own, one at a time. Raises LifeError."""
     context = multiprocessing.get_context("fork")
     for seed in seeds:
         outcome, told = context.Pipe(duplex=False)
-        process = context.Process(target=_live, args=(seed, seconds_max, told), daemon=True)
+        process = context.Process(target=_live, args=(seed, plain, seconds_max, told), daemon=True)
         process.start()
         told.close()  # else nobody would be told that the life's end is closed
         try:
@@ -55,9 +59,9 @@ def hunt(seeds: Iterable[int], seconds_max: int = LIFE_S_MAX) -> Iterator[tuple[
         yield seed, violation
 
 
-def _live(seed: int, seconds_max: int, told: Connection) -> None:
+def _live(seed: int, plain: bool, seconds_max: int, told: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds_max, seconds_max + 1))
-    told.send(run_numbered(seed)[1].violation)
+    told.send(run_numbered(seed, plain=plain)[1].violation)
 
 
 def _ended(exit_code: int | None, seconds_max: int) -> str:

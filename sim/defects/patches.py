@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sim.settings import FEATURES
+
 _FOUND_BY = re.compile(r"Found by seed (\d+)$")
 _LIVES = re.compile(r"In lives with (.+)$")
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
@@ -39,6 +41,11 @@ class Defect:
     """What lives must have to be worth trying: `3 pause` (faults drawn), or a setting."""
     hunks: dict[str, list[Hunk]]
     """By the path of the file in the checkout."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is sought in lives without the broker's features: none is wanted."""
+        return not any(name in FEATURES for name in self.lives)
 
     def plant(self, text_of: Callable[[str], str]) -> dict[str, str]:
         """The new texts of the files that it changes. Raises PatchError where one does not fit."""

@@ -88,10 +88,13 @@ class Copy:
             for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
                 compiled.unlink()
 
-    def lives(self, seeds: Sequence[int]) -> Iterator[tuple[int, str | None]]:
+    def lives(
+        self, seeds: Sequence[int], *, plain: bool = True
+    ) -> Iterator[tuple[int, str | None]]:
         """Seed and violation of each life, until the first that has one. Raises PatchError if the
         process that lives them ends without a word."""
-        command = [sys.executable, "-P", "-m", "sim.defects.hunt", *map(str, seeds)]
+        kind = "plain" if plain else "any"
+        command = [sys.executable, "-P", "-m", "sim.defects.hunt", kind, *map(str, seeds)]
         environment = {**os.environ, "PYTHONPATH": str(self.root)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once for all defects
         told = 0
@@ -142,7 +145,7 @@ class Runner:
         self._jobs = jobs
         self._seeds_max = seeds_max
         self._anew = anew
-        self._whole: dict[int, str | None] = {}  # what a life is like without a defect
+        self._whole: dict[tuple[int, bool], str | None] = {}  # what a life is like without a defect
         self._lock = threading.Lock()
         self._is_stopping = False
 
@@ -173,7 +176,7 @@ class Runner:
     def _seek(self, defect: Defect, copy: Copy) -> Finding:
         began, lives, error = real_seconds(), 0, ""
         known = [defect.seed] if defect.seed is not None and not self._anew else []
-        others = (n for n in _seeds_for(defect.lives) if n not in known)
+        others = (n for n in _seeds_for(defect) if n not in known)
         seeds = [*known, *itertools.islice(others, self._seeds_max - len(known))]
         seed, violation = None, ""
         try:
@@ -184,7 +187,7 @@ class Runner:
                 if violation.startswith(_OF_THE_PATCH):
                     error = f"it breaks the code: {violation}"
                     break
-                if violation and self._is_whole(copy, tried[-1]):
+                if violation and self._is_whole(copy, tried[-1], plain=defect.plain):
                     seed = tried[-1]
         except PatchError as failed:
             error = str(failed)
@@ -198,28 +201,29 @@ class Runner:
         """The seeds lived with the defect, and the violation of the last one, empty if none."""
         tried = []
         with copy.planted(defect):
-            for seed, violation in copy.lives(seeds):
+            for seed, violation in copy.lives(seeds, plain=defect.plain):
                 tried.append(seed)
                 if violation is not None:
                     return tried, violation.splitlines()[0]
         return tried, ""
 
-    def _is_whole(self, copy: Copy, seed: int) -> bool:
+    def _is_whole(self, copy: Copy, seed: int, *, plain: bool) -> bool:
         """Whether that life has no violation in the checkout as it is: else it proves nothing."""
+        key = seed, plain
         with self._lock:
-            if seed not in self._whole:
-                ((_, self._whole[seed]),) = copy.lives([seed])
-                if self._whole[seed] is not None:
-                    self._say(f"seed {seed} fails without a defect: {self._whole[seed]}")
-            return self._whole[seed] is None
+            if key not in self._whole:
+                ((_, self._whole[key]),) = copy.lives([seed], plain=plain)
+                if self._whole[key] is not None:
+                    self._say(f"seed {seed} fails without a defect: {self._whole[key]}")
+            return self._whole[key] is None
 
 
-def _seeds_for(wanted: Sequence[str]) -> Iterator[int]:
-    """The seeds from 1 on whose lives are drawn with all that is `wanted`."""
+def _seeds_for(defect: Defect) -> Iterator[int]:
+    """The seeds from 1 on whose lives are drawn with all that it wants."""
     for seed in range(1, _SEED_MAX):
-        plan = plan_of(seed)
+        plan = plan_of(seed, plain=defect.plain)
         counts = Counter(fault.kind for fault in plan.faults)
-        for each in wanted:
+        for each in defect.lives:
             number, _, name = each.partition(" ")
             if number.isdigit():
                 fits = counts[name] >= int(number)

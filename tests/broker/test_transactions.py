@@ -110,23 +110,25 @@ def test_r30_a_second_commit_is_refused_and_a_rollback_leaves_nothing(tmp_path: 
 
 
 def test_r30_an_answered_end_outlives_a_crash(tmp_path: Path) -> None:
-    """And one that was not given does not: it is open again."""
+    """And one that was not given does not: it is open again. What was ended stands in the second
+    file of the queue of half messages, its op in the first one of the queue of ops."""
     sends: list[RemotingCommand] = []
+    files = 2 * UNIT_SIZE
 
     async def before(rig: Rig) -> None:
-        sends.extend([await half(rig, "K1"), await half(rig, "K2")])
-        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 0
+        sends.extend([await half(rig, key) for key in ("K1", "K2", "K3")])
+        assert (await rig.ask(37, end_fields(sends[2], COMMIT))).code == 0
 
     async def after(rig: Rig) -> None:
-        assert (await rig.ask(37, end_fields(sends[0], COMMIT))).code == 1
+        assert (await rig.ask(37, end_fields(sends[2], COMMIT))).code == 1
         assert (await rig.ask(37, end_fields(sends[1], COMMIT))).code == 0
         assert end_of(rig, "T", 1) == 2
 
-    run_with_broker(tmp_path, before, broker=NO_CHECKS)
+    run_with_broker(tmp_path, before, broker=NO_CHECKS, mapped_file_size_consume_queue=files)
     for name in ("consumerOffset.json", "consumerOffset.json.bak"):
         (tmp_path / "config" / name).unlink(missing_ok=True)
     (tmp_path / "abort").touch()
-    run_with_broker(tmp_path, after, broker=NO_CHECKS)
+    run_with_broker(tmp_path, after, broker=NO_CHECKS, mapped_file_size_consume_queue=files)
 
 
 def test_r30_a_log_that_ends_between_a_commit_and_its_op_commits_once(tmp_path: Path) -> None:

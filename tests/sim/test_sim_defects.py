@@ -105,7 +105,8 @@ def test_the_seed_that_found_it_is_noted_once() -> None:
 
 
 def test_lives_that_cannot_meet_a_defect_are_passed_over() -> None:
-    seeds = list(itertools.islice(_seeds_for(("2 pause", "sync_flush", "min_in_sync 2")), 3))
+    wanted = ("2 pause", "sync_flush", "min_in_sync 2")
+    seeds = list(itertools.islice(_seeds_for(Defect("one", "", None, wanted, {})), 3))
     assert seeds == sorted(seeds)
     for plan in map(plan_of, seeds):
         assert plan.settings.sync_flush and plan.settings.min_in_sync == 2
@@ -141,12 +142,12 @@ def test_the_runner_tells_what_was_found_and_what_was_not(tmp_path: Path) -> Non
     assert source.read_bytes() == before
 
 
-def _spin(seed: int) -> tuple[int, Outcome]:
+def _spin(seed: int, *, plain: bool) -> tuple[int, Outcome]:
     while True:
         pass
 
 
-def _lose_heart(seed: int) -> tuple[int, Outcome]:
+def _lose_heart(seed: int, *, plain: bool) -> tuple[int, Outcome]:
     os._exit(3)
 
 

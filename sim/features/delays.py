@@ -1,0 +1,112 @@
+"""Messages that wait: never early, never passed over, and twice only where a failover cut between.
+
+"Early" is by the clock of the broker that delivers, in the moment in which it does: the store
+timestamp of the copy. A timer is due at its TIMER_OUT_MS. A level is due its delay after the store
+timestamp of the message that waits; where the clock shows less than that timestamp it was set back,
+or another broker's clock is behind, and the message is due at once (`DelayQueues.due_of`).
+
+R30: a progress record stands behind what it counts as delivered. So what it covers has a copy
+before it and none behind it, and in one epoch there is one copy at most.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from sim.features.log import Checker, FeatureLog, number_of, some, text_of
+from sim.hosts import DELAY_LEVELS_S
+from sim.records import LogRecord
+
+TOPIC = "TopicD"
+
+
+@dataclass(slots=True)
+class _Waits:
+    """`epochs`: in which it was delivered. `is_done`: the log says so."""
+
+    name: str
+    topic: str
+    queue_id: int
+    offset: int
+    stored_ms: int
+    due_ms: int
+    epochs: list[int] = field(default_factory=list)
+    is_done: bool = False
+
+
+class Delays(Checker):
+    def __init__(self, log: FeatureLog, group: str) -> None:
+        super().__init__(log)
+        self._group = group
+        self._known: dict[tuple[str, str, int], list[_Waits]] = defaultdict(list)
+        self._open: dict[str, list[_Waits]] = {SCHEDULE_TOPIC: [], TIMER_TOPIC: []}
+
+    def record(self, record: LogRecord, name: str) -> None:
+        topic, real_topic = record.topic, text_of(record, "REAL_TOPIC")
+        if topic == SCHEDULE_TOPIC:
+            delay_ms = 1000 * DELAY_LEVELS_S[number_of(record, "DELAY") - 1]
+            self._waits(record, name, record.stored_ms + delay_ms)
+        elif topic == TIMER_TOPIC:
+            self._waits(record, name, number_of(record, "TIMER_OUT_MS"))
+        elif topic == PROGRESS_TOPIC:
+            self._progress(json.loads(record.body))
+        elif topic == real_topic and not record.prepared:
+            self._delivered(record, name)
+
+    def _waits(self, record: LogRecord, name: str, due_ms: int) -> None:
+        topic = text_of(record, "REAL_TOPIC")
+        one = _Waits(
+            name, record.topic, record.queue_id, record.queue_offset, record.stored_ms, due_ms
+        )
+        self._known[name, topic, record.reconsumed].append(one)
+        self._open[record.topic].append(one)
+
+    def _delivered(self, record: LogRecord, name: str) -> None:
+        known = self._known[name, record.topic, record.reconsumed]
+        left = [one for one in known if not one.epochs] or [o for o in known if not o.is_done]
+        if not left:
+            self.log.violate(f"R30: {name} is delivered at {record.offset} after it was done")
+            return
+        one, now_ms = min(left, key=lambda one: one.due_ms), record.stored_ms
+        set_back = one.topic == SCHEDULE_TOPIC and now_ms < one.stored_ms
+        if now_ms < one.due_ms and not set_back:
+            self.log.violate(f"delay: {name} comes {one.due_ms - now_ms} ms early")
+        epoch = self.log.epoch_at(record.offset)
+        if epoch in one.epochs:
+            self.log.violate(f"delay: {name} is delivered twice in epoch {epoch}")
+        one.epochs.append(epoch)
+
+    def _progress(self, progress: dict[str, object]) -> None:
+        delays, timer = progress["delays"], progress.get("timer")
+        assert isinstance(delays, dict)
+        for level, end in delays.items():
+            queue_id = int(level) - 1
+            self._done(
+                SCHEDULE_TOPIC, lambda one, q=queue_id, e=end: one.queue_id == q and one.offset < e
+            )
+        if isinstance(timer, dict):
+            done = timer["doneMs"], timer["doneOffset"]
+            self._done(
+                TIMER_TOPIC,
+                lambda one: (
+                    one.offset < timer["fromOffset"]
+                    or (one.offset < timer["nextOffset"] and (one.due_ms, one.offset) <= done)
+                ),
+            )
+
+    def _done(self, topic: str, is_done: object) -> None:
+        for one in self._open[topic]:
+            one.is_done = is_done(one)  # type: ignore[operator]
+            if one.is_done and not one.epochs:
+                self.log.violate(f"R30: {one.name} counts as delivered, and the log has it not yet")
+        self._open[topic] = [one for one in self._open[topic] if not one.is_done]
+
+    def pending(self) -> str:
+        waiting = [one.name for of_topic in self._open.values() for one in of_topic]
+        if waiting:
+            return f"{some(waiting)} wait"
+        missing = self.log.missing(self._group, TOPIC)
+        return f"{self._group} lacks delayed {some(missing)}" if missing else ""

@@ -1,0 +1,201 @@
+"""The features that one life uses: their clients, and the checkers together."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from batonmq.client.admin.admin import Admin
+from batonmq.client.consumer.listener import ConsumeContext, ConsumeStatus
+from batonmq.client.consumer.options import ConsumeOptions
+from batonmq.client.consumer.push_consumer import PushConsumer
+from batonmq.client.producer.producer import Producer, ProducerOptions
+from batonmq.protocol.bodies import SubscriptionGroupConfig
+from batonmq.protocol.codes import RequestCode, ResponseCode
+from batonmq.protocol.errors import BatonError
+from batonmq.protocol.message import Message, MessageExt
+from batonmq.remoting.command import RemotingCommand
+from sim.clients import CLIENT_OPTIONS, SEND_MS, Client, Reader, Topics
+from sim.cluster import Cluster
+from sim.features import delays, orderly, pops, retries, transactions
+from sim.features.log import FeatureLog
+from sim.hosts import CLUSTER, DELAY_LEVELS_S, NAME_SERVERS
+from sim.messages import Messages
+
+GROUP = "GroupF"
+_QUEUES = 2
+_FAILS = (0, 0, 0, 0, 0, 1, 1, 2, 99)
+"""How often a message fails; 99: for good."""
+
+
+class Features:
+    """`clients` run from the start; `killable` are those of them that faults may meet."""
+
+    def __init__(self, cluster: Cluster, messages: Messages) -> None:
+        settings = cluster.settings
+        self.log = log = FeatureLog(cluster)
+        self.clients: list[Client] = []
+        self.killable: list[Client] = []
+        self._topics: list[str] = []
+        if settings.delays or settings.retries:
+            delays.Delays(log, GROUP)
+        of_retries = retries.Retries(log, GROUP)
+        if settings.transactions:
+            ends = transactions.Transactions(log, GROUP)
+            self._add(transactions.TransactionSender(ends, messages, 12))
+        names = {delays.TOPIC: settings.delays, retries.TOPIC: settings.retries}
+        sent = [topic for topic, is_on in names.items() if is_on]
+        read = [*sent, *([transactions.TOPIC] if settings.transactions else [])]
+        if read:
+            self._add(FailingReader(of_retries, messages, 13, read))
+        if settings.orderly:
+            sent.append(orderly.TOPIC)
+            locks = orderly.Locks(log)
+            for number in (15, 16):
+                self._add(orderly.OrderlyReader(locks, messages, number), settings.locks_expire)
+        if settings.pops:
+            sent.append(pops.TOPIC)
+            of_pops = pops.Pops(log, in_order=settings.pops_in_order)
+            for number in (17, 18):
+                self._add(pops.PopMember(of_pops, messages, number))
+        if sent:
+            self._add(FeatureSender(log, messages, 11, sent))
+        self._topics = sorted({*sent, *read})
+        self.setup = Setup(cluster, messages, 10, dict.fromkeys(self._topics, _QUEUES))
+
+    def _add(self, client: Client, is_killable: bool = True) -> None:
+        client.rng = random.Random(f"{client.name} {self.log.cluster.rng.getrandbits(64)}")
+        self.clients.append(client)
+        if is_killable:
+            self.killable.append(client)
+
+    def check(self) -> None:
+        self.log.read()
+        for checker in self.log.checkers:
+            checker.check()
+
+    def stop(self) -> None:
+        """Nothing new is sent; what a wrong clock put off for long is due by now."""
+        clocks = self.log.cluster.clocks
+        self.log.stopping = True
+        clocks.passed_s += clocks.farthest_s
+
+    def pending(self) -> str:
+        """What is not done yet, empty if everything is."""
+        if self.log.stands_down:
+            return ""
+        self.log.read()
+        return "; ".join(filter(None, (checker.pending() for checker in self.log.checkers)))
+
+
+class Setup(Topics):
+    """Makes the topics, and the group that pops."""
+
+    async def run(self) -> None:
+        await super().run()
+        self.done = False
+        config = SubscriptionGroupConfig(group_name=pops.GROUP, retry_max_times=pops.MAX)
+        async with Admin(NAME_SERVERS, client_options=CLIENT_OPTIONS) as admin:
+            while not self.done:
+                try:
+                    self.done = bool(await admin.consumer_groups.update(config, cluster=CLUSTER))
+                except BatonError as error:
+                    self.world.tell(self.name, f"{pops.GROUP} not created: {error}")
+                    await asyncio.sleep(0.1)
+
+
+class FeatureSender(Client):
+    """Sends to all `topics`, delayed to that of delays."""
+
+    def __init__(
+        self, log: FeatureLog, messages: Messages, number: int, topics: Sequence[str]
+    ) -> None:
+        super().__init__(log.cluster, messages, "producer of features", number)
+        self._log = log
+        self._topics = topics
+        self._names = itertools.count(1)
+
+    async def run(self) -> None:
+        producer = Producer(
+            "FeatureProducers",
+            name_servers=NAME_SERVERS,
+            options=ProducerOptions(send_timeout_ms=SEND_MS),
+            client_options=CLIENT_OPTIONS,
+        )
+        async with producer:
+            while not self._log.stopping:
+                await asyncio.sleep(self.rng.uniform(0.02, 0.3 / len(self._topics)))
+                try:
+                    await self._send(producer, self.rng.choice(self._topics))
+                except BatonError as error:
+                    self.world.tell(self.name, f"not sent: {error}")
+
+    async def _send(self, producer: Producer, topic: str) -> None:
+        name = f"{self.address}-{self.starts}-{next(self._names)}"
+        fails = 0 if topic == delays.TOPIC else self.rng.choice(_FAILS)
+        if topic == orderly.TOPIC:
+            fails = min(fails, 1)
+        message = Message.of(topic, f"{name}|{fails}|".encode() + b"." * 40, keys=name)
+        self._log.sent[name] = topic
+        wishes: dict[str, Any] = {}
+        if topic == delays.TOPIC:
+            match self.rng.randrange(3):
+                case 0:
+                    message.delay_level = self.rng.randint(1, len(DELAY_LEVELS_S))
+                case 1:
+                    wishes["delay"] = self.rng.uniform(0.1, 2.0)
+                case _:
+                    at_s = self._log.cluster.clocks.wall_s() + self.rng.uniform(0.1, 2.0)
+                    wishes["deliver_at"] = at_s
+        result = await producer.send(message, **wishes)
+        if result.acknowledged:
+            self._log.acked.add(name)
+
+
+class FailingReader(Reader):
+    """One member of the group that gets what was delayed, committed, and what it fails."""
+
+    def __init__(
+        self, checker: retries.Retries, messages: Messages, number: int, topics: Sequence[str]
+    ) -> None:
+        super().__init__(checker.log.cluster, messages, number, GROUP, topics)
+        self._checker = checker
+
+    def _consumer(self, *_: object, **__: object) -> PushConsumer:
+        options = ConsumeOptions(concurrency=4, close_wait_ms=500, max_reconsume_times=retries.MAX)
+        consumer = super()._consumer(options)
+        calls = consumer._client.masters
+        once = calls.invoke_once
+
+        async def invoke_once(
+            topic: str,
+            broker_name: str,
+            address: str,
+            request: RemotingCommand,
+            timeout_ms: int,
+            *,
+            held_check_ms: int | None = None,
+        ) -> RemotingCommand:
+            is_back = request.code == RequestCode.CONSUMER_SEND_MSG_BACK
+            what = self._checker.sends_back(int(request.ext["offset"])) if is_back else None
+            reply = await once(
+                topic, broker_name, address, request, timeout_ms, held_check_ms=held_check_ms
+            )
+            if what is not None and reply.code == ResponseCode.SUCCESS:
+                self._checker.sent_back(what)
+            return reply
+
+        calls.invoke_once = invoke_once  # type: ignore[method-assign]
+        return consumer
+
+    async def _consume(self, messages: Sequence[MessageExt], context: ConsumeContext) -> Any:
+        (message,) = messages
+        name, fails, _ = message.body.split(b"|", 2)
+        self._checker.log.got.add((GROUP, name.decode()))
+        if message.reconsume_times < int(fails):
+            return ConsumeStatus.RECONSUME_LATER
+        self._checker.consumed.add(name.decode())
+        return ConsumeStatus.SUCCESS

@@ -1,0 +1,214 @@
+"""The checkers of features, on logs that are made here: what they allow, and what they find.
+
+`make defects` shows that they find what is planted in the broker."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batonmq.protocol.record import NewMessage, encode_record
+from batonmq.protocol.topic_name import (
+    POP_TOPIC,
+    PROGRESS_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
+from sim.features import delays, pops, retries, transactions
+from sim.features.log import FeatureLog
+
+HOST = bytes([10, 0, 0, 1, 0, 0, 0, 80])
+NOW = 1_767_600_000_000
+
+
+class Log(FeatureLog):
+    """A confirmed log of one replica. `epochs`: where each begins."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.epochs = [0]
+        promises = SimpleNamespace(truth=bytearray())
+        cluster: Any = SimpleNamespace(
+            brokers={}, promises=promises, violate=self.found.append, tell=lambda *told: None
+        )
+        super().__init__(cluster)
+
+    def put(self, topic: str, body: str, at: int = 0, **more: Any) -> int:
+        """Its offset. `at`: queue offset."""
+        truth, stored_ms = self.cluster.promises.truth, NOW + more.pop("after_ms", 0)
+        prepared, count = more.pop("prepared", 0), more.pop("count", 0)
+        properties = "".join(f"{key}\x01{value}\x02" for key, value in more.items()).encode()
+        message = NewMessage(
+            topic, 0, body.encode(), properties, 0, None, None, NOW, HOST, reconsume_times=count
+        )
+        message.prepared_transaction_offset = prepared
+        offset = len(truth)
+        truth += encode_record(message, topic.encode(), at, offset, stored_ms, HOST, False)
+        self.read()
+        return offset
+
+    def epoch_at(self, offset: int) -> int:
+        return sum(begin <= offset for begin in self.epochs)
+
+    def elect(self) -> None:
+        self.epochs.append(len(self.cluster.promises.truth))
+
+
+def waiting(topic: str) -> dict[str, Any]:
+    wish = {"DELAY": 1} if topic == SCHEDULE_TOPIC else {"TIMER_OUT_MS": NOW + 1000}
+    return {"REAL_TOPIC": delays.TOPIC, "REAL_QID": 0} | wish
+
+
+def progress(log: Log, topic: str) -> None:
+    if topic == SCHEDULE_TOPIC:
+        log.put(PROGRESS_TOPIC, '{"delays":{"1":1},"timer":null}')
+        return
+    timer = {"doneMs": NOW + 1000, "doneOffset": 0, "nextOffset": 1, "fromOffset": 1}
+    log.put(PROGRESS_TOPIC, json.dumps({"delays": {}, "timer": timer}))
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC])
+def test_what_waits_is_delivered_in_time_and_once_an_epoch_until_it_counts(topic: str) -> None:
+    log = Log()
+    checker = delays.Delays(log, "g")
+    log.put(topic, "m|", **waiting(topic))
+    assert "m" in checker.pending()
+    log.put(delays.TOPIC, "m|", after_ms=1000, **waiting(topic))
+    log.elect()
+    log.put(delays.TOPIC, "m|", after_ms=1200, **waiting(topic))
+    assert not log.found
+    log.put(delays.TOPIC, "m|", after_ms=1200, **waiting(topic))
+    assert "twice in epoch 2" in log.found.pop()
+    progress(log, topic)
+    assert not checker.pending()
+    log.put(delays.TOPIC, "m|", after_ms=1300, **waiting(topic))
+    assert "after it was done" in log.found.pop()
+
+
+def test_early_is_by_the_clock_of_the_broker_that_delivers() -> None:
+    log = Log()
+    delays.Delays(log, "g")
+    for n, after_ms in enumerate((999, 1000, -5)):  # the last one's clock was set back
+        log.put(SCHEDULE_TOPIC, f"m{n}|", n, **waiting(SCHEDULE_TOPIC))
+        log.put(delays.TOPIC, f"m{n}|", after_ms=after_ms, **waiting(SCHEDULE_TOPIC))
+    assert log.found == ["delay: m0 comes 1 ms early"]
+
+
+def test_progress_ahead_of_the_delivery() -> None:
+    log = Log()
+    delays.Delays(log, "g")
+    log.put(SCHEDULE_TOPIC, "m|", **waiting(SCHEDULE_TOPIC))
+    progress(log, SCHEDULE_TOPIC)
+    assert "the log has it not yet" in log.found.pop()
+
+
+def test_a_count_falls_only_where_the_earlier_message_was_given_back_again() -> None:
+    log = Log()
+    checker = retries.Retries(log, "g")
+    first = log.put(retries.TOPIC, "m|")
+    again = {"REAL_TOPIC": "%RETRY%g", "DELAY": 3}
+
+    def give_back(offset: int, count: int, topic: str = SCHEDULE_TOPIC) -> int:
+        tried = checker.sends_back(offset)
+        made = log.put(topic, "m|", count=count, **again)
+        assert tried is not None
+        checker.sent_back(tried)
+        return made
+
+    second = give_back(first, 1)
+    third = give_back(second, 2)
+    give_back(first, 1)
+    assert not log.found
+    give_back(third, 3, "%DLQ%g")
+    assert not log.found
+    log.put(SCHEDULE_TOPIC, "m|", count=1, **again)
+    assert "was given back with 0 2 times only" in log.found.pop()
+    give_back(first, 1, "%DLQ%g")
+    assert any("a dead letter: True" in one for one in log.found)
+    log.found.clear()
+    tried = checker.sends_back(second)
+    assert tried is not None
+    checker.sent_back(tried)
+    checker.sent_back(tried)
+    assert "not in the log" in log.found.pop()
+
+
+def test_a_half_is_visible_if_it_was_committed_and_once() -> None:
+    log = Log()
+    checker = transactions.Transactions(log, "g")
+    half = log.put(TRANS_HALF_TOPIC, "m|")
+    log.put(transactions.TOPIC, "m|", prepared=half)
+    assert "not committed" in log.found.pop()
+    checker.decisions["m"] = transactions.COMMIT
+    log.put(TRANS_HALF_TOPIC, "m|", 1, TRANSACTION_CHECK_TIMES=1)
+    log.put(transactions.TOPIC, "m|", prepared=half)
+    assert "committed again" in log.found.pop()
+    assert "open" in checker.pending()
+    checker.ended("m", 0, transactions.COMMIT)
+    assert "no op of it" in log.found.pop()
+    log.put(TRANS_OP_HALF_TOPIC, "0,1,")
+    checker.ended("m", 0, transactions.COMMIT)
+    assert not log.found and not checker.pending()
+    log.put(TRANS_HALF_TOPIC, "m|", 2, TRANSACTION_CHECK_TIMES=2)
+    assert "checked back after its end" in log.found.pop()
+
+
+def popped(offsets: list[int], next_: int = -1, due: int = NOW + 500) -> str:
+    key = f'["{pops.GROUP}","{pops.TOPIC}",0]'
+    return (
+        f'{{"popped":[{{"key":{key},"pop_time":{NOW},"due":{due},"offsets":{offsets},'
+        f'"last_phy":0,"next":{next_}}}]}}'
+    )
+
+
+def acked(offsets: list[int]) -> str:
+    key = f'["{pops.GROUP}","{pops.TOPIC}",0]'
+    return f'{{"acked":[{{"key":{key},"pop_time":{NOW},"offsets":{offsets}}}]}}'
+
+
+def test_what_is_popped_is_acknowledged_or_comes_back() -> None:
+    log = Log()
+    checker, retry = pops.Pops(log, in_order=False), f"%RETRY%{pops.GROUP}_{pops.TOPIC}"
+    for n in range(3):
+        log.put(pops.TOPIC, f"m{n}|", n)
+    log.put(POP_TOPIC, popped([0, 1], 2))
+    place = pops.TOPIC, 0, 0
+    checker.got(place)
+    checker.acks(place)
+    assert not log.found
+    checker.acked(place, NOW)
+    assert "not in the log" in log.found.pop()
+    log.put(POP_TOPIC, acked([0]))
+    checker.acked(place, NOW)
+    assert not log.found
+    log.put(retry, "m0|", count=1, after_ms=600)
+    assert "not in flight" in log.found.pop()
+    log.put(retry, "m1|", 1, count=1, after_ms=499)
+    assert "before its time" in log.found.pop()
+    log.put(POP_TOPIC, acked([1]))
+    assert not log.found
+    log.put(POP_TOPIC, popped([1, 2], 3))
+    assert ["next is 2" in one or "done already" in one for one in log.found] == [True, True]
+    log.found.clear()
+    log.put(POP_TOPIC, acked([2]))
+    assert "neither acknowledged nor back" in log.found.pop()
+
+
+def test_in_order_a_queue_goes_on_behind_what_is_acknowledged() -> None:
+    log = Log()
+    checker = pops.Pops(log, in_order=True)
+    for n in range(4):
+        log.put(pops.TOPIC, f"m{n}|", n)
+        checker.acks((pops.TOPIC, 0, n))
+    log.put(POP_TOPIC, popped([0, 1], 2))
+    log.put(POP_TOPIC, acked([0]))
+    log.put(POP_TOPIC, popped([1, 2], 3))
+    assert not log.found
+    log.put(POP_TOPIC, acked([1]))
+    log.put(POP_TOPIC, popped([3], 4))
+    assert "next is 2" in log.found.pop()
