@@ -96,7 +96,7 @@ class AutoSwitchHAService:
     # -- role
 
     async def change_to_master(self, view: RoleView) -> int:
-        """Takes mastership of `view.master_epoch`; returns where that epoch begins in the log.
+        """Takes mastership of `view.master_epoch`; returns the log's end, from where it writes.
 
         Raises FencedError if the epoch file knows this epoch or a newer one (R3: a restarted
         broker never goes on in its old epoch), and whatever the store raises if it is not fit.
@@ -119,7 +119,11 @@ class AutoSwitchHAService:
             chosen_suspect = view.unclean_epoch == epoch
             log_end = self._store.prepare_master(discard_damage=chosen_suspect)
             self._store.epochs.drop_above(log_end)
-            append_epoch(self._store.epochs, epoch, log_end)
+            begins = log_end
+            if not self._store.epochs.entries:
+                # A log of classic mode: its bytes are this epoch's, so that slaves can have them.
+                begins = self._store.min_phy_offset
+            append_epoch(self._store.epochs, epoch, begins)
             self._begin_mastership(view, log_end)
             log.info("ha_master master_epoch=%d log_end=%d", epoch, log_end)
             return log_end

@@ -71,8 +71,8 @@ def judge_log(
     if not own.entries:
         return Refuse(
             f"the commit log holds {own.max_offset} bytes but no epoch file names their "
-            "epochs; restore the epoch file, or move the store aside so that this replica "
-            "fetches everything anew"
+            "epochs; restore the epoch file, or (also after classic mode) move the store aside so "
+            "that this replica fetches everything anew"
         )
     point = consistent_point(own.entries, own.max_offset, master.entries, master.max_offset)
     if point == NO_CONSISTENT_POINT:
