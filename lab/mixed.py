@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -19,7 +19,6 @@ from lab.processes import ROOT, NotInTime, free_base_port, spawn, stop_all, tail
 
 GROUP: Final = frames.BROKER_NAME
 SEGMENT: Final = 1 << 20
-PLACES: Final = 3
 HEAP: Final = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
 OURS: Final = {
     "store": {"mappedFileSizeCommitLog": SEGMENT},
@@ -30,17 +29,22 @@ T = TypeVar("T")
 
 
 class MixedGroup:
-    """Brokers by their place, 0 to 2: a folder, a port and an id of its own, whichever kind of
+    """Brokers by their place, from 0 on: a folder, a port and an id of its own, whichever kind of
     broker runs there. A context manager that ends everything."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        places: int = 3,
+        namesrv: Mapping[str, object] | None = None,
+    ) -> None:
         self.folder = folder
         self._layout = plan(
             folder / "data",
             controllers=1,
-            replicas=PLACES,
-            base_port=free_base_port(PLACES),
-            overrides=OURS,
+            replicas=places,
+            base_port=free_base_port(places),
+            overrides={**OURS, "namesrv": dict(namesrv or {})},
         )
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._name_server: subprocess.Popen[bytes] | None = None

@@ -51,6 +51,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "haStatus": "ha",
         "getBrokerEpoch": "ha",
         "repairReplica": "ha",
+        "migrate": "migrate",
     },
     "Controllers": {
         "getControllerMetaData": "controller",

@@ -85,26 +85,27 @@ async def elect_master(
             how.found.extend(await candidates(admin, controller, broker_name))
             check_known(how.found, broker_name, broker_id)
             confirm_unclean(context, broker_name, broker_id, how.found, yes=yes)
-        await _elect(context, admin, controller, (cluster_name, broker_name, broker_id), how)
+        await elect(context, admin, controller, (cluster_name, broker_name, broker_id), how)
 
 
 @dataclass(frozen=True, slots=True)
 class Unclean:
     """How unclean the election may be; `found` is what the replicas reported before."""
 
-    wanted: bool
-    cut_later_acks: bool
+    wanted: bool = False
+    cut_later_acks: bool = False
     found: list[Candidate] = field(default_factory=list)
 
 
-async def _elect(
+async def elect(
     context: CommandContext,
     admin: Admin,
     controller: ControllerAdmin,
     who: tuple[str, str, int | None],
-    how: Unclean,
+    how: Unclean | None = None,
 ) -> None:
     """Elects `who` (cluster, group, id), waits until it serves, and shows the outcome."""
+    how = how or Unclean()
     _, broker_name, broker_id = who
     with Progress(f"electing a master of {broker_name} ...") as progress:
         elected = await controller.elect_master(

@@ -1,0 +1,365 @@
+"""A group of Java brokers becomes one of ours, replica by replica under load, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batonmq.mqctl.commands.election import elect
+from batonmq.mqctl.context import CommandContext, CommandFailed
+from batonmq.mqctl.migration import (
+    BATONMQ,
+    JAVA,
+    KIND_NAMES,
+    KINDS,
+    Group,
+    Member,
+    lacking_offsets,
+    lacking_tables,
+    next_steps,
+    problems,
+    problems_of_leave,
+    problems_of_switch,
+    too_few_without,
+)
+from batonmq.mqctl.output import BAD, GOOD, Cell, Progress
+from batonmq.mqctl.params import COUNT, SECONDS, command, option
+
+if TYPE_CHECKING:
+    from batonmq.client.admin.admin import Admin
+    from batonmq.client.admin.controller_admin import ControllerAdmin
+    from batonmq.protocol.bodies import ReplicaIdentity, ReplicasInfo
+
+POLL_S = 0.2
+STEPS = ("plan", "status", "join", "switch", "leave")
+
+
+@command("migrate", controllers=True)
+@click.argument("step", type=click.Choice(STEPS))
+@option("-bn", "--brokerName", required=True, help="Broker group.")
+@option("-b", "--broker", metavar="ID|HOST:PORT", help="join, switch, leave: the replica.")
+@option(
+    "--to", type=click.Choice(KINDS), default=BATONMQ, help="plan, status: what it shall become."
+)
+@option("--replicas", type=COUNT, help="plan, status: how many it shall have then.")
+@option(
+    "--wait", "wait_s", type=SECONDS, default=120.0, help="join, switch, leave: give up after that."
+)
+async def migrate(
+    context: CommandContext,
+    step: str,
+    broker_name: str,
+    broker: str | None,
+    to: str,
+    replicas: int | None,
+    wait_s: float,
+) -> None:
+    """Turn a group of Java brokers into one of BatonMQ brokers, or back.
+
+    The group stays up and keeps at least two replicas in sync. Brokers are started and stopped by
+    you, on their machines; each step checks first, waits, and changes nothing if it may not. The
+    way back of each step is the same step for the other broker.
+
+    \b
+    plan    what is in the way, and the steps that are left
+    status  who is in the group, and the steps that are left
+    join    wait until a broker that you started is in sync and has the master's tables
+    switch  make a replica the master, by a planned switch
+    leave   wait until you have stopped a replica, then forget it
+
+    Exit code 1: something is in the way, or it was not done in time.
+
+    JSON: plan, status and leave: group, members (brokerId, address, kind, version, master, inSync,
+    alive), problems, steps. join: brokerId, address. switch: as electMaster.
+    """
+    async with context.controller() as (admin, controller):
+        run = Migration(context, admin, controller, broker_name, wait_s)
+        if step in ("plan", "status"):
+            await run.show(to, replicas, checked=step == "plan")
+        elif broker is None:
+            raise click.UsageError(f"{step} needs the replica: give -b ID or -b HOST:PORT")
+        elif step == "join":
+            await run.join(broker)
+        elif step == "switch":
+            await run.switch(broker)
+        else:
+            await run.leave(broker, to)
+
+
+class Migration:
+    """The steps on one group. Each raises CommandFailed with all that is in its way."""
+
+    def __init__(
+        self,
+        context: CommandContext,
+        admin: Admin,
+        controller: ControllerAdmin,
+        broker_name: str,
+        wait_s: float,
+    ) -> None:
+        self._context = context
+        self._admin = admin
+        self._controller = controller
+        self._name = broker_name
+        self._wait_s = wait_s
+
+    async def show(self, to: str, replicas: int | None, *, checked: bool) -> None:
+        """The group and what is left; `checked`: problems end with exit code 1."""
+        group = await self._group()
+        found, steps = problems(group), next_steps(group, to, replicas)
+        if self._context.out.as_json:
+            self._context.out.document(_document(group, found, steps))
+        else:
+            _show(self._context, group, found, steps, KIND_NAMES[to])
+        self._context.failed = checked and bool(found)
+
+    async def join(self, broker: str) -> None:
+        """Waits until that replica could take over: in the set, with the master's tables."""
+        begun: dict[str, dict[int, int]] | None = None
+
+        async def lacks() -> str:
+            nonlocal begun
+            group = await self._group()
+            _refuse(problems(group))
+            member = group.member(broker)
+            if member is None:
+                return f"the controllers do not know broker {broker} yet"
+            if not member.alive or not member.kind:
+                return f"{member.name} does not answer"
+            master = group.master
+            assert master is not None, "see `problems`"
+            if begun is None:
+                begun = await self._admin.consumer_groups.offsets(master.address)
+            if not member.in_sync:
+                return f"{member.name} is not in the SyncStateSet yet"
+            if member.is_master:
+                return ""
+            return await self._lacks_tables(master, member, begun)
+
+        await self._wait(f"broker {broker} to be in sync", lacks)
+        member = self._known(await self._group(), broker)
+        if self._context.out.as_json:
+            self._context.out.document({"brokerId": member.broker_id, "address": member.address})
+        else:
+            self._context.out.line(f"{member.name} is in sync and has the tables of its master")
+
+    async def switch(self, broker: str) -> None:
+        """A planned switch to a replica that has all that its master has."""
+        group = await self._group()
+        member = self._known(group, broker)
+        if not member.is_master:
+            _refuse(problems_of_switch(group, member))
+            await self._await_tables(member)
+        before = group.master
+        await elect(
+            self._context, self._admin, self._controller, ("", self._name, member.broker_id)
+        )
+        if not self._context.out.as_json and before is not None and before != member:
+            self._context.out.line(
+                f"the way back: mqctl migrate switch -bn {self._name} -b {before.broker_id}"
+            )
+
+    async def leave(self, broker: str, to: str) -> None:
+        """Tells whom to stop, waits for that, and makes the controllers forget it."""
+        group = await self._group()
+        member = self._known(group, broker)
+        _refuse(problems_of_leave(group, member))
+
+        async def too_few() -> str:
+            return too_few_without(await self._group(), member)
+
+        await self._wait("another replica to be in sync", too_few)
+        if member.alive:
+            click.echo(f"stop {member.name} now", err=True)
+
+        async def lacks() -> str:
+            now = (await self._group()).member(str(member.broker_id))
+            if now is None or not (now.alive or now.in_sync):
+                return ""
+            if now.is_master:
+                raise CommandFailed(f"{member.name} became the master meanwhile")
+            return f"{member.name} still runs" if now.alive else f"{member.name} is in the set yet"
+
+        await self._wait(f"{member.name} to end", lacks)
+        await self._controller.clean_broker_data("", self._name, (member.broker_id,))
+        if not self._context.out.as_json:
+            self._context.out.line(
+                f"{member.name} has left. Before it is started again, delete brokerIdentity in its "
+                "store: its id is forgotten"
+            )
+        await self.show(to, None, checked=False)
+
+    # What is asked.
+
+    async def _await_tables(self, member: Member) -> None:
+        """What `join` waits for last; a member may lag behind again since then."""
+        begun: dict[str, dict[int, int]] | None = None
+
+        async def lacks() -> str:
+            nonlocal begun
+            master = (await self._group()).master
+            if master is None:
+                return "there is no master"
+            if begun is None:
+                begun = await self._admin.consumer_groups.offsets(master.address)
+            return await self._lacks_tables(master, member, begun)
+
+        await self._wait(f"{member.name} to have the tables", lacks)
+
+    def _known(self, group: Group, broker: str) -> Member:
+        member = group.member(broker)
+        if member is None:
+            known = ", ".join(f"{m.broker_id} ({m.address})" for m in group.members) or "none"
+            raise CommandFailed(f"{self._name} has no broker {broker}; known are {known}")
+        return member
+
+    async def _wait(self, what: str, lacks: Callable[[], Awaitable[str]]) -> None:
+        """Until nothing lacks; raises CommandFailed with what still does after the time."""
+        import asyncio
+
+        from batonmq.process.clock import boot_ms
+        from batonmq.protocol.errors import BatonError
+
+        deadline_ms = boot_ms() + int(self._wait_s * 1000)
+        with Progress(f"waiting for {what} ...") as progress:
+            while True:
+                try:
+                    found = await lacks()
+                except BatonError as error:  # a node that is just being started, or stopped
+                    found = str(error)
+                if not found:
+                    return
+                if boot_ms() >= deadline_ms:
+                    raise CommandFailed(f"waited {self._wait_s:g} s for {what}: {found}")
+                progress.say(f"waiting for {what}: {found}")
+                await asyncio.sleep(POLL_S)
+
+    async def _group(self) -> Group:
+        import asyncio
+
+        from batonmq.protocol.errors import BatonError
+
+        found = await self._controller.sync_state_data([self._name])
+        info = found.replicas_info_table.get(self._name)
+        if info is None:
+            raise CommandFailed(f"the controllers know no broker group named {self._name}")
+        answers = await self._controller.all_metadata()
+        own = any(not isinstance(a, BatonError) and a.log is not None for a in answers.values())
+        asked = [self._member(info, r, True) for r in info.in_sync_replicas]
+        asked += [self._member(info, r, False) for r in info.not_in_sync_replicas]
+        members = sorted(await asyncio.gather(*asked), key=lambda each: each.broker_id)
+        return Group(self._name, members, own)
+
+    async def _member(self, info: ReplicasInfo, replica: ReplicaIdentity, in_sync: bool) -> Member:
+        from batonmq.protocol.bodies import PROBLEMS_KEY
+        from batonmq.protocol.errors import BatonError
+
+        member = Member(
+            replica.broker_id,
+            replica.broker_address,
+            in_sync,
+            replica.alive,
+            replica.broker_id == info.master_broker_id and bool(info.master_address),
+        )
+        try:
+            facts = await self._admin.brokers.runtime_info(member.address)
+            settings = await self._admin.brokers.config(member.address)
+        except BatonError:
+            return member
+        return dataclasses.replace(
+            member,
+            kind=BATONMQ if PROBLEMS_KEY in facts else JAVA,
+            version=facts.get("brokerVersionDesc", ""),
+            settings=settings,
+        )
+
+    async def _lacks_tables(
+        self, master: Member, member: Member, begun: dict[str, dict[int, int]]
+    ) -> str:
+        """What a member does not have yet of the tables that its master has, in words."""
+        topics = [await self._topics(each.address) for each in (master, member)]
+        groups = [await self._groups(each.address) for each in (master, member)]
+        now = await self._admin.consumer_groups.offsets(master.address)
+        there = await self._admin.consumer_groups.offsets(member.address)
+        lacks = (
+            lacking_tables(*topics, "topic")
+            or lacking_tables(*groups, "group")
+            or lacking_offsets(begun, now, there)
+        )
+        return f"{member.name} does not have {lacks} yet" if lacks else ""
+
+    async def _topics(self, address: str) -> Mapping[str, object]:
+        """What a client notices of each topic; those of the brokers' own are left out."""
+        from batonmq.protocol.topic_name import is_system_topic
+
+        table = (await self._admin.topics.configs(address)).topic_config_table
+        return {
+            name: (topic.read_queue_nums, topic.write_queue_nums, topic.perm)
+            for name, topic in table.items()
+            if not is_system_topic(name)
+        }
+
+    async def _groups(self, address: str) -> Mapping[str, object]:
+        table = (await self._admin.consumer_groups.settings(address)).subscription_group_table
+        return {name: (g.consume_enable, g.retry_max_times) for name, g in table.items()}
+
+
+def _refuse(found: list[str]) -> None:
+    if found:
+        raise CommandFailed("nothing was done: " + "; ".join(found))
+
+
+def _document(group: Group, found: list[str], steps: list[str]) -> dict[str, Any]:
+    return {
+        "group": group.name,
+        "members": [
+            {
+                "brokerId": m.broker_id,
+                "address": m.address,
+                "kind": m.kind or None,
+                "version": m.version or None,
+                "master": m.is_master,
+                "inSync": m.in_sync,
+                "alive": m.alive,
+            }
+            for m in group.members
+        ],
+        "problems": found,
+        "steps": steps,
+    }
+
+
+def _show(
+    context: CommandContext, group: Group, found: list[str], steps: list[str], to: str
+) -> None:
+    def yes(is_so: bool) -> Cell:
+        return Cell.of("yes", GOOD) if is_so else Cell.of("no", BAD)
+
+    rows = [
+        [
+            m.broker_id,
+            m.address,
+            KIND_NAMES[m.kind],
+            "MASTER" if m.is_master else "SLAVE",
+            yes(m.in_sync),
+            yes(m.alive),
+        ]
+        for m in group.members
+    ]
+    out = context.out
+    out.table(["ID", "Address", "Kind", "Role", "In Sync", "Alive"], rows, title=group.name)
+    if found:
+        out.line()
+        out.line("In the way:", style=BAD)
+        for each in found:
+            out.line(f"  - {each}")
+    out.line()
+    if not steps:
+        out.line(f"Nothing is left to do: all replicas are {to} brokers.", style=GOOD)
+        return
+    out.line(f"Left until all replicas are {to} brokers:")
+    for number, step in enumerate(steps, 1):
+        out.line(f"  {number}. {step}")

@@ -1,0 +1,181 @@
+"""How a group goes from Java brokers to ours and back, one replica at a time. Pure.
+
+`Member` and `Group` are what was found; `problems` is what stands in the way of a step,
+`next_steps` what is left to do. A group never has fewer than two replicas in sync on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+BATONMQ: Final = "batonmq"
+JAVA: Final = "java"
+KINDS: Final = (BATONMQ, JAVA)
+KIND_NAMES: Final = {BATONMQ: "BatonMQ", JAVA: "Java", "": "unknown"}
+REPLICAS_MIN: Final = 2
+SEGMENT_KEY: Final = "mappedFileSizeCommitLog"
+ALL_ACK_KEY: Final = "allAckInSyncStateSet"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One replica. `kind` is one of KINDS, empty if it does not answer; `settings` are its own
+    (26), empty then."""
+
+    broker_id: int
+    address: str
+    in_sync: bool
+    alive: bool
+    is_master: bool
+    kind: str = ""
+    version: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"broker {self.broker_id} at {self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group as its controllers and members tell it; members ascending by id."""
+
+    name: str
+    members: Sequence[Member]
+    own_controllers: bool
+
+    @property
+    def master(self) -> Member | None:
+        return next((each for each in self.members if each.is_master), None)
+
+    def member(self, broker: str) -> Member | None:
+        """By its id, or its address; None if the controllers know no such one."""
+        return next((m for m in self.members if broker in (str(m.broker_id), m.address)), None)
+
+    def in_sync(self, kind: str | None = None) -> list[Member]:
+        """Who is in the SyncStateSet, of that kind or of any."""
+        return [m for m in self.members if m.in_sync and kind in (None, m.kind)]
+
+
+def problems(group: Group) -> list[str]:
+    """What forbids any change of this group, one sentence each with what to do about it."""
+    found = []
+    if not group.own_controllers:
+        found.append(
+            "its controllers are RocketMQ's, where brokers of ours cannot register: move the group "
+            "to controllers of ours first (docs/migrate.md)"
+        )
+    master = group.master
+    if master is None:
+        found.append("it has no master: see `mqctl health`")
+    elif not master.kind:
+        found.append(f"its master, {master.name}, does not answer")
+    found += [f"{m.name} is in the SyncStateSet, but does not live"
+              for m in group.members if m.in_sync and not m.alive]  # fmt: skip
+    sizes = {m.settings[SEGMENT_KEY] for m in group.members if SEGMENT_KEY in m.settings}
+    if len(sizes) > 1:
+        found.append(
+            f"{SEGMENT_KEY} differs: "
+            + ", ".join(f"{m.settings[SEGMENT_KEY]} at {m.name}"
+                        for m in group.members if SEGMENT_KEY in m.settings)
+            + ". All replicas of a group need the same"
+        )  # fmt: skip
+    found += [
+        f"{m.name} as master acknowledges what it alone has: `mqadmin updateBrokerConfig -b "
+        f"{m.address} -k {ALL_ACK_KEY} -v true`"
+        for m in group.members
+        if m.kind == JAVA and m.settings.get(ALL_ACK_KEY) != "true"
+    ]
+    return found
+
+
+def problems_of_switch(group: Group, to: Member) -> list[str]:
+    """What forbids making `to` the master."""
+    found = problems(group)
+    if not to.alive:
+        found.append(f"{to.name} does not live")
+    elif not to.in_sync:
+        found.append(f"{to.name} is not in the SyncStateSet: {_command(group, 'join', to)} waits")
+    return found
+
+
+def problems_of_leave(group: Group, who: Member) -> list[str]:
+    """What forbids that `who` leaves for good."""
+    found = [each for each in problems(group) if not each.startswith(who.name)]
+    if who.is_master:
+        found.append(f"{who.name} is the master: make another one master first (switch)")
+    return found
+
+
+def too_few_without(group: Group, who: Member) -> str:
+    """Why the group would lack a second replica in sync; empty if it would not."""
+    rest = [each.name for each in group.in_sync() if each != who]
+    if len(rest) >= REPLICAS_MIN:
+        return ""
+    return f"without {who.name} only {' and '.join(rest) or 'nobody'} would be in sync"
+
+
+def next_steps(group: Group, to: str, replicas: int | None = None) -> list[str]:
+    """What is left until the group has `replicas` members, all of kind `to`; empty when it is done.
+
+    `replicas`: by default as many as there are of the other kind now, at least two.
+    """
+    name = KIND_NAMES[to]
+    ours = [m for m in group.members if m.kind == to and m.alive]
+    others = [m for m in group.members if m.kind != to]
+    wanted = max(REPLICAS_MIN, len(others)) if replicas is None else replicas
+    # The master leaves last: it goes on until one of the wanted kind can take over.
+    others.sort(key=lambda m: (m.in_sync, m.is_master))
+    there, steps = len(ours), []
+
+    def join() -> None:
+        steps.append(
+            f"start a {name} broker of {group.name}, then: mqctl migrate join -bn {group.name} -b "
+            "ITS_HOST:PORT"
+        )
+
+    steps += [_command(group, "join", m) for m in ours if not m.in_sync]
+    if not there:
+        join()
+        there = 1
+    if group.master is not None and group.master.kind != to:
+        first = next(iter(ours), None)
+        steps.append(_command(group, "switch", first) if first is not None else
+                     f"mqctl migrate switch -bn {group.name} -b ITS_HOST:PORT")  # fmt: skip
+    while others or there < wanted:
+        if others and there + len(others) > REPLICAS_MIN:
+            leaves = others.pop(0)
+            steps.append(f"{_command(group, 'leave', leaves)}, and stop it when told")
+        else:
+            join()
+            there += 1
+    return steps
+
+
+def _command(group: Group, step: str, member: Member) -> str:
+    return f"mqctl migrate {step} -bn {group.name} -b {member.broker_id}"
+
+
+def lacking_tables(master: Mapping[str, object], member: Mapping[str, object], what: str) -> str:
+    """Which entries of the master's table another one does not have, or has otherwise."""
+    missing = sorted(key for key, value in master.items() if member.get(key) != value)
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"{what} {missing[0]}{more}"
+
+
+Offsets = Mapping[str, Mapping[int, int]]
+
+
+def lacking_offsets(begun: Offsets, now: Offsets, member: Offsets) -> str:
+    """Which groups of consumers stood further at the master when the step began than they do at
+    this member. One that was set back since (`now`) need not."""
+    for key, queues in begun.items():
+        for queue, offset in queues.items():
+            wanted = min(offset, now.get(key, {}).get(queue, offset))
+            if member.get(key, {}).get(queue, 0) < wanted:
+                return f"the offsets of {key}"
+    return ""
