@@ -30,6 +30,7 @@ CHANGES_APART_S = 0.02
 KNOWN_S = 0.05
 """The longest that anybody waits for name servers to know a change: a slow one holds up no send."""
 EXT_PARTIAL = "batonPartial"
+EXT_RELAYS = "batonRelays"
 """Of a registration with some topics only; a name server must not miss the others in it."""
 
 
@@ -44,6 +45,8 @@ class Registration:
     ha_address: str
     body: bytes
     is_partial: bool = False
+    relays: bool = False
+    """It passes requests on to its master: producers may be shown it in its place."""
 
     def request(self) -> RemotingCommand:
         return RemotingCommand.request(
@@ -57,6 +60,7 @@ class Registration:
                 "compressed": "false",
                 "bodyCrc32": str(zlib.crc32(self.body) & 0x7FFFFFFF),
                 **({EXT_PARTIAL: "true"} if self.is_partial else {}),
+                **({EXT_RELAYS: "true"} if self.relays else {}),
             },
             self.body,
         )

@@ -126,6 +126,7 @@ class BrokerStatus:
                 )
             ).encode(),
             is_partial=topics is not None,
+            relays=self._config.relays,
         )
 
     def table(self) -> dict[str, str]:

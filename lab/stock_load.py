@@ -97,6 +97,12 @@ class StockLoad:
                 lambda line, kind=kind: line.get("by") == kind,
             )
 
+    def wait_sent_by(self, part: str) -> None:
+        """Waits for a further ack of a message that went to a broker whose name has that part: a
+        producer knows such a name by its next poll, up to 30 s later."""
+        name = f"an ack by a broker named …{part}…"
+        _wait_for_more(self.producer, name, 1, lambda line: part in line.get("by", ""))
+
     def acked(self, kind: str) -> list[dict[str, Any]]:
         """The acknowledged messages of one kind of sender."""
         return _of_kind(self.producer.of("acked"), "acked", kind)

@@ -109,6 +109,7 @@ class NamesrvEndpoint:
             enable_acting_master=None if acting is None else acting.lower() == "true",
             zone_name=request.ext.get("__ZONE_NAME"),
             is_partial=request.get_bool("batonPartial"),
+            relays=request.get_bool("batonRelays"),
         )
         try:
             body = RegisterBrokerBody.decode_wire(request.body, request.version)

@@ -106,6 +106,7 @@ def registration(
         "clusterName": "DefaultCluster",
         "haServerAddr": addr[:-1] + "2",
         "brokerId": broker_id,
+        "batonRelays": True,
         "enableActingMaster": False,
         "compressed": False,  # Java says so even when it compressed
         "bodyCrc32": crc32_of(body) if crc is None else crc,

@@ -54,6 +54,7 @@ class Routes:
         acting: bool | None = False,
         timeout_ms: int | None = None,
         partial: bool = False,
+        relays: bool = True,
     ) -> Registered:
         registration = BrokerRegistration(
             cluster_name=cluster,
@@ -65,6 +66,7 @@ class Routes:
             heartbeat_timeout_ms=timeout_ms,
             enable_acting_master=acting,
             is_partial=partial,
+            relays=relays,
         )
         result = self.core.register(registration, what or body(), self.now_ms)
         self.core.check_invariants()
@@ -306,6 +308,17 @@ def test_replica_routes_lead_through_the_living_slaves_under_names_that_stay(
     assert ways(routes) == {"broker-a%1": {0: S3}, "broker-a%2": {0: S3}}
     routes.core.connection_lost(f"socket of {S3}")
     assert ways(routes) == {"broker-a%1": {0: M2}, "broker-a%2": {0: M2}}, "the list stays"
+
+
+def test_replica_routes_lead_to_nobody_who_does_not_pass_on(routes: Routes) -> None:
+    """A Java slave refuses what only its master may do: a retry there would fail."""
+    routes.register(M1, 0, relays=False)
+    routes.register(M2, 2, relays=False)
+    assert ways(routes) == {}
+    routes.register(S3, 3)
+    assert ways(routes) == {"broker-a%1": {0: S3}, "broker-a%2": {0: S3}}
+    routes.register(S3, 0, body(epoch=2))
+    assert ways(routes) == {"broker-a%1": {0: S3}, "broker-a%2": {0: S3}}
 
 
 def test_a_group_that_may_not_be_written_has_no_replica_routes(routes: Routes) -> None:

@@ -7,7 +7,7 @@ import org.apache.rocketmq.common.message.Message;
 
 /**
  * Sends with several threads until stdin ends, and goes on after errors. The body of a message is its key, filled up.
- * A line {"acked": key, "at": ms} for every SEND_OK, {"failed": key, "why": text, "at": ms} for all else.
+ * A line {"acked": key, "by": broker name, "at": ms} for every SEND_OK, {"failed": key, "why": text, "at": ms} for all else.
  */
 final class SendLoop {
     /** One way to send. It prints the outcome, now or later; what it throws is a failure. */
@@ -49,8 +49,9 @@ final class SendLoop {
             failed(sent.getSendStatus(), keys);
             return;
         }
+        String broker = sent.getMessageQueue().getBrokerName();
         for (String key : keys) {
-            Lines.print("acked", key, "at", System.currentTimeMillis());
+            Lines.print("acked", key, "by", broker, "at", System.currentTimeMillis());
         }
     }
 
