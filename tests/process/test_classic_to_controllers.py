@@ -46,6 +46,11 @@ def numbers_at(address: str) -> list[int]:
     return found
 
 
+def log_of(store: Path, size: int) -> bytes:
+    files = sorted((store / "commitlog").glob("0*"))
+    return b"".join(file.read_bytes() for file in files)[:size]
+
+
 def test_a_classic_log_gets_its_first_epoch(tmp_path: Path) -> None:
     """The store of a classic master, copied to one broker of a new group: that one is elected, its
     whole log is the first epoch, a second replica fetches it from its first byte, and takes over.
@@ -58,9 +63,7 @@ def test_a_classic_log_gets_its_first_epoch(tmp_path: Path) -> None:
         assert group.epochs(0)[0][1] == 0
         group.start_ours(1)
         group.wait_in_sync(0, 1)
-        logs = [b"".join(f.read_bytes() for f in sorted((group.store(place) / "commitlog").glob("0*")))
-                for place in (0, 1)]  # fmt: skip
-        assert logs[0][:end] == logs[1][:end]
+        assert log_of(group.store(0), end) == log_of(group.store(1), end)
         group.start_ours(2)
         group.kill(0)
         group.wait_for("a new master", lambda: group.master() == 1 and group.is_open(1))
