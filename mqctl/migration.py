@@ -72,16 +72,12 @@ def problems(group: Group) -> list[str]:
         found.append("it has no master: see `mqctl health`")
     elif not master.kind:
         found.append(f"its master, {master.name}, does not answer")
-    found += [f"{m.name} is in the SyncStateSet, but does not live"
-              for m in group.members if m.in_sync and not m.alive]  # fmt: skip
-    sizes = {m.settings[SEGMENT_KEY] for m in group.members if SEGMENT_KEY in m.settings}
-    if len(sizes) > 1:
-        found.append(
-            f"{SEGMENT_KEY} differs: "
-            + ", ".join(f"{m.settings[SEGMENT_KEY]} at {m.name}"
-                        for m in group.members if SEGMENT_KEY in m.settings)
-            + ". All replicas of a group need the same"
-        )  # fmt: skip
+    dead = [m for m in group.members if m.in_sync and not m.alive]
+    found += [f"{m.name} is in the SyncStateSet, but does not live" for m in dead]
+    sizes = {m.name: m.settings[SEGMENT_KEY] for m in group.members if SEGMENT_KEY in m.settings}
+    if len(set(sizes.values())) > 1:
+        each = ", ".join(f"{size} at {name}" for name, size in sizes.items())
+        found.append(f"{SEGMENT_KEY} differs: {each}. All replicas of a group need the same")
     found += [
         f"{m.name} as master acknowledges what it alone has: `mqadmin updateBrokerConfig -b "
         f"{m.address} -k {ALL_ACK_KEY} -v true`"
@@ -97,7 +93,9 @@ def problems_of_switch(group: Group, to: Member) -> list[str]:
     if not to.alive:
         found.append(f"{to.name} does not live")
     elif not to.in_sync:
-        found.append(f"{to.name} is not in the SyncStateSet: {_command(group, 'join', to)} waits")
+        found.append(
+            f"{to.name} is not in the SyncStateSet: {_command(group, 'join', to.broker_id)} waits"
+        )
     return found
 
 
@@ -131,34 +129,31 @@ def next_steps(group: Group, to: str, replicas: int | None = None) -> list[str]:
     there, steps = len(ours), []
 
     def join() -> None:
-        steps.append(
-            f"start a {name} broker of {group.name}, then: mqctl migrate join -bn {group.name} -b "
-            "ITS_HOST:PORT"
-        )
+        then = _command(group, "join", "ITS_HOST:PORT")
+        steps.append(f"start a {name} broker of {group.name}, then: {then}")
 
-    steps += [_command(group, "join", m) for m in ours if not m.in_sync]
+    steps += [_command(group, "join", m.broker_id) for m in ours if not m.in_sync]
     if not there:
         join()
         there = 1
     if group.master is not None and group.master.kind != to:
-        first = next(iter(ours), None)
-        steps.append(_command(group, "switch", first) if first is not None else
-                     f"mqctl migrate switch -bn {group.name} -b ITS_HOST:PORT")  # fmt: skip
+        first = str(ours[0].broker_id) if ours else "ITS_HOST:PORT"
+        steps.append(_command(group, "switch", first))
     while others or there < wanted:
         if others and there + len(others) > REPLICAS_MIN:
             leaves = others.pop(0)
-            steps.append(f"{_command(group, 'leave', leaves)}, and stop it when told")
+            steps.append(f"{_command(group, 'leave', leaves.broker_id)}, and stop it when told")
         else:
             join()
             there += 1
     return steps
 
 
-def _command(group: Group, step: str, member: Member) -> str:
-    return f"mqctl migrate {step} -bn {group.name} -b {member.broker_id}"
+def _command(group: Group, step: str, broker: object) -> str:
+    return f"mqctl migrate {step} -bn {group.name} -b {broker}"
 
 
-def lacking_tables(master: Mapping[str, object], member: Mapping[str, object], what: str) -> str:
+def lacking_tables(what: str, master: Mapping[str, object], member: Mapping[str, object]) -> str:
     """Which entries of the master's table another one does not have, or has otherwise."""
     missing = sorted(key for key, value in master.items() if member.get(key) != value)
     if not missing:

@@ -324,47 +324,8 @@ class RouteInfoManager:
             for data, queue in zip(route.broker_datas, route.queue_datas, strict=True):
                 _relabel_acting_master(data, queue)
         if replica_routes:
-            self._add_replica_routes(route)
+            _add_replica_routes(route, self._groups, self._live)
         return route
-
-    def _add_replica_routes(self, route: TopicRouteData) -> None:
-        """Adds write-only queues that lead to a group's master through its other members.
-
-        A group of n members gets n - 1 of them, each under a broker name of its own (`NAME%1`, …)
-        with the address of a living slave as its master, if one passes requests on. A stock
-        producer retries a failed send at another broker name, so it comes there when the master
-        dies, and the slave passes it on.
-        The names stay when members come and go: a producer that chooses the queue by a key must not
-        see the list change. Queue 0 of such a name is the group's queue 0.
-        """
-        for data, queue in list(zip(route.broker_datas, route.queue_datas, strict=True)):
-            if not queue.perm & PERM_WRITE:
-                continue
-            addrs = data.broker_addrs
-            relays = {id_: addr for id_, addr in addrs.items() if self._relays(data.cluster, addr)}
-            ways = [addr for id_, addr in relays.items() if id_ != MASTER_ID] or list(
-                relays.values()
-            )
-            count = self._groups[data.broker_name].most_addrs if ways else 0
-            for number in range(1, count):
-                name = f"{data.broker_name}%{number}"
-                at = {MASTER_ID: ways[(number - 1) % len(ways)]}
-                route.broker_datas.append(
-                    BrokerData(broker_addrs=at, broker_name=name, cluster=data.cluster)
-                )
-                route.queue_datas.append(
-                    QueueData(
-                        broker_name=name,
-                        perm=PERM_WRITE,
-                        read_queue_nums=1,
-                        topic_sys_flag=queue.topic_sys_flag,
-                        write_queue_nums=1,
-                    )
-                )
-
-    def _relays(self, cluster_name: str, broker_addr: str) -> bool:
-        live = self._live.get((cluster_name, broker_addr))
-        return live is not None and live.relays
 
     def all_topics(self) -> list[str]:
         return list(self._topics.by_topic)
@@ -461,3 +422,43 @@ def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
     if not queue.perm & PERM_WRITE:
         acting = addrs.pop(min(addrs))
         data.broker_addrs = {MASTER_ID: acting, **addrs}
+
+
+def _add_replica_routes(
+    route: TopicRouteData, groups: Mapping[str, _Group], live: Mapping[tuple[str, str], _Live]
+) -> None:
+    """Adds write-only queues that lead to a group's master through its other members.
+
+    A group of n members gets n - 1 of them, each under a broker name of its own (`NAME%1`, …)
+    with the address of a living slave as its master, if one passes requests on. A stock
+    producer retries a failed send at another broker name, so it comes there when the master
+    dies, and the slave passes it on.
+    The names stay when members come and go: a producer that chooses the queue by a key must not
+    see the list change. Queue 0 of such a name is the group's queue 0.
+    """
+    for data, queue in list(zip(route.broker_datas, route.queue_datas, strict=True)):
+        if not queue.perm & PERM_WRITE:
+            continue
+        addrs = data.broker_addrs
+        relays = {
+            id_: addr
+            for id_, addr in addrs.items()
+            if (data.cluster, addr) in live and live[data.cluster, addr].relays
+        }
+        ways = [addr for id_, addr in relays.items() if id_ != MASTER_ID] or list(relays.values())
+        count = groups[data.broker_name].most_addrs if ways else 0
+        for number in range(1, count):
+            name = f"{data.broker_name}%{number}"
+            at = {MASTER_ID: ways[(number - 1) % len(ways)]}
+            route.broker_datas.append(
+                BrokerData(broker_addrs=at, broker_name=name, cluster=data.cluster)
+            )
+            route.queue_datas.append(
+                QueueData(
+                    broker_name=name,
+                    perm=PERM_WRITE,
+                    read_queue_nums=1,
+                    topic_sys_flag=queue.topic_sys_flag,
+                    write_queue_nums=1,
+                )
+            )

@@ -280,13 +280,14 @@ class Migration:
         self, master: Member, member: Member, begun: dict[str, dict[int, int]]
     ) -> str:
         """What a member does not have yet of the tables that its master has, in words."""
-        topics = [await self._topics(each.address) for each in (master, member)]
-        groups = [await self._groups(each.address) for each in (master, member)]
-        now = await self._admin.consumer_groups.offsets(master.address)
-        there = await self._admin.consumer_groups.offsets(member.address)
+        wanted, member_has = master.address, member.address
+        topics = await self._topics(wanted), await self._topics(member_has)
+        groups = await self._groups(wanted), await self._groups(member_has)
+        now = await self._admin.consumer_groups.offsets(wanted)
+        there = await self._admin.consumer_groups.offsets(member_has)
         lacks = (
-            lacking_tables(*topics, "topic")
-            or lacking_tables(*groups, "group")
+            lacking_tables("topic", *topics)
+            or lacking_tables("group", *groups)
             or lacking_offsets(begun, now, there)
         )
         return f"{member.name} does not have {lacks} yet" if lacks else ""

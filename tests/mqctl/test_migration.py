@@ -103,9 +103,9 @@ def test_the_steps_lead_there_with_two_in_sync_at_all_times(replicas: int) -> No
 
 
 def test_tables_and_offsets_that_a_member_does_not_have_yet() -> None:
-    assert lacking_tables({"a": (8, 8)}, {"a": (8, 8), "more": (1, 1)}, "topic") == ""
+    assert lacking_tables("topic", {"a": (8, 8)}, {"a": (8, 8), "more": (1, 1)}) == ""
     assert (
-        lacking_tables({"a": (8, 8), "b": (4, 4)}, {"a": (4, 4)}, "topic") == "topic a and 1 more"
+        lacking_tables("topic", {"a": (8, 8), "b": (4, 4)}, {"a": (4, 4)}) == "topic a and 1 more"
     )
     begun = {"T@g": {0: 10, 1: 5}}
     assert lacking_offsets(begun, begun, {"T@g": {0: 10, 1: 4}}) == "the offsets of T@g"
