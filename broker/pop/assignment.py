@@ -104,9 +104,7 @@ class AssignmentProcessor:
         if self._topics.get(topic) is None:
             what = f"topic {topic} does not exist on this broker"
             raise BrokerRefusal(ResponseCode.TOPIC_NOT_EXIST, what)
-        if self._topics.groups.get(group) is None:
-            what = f"subscription group {group} does not exist on this broker"
-            raise BrokerRefusal(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)
+        self._topics.group(group, writable=True)
         end = self._topics.put_request_mode(mode)
         await self._path.wait_confirmed(end, f"request mode of group {group}")
         return RemotingCommand.response_to(request)

@@ -477,6 +477,7 @@ def test_modes_and_assignments(tmp_path: Path) -> None:
         assert json.loads(reply.body) == {"messageQueueAssignments": None}
         table = json.loads((await rig.ask(402)).body)["messageRequestModeMap"]
         assert table == {"PopTopic": {"pop_group": json.loads(mode)}}
+        assert (await rig.ask(25, body=b"autoCreateSubscriptionGroup=false")).code == 0
         for wrong, code in (
             ({"mode": "PUSH"}, 29),
             ({"topic": "%RETRY%pop_group"}, 16),
@@ -484,6 +485,11 @@ def test_modes_and_assignments(tmp_path: Path) -> None:
         ):
             refused = await rig.ask(401, body=json.dumps(json.loads(mode) | wrong).encode())
             assert refused.code == code and refused.remark
+        # As in Java, a group may be given its mode before its first member comes.
+        assert (await rig.ask(25, body=b"autoCreateSubscriptionGroup=true")).code == 0
+        early = json.dumps(json.loads(mode) | {"consumerGroup": "early"}).encode()
+        assert (await rig.ask(401, body=early)).code == 0
+        assert rig.service.topics.groups.get("early") is not None
 
     async def after(rig: Rig) -> None:
         modes = rig.service.tables.request_modes

@@ -5,6 +5,7 @@ All commands go through `MQAdminStartup` itself, in one JVM for the module.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from batonmq.protocol import fastjson
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
 from lab.java import WAIT_S, JavaProgram
 from lab.processes import wait_for
 from lab.queues import read_topic
@@ -178,6 +181,39 @@ def test_settings_of_brokers_and_groups(
     )
     assert f"from broker [{master}] in cluster [DefaultCluster] success" in deleted, deleted
     assert "mqadmin-g" not in mqadmin("getConsumerConfig", *servers, "-g", "mqadmin-g")
+
+
+def test_what_is_changed_while_brokers_run(java_cluster: ClusterProcess, mqadmin: MqAdmin) -> None:
+    """updateBrokerConfig (25), updateTopic -a (17), setConsumeMode (401), which slaves have, too
+    (402); cleanUnusedTopic (316)."""
+    servers, master = ("-n", java_cluster.name_servers), java_cluster.master()["address"]
+    everywhere = (*servers, "-c", "DefaultCluster")
+    kept = ("-k", "fileReservedTime", "-v", "71")
+    changed = mqadmin("updateBrokerConfig", *everywhere, "-a", "true", *kept)
+    assert changed.count("update broker config success") == len(java_cluster.brokers), changed
+    for broker in java_cluster.brokers:
+        shown = mqadmin("getBrokerConfig", "-b", broker["address"])
+        assert re.search(r"fileReservedTime += +71", shown)
+    queues = ("-r", "2", "-w", "2", "-a", "+message.type=FIFO")
+    mqadmin("updateTopic", *everywhere, "-t", "Typed", *queues)
+    mode = ("-t", "Typed", "-g", "popping", "-m", "POP", "-q", "0")
+    assert f"set consume mode to {master} success" in mqadmin("setConsumeMode", *everywhere, *mode)
+    assert "success" in mqadmin("cleanUnusedTopic", *everywhere)
+
+    def table(address: str, code: int) -> str:
+        async def ask() -> str:
+            client = RemotingClient()
+            try:
+                return str((await client.invoke(address, RemotingCommand.request(code), 5000)).body)
+            finally:
+                await client.close()
+
+        return asyncio.run(ask())
+
+    for broker in java_cluster.brokers:
+        address = broker["address"]
+        wait_for("the mode", lambda at=address: '"popping"' in table(at, 402))
+        wait_for("the type", lambda at=address: '"message.type":"FIFO"' in table(at, 21))
 
 
 def test_an_online_consumer_goes_back_and_its_offsets_are_cloned(

@@ -53,7 +53,7 @@ public final class ConsumeByPop {
         System.exit(0);
     }
 
-    private static void setMode(String servers, String group, String topic, String broker) throws Exception {
+    static void setMode(String servers, String group, String topic, String broker) throws Exception {
         DefaultMQAdminExt admin = new DefaultMQAdminExt();
         admin.setNamesrvAddr(servers);
         admin.start();
