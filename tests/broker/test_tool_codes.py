@@ -17,6 +17,7 @@ from batonmq.protocol.fastjson import loads
 from batonmq.remoting.command import RemotingCommand
 
 SYSTEM = "CID_RMQ_SYS_TRANS"
+GOLDEN = Path(__file__).parents[1] / "golden" / "java-5.3.3-tools" / "remoting"
 
 
 async def committed(rig: Rig, group: str = "g") -> str:
@@ -193,6 +194,38 @@ def test_settings_change_while_the_broker_runs_and_outlast_a_restart(tmp_path: P
     kept.write_text("maxMessageSize=0\n")
     with pytest.raises(ValueError, match=r"broker\.properties: maxMessageSize is 0, at"):
         run_with_broker(tmp_path, again, broker=off)
+
+
+def test_what_java_s_admin_asks_is_answered_as_by_a_java_broker(tmp_path: Path) -> None:
+    """The golden requests of 25, 303, 314, 316 and 323, and 61: the same codes and members."""
+
+    def members(body: bytes) -> object:
+        found = loads(body) if body else None
+        if found and "consumeTimeSpanSet" in found:
+            first = found["consumeTimeSpanSet"][0]
+            return {name for name in first if not name.endswith("Str")}, first["messageQueue"]
+        if found and "timingCount" in found:
+            return {topic: each["count"] for topic, each in found["timingCount"].items()}
+        return found
+
+    async def play(rig: Rig) -> None:
+        made = {"topic": "GoldTools", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6"}
+        assert (await rig.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, made)).code == 0
+        for _ in range(3):
+            await rig.send("GoldTools")
+        await rig.send("GoldTools", TIMER_DELAY_SEC="600")
+        await rig.pull("GoldTools", group="gold_consumer", commit=2)
+        for file in sorted(GOLDEN.glob("*.json")):
+            content = json.loads(file.read_text())
+            for example in content["examples"]:
+                asked, java = example["request"], example["response"]
+                ext = json.loads(asked["header"]).get("extFields", {})
+                reply = await rig.ask(content["code"], ext, bytes.fromhex(asked["body_hex"]))
+                assert reply.code == json.loads(java["header"])["code"], file.name
+                assert members(reply.body) == members(bytes.fromhex(java["body_hex"])), file.name
+                assert reply.code == 0 or reply.remark
+
+    run_with_broker(tmp_path, play)
 
 
 def test_a_setting_that_cannot_be_kept_is_not_in_force(

@@ -40,6 +40,7 @@ RESPONSES: dict[int, type[Json]] = {
     206: bodies.TopicList,
     208: bodies.ConsumeStats,
     222: bodies.ResetOffsetBody,
+    303: bodies.QueryConsumeTimeSpanBody,
     351: bodies.TopicConfig,
     402: bodies.MessageRequestModeSerializeWrapper,
     907: bodies.HARuntimeInfo,
@@ -52,9 +53,10 @@ RESPONSES: dict[int, type[Json]] = {
 }
 # Records (messages), property texts, and a timer checkpoint in binary.
 RECORDS = {11, 12, 361}
-NOT_JSON = {26, 60, 1010}
+NOT_JSON = {25, 26, 60, 1010}
 WRAPPER = "topicConfigSerializeWrapper"
-# A getter that readers ignore, and two tables that Java sometimes writes empty.
+# Getters that readers ignore, and two tables that Java sometimes writes empty.
+GETTERS = {"consumeTimeStampStr", "maxTimeStampStr", "minTimeStampStr"}
 DERIVED_OR_EMPTY = ("groupTopicMap", "topicQueueMappingDetailMap", "topicQueueMappingInfoMap")
 
 
@@ -71,7 +73,8 @@ def examples() -> Iterator[tuple[str, int, str, bytes]]:
 def normal(value: Any) -> Any:
     """Comparable whatever the order of members; keys as text, as fastjson reads them."""
     if isinstance(value, dict):
-        return {k if isinstance(k, tuple) else str(k): normal(v) for k, v in value.items()}
+        members = {k if isinstance(k, tuple) else str(k): normal(v) for k, v in value.items()}
+        return {k: v for k, v in members.items() if k not in GETTERS}
     if isinstance(value, list):
         return [normal(item) for item in value]
     return value
