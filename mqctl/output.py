@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import click
@@ -93,12 +92,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.say("")
 
 

@@ -105,7 +105,7 @@ class RemotingEndpoint:
     # Commands.
 
     async def _alter_sync_state_set(
-        self, request: RemotingCommand, connection: Connection
+        self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand:
         body = _decode(request.body, _SetBody)
         result = await self._requests.submit(
@@ -123,9 +123,7 @@ class RemotingEndpoint:
         ext = {"newSyncStateSetEpoch": result.view.sync_state_set_epoch}
         return _answer(request, result, ext, _set_body(result.view))
 
-    async def _elect_master(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    async def _elect_master(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         if not request.get_bool("designateElect"):
             await self._heard(request.require("brokerName"), request.get_int("brokerId", -1))
         result = await self._switches.elect(
@@ -169,9 +167,7 @@ class RemotingEndpoint:
         except TimeoutError:
             log.warning("first_election_unheard broker_name=%s id=%d", broker_name, broker_id)
 
-    async def _register_broker(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    async def _register_broker(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         result = await self._requests.submit(
             RegisterBroker(
                 cluster_name=request.ext.get("clusterName", ""),
@@ -188,9 +184,7 @@ class RemotingEndpoint:
             ext |= _master(view)
         return _answer(request, result, ext, _set_body(view))
 
-    async def _apply_broker_id(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    async def _apply_broker_id(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         result = await self._requests.submit(
             ApplyBrokerId(
                 cluster_name=request.ext.get("clusterName", ""),
@@ -201,9 +195,7 @@ class RemotingEndpoint:
         )
         return _answer(request, result, _names(request))
 
-    async def _clean_broker_data(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    async def _clean_broker_data(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         text = request.ext.get("brokerControllerIdsToClean") or ""
         try:
             broker_ids = tuple(int(part) for part in text.split(";") if part.strip())
@@ -222,17 +214,13 @@ class RemotingEndpoint:
 
     # Reads.
 
-    async def _get_next_broker_id(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    async def _get_next_broker_id(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         state = await self._requests.reading()
         offered = state.next_broker_id(request.require("brokerName"))
         ext = {**_names(request), "nextBrokerId": offered}
         return RemotingCommand.response_to(request, ext=ext)
 
-    async def _get_replica_info(
-        self, request: RemotingCommand, connection: Connection
-    ) -> RemotingCommand:
+    async def _get_replica_info(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         await self._requests.reading()
         name = request.require("brokerName")
         view = self._requests.view(name)
@@ -247,7 +235,7 @@ class RemotingEndpoint:
         return RemotingCommand.response_to(request, ext=ext, body=_set_body(view))
 
     async def _get_sync_state_data(
-        self, request: RemotingCommand, connection: Connection
+        self, request: RemotingCommand, _: Connection
     ) -> RemotingCommand:
         await self._requests.reading()
         names = _decode(request.body, list[str])
@@ -257,7 +245,7 @@ class RemotingEndpoint:
 
     # Answered by every node.
 
-    def _get_metadata(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def _get_metadata(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         metadata = self._requests.metadata()
         leader = metadata.leader
         ext = {
@@ -318,7 +306,7 @@ class RemotingEndpoint:
         if isinstance(channel_id, int):
             self._watch.handle(RemotingChannelClosed(channel_id))
 
-    def _update_config(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def _update_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         try:
             text = request.body.decode()
         except UnicodeDecodeError as error:
@@ -326,7 +314,7 @@ class RemotingEndpoint:
         self._config.update(text)
         return RemotingCommand.response_to(request)
 
-    def _get_config(self, request: RemotingCommand, connection: Connection) -> RemotingCommand:
+    def _get_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         return RemotingCommand.response_to(request, body=self._config.as_properties().encode())
 
 

@@ -11,13 +11,6 @@ WARNING: Final = "warning"
 INFO: Final = "info"
 SEVERITIES: Final = (CRITICAL, WARNING, INFO)
 
-#: What can be found; `docs/spark-jobs.md` explains each.
-KINDS: Final = (
-    "lost", "acked_missing", "missing", "extra", "divergent", "reordered", "damaged", "gap",
-    "queue_wrong", "queue_missing", "epochs_differ", "unchecked", "duplicated", "not_acked",
-    "queue_behind", "lagging", "expired",
-)  # fmt: skip
-
 _STRING: Final = pa.string()
 _LONG: Final = pa.int64()
 #: The table of findings. `replicas`: those that deviate; `field`: header, body, properties.

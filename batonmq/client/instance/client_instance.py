@@ -6,7 +6,6 @@ Origin: MQClientInstance.
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
-from types import TracebackType
 from typing import Self
 
 from batonmq.client.errors import ClientClosedError, MessageIllegalError
@@ -153,12 +152,7 @@ class InstanceUser:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
 
