@@ -133,9 +133,9 @@ class DiskJobs:
         try:
             job()
         except OSError as error:
-            if self._stopping.is_set() or not self._health.passes(error):
+            if self._stopping.is_set():
                 raise
-            self._health.no_room(error)
+            self._health.pause_or_raise(error)
             return False
         return True
 

@@ -127,9 +127,7 @@ class ConsumeQueue:
             try:
                 self.write_tail()
             except OSError as error:
-                if not self._health.passes(error):
-                    raise
-                self._health.no_room(error)
+                self._health.pause_or_raise(error)
 
     def append_units(self, units: bytes) -> None:
         """`append_unit` for many, packed."""

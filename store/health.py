@@ -82,6 +82,12 @@ class StoreHealth:
         self.full_count += 1
         self.on_full()
 
+    def pause_or_raise(self, error: OSError) -> None:
+        """`no_room` if it passes, else raises it."""
+        if not self.passes(error):
+            raise error
+        self.no_room(error)
+
     def check_room(self) -> None:
         """Raises OSError while what was written already waits for room."""
         if self.pauses:

@@ -115,9 +115,7 @@ class IndexService:
                 return False
             file.put_batch(hashes, phy_offsets, timestamps)
         except OSError as error:
-            if not self._health.passes(error):
-                raise
-            self._health.no_room(error)
+            self._health.pause_or_raise(error)
             return False
         self._dirty.add(file.path)
         self.end_phy_offset, self.end_timestamp = file.end_phy_offset, file.end_timestamp
@@ -127,9 +125,7 @@ class IndexService:
         try:
             self.drain()
         except OSError as error:
-            if not self._health.passes(error):
-                raise
-            self._health.no_room(error)
+            self._health.pause_or_raise(error)
 
     @property
     def noted(self) -> int:

@@ -214,9 +214,7 @@ class CheckpointWriter:
             try:
                 yield from self._write_queues(work)
             except OSError as error:
-                if not self._health.passes(error):
-                    raise
-                self._health.no_room(error)
+                self._health.pause_or_raise(error)
             else:
                 self._hand_over(work)
         if probe is not None:
@@ -232,9 +230,7 @@ class CheckpointWriter:
         try:
             self._index_paths += self._files.index.write_back()
         except OSError as error:
-            if not self._health.passes(error):
-                raise
-            self._health.no_room(error)
+            self._health.pause_or_raise(error)
             return None
         return Round(
             self._dispatcher.offset,
