@@ -87,6 +87,3 @@ class InOrder(Generic[T]):
         """Nothing is tried again."""
         if self._timer is not None:
             self._timer.cancel()
-
-
-__all__ = ["InOrder", "StartRoom"]
