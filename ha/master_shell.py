@@ -137,7 +137,8 @@ class MasterShell(MasterLinks[SlaveFrameReader, MasterEffect]):
                 )
                 self._listener.on_slave_following(effect.broker_id)
                 self._check_record(effect.offset)
-        self._arm()
+        if self.core.wakeup_ms < self._armed_ms:
+            self._arm()
 
     def _check_record(self, offset: int) -> None:
         """A slave that received a bad record requests it again: the bad copy may be ours (R24).

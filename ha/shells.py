@@ -21,6 +21,8 @@ BUFFER_SIZE = 1 << 20
 _JOIN_BELOW = 32 << 10
 """Pieces smaller than this on average are joined into one write."""
 
+_NEVER_MS = 1 << 62
+
 R = TypeVar("R")
 E = TypeVar("E")
 
@@ -53,7 +55,7 @@ class Timed(ABC):
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._armed_ms = 0
+        self._armed_ms = _NEVER_MS
         self._closed = False
 
     @abstractmethod
@@ -61,12 +63,13 @@ class Timed(ABC):
 
     def _due(self) -> None:
         self._timer = None
+        self._armed_ms = _NEVER_MS
         self._tick()
 
     def _arm(self) -> None:
         """To be called where the core may be due earlier than before."""
         wakeup_ms = self.core.wakeup_ms
-        if self._closed or (self._timer is not None and self._armed_ms <= wakeup_ms):
+        if self._closed or self._armed_ms <= wakeup_ms:
             return
         self._disarm()
         self._armed_ms = wakeup_ms

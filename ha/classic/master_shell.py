@@ -66,7 +66,8 @@ class ClassicMasterShell(MasterLinks[ReportReader, ClassicEffect]):
                 if link is not None:
                     log.error("ha_slave_dropped address=%s reason=%s", link.address, effect.reason)
                     link.end()
-        self._arm()
+        if self.core.wakeup_ms < self._armed_ms:
+            self._arm()
 
     def _poll_store(self) -> None:
         begin = max(0, self._store.min_phy_offset)
