@@ -217,6 +217,7 @@ class Life:
             self.let_expire()
             self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)
         self._until(self._is_delivered, _DELIVERED_S, self.undelivered)
+        self._until(lambda: not self.unlevel(), _WHOLE_S, self.unlevel)  # members go on to pop
         self.check_queues()
 
     def _until(self, done: object, seconds: float, what: object) -> None:
