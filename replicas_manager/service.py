@@ -241,9 +241,9 @@ class ReplicasManager:
         await self._registered.wait()
         return self.broker_id
 
-    async def hand_over(self) -> bool:
-        """Before a planned stop: a master switches (R33) to the member of its set that has most of
-        the log. Whether it did; at once where no controller leads, or where there is no other."""
+    async def hand_over(self, reason: str) -> bool:
+        """A master switches (R33) to the member of its set that has most of the log. Whether it
+        did; at once where no controller leads, or where there is no other."""
         view, leader = self.view, self.leader
         if self.role is not Role.MASTER or view is None or leader is None:
             return False
@@ -251,7 +251,7 @@ class ReplicasManager:
         if not others:
             return False
         heir = max(others, key=lambda other: self._actions.switch_progress(other).ack)
-        return await self._switch.hand_over(leader, heir, view.master_epoch)
+        return await self._switch.hand_over(leader, heir, view.master_epoch, reason)
 
     async def close(self, reason: str = "planned stop") -> None:
         """Say Goodbye to every controller and stop. A role change under way is awaited."""

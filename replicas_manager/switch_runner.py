@@ -79,7 +79,7 @@ class SwitchRunner:
         )
         self.poll()
 
-    async def hand_over(self, leader: str, broker_id: int, master_epoch: int) -> bool:
+    async def hand_over(self, leader: str, broker_id: int, master_epoch: int, reason: str) -> bool:
         """Asks for a switch of this mastership to that replica, as an operator would. Returns when
         its outcome is known, or HAND_OVER_S later: whether it was carried out."""
         request = pb.ElectMasterRequest(
@@ -88,8 +88,8 @@ class SwitchRunner:
             broker_id=broker_id,
             designate=True,
             expected_master_epoch=master_epoch,
-            request_id=f"stop:{secrets.token_hex(8)}",
-            reason="the master stops",
+            request_id=f"hand-over:{secrets.token_hex(8)}",
+            reason=reason,
         )
         try:
             reply = await self._ports.channels.stub(leader).ElectMaster(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any, Final
 
 from batonmq.broker.config import BrokerSections
 from batonmq.broker.replication.classic import ClassicReplication
@@ -27,6 +28,30 @@ from batonmq.remoting.endpoint import RemotingClient
 from batonmq.replicas_manager.service import ReplicasManager
 
 log = logging.getLogger(__name__)
+
+FULL_MS: Final = 2_000
+HAND_OVER_AGAIN_MS: Final = 30_000
+
+
+class WithoutRoom:
+    """When a master whose disk is full hands over (R45): another member may have room. If that one
+    has none either, it hands over in its turn: each at most once in HAND_OVER_AGAIN_MS."""
+
+    def __init__(self) -> None:
+        self._since_ms: int | None = None
+        self._not_before_ms = 0
+
+    def due(self, full: str, now_ms: int) -> bool:
+        """`full`: why this master refuses writes for want of room; empty if it does not."""
+        if not full:
+            self._since_ms = None
+            return False
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        if now_ms < max(self._since_ms + FULL_MS, self._not_before_ms):
+            return False
+        self._not_before_ms = now_ms + HAND_OVER_AGAIN_MS
+        return True
 
 
 class Replication:
@@ -52,7 +77,8 @@ class Replication:
         self.ha: AutoSwitchHAService | None = None
         self.manager: ReplicasManager | None = None
         self.actions: RoleActions | None = None
-        self._clamping: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._without_room = WithoutRoom()
         self.classic: ClassicReplication | None = None
         if not config.controller_mode:
             self.classic = ClassicReplication(config, path, tables, slave_sync, client, hooks)
@@ -117,7 +143,7 @@ class Replication:
     async def hand_over(self) -> None:
         """Before a planned stop a master makes another member master, if there is one."""
         if self.manager is not None and self._path.gate.is_master:
-            await self.manager.hand_over()
+            await self.manager.hand_over("the master stops")
 
     async def close(self, reason: str) -> None:
         """`reason` goes to the controllers, and from there into the history."""
@@ -125,15 +151,23 @@ class Replication:
         self._path.acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
         if self.manager is not None:
             await self.manager.close(reason)
-        for clamping in self._clamping:
-            clamping.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self.ha is not None:
             await self.ha.close()
         if self.classic is not None:
             await self.classic.ha.close()
 
     def tick(self, now_ms: int) -> None:
-        """Lease and required set may have changed with time."""
+        """Lease, required set and room may have changed with time."""
+        full = self._path.store.room.reason if self._path.gate.is_master else ""
+        if self.manager is not None and self._without_room.due(full, now_ms):
+            log.warning("master_without_room_hands_over reason=%s", full)
+            handing = asyncio.get_running_loop().create_task(
+                self.manager.hand_over(f"no room: {full}"), name="not_handed_over"
+            )
+            self._tasks.add(handing)
+            handing.add_done_callback(self._ended)
         if self.manager is not None and self.ha is not None:
             self._path.gate.standing(
                 lease=self.manager.lease_valid(now_ms),
@@ -189,14 +223,16 @@ class Replication:
         log.warning("log_truncated from_offset=%d to_offset=%d", from_offset, to_offset)
         self._report("truncated", fromOffset=from_offset, toOffset=to_offset)
         if self.actions is not None:
-            clamping = asyncio.get_running_loop().create_task(self.actions.log_truncated())
-            self._clamping.add(clamping)
-            clamping.add_done_callback(self._clamped)
+            clamping = asyncio.get_running_loop().create_task(
+                self.actions.log_truncated(), name="offsets_not_clamped"
+            )
+            self._tasks.add(clamping)
+            clamping.add_done_callback(self._ended)
 
-    def _clamped(self, clamping: asyncio.Task[None]) -> None:
-        self._clamping.discard(clamping)
-        if not clamping.cancelled() and (failed := clamping.exception()) is not None:
-            log.error("offsets_not_clamped", exc_info=failed)
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failed := task.exception()) is not None:
+            log.error("%s", task.get_name(), exc_info=failed)
 
     def on_diverged(self, reason: str) -> None:
         log.error("log_diverged reason=%s", reason)

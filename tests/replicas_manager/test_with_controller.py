@@ -245,10 +245,10 @@ def test_r33_a_master_that_is_told_to_end_hands_over_and_the_set_stays_whole(
 ) -> None:
     async def script(group: Group) -> None:
         first, second = await group.in_sync()
-        assert await first.manager.hand_over()
+        assert await first.manager.hand_over("a test")
         await second.until("master", 2, frozenset({1, 2}))
         await first.until("slave", 2, 2)
-        assert not await first.manager.hand_over(), "it is no master any more"
+        assert not await first.manager.hand_over("a test"), "it is no master any more"
         assert ("held",) in first.calls
 
     play(tmp_path, script)
@@ -258,7 +258,7 @@ def test_a_master_alone_has_nobody_to_hand_over_to(tmp_path: Path) -> None:
     async def script(group: Group) -> None:
         first = await group.join(1)
         await first.until("lease", True)
-        assert not await first.manager.hand_over()
+        assert not await first.manager.hand_over("a test")
         assert first.manager.role is Role.MASTER
 
     play(tmp_path, script)
