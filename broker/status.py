@@ -187,6 +187,7 @@ class BrokerStatus:
             "its disk is full": store.room.reason,
             "its start waits for room": replication.missing_room,
             "its log is suspect": store.trust.reason,
+            "does not join yet": store.positions.why_not_whole if replication.ha else "",
             "cannot follow its master": replication.service.following_problem,
             "gets no tables and consumer offsets from its master": replication.slave_sync.failure,
         }

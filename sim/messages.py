@@ -49,9 +49,9 @@ class Group:
     passed: set[str] = field(default_factory=set)
     """Those of keys that had expired, and were not delivered, when a later one of their key was."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)  # behind what it got, by queue
-    ahead: dict[tuple[str, int], int] = field(default_factory=dict)
-    """By queue, below where it may skip messages: it had got there what an unclean election cut,
-    and may go on behind that before it pulls again (docs/ARCHITECTURE.md, Limits)."""
+    ahead: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """By queue, [from, to) where it may skip messages: it had got there what an unclean election
+    cut, and may go on behind that before it pulls again (docs/ARCHITECTURE.md, Limits)."""
 
 
 class Messages:
@@ -93,8 +93,10 @@ class Messages:
         for record in records:
             queue, name = (record.topic, record.queue_id), bytes(record.body).partition(b"|")[0]
             for group in self.groups.values():
-                if group.ends.get(queue, 0) > record.queue_offset:
-                    group.ahead[queue] = max(group.ahead.get(queue, 0), group.ends[queue])
+                end = group.ends.get(queue, 0)
+                if end > record.queue_offset:
+                    low, high = group.ahead.get(queue, (record.queue_offset, end))
+                    group.ahead[queue] = (min(low, record.queue_offset), max(high, end))
             self.at.pop((*queue, record.queue_offset), None)
             self.cut_later([name.decode("utf-8", "replace")])  # also of what no group reads yet
 
@@ -106,11 +108,13 @@ class Messages:
                 self.acked.pop(name, None)
 
     def note_acked(self, sent: Sent, place: Place) -> None:
-        if sent.name in self.given_up:
-            return
-        if not self.is_confirmed(sent.name):
-            self._violate(f"G1: {sent.name} is acknowledged, and no master has confirmed it")
-        self._stands(sent, place, "acknowledged")
+        is_confirmed = self.is_confirmed(sent.name)
+        if sent.name not in self.given_up:
+            if not is_confirmed:
+                self._violate(f"G1: {sent.name} is acknowledged, and no master has confirmed it")
+            self._stands(sent, place, "acknowledged")
+        elif not is_confirmed:
+            return  # by the master of before; else it was sent again, and is promised again
         self.acked[sent.name] = sent
         if sent.key:
             self._acked_of_key.setdefault(sent.key, []).append(sent)
@@ -121,7 +125,7 @@ class Messages:
         queue, end = (place[0], place[1]), place[2] + 1
         group.ends[queue] = max(group.ends.get(queue, 0), end)
         if sent.name in self.given_up:
-            group.got.add(sent.name)
+            group.got.add(sent.name)  # at the old place or, sent again, at a new one
             return
         self._stands(sent, place, f"delivered to {group_name}")
         if self.is_gone(sent) and sent.name in self.acked:
@@ -158,9 +162,11 @@ class Messages:
     def missing(self, group_name: str) -> list[str]:
         """Acknowledged, and not delivered to that group."""
         group = self.groups[group_name]
-        skipped = {
-            name for place, name in self.at.items() if place[2] < group.ahead.get(place[:2], 0)
-        }
+        skipped = set()
+        for (topic, queue_id, offset), name in self.at.items():
+            low, high = group.ahead.get((topic, queue_id), (0, 0))
+            if low <= offset < high:
+                skipped.add(name)
         return [
             name
             for name, sent in self.acked.items()

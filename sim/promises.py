@@ -76,7 +76,8 @@ class Promises:
                 self.given_up.confirms(host, epoch)
             host.confirms[epoch] = end
         if bound is not None and end > bound:
-            names = set(_NAMES.findall(read_log(store, bound, end)))
+            begin = max(bound, store.min_phy_offset)  # its own oldest segments may have expired
+            names = set(_NAMES.findall(read_log(store, begin, end)))
             self.on_cut_later(sorted(name.decode() for name in names))
             end = bound
         begin = max(host.checked, store.min_phy_offset)

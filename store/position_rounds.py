@@ -106,6 +106,16 @@ class PositionRounds:
             return self._log.max_offset + 1
         return self._log.min_offset if self._is_master else self._queues.positions.began_at
 
+    @property
+    def why_not_whole(self) -> str:
+        """What a slave waits for that is no member yet, in words; empty if it waits for nothing."""
+        if self._is_master:
+            return ""
+        if not self._queues.positions.are_known:
+            return "it waits until the log has stated where every queue goes on"
+        began = self._queues.positions.began_at
+        return f"its log was begun at {began}, and its master's begins before that" if began else ""
+
     def put_if_due(self) -> bool:
         """`put_piece` for a master that has no other writes."""
         return self._appender.end >= self.due_at and self.put_piece()

@@ -656,6 +656,19 @@ def test_r27_a_log_from_before_the_masters_history_begins_anew(
     assert isinstance(decision, BeginAnew if anew else Refuse)
 
 
+@pytest.mark.parametrize(
+    "unclean, member, anew", [(3, False, True), (3, True, False), (0, False, False)]
+)
+def test_r27_a_log_of_which_an_unclean_election_dropped_all_begins_anew(
+    memory_log, entries, unclean, member, anew
+):
+    """The old master let its first segments expire; the new master's log leaves it below them."""
+    own = replace(memory_log(b"1" * 100, (1, 0), confirm=100).facts(), min_offset=80)
+    master_log = MasterHandshake(90, 3, entries((1, 0), (3, 60)))
+    decision = judge_log(own, master_log, member=member, unclean_epoch=unclean)
+    assert isinstance(decision, BeginAnew if anew else Refuse)
+
+
 def test_r2_a_peer_that_ends_below_the_own_history_gets_no_ack(memory_log, slave_host, entries):
     """The view may be older than what this log has accepted."""
     log = memory_log(b"1" * 100, (1, 0), (3, 50))

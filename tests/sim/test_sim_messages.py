@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.messages import Messages, Sent
+from sim.records import LogRecord
 
 TOPIC = "TopicB"
 SENT = [Sent(f"m{n}", TOPIC, "key", n) for n in range(1, 4)]
@@ -16,15 +17,15 @@ class _Life:
     def __init__(self) -> None:
         self.violations: list[str] = []
         self.expired: set[str] = set()
-        self._messages = Messages(self.violations.append)
-        self._messages.is_expired = self.expired.__contains__
-        self._messages.join("GroupA", frozenset({TOPIC}))
+        self.messages = Messages(self.violations.append)
+        self.messages.is_expired = self.expired.__contains__
+        self.messages.join("GroupA", frozenset({TOPIC}))
         for sent in SENT:
-            self._messages.note_acked(sent, (TOPIC, 0, sent.n))
+            self.messages.note_acked(sent, (TOPIC, 0, sent.n))
 
     def deliver(self, *numbers: int) -> None:
         for n in numbers:
-            self._messages.note_delivered("GroupA", SENT[n - 1], (TOPIC, 0, n))
+            self.messages.note_delivered("GroupA", SENT[n - 1], (TOPIC, 0, n))
 
 
 @pytest.mark.parametrize("numbers", [(1, 2, 3), (1, 2, 1, 2, 3)])
@@ -63,3 +64,36 @@ def test_what_expired_excuses_no_other() -> None:
     life.expired.add("m1")
     life.deliver(3, 1, 2)
     assert life.violations == ["order: GroupA gets key 2 first after 3"]
+
+
+def _record(n: int) -> LogRecord:
+    body = SENT[n - 1].body(20)
+    return LogRecord(n * 100, 100, TOPIC, 0, n, 0, body)
+
+
+def test_an_unclean_election_excuses_what_stands_at_the_places_it_cut_and_nothing_else() -> None:
+    """A group had got up to offset 3; what was at 2 and 3 is given up. New messages come there and
+    behind: the first two may be skipped, the others may not."""
+    life = _Life()
+    life.deliver(1, 2, 3)
+    messages = life.messages
+    messages.give_up([_record(2), _record(3)])
+    for n in (4, 5, 6):
+        messages.note_acked(Sent(f"m{n}", TOPIC), (TOPIC, 0, n - 2))
+    assert messages.missing("GroupA") == ["m6"]
+    messages.note_acked(Sent("m0", TOPIC), (TOPIC, 0, 0))
+    assert messages.missing("GroupA") == ["m6", "m0"]
+    assert not life.violations
+
+
+def test_what_was_given_up_and_is_sent_again_is_promised_again() -> None:
+    life = _Life()
+    messages, confirmed = life.messages, {"m1"}
+    messages.is_confirmed = confirmed.__contains__
+    messages.give_up([_record(2), _record(3)])
+    messages.note_acked(SENT[1], (TOPIC, 0, 2))  # late, by the old master
+    assert messages.missing("GroupA") == ["m1"]
+    confirmed.add("m2")
+    messages.note_acked(SENT[1], (TOPIC, 0, 2))
+    assert messages.missing("GroupA") == ["m1", "m2"]
+    assert not life.violations

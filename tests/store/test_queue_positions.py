@@ -278,8 +278,10 @@ def test_r13_a_log_that_began_at_a_last_segment_is_short_until_the_group_begins_
     later.checkpoints.flush_derived()
     later = reopened(rig, later)
     assert later.positions.whole_from == 2 * SEGMENT
+    assert f"begun at {2 * SEGMENT}" in later.positions.why_not_whole
     if end == "learns":
         later.positions.master_begins_at(2 * SEGMENT)
+        assert not later.positions.why_not_whole
     else:
         later.prepare_master()
         assert later.positions.whole_from == 2 * SEGMENT
