@@ -100,15 +100,10 @@ def judge_log(
             "right one by hand or move this store aside"
         )
     if point < own.min_offset:
+        where = f"the master's log leaves ours at {point}, below our first byte {own.min_offset}"
         if unclean and not member:
-            return BeginAnew(
-                f"the unclean election of epoch {unclean_epoch} dropped all from {point} on, and "
-                f"our log begins at {own.min_offset}"
-            )
-        return Refuse(
-            f"the master's log leaves ours at {point}, below our first byte {own.min_offset}; "
-            "move this store aside and restart"
-        )
+            return BeginAnew(f"{where}: the unclean election of {unclean_epoch} dropped all of it")
+        return Refuse(f"{where}; move this store aside and restart")
     return CutTo(point, unclean)
 
 

@@ -173,6 +173,9 @@ class HostDisk:
         self._buried += 1
         grave = str(self._graves / str(self._buried))
         os.link(path, grave)
+        file = self.files.get(os.stat(grave).st_ino)
+        if file is not None and file.path == path:
+            file.path = grave  # another file may come under its name
         return grave
 
     def lose_power(self) -> None:
