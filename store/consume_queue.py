@@ -33,6 +33,7 @@ FILLER = _pack(0, FILLER_SIZE, 0)
 # Recovery reads at most this many files of a queue, as Java does.
 _RECOVERED_FILES_MAX = 3
 _TAIL_BYTES_MAX = 64 * 1024
+_FILLED_AT_ONCE = _TAIL_BYTES_MAX // UNIT_SIZE
 _SCAN_UNITS = 1 << 15
 _FIRST_SCAN_UNITS = 1 << 8
 
@@ -55,6 +56,7 @@ class ConsumeQueue:
         "_minimum_phy",
         "_tail",
         "_tail_position",
+        "_unfilled",
         "last_physical_end",
         "loaded_end",
         "queue_id",
@@ -87,6 +89,8 @@ class ConsumeQueue:
         self._dirty: dict[ConsumeQueue, None] = {} if dirty is None else dirty
         self._tail = bytearray()
         self._tail_position = 0
+        # Up to where the filler in front of the tail is written, while it is being written.
+        self._unfilled: int | None = None
         self._minimum = 0
         # Where the record of unit `_minimum` begins, as far as known; else -1.
         self._minimum_phy = -1
@@ -123,7 +127,10 @@ class ConsumeQueue:
             self._dirty[self] = None
         tail += _pack(phy_offset, size, tags_code)
         self.last_physical_end = phy_offset + size
-        if len(tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
+        self._bound_tail()
+
+    def _bound_tail(self) -> None:
+        if len(self._tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
             try:
                 self.write_tail()
             except OSError as error:
@@ -193,7 +200,11 @@ class ConsumeQueue:
             phy_offset,
         )
         self._dirty[self] = None
-        self._tail += FILLER * missing
+        while missing:
+            count = min(missing, _FILLED_AT_ONCE)
+            self._tail += FILLER * count
+            missing -= count
+            self._bound_tail()
 
     @property
     def folder(self) -> Path:
@@ -222,8 +233,13 @@ class ConsumeQueue:
             return
         first_of_file = self._tail_position - self._tail_position % self._files.file_size
         if self._tail_position > first_of_file and not self._files.starts:
-            self._tail[:0] = FILLER * ((self._tail_position - first_of_file) // UNIT_SIZE)
-            self._tail_position = first_of_file
+            self._unfilled = first_of_file
+        while self._unfilled is not None:
+            count = min((self._tail_position - self._unfilled) // UNIT_SIZE, _FILLED_AT_ONCE)
+            self._files.write(self._unfilled, memoryview(FILLER * count))
+            self._unfilled += count * UNIT_SIZE
+            if self._unfilled >= self._tail_position:
+                self._unfilled = None
         # A copy: an exception that somebody keeps would keep a view of the tail from growing.
         self._files.write(self._tail_position, memoryview(bytes(self._tail)))
         self._tail_position += len(self._tail)
@@ -376,6 +392,7 @@ class ConsumeQueue:
         else:
             self._tail.clear()
             self._tail_position = position
+            self._unfilled = None
             self._files.cut(position, written_end)
         self._minimum = min(self._minimum, position // UNIT_SIZE)
         self._minimum_phy = -1
@@ -449,6 +466,7 @@ class ConsumeQueue:
     def forget_files(self) -> None:
         """Start as an empty queue; whose files they are now is the caller's business."""
         self._files.forget()
+        self._unfilled = None
         self._dirty.pop(self, None)
         self._minimum_phy = -1
         self._tail.clear()

@@ -1,6 +1,8 @@
 """The consume queue: units in memory and on disk are one array, and Java's files open."""
 
+import contextlib
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -8,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batonmq.process import disk
 from batonmq.process.durable_file import sync_file
 from batonmq.protocol.errors import CorruptLogError
 from batonmq.protocol.layout import FILLER_SIZE, UNIT, UNIT_SIZE
 from batonmq.store.consume_queue import Boundary, ConsumeQueue
 from batonmq.store.file_handles import FileHandles
 from batonmq.store.queue_table import ConsumeQueueStore
+from tests.shared.failing_disk import failing
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "java-5.3.3" / "store"
 FILE_SIZE = 10 * UNIT_SIZE
@@ -209,6 +213,37 @@ def test_offset_by_time(tmp_path: Path, time: int, lower: int, upper: int) -> No
     assert queue.offset_by_time(time, Boundary.LOWER, stored) == lower
     assert queue.offset_by_time(time, Boundary.UPPER, stored) == upper
     queue.close()
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new queue", "behind a gap"])
+def test_filler_is_written_in_slices_also_where_the_disk_is_full_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """20 bytes for each of 20,000 messages that are gone; while there is room no write has more
+    than a slice of it."""
+    sizes: list[int] = []
+    monkeypatch.setattr(
+        disk, "pwrite", lambda *call: sizes.append(len(call[1])) or os.pwrite(*call)
+    )
+    for number in range(9):
+        path = tmp_path / str(number)
+        queue = queue_at(path, file_size=1_000_000)
+        if begun:
+            assert queue.put_unit_at(0, 0, 100, 0)
+            queue.write_back()
+        sizes.clear()
+        with failing(f"pwrite {path} ENOSPC once after {number}") as struck:
+            assert queue.put_unit_at(20_000, 5_000, 100, 0)
+            with contextlib.suppress(OSError):
+                queue.write_back()
+        flush(queue)
+        queue.close()
+        again = queue_at(path, file_size=1_000_000)
+        again.load()
+        assert again.max_offset == 20_001
+        units = UNIT.struct.iter_unpack(again.read_units(1, 20_000))
+        assert list(units) == [(0, FILLER_SIZE, 0)] * 19_999 + [(5_000, 100, 0)]
+    assert not struck and max(sizes) <= 2 * 64 * 1024
 
 
 def test_offset_by_time_of_an_empty_queue_and_of_filler(tmp_path: Path) -> None:
