@@ -68,7 +68,7 @@ def test_what_expired_excuses_no_other() -> None:
 
 def _record(n: int) -> LogRecord:
     body = SENT[n - 1].body(20)
-    return LogRecord(n * 100, 100, TOPIC, 0, n, 0, body)
+    return LogRecord(n * 100, 100, TOPIC, 0, n, 0, body, 0, 0, b"")
 
 
 def test_an_unclean_election_excuses_what_stands_at_the_places_it_cut_and_nothing_else() -> None:
