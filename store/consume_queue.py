@@ -127,14 +127,8 @@ class ConsumeQueue:
             self._dirty[self] = None
         tail += _pack(phy_offset, size, tags_code)
         self.last_physical_end = phy_offset + size
-        self._bound_tail()
-
-    def _bound_tail(self) -> None:
-        if len(self._tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
-            try:
-                self.write_tail()
-            except OSError as error:
-                self._health.pause_or_raise(error)
+        if len(tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
+            _spill(self, self._health)
 
     def append_units(self, units: bytes) -> None:
         """`append_unit` for many, packed."""
@@ -204,7 +198,8 @@ class ConsumeQueue:
             count = min(missing, _FILLED_AT_ONCE)
             self._tail += FILLER * count
             missing -= count
-            self._bound_tail()
+            if len(self._tail) >= _TAIL_BYTES_MAX and not self._health.pauses:
+                _spill(self, self._health)
 
     @property
     def folder(self) -> Path:
@@ -471,6 +466,14 @@ class ConsumeQueue:
         self._minimum_phy = -1
         self._tail.clear()
         self._tail_position = self._minimum = self.last_physical_end = self.loaded_end = 0
+
+
+def _spill(queue: ConsumeQueue, health: StoreHealth) -> None:
+    """Writes its tail; without room it stays in memory (R45). Raises OSError if the disk fails."""
+    try:
+        queue.write_tail()
+    except OSError as error:
+        health.pause_or_raise(error)
 
 
 def _good_end(files: QueueFiles, position: int) -> tuple[int, bytes, bytes]:
