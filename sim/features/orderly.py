@@ -107,7 +107,9 @@ class OrderlyReader(Reader):
         return [
             reader.queue.queue_id
             for reader in service._readers
-            if reader.process_queue.locked_until_ms > now_ms and not reader.process_queue.dropped
+            if reader.queue.topic == TOPIC
+            and reader.process_queue.locked_until_ms > now_ms
+            and not reader.process_queue.dropped
         ]
 
     async def _consume(self, messages: Sequence[MessageExt], context: ConsumeContext) -> Any:
