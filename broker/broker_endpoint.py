@@ -34,6 +34,7 @@ from batonmq.broker.relay import (
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.clock import boot_ms
 from batonmq.process.start_room import StartRoom
+from batonmq.process.turns import in_slices, in_turns
 from batonmq.protocol.bodies import GetBrokerMemberGroupResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError
@@ -119,7 +120,7 @@ class BrokerEndpoint:
     async def close(self) -> None:
         """Refuses what waits, and closes all connections. Idempotent."""
         await self._end_tasks()
-        for early in self._taken():
+        async for early in in_turns(self._taken()):
             self._refuse(early.channel, early.request)
         await self.relay.close()
         await self._client.close()
@@ -167,16 +168,17 @@ class BrokerEndpoint:
             if not early.channel.closed:
                 yield early
 
-    def tick(self, now_ms: int) -> None:
-        """Refuses what has waited too long."""
-        self.relay.tick(now_ms)
-        for early in self._taken(now_ms):
+    def tick(self, now_ms: int) -> bool:
+        """Refuses what has waited too long, a slice a call; whether there may be more."""
+        late = list(islice(self._taken(now_ms), SLICE))
+        for early in late:
             self._refuse(early.channel, early.request)
+        return self.relay.tick(now_ms) or len(late) == SLICE
 
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.tick(self._clock_ms())
+            await in_slices(partial(self.tick, self._clock_ms()))
 
     async def _find_master(self) -> None:
         """Asks one name server after the other, until `open`: the master may change meanwhile."""

@@ -30,6 +30,7 @@ import msgspec
 
 from batonmq.broker.role_gate import RoleGate
 from batonmq.process.backoff import Backoff
+from batonmq.process.turns import Pace
 from batonmq.protocol.codes import (
     RELAY_FIELD,
     LanguageCode,
@@ -158,7 +159,7 @@ class Relay:
         self._pause: asyncio.TimerHandle | None = None
         self._pauses = Backoff(PAUSE_FIRST_MS, PAUSE_MAX_MS)
         self._dials: dict[str, asyncio.Task[None]] = {}
-        self._due: list[Asked] = []
+        self._due: deque[Asked] = deque()
         self._is_closing = False
 
     def __len__(self) -> int:
@@ -275,12 +276,14 @@ class Relay:
         an asynchronous send of a stock client is tried elsewhere after that, and not after a
         refusal."""
         self._is_closing = True
+        pace = Pace(SLICE)
         while self._waiting:
             asked = self._waiting.popleft()
             if asked.request.code in SENDS and not asked.is_lost:
                 self._release(asked)
             else:
                 self._refuse(asked, STOPPING)
+            await pace.step()
         self._look_again()
         if self._held:
             self._settled = asyncio.Event()
@@ -323,9 +326,10 @@ class Relay:
             loop.call_soon(loop.call_soon, self._pass_on_due)
 
     def _pass_on_due(self) -> None:
-        due, self._due = self._due, []
-        for asked in due:
-            self._go_on(asked, is_due=True)
+        for _ in range(min(SLICE, len(self._due))):
+            self._go_on(self._due.popleft(), is_due=True)
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._pass_on_due)
 
     def _pass_on(self, asked: Asked, address: str, epoch: int) -> None:
         connection = self._client.live_connection(address)

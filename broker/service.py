@@ -46,6 +46,7 @@ from batonmq.broker.waiting import WaitingMessages
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import boot_ms
+from batonmq.process.turns import in_slices
 from batonmq.protocol.bodies import PERM_INHERIT, PERM_READ, PERM_WRITE
 from batonmq.protocol.codes import RequestCode
 from batonmq.protocol.pop import ANY_QUEUE
@@ -376,14 +377,15 @@ class BrokerService:
         while True:
             await asyncio.sleep(TICK_S)
             now_ms = boot_ms()
-            await _in_slices(partial(self.relay.tick, now_ms))
-            await _in_slices(partial(self.pull.tick, now_ms))
-            await _in_slices(partial(self.pop.tick, now_ms))
-            await _in_slices(self.clients.tick)
-            await _in_slices(partial(self.consumer_lists.tick, now_ms))
+            await in_slices(partial(self.path.fail_late, now_ms))
+            await in_slices(partial(self.relay.tick, now_ms))
+            await in_slices(partial(self.pull.tick, now_ms))
+            await in_slices(partial(self.pop.tick, now_ms))
+            await in_slices(self.clients.tick)
+            await in_slices(partial(self.consumer_lists.tick, now_ms))
             if now_ms >= next_scan:
                 next_scan = now_ms + CLIENT_SCAN_MS
-                await _in_slices(partial(self.clients.expire, now_ms))
+                await in_slices(partial(self.clients.expire, now_ms))
 
     def _persist_tables(self) -> None:
         if self.store.health.pauses:
@@ -401,12 +403,6 @@ def _write_path(config: BrokerSections, store: MessageStore, endpoint: BrokerEnd
         gate=endpoint.gate,
         hooks=PutHooks(config.store),
     )
-
-
-async def _in_slices(step: Callable[[], bool]) -> None:
-    """Calls `step`, once a turn, until it says that there is no more."""
-    while step():  # noqa: ASYNC110  it does a slice of the work
-        await asyncio.sleep(0)
 
 
 def _tables(config: BrokerSections) -> BrokerTables:

@@ -13,8 +13,11 @@ Origin: Java `RouteInfoManager`. Invariants:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
+
+from msgspec.structs import replace
 
 from batonmq.protocol.bodies import (
     PERM_READ,
@@ -29,6 +32,8 @@ from batonmq.protocol.codes import MASTER_ID
 from batonmq.protocol.register_body import RegisterBrokerBody
 from batonmq.protocol.topic_name import SYNC_BROKER_MEMBER_PREFIX
 
+_Key = tuple[str, str]
+"""Cluster and address."""
 LIVENESS_DEFAULT_MS = 120_000
 """Java's DEFAULT_BROKER_CHANNEL_EXPIRED_TIME."""
 
@@ -86,45 +91,124 @@ class _Live:
 
     broker_name: str
     broker_id: int
-    last_heartbeat_ms: int
     timeout_ms: int
+    deadline_ms: int
+    """Of the next heartbeat."""
     data_version: DataVersion
     connection: Hashable
     ha_server_addr: str
     relays: bool
 
 
-class _TopicTable:
-    """Topic -> broker name -> queues."""
+class _LiveTable:
+    """The registered addresses, by (cluster, address); of 10,000 none is looked at for another."""
 
     def __init__(self) -> None:
-        self.by_topic: dict[str, dict[str, QueueData]] = {}
+        self._by_key: dict[_Key, _Live] = {}
+        self._keys: dict[Hashable, dict[_Key, None]] = {}
 
-    def put(self, topic: str, queue: QueueData) -> None:
-        self.by_topic.setdefault(topic, {})[queue.broker_name] = queue
+    def get(self, key: _Key) -> _Live | None:
+        return self._by_key.get(key)
 
-    def has(self, topic: str, broker_name: str) -> bool:
-        return broker_name in self.by_topic.get(topic, {})
+    def put(self, key: _Key, live: _Live) -> None:
+        self.remove(key)
+        self._by_key[key] = live
+        for index in _indices(live):
+            self._keys.setdefault(index, {})[key] = None
 
-    def remove(self, topic: str, broker_name: str) -> None:
-        queues = self.by_topic.get(topic)
-        if queues is not None:
-            queues.pop(broker_name, None)
-            if not queues:
-                del self.by_topic[topic]
+    def remove(self, key: _Key) -> None:
+        live = self._by_key.pop(key, None)
+        for index in () if live is None else _indices(live):
+            del self._keys[index][key]
+            if not self._keys[index]:
+                del self._keys[index]
+
+    def of_group(self, broker_name: str) -> list[tuple[_Key, _Live]]:
+        return self._of(("group", broker_name))
+
+    def of_connection(self, connection: Hashable) -> list[tuple[_Key, _Live]]:
+        return self._of(("connection", connection))
+
+    def _of(self, index: Hashable) -> list[tuple[_Key, _Live]]:
+        return [(key, self._by_key[key]) for key in self._keys.get(index, ())]
+
+    def silent(self, now_ms: int) -> list[tuple[_Key, _Live]]:
+        """Those whose heartbeat is overdue."""
+        return [known for known in self._by_key.items() if known[1].deadline_ms < now_ms]
+
+
+def _indices(live: _Live) -> tuple[Hashable, Hashable]:
+    return ("group", live.broker_name), ("connection", live.connection)
+
+
+class _TopicTable:
+    """Which group has which topics, as it registered them, and the groups of each topic.
+
+    A registration of 10,000 topics that are known costs a few calls into C.
+    """
+
+    def __init__(self) -> None:
+        self.groups_of: dict[str, tuple[str, ...]] = {}
+        self._of_group: dict[str, dict[str, TopicConfig]] = {}
+
+    def put(self, broker_name: str, topics: Mapping[str, TopicConfig]) -> None:
+        names_of = list(map(self.groups_of.get, topics, repeat(())))
+        more = {
+            names: names if broker_name in names else (*names, broker_name)
+            for names in set(names_of)
+        }
+        self.groups_of.update(zip(topics, map(more.__getitem__, names_of), strict=True))
+        self._of_group.setdefault(broker_name, {}).update(topics)
+
+    def missing(
+        self, broker_name: str, topics: Mapping[str, TopicConfig]
+    ) -> dict[str, TopicConfig]:
+        """Those of `topics` that the group does not have."""
+        known = self._of_group.get(broker_name, {})
+        if topics.keys() <= known.keys():
+            return {}
+        return {topic: config for topic, config in topics.items() if topic not in known}
+
+    def queues(self, topic: str) -> list[QueueData]:
+        """Of each group that has the topic."""
+        return [
+            _queue_data(name, self._of_group[name][topic]) for name in self.groups_of.get(topic, ())
+        ]
+
+    def remove(self, topic: str, broker_names: Iterable[str]) -> None:
+        for name in broker_names:
+            if name in self.groups_of.get(topic, ()):
+                del self._of_group[name][topic]
+                self._forget([topic], name)
+
+    def _forget(self, topics: Collection[str], broker_name: str) -> None:
+        names_of = list(map(self.groups_of.__getitem__, topics))
+        less = {names: _but(names, broker_name) for names in set(names_of)}
+        self.groups_of.update(zip(topics, map(less.__getitem__, names_of), strict=True))
+        if () in less.values():
+            for topic in [topic for topic in topics if not self.groups_of[topic]]:
+                del self.groups_of[topic]
 
     def remove_group(self, broker_name: str, *, but: Collection[str] = ()) -> None:
         """Removes a group's queues of all topics except `but`."""
-        for topic in [t for t, queues in self.by_topic.items() if broker_name in queues]:
-            if topic not in but:
-                self.remove(topic, broker_name)
+        topics = self._of_group.pop(broker_name, {})
+        if but:
+            kept = {topic: config for topic, config in topics.items() if topic in but}
+            topics = {topic: config for topic, config in topics.items() if topic not in but}
+            self._of_group[broker_name] = kept
+        self._forget(topics, broker_name)
 
     def set_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
         """Changes a group's permissions; returns how many topics it has."""
-        found = [queues[broker_name] for queues in self.by_topic.values() if broker_name in queues]
-        for queue in found:
-            queue.perm = change(queue.perm)
-        return len(found)
+        topics = self._of_group.get(broker_name, {})
+        for topic, config in topics.items():
+            topics[topic] = replace(config, perm=change(config.perm))
+        return len(topics)
+
+
+def _but(names: tuple[str, ...], name: str) -> tuple[str, ...]:
+    at = names.index(name)
+    return names[:at] + names[at + 1 :]
 
 
 class RouteInfoManager:
@@ -135,17 +219,17 @@ class RouteInfoManager:
         self._topics = _TopicTable()
         self._groups: dict[str, _Group] = {}
         self._clusters: dict[str, dict[str, None]] = {}
-        self._live: dict[tuple[str, str], _Live] = {}
-        self._filter_servers: dict[tuple[str, str], list[str]] = {}
+        self._live = _LiveTable()
+        self._filter_servers: dict[_Key, list[str]] = {}
 
     def check_invariants(self) -> None:
-        assert all(self._topics.by_topic.values()), "a topic without queues"
+        assert all(self._topics.groups_of.values()), "a topic without queues"
         assert all(group.addrs for group in self._groups.values()), "a group without addresses"
         assert all(self._clusters.values()), "a cluster without groups"
         named = {name for names in self._clusters.values() for name in names}
         assert named == set(self._groups), "clusters and groups disagree"
-        for queues in self._topics.by_topic.values():
-            assert set(queues) <= set(self._groups), "queues of an unknown group"
+        for names in self._topics.groups_of.values():
+            assert set(names) <= set(self._groups), "queues of an unknown group"
 
     def register(
         self, registration: BrokerRegistration, body: RegisterBrokerBody, now_ms: int
@@ -180,10 +264,8 @@ class RouteInfoManager:
         """R32. For id 0 the epochs of all other live brokers of the group count; for another id
         only that of the address that has it, as in Java."""
         group = self._groups[registration.broker_name]
-        for (cluster, addr), live in self._live.items():
-            if live.broker_name != registration.broker_name or addr == registration.broker_addr:
-                continue
-            if cluster != group.cluster_name:
+        for (cluster, addr), live in self._live.of_group(registration.broker_name):
+            if addr == registration.broker_addr or cluster != group.cluster_name:
                 continue
             rival = registration.broker_id in (MASTER_ID, live.broker_id)
             if rival and live.data_version.state_version > version.state_version:
@@ -210,18 +292,14 @@ class RouteInfoManager:
         deletes = self.delete_topic_with_broker_registration and not registration.is_partial
         if changed and deletes:
             self._topics.remove_group(name, but=topics)
-        acting = registration.broker_id != MASTER_ID and group.enable_acting_master
-        for topic, config in topics.items():
-            if first or changed or not self._topics.has(topic, name):
-                perm = config.perm & ~PERM_WRITE if acting else config.perm
-                queue = QueueData(
-                    broker_name=name,
-                    perm=perm,
-                    read_queue_nums=config.read_queue_nums,
-                    topic_sys_flag=config.topic_sys_flag,
-                    write_queue_nums=config.write_queue_nums,
-                )
-                self._topics.put(topic, queue)
+        if not first and not changed:
+            topics = self._topics.missing(name, topics)
+        if registration.broker_id != MASTER_ID and group.enable_acting_master:
+            topics = {
+                topic: replace(config, perm=config.perm & ~PERM_WRITE)
+                for topic, config in topics.items()
+            }
+        self._topics.put(name, topics)
 
     def _remember(
         self,
@@ -231,16 +309,18 @@ class RouteInfoManager:
         now_ms: int,
     ) -> None:
         key = (registration.cluster_name, registration.broker_addr)
-        self._live[key] = _Live(
+        timeout_ms = registration.heartbeat_timeout_ms or LIVENESS_DEFAULT_MS
+        live = _Live(
             broker_name=registration.broker_name,
             broker_id=registration.broker_id,
-            last_heartbeat_ms=now_ms,
-            timeout_ms=registration.heartbeat_timeout_ms or LIVENESS_DEFAULT_MS,
+            timeout_ms=timeout_ms,
+            deadline_ms=now_ms + timeout_ms,
             data_version=version,
             connection=registration.connection,
             ha_server_addr=registration.ha_server_addr,
             relays=registration.relays,
         )
+        self._live.put(key, live)
         if filter_servers:
             self._filter_servers[key] = filter_servers
         else:
@@ -256,7 +336,7 @@ class RouteInfoManager:
 
     def unregister(self, cluster_name: str, broker_addr: str, broker_name: str) -> None:
         """Removes one address of a group, whatever id it had; other addresses stay (R32)."""
-        self._live.pop((cluster_name, broker_addr), None)
+        self._live.remove((cluster_name, broker_addr))
         self._filter_servers.pop((cluster_name, broker_addr), None)
         group = self._groups.get(broker_name)
         if group is None or group.cluster_name != cluster_name:
@@ -273,27 +353,24 @@ class RouteInfoManager:
 
     def connection_lost(self, connection: Hashable) -> list[str]:
         """Removes the brokers whose newest registration used it; returns their addresses."""
-        lost = [(key, live) for key, live in self._live.items() if live.connection == connection]
+        lost = self._live.of_connection(connection)
         for (cluster, addr), live in lost:
             self.unregister(cluster, addr, live.broker_name)
         return [addr for (_, addr), _ in lost]
 
-    def scan(self, now_ms: int) -> list[tuple[str, Hashable]]:
-        """Removes brokers that were silent too long; returns (address, connection) of each."""
-        silent = [
-            (key, live)
-            for key, live in self._live.items()
-            if live.last_heartbeat_ms + live.timeout_ms < now_ms
-        ]
-        for (cluster, addr), live in silent:
-            self.unregister(cluster, addr, live.broker_name)
-        return [(addr, live.connection) for (_, addr), live in silent]
+    def scan(self, now_ms: int) -> Iterator[tuple[str, Hashable]]:
+        """Removes brokers that were silent too long, one a step; gives (address, connection). Some
+        may be heard again between two steps."""
+        for (cluster, addr), live in self._live.silent(now_ms):
+            if self._live.get((cluster, addr)) is live and live.deadline_ms < now_ms:
+                self.unregister(cluster, addr, live.broker_name)
+                yield addr, live.connection
 
     def refresh(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
         """A heartbeat (904, 322) of a registered address; an unknown one is ignored."""
         live = self._live.get((cluster_name, broker_addr))
         if live is not None:
-            live.last_heartbeat_ms = now_ms
+            live.deadline_ms = now_ms + live.timeout_ms
 
     def data_version(self, cluster_name: str, broker_addr: str) -> DataVersion | None:
         """The version of the topics that this address registered last, None if unknown."""
@@ -308,12 +385,12 @@ class RouteInfoManager:
         self, topic: str, *, support_acting_master: bool = False, replica_routes: bool = False
     ) -> TopicRouteData | None:
         """The route of a topic, None if no group serves it. A copy: the caller may change it."""
-        queues = self._topics.by_topic.get(topic)
+        queues = self._topics.queues(topic)
         if not queues:
             return None
         route = TopicRouteData(
-            broker_datas=[self._broker_data(name) for name in queues],
-            queue_datas=[_copy(queue) for queue in queues.values()],
+            broker_datas=[self._broker_data(queue.broker_name) for queue in queues],
+            queue_datas=queues,
         )
         for data in route.broker_datas:
             for addr in data.broker_addrs.values():
@@ -328,12 +405,12 @@ class RouteInfoManager:
         return route
 
     def all_topics(self) -> list[str]:
-        return list(self._topics.by_topic)
+        return list(self._topics.groups_of)
 
     def topics_of_cluster(self, cluster_name: str) -> list[str]:
         names = self._clusters.get(cluster_name, {})
-        queues_of = self._topics.by_topic.items()
-        return [topic for topic, queues in queues_of if names.keys() & queues.keys()]
+        groups_of = self._topics.groups_of.items()
+        return [topic for topic, groups in groups_of if not names.keys().isdisjoint(groups)]
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
         """Adds a topic by hand (217). False, without a change, if a group is unknown."""
@@ -341,16 +418,21 @@ class RouteInfoManager:
         if any(queue.broker_name not in self._groups for queue in wanted):
             return False
         for queue in wanted:
-            self._topics.put(topic, _copy(queue))
+            config = TopicConfig(
+                topic_name=topic,
+                perm=queue.perm,
+                read_queue_nums=queue.read_queue_nums,
+                topic_sys_flag=queue.topic_sys_flag,
+                write_queue_nums=queue.write_queue_nums,
+            )
+            self._topics.put(queue.broker_name, {topic: config})
         return True
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
         """Removes a topic, in one cluster or (None) everywhere."""
-        if cluster_name is None:
-            self._topics.by_topic.pop(topic, None)
-            return
-        for name in self._clusters.get(cluster_name, {}):
-            self._topics.remove(topic, name)
+        everywhere = self._topics.groups_of.get(topic, ())
+        names = everywhere if cluster_name is None else self._clusters.get(cluster_name, {})
+        self._topics.remove(topic, list(names))
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """Takes the write bit from a group's topics; returns how many topics it has."""
@@ -360,9 +442,11 @@ class RouteInfoManager:
         """Sets a group's topics to read and write; returns how many topics it has."""
         return self._topics.set_perm(broker_name, lambda perm: PERM_READ | PERM_WRITE)
 
-    def brokers(self) -> dict[str, BrokerData]:
-        """All groups by name; copies."""
-        return {name: self._broker_data(name) for name in self._groups}
+    def brokers(self) -> Iterator[tuple[str, BrokerData]]:
+        """All groups by name; copies. Groups may come and go between two steps."""
+        for name in list(self._groups):
+            if name in self._groups:
+                yield name, self._broker_data(name)
 
     def clusters(self) -> dict[str, list[str]]:
         """Group names of each cluster."""
@@ -404,13 +488,13 @@ def _without(addrs: Mapping[int, str], addr: str, broker_id: int) -> dict[int, s
     return {id_: held for id_, held in addrs.items() if held != addr or id_ == broker_id}
 
 
-def _copy(queue: QueueData) -> QueueData:
+def _queue_data(broker_name: str, config: TopicConfig) -> QueueData:
     return QueueData(
-        broker_name=queue.broker_name,
-        perm=queue.perm,
-        read_queue_nums=queue.read_queue_nums,
-        topic_sys_flag=queue.topic_sys_flag,
-        write_queue_nums=queue.write_queue_nums,
+        broker_name=broker_name,
+        perm=config.perm,
+        read_queue_nums=config.read_queue_nums,
+        topic_sys_flag=config.topic_sys_flag,
+        write_queue_nums=config.write_queue_nums,
     )
 
 
@@ -425,7 +509,7 @@ def _relabel_acting_master(data: BrokerData, queue: QueueData) -> None:
 
 
 def _add_replica_routes(
-    route: TopicRouteData, groups: Mapping[str, _Group], live: Mapping[tuple[str, str], _Live]
+    route: TopicRouteData, groups: Mapping[str, _Group], live: _LiveTable
 ) -> None:
     """Adds write-only queues that lead to a group's master through its other members.
 
@@ -443,7 +527,7 @@ def _add_replica_routes(
         relays = {
             id_: addr
             for id_, addr in addrs.items()
-            if (data.cluster, addr) in live and live[data.cluster, addr].relays
+            if (known := live.get((data.cluster, addr))) is not None and known.relays
         }
         ways = [addr for id_, addr in relays.items() if id_ != MASTER_ID] or list(relays.values())
         count = groups[data.broker_name].most_addrs if ways else 0

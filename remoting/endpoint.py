@@ -11,6 +11,7 @@ from typing import Any, Final
 from batonmq.process.clock import boot_ms
 from batonmq.process.service_manager import held_listener
 from batonmq.process.sockets import BACKLOG, listening_as
+from batonmq.process.turns import go_on, in_turns
 from batonmq.protocol.errors import ConnectError, ResponseError
 from batonmq.protocol.message_id import split_address
 from batonmq.remoting.command import RemotingCommand
@@ -19,6 +20,7 @@ from batonmq.remoting.connection import Connection, Dispatcher, Processors, Writ
 log = logging.getLogger(__name__)
 
 _CLOSE_WAIT_S: Final = 1.0
+_CLOSED_AT_ONCE: Final = 128
 
 
 class Endpoint:
@@ -97,11 +99,19 @@ class Endpoint:
         self._schedule_idle_check()
 
     def close_idle(self, now_ms: int) -> None:
-        """Closes the connections that were silent for the idle timeout."""
-        limit_ms = int(self._idle_timeout_s * 1000)
-        for connection in [c for c in self.connections if now_ms - c.last_active_ms >= limit_ms]:
-            log.info("connection_idle peer=%s endpoint=%s", connection.peer, self.name)
-            connection.close(f"idle for {self._idle_timeout_s:g} s")
+        """Closes the connections that were silent for the idle timeout, a slice in a turn."""
+        oldest_ms = now_ms - int(self._idle_timeout_s * 1000)
+        idle = [c for c in self.connections if c.last_active_ms <= oldest_ms]
+
+        def close_some() -> bool:
+            for connection in idle[-_CLOSED_AT_ONCE:]:
+                if connection.last_active_ms <= oldest_ms:
+                    log.info("connection_idle peer=%s endpoint=%s", connection.peer, self.name)
+                    connection.close(f"idle for {self._idle_timeout_s:g} s")
+            del idle[-_CLOSED_AT_ONCE:]
+            return bool(idle)
+
+        go_on(close_some)
 
     async def _close_connections(self, reason: str) -> None:
         """Closes all connections and waits until they are gone and their handlers have ended."""
@@ -116,14 +126,14 @@ class Endpoint:
         if tasks:
             await asyncio.wait(tasks)
         self._empty = asyncio.Event()
-        for connection in list(self.connections):
+        async for connection in in_turns(list(self.connections), _CLOSED_AT_ONCE):
             connection.close(reason)
         if self.connections:
             try:
                 async with asyncio.timeout(_CLOSE_WAIT_S):
                     await self._empty.wait()
             except TimeoutError:
-                for connection in list(self.connections):
+                async for connection in in_turns(list(self.connections), _CLOSED_AT_ONCE):
                     connection.drop()
                 await self._empty.wait()
         self._empty = None

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from batonmq.process.clock import boot_ms, wall_ms
 from batonmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from batonmq.store.config_file import ConfigManager
@@ -95,12 +93,6 @@ class _Renewed:
     until_ms: int | None = None
 
 
-class _OffsetFile(ConsumerOffsetSerializeWrapper):
-    """Java's file has one derived member more; Java does not read it either."""
-
-    group_topic_map: dict[str, list[str]] = msgspec.field(default_factory=dict)
-
-
 class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
     """`topic@group` -> queue id -> offset. One thread only; see `ConfigManager.snapshot`."""
 
@@ -165,13 +157,11 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         return dict(self._table.get(f"{topic}@{group}", ()))
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that have committed in a topic, sorted."""
-        return sorted(group for name, group in self._pairs() if name == topic)
-
-    def _pairs(self) -> list[tuple[str, str]]:
-        # Broadcast marks (`topic@group@...`) are nobody's subscription, as in Java.
-        parts = (key.split(SEPARATOR) for key in self._table)
-        return [(part[0], part[1]) for part in parts if len(part) == 2]
+        """Groups that have committed in a topic, sorted. Broadcast marks (`topic@group@...`) are
+        nobody's subscription, as in Java."""
+        prefix = topic + SEPARATOR
+        groups = [key.removeprefix(prefix) for key in self._table if key.startswith(prefix)]
+        return sorted(group for group in groups if SEPARATOR not in group)
 
     @property
     def table(self) -> Mapping[str, Mapping[int, int]]:
@@ -189,20 +179,10 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         return self._commits
 
     def wrapper(self) -> ConsumerOffsetSerializeWrapper:
-        group_topics: dict[str, list[str]] = {}
-        for topic, group in self._pairs():
-            group_topics.setdefault(group, []).append(topic)
-        return _OffsetFile(
-            data_version=self.data_version,
-            group_topic_map=group_topics,
-            offset_table=self._table,
-        )
-
-    def encode_for_slaves(self) -> bytes:
-        """The 43 body: without what is derived, for slaves ask twice a second."""
+        """Without Java's `groupTopicMap`, which is derived, and which nobody reads."""
         return ConsumerOffsetSerializeWrapper(
             data_version=self.data_version, offset_table=self._table
-        ).encode()
+        )
 
     # Changing.
 
@@ -268,8 +248,9 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
 
     def delete_group(self, group: str, record_end: int) -> None:
         """The same for a record that deletes a group with its offsets."""
-        keys = [f"{topic}{SEPARATOR}{name}" for topic, name in self._pairs() if name == group]
-        self._forget(keys, record_end)
+        suffix = SEPARATOR + group
+        keys = [key for key in self._table if key.endswith(suffix)]
+        self._forget([key for key in keys if key.count(SEPARATOR) == 1], record_end)
 
     def _forget(self, keys: list[str], record_end: int) -> None:
         self.deleted_end = max(self.deleted_end, record_end)
@@ -320,14 +301,15 @@ class ConsumerOffsetManager(ConfigManager[ConsumerOffsetSerializeWrapper]):
         incoming = ConsumerOffsetSerializeWrapper.decode(data).offset_table
         self._received, self._received_end = incoming, carried_out or 0
         changed = master_epoch > self.master_epoch
-        for key, offsets in incoming.items():
-            own = self._table.get(key)
-            if own is None:
-                own = self._table[key] = {}
-            elif offsets.items() <= own.items():
-                continue
-            own.update(offsets)
-            changed = True
+        own = self._table
+        if not own:
+            own.update(zip(incoming, map(dict, incoming.values()), strict=True))
+            changed = changed or bool(own)
+        for key in [key for key, offsets in incoming.items() if own.get(key) != offsets]:
+            merged = {**own.get(key, {}), **incoming[key]}
+            if merged != own.get(key):
+                own[key] = merged
+                changed = True
         if changed:
             self._new_version(master_epoch)
         return True

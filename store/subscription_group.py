@@ -69,16 +69,16 @@ class SubscriptionGroupManager(NamedTable[SubscriptionGroupWrapper, Subscription
 
     def set_forbidden(self, group: str, topic: str, bits: int) -> None:
         """What is forbidden to a group in a topic; 0 is nothing."""
-        topics = {name: kept for name, kept in self._forbidden.get(group, {}).items() if kept}
-        topics.pop(topic, None)
+        topics = self._forbidden.get(group, {})
+        if topics.get(topic, 0) == bits:
+            return
         if bits:
-            topics[topic] = bits
-        after = {name: kept for name, kept in self._forbidden.items() if name != group}
-        if topics:
-            after[group] = topics
-        if after != self._forbidden:
-            self._forbidden = after
-            self._new_version()
+            self._forbidden.setdefault(group, {})[topic] = bits
+        else:
+            del topics[topic]
+            if not topics:
+                del self._forbidden[group]
+        self._new_version()
 
     def delete(self, name: str) -> bool:
         """Remove a group with what was forbidden to it; a system group stays."""

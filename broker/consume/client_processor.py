@@ -6,9 +6,12 @@ Origin: ClientManageProcessor, ConsumerManageProcessor and Broker2Client in Java
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Hashable, Iterable
+from collections.abc import Awaitable, Hashable, Iterable
 from typing import Final, cast
+
+from msgspec.structs import replace
 
 from batonmq.broker.consume.consumer_manager import ConsumerManager, GroupChanged
 from batonmq.broker.consume.consumer_sightings import ConsumerSightings
@@ -18,6 +21,7 @@ from batonmq.broker.filter.sql_filter import compiled
 from batonmq.broker.filter.sql_values import SqlError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
+from batonmq.process.turns import go_on
 from batonmq.protocol.bodies import (
     SQL92,
     TAG,
@@ -33,6 +37,8 @@ from batonmq.remoting.connection import Connection, Processors
 log = logging.getLogger(__name__)
 
 _NOTICES_AT_ONCE: Final = 128
+_GROUPS_AT_ONCE: Final = 16
+"""Of one heartbeat in a turn: each may make its group and its retry topic, by records."""
 
 
 class ClientProcessor:
@@ -64,11 +70,38 @@ class ClientProcessor:
         processors.register(RequestCode.UNREGISTER_CLIENT, self.unregister)
         processors.register(RequestCode.CHECK_CLIENT_CONFIG, self.check_config)
 
-    def heartbeat(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
+    def heartbeat(
+        self, request: RemotingCommand, channel: Connection
+    ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """34. A consumer's heartbeat makes its group and its retry topic on a master."""
         data = HeartbeatData.decode(request.body)
         if not data.client_id:
             raise BrokerRefusal(ResponseCode.INVALID_PARAMETER, "heartbeat without a clientID")
+        if max(len(data.consumer_data_set), len(data.producer_data_set)) > _GROUPS_AT_ONCE:
+            return self._heard_in_slices(request, channel, data)
+        return _heartbeat_reply(request, is_changed=self._heard(request, channel, data))
+
+    async def _heard_in_slices(
+        self, request: RemotingCommand, channel: Connection, data: HeartbeatData
+    ) -> RemotingCommand:
+        """The same of a client that is in many groups."""
+        consumers, producers = data.consumer_data_set, data.producer_data_set
+        is_changed = False
+        for begin in range(0, max(len(consumers), len(producers)), _GROUPS_AT_ONCE):
+            if channel.closed:
+                break  # it has left all groups
+            end = begin + _GROUPS_AT_ONCE
+            some = replace(
+                data,
+                consumer_data_set=consumers[begin:end],
+                producer_data_set=producers[begin:end],
+            )
+            is_changed |= self._heard(request, channel, some)
+            await asyncio.sleep(0)
+        return _heartbeat_reply(request, is_changed=is_changed)
+
+    def _heard(self, request: RemotingCommand, channel: Connection, data: HeartbeatData) -> bool:
+        """Whether a group changed."""
         if self._gate.refusal is None:
             for consumer in data.consumer_data_set:
                 group = self._topics.group(consumer.group_name, writable=True)
@@ -82,13 +115,7 @@ class ClientProcessor:
             for consumer in data.consumer_data_set:
                 self._filters.register(consumer.group_name, consumer.subscription_data_set)
         self.notify(changes)
-        return RemotingCommand.response_to(
-            request,
-            ext={
-                "IS_SUPPORT_HEART_BEAT_V2": "true",
-                "IS_SUB_CHANGE": "true" if changes else "false",
-            },
-        )
+        return bool(changes)
 
     def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
         """35. The client leaves the groups that it names."""
@@ -122,13 +149,18 @@ class ClientProcessor:
         return RemotingCommand.response_to(request)
 
     def disconnected(self, channel: Connection) -> None:
-        """A connection closed: its client is gone from all groups here. It may be on its way to
-        another member: who asks this one is told when it was heard."""
-        changes = self._clients.channel_closed(channel)
-        now_ms = self._clock_ms()
-        for change in changes:
-            self._sightings.closed(change.group, change.left, change.heard_ms, now_ms)
-        self.notify(changes)
+        """A connection closed: its client is gone from all groups here, of which it may have many.
+        It may be on its way to another member: who asks this one is told when it was heard."""
+
+        def leave_some() -> bool:
+            changes = self._clients.channel_closed(channel)
+            now_ms = self._clock_ms()
+            for change in changes:
+                self._sightings.closed(change.group, change.left, change.heard_ms, now_ms)
+            self.notify(changes)
+            return self._clients.is_known(channel)
+
+        go_on(leave_some)
 
     def expire(self, now_ms: int) -> bool:
         """Drops clients that went silent, a slice a call; whether there may be more."""
@@ -162,6 +194,11 @@ class ClientProcessor:
                 del self._notices[group]
             break
         return bool(self._notices)
+
+
+def _heartbeat_reply(request: RemotingCommand, *, is_changed: bool) -> RemotingCommand:
+    ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": str(is_changed).lower()}
+    return RemotingCommand.response_to(request, ext=ext)
 
 
 def _send_notices(group: str, channels: Iterable[Hashable]) -> None:

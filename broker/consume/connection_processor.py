@@ -12,6 +12,7 @@ from typing import cast
 from batonmq.broker.consume.consumer_manager import ClientChannel, ConsumerManager
 from batonmq.broker.request_fields import text
 from batonmq.process.clock import wall_ms
+from batonmq.process.turns import Pace, in_turns
 from batonmq.protocol.bodies import (
     ClientConnection,
     ConsumerConnection,
@@ -39,7 +40,7 @@ class ConnectionProcessor:
         processors.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
         processors.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
 
-    def consumers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def consumers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """203. The members of a group and what it subscribes to; 206 if nobody is there."""
         group = text(request, "consumerGroup")
         known = self._clients.groups.get(group)
@@ -48,7 +49,7 @@ class ConnectionProcessor:
                 ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online"
             )
         body = ConsumerConnection(
-            connection_set=_connections(known.members.values()),
+            connection_set=await _connections(known.members.values()),
             consume_from_where=known.consume_from_where,
             consume_type=known.consume_type,
             message_model=known.message_model,
@@ -56,33 +57,30 @@ class ConnectionProcessor:
         )
         return RemotingCommand.response_to(request, body=body.encode())
 
-    def producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """204. The producers of a group; 1 if nobody is there."""
         group = text(request, "producerGroup")
         members = self._clients.producers.get(group)
         if not members:
             raise BrokerRefusal(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
-        body = ProducerConnection(connection_set=_connections(members.values()))
+        body = ProducerConnection(connection_set=await _connections(members.values()))
         return RemotingCommand.response_to(request, body=body.encode())
 
-    def all_producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def all_producers(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """328. The producers of every group, and when they were heard last."""
         behind_ms = wall_ms() - self._clock_ms()
-        table = ProducerTableInfo(
-            data={
-                group: [
-                    ProducerInfo(
-                        client_id=each.client_id,
-                        language=LanguageCode(each.language).name,
-                        last_update_timestamp=each.last_heartbeat_ms + behind_ms,
-                        remote_ip=cast(Connection, each.channel).peer,
-                        version=each.version,
-                    )
-                    for each in members.values()
-                ]
-                for group, members in self._clients.producers.items()
-            }
-        )
+        table, pace = ProducerTableInfo(), Pace()
+        for group, members in list(self._clients.producers.items()):
+            table.data[group] = [
+                ProducerInfo(
+                    client_id=each.client_id,
+                    language=LanguageCode(each.language).name,
+                    last_update_timestamp=each.last_heartbeat_ms + behind_ms,
+                    remote_ip=cast(Connection, each.channel).peer,
+                    version=each.version,
+                )
+                async for each in pace.through(list(members.values()))
+            ]
         return RemotingCommand.response_to(request, body=table.encode())
 
     def subscription(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -94,7 +92,7 @@ class ConnectionProcessor:
         return RemotingCommand.response_to(request, body=body.encode())
 
 
-def _connections(members: Iterable[ClientChannel]) -> list[ClientConnection]:
+async def _connections(members: Iterable[ClientChannel]) -> list[ClientConnection]:
     return [
         ClientConnection(
             client_addr=cast(Connection, each.channel).peer,
@@ -102,5 +100,5 @@ def _connections(members: Iterable[ClientChannel]) -> list[ClientConnection]:
             language=LanguageCode(each.language).name,
             version=each.version,
         )
-        for each in members
+        async for each in in_turns(list(members))
     ]

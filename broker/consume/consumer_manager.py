@@ -11,12 +11,14 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from batonmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 
 CLIENT_EXPIRED_MS: Final = 120_000
 _EXPIRED_AT_ONCE: Final = 128
+_TOPIC: Final = attrgetter("topic")
 
 
 @dataclass(slots=True)
@@ -137,16 +139,23 @@ class ConsumerManager:
         changed = group.join(client)
         if without_subscription:
             return changed
-        wanted = {sub.topic: sub for sub in data.subscription_data_set}
+        subscriptions = data.subscription_data_set
+        wanted = dict(zip(map(_TOPIC, subscriptions), subscriptions, strict=True))
+        known = group.subscriptions
+        if known == wanted:
+            return changed
+        for topic in known.keys() - wanted.keys():
+            del known[topic]
+            changed = True
+        if not known:
+            group.subscriptions = wanted
+            return True
         for topic, sub in wanted.items():
-            before = group.subscriptions.get(topic)
+            before = known.get(topic)
             if before is None:
                 changed = True
             if before is None or sub.sub_version > before.sub_version:
-                group.subscriptions[topic] = sub
-        for topic in [topic for topic in group.subscriptions if topic not in wanted]:
-            del group.subscriptions[topic]
-            changed = True
+                known[topic] = sub
         return changed
 
     def unregister(
@@ -161,8 +170,13 @@ class ConsumerManager:
         return self._leave(seats)
 
     def channel_closed(self, channel: Hashable) -> list[GroupChanged]:
-        """A client's connection is gone; so is the client, from all its groups."""
-        return self._leave(list(self._seats.get(channel, ())))
+        """A client's connection is gone; so is the client, from some of its groups. Call it again
+        while `is_known`."""
+        return self._leave(list(islice(self._seats.get(channel, ()), _EXPIRED_AT_ONCE)))
+
+    def is_known(self, channel: Hashable) -> bool:
+        """Whether a client on this channel is in any group."""
+        return channel in self._seats
 
     def expire(self, now_ms: int) -> list[GroupChanged]:
         """Drops clients from the groups that they sent no heartbeat for in 120 s; at most 128 a
@@ -185,6 +199,15 @@ class ConsumerManager:
         group, channel = self._producer_places.get(client_id, ("", None))
         member = self.producers.get(group, {}).get(channel)
         return member.channel if member is not None and member.client_id == client_id else None
+
+    def next_producer(self, group: str) -> Hashable | None:
+        """The connection of a producer of the group, of each in turn."""
+        members = self.producers.get(group)
+        if not members:
+            return None
+        channel = next(iter(members))
+        members[channel] = members.pop(channel)
+        return channel
 
     def message_model(self, group: str) -> str:
         """CLUSTERING or BROADCASTING, as the group's members said last; "" if there are none."""

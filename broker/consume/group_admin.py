@@ -10,8 +10,7 @@ Origin: AdminBrokerProcessor and Broker2Client in Java.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -23,6 +22,7 @@ from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
 from batonmq.process.clock import wall_ms
+from batonmq.process.turns import Pace, in_turns
 from batonmq.protocol.bodies import (
     ConsumeStats,
     ConsumeStatsList,
@@ -51,12 +51,10 @@ from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
 from batonmq.store.consumer_offset import SEPARATOR, ConsumerOffsetManager
 
-STEPS_PER_TURN: Final = 256
 STATUS_MS: Final = 5_000
+ASKED_AT_ONCE: Final = 64
 MEMBER_MS: Final = 10_000
 TO_THE_END: Final = -1
-
-T = TypeVar("T")
 
 
 class GroupAdminProcessor:
@@ -104,7 +102,7 @@ class GroupAdminProcessor:
         topic, config = self._topic(request)
         table = TopicStatsTable()
         queues = max(config.read_queue_nums, config.write_queue_nums)
-        async for queue_id in _in_turns(range(queues)):
+        async for queue_id in in_turns(range(queues)):
             end = self._store.queries.max_offset_in_queue(topic, queue_id)
             table.offset_table[self._queue(topic, queue_id)] = TopicOffset(
                 last_update_timestamp=self._stored_at(topic, queue_id, end - 1),
@@ -120,9 +118,9 @@ class GroupAdminProcessor:
         named = [name for name in request.ext.get("topicList", "").split(";") if name]
         named += [name for name in (request.ext.get("topic"),) if name]
         topics = named or await self._topics_of(group)
-        stats = ConsumeStats()
+        stats, pace = ConsumeStats(), Pace()
         for topic in topics:
-            stats.offset_table |= await self._progress_in(group, topic)
+            stats.offset_table.update(await self._progress_in(group, topic, pace))
         return RemotingCommand.response_to(request, body=stats.encode())
 
     async def all_consume_stats(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
@@ -130,7 +128,8 @@ class GroupAdminProcessor:
         in topics whose queues are in order."""
         only_ordered = flag(request, "isOrder")
         topics: dict[str, list[str]] = {}
-        async for key in _in_turns(list(self._offsets.table)):
+        pace = Pace()
+        async for key in pace.through(list(self._offsets.table)):
             parts = key.split(SEPARATOR)
             if len(parts) == 2:
                 topics.setdefault(parts[1], []).append(parts[0])
@@ -141,7 +140,7 @@ class GroupAdminProcessor:
                 config = self._topics.get(topic)
                 if only_ordered and not (config is not None and config.order):
                     continue
-                table = await self._progress_in(group, topic)
+                table = await self._progress_in(group, topic, pace)
                 if table:
                     of_group.append(msgspec.Raw(ConsumeStats(offset_table=table).encode()))
                     body.total_diff += sum(
@@ -151,18 +150,21 @@ class GroupAdminProcessor:
                 body.consume_stats_list.append({group: of_group})
         return RemotingCommand.response_to(request, body=body.encode())
 
-    async def _progress_in(self, group: str, topic: str) -> dict[MessageQueue, OffsetWrapper]:
+    async def _progress_in(
+        self, group: str, topic: str, pace: Pace
+    ) -> dict[MessageQueue, OffsetWrapper]:
         """Of a group in a topic; empty for a topic that is not there, or that the group, which is
         here, has no subscription of."""
         config = self._topics.get(topic)
         known = self._clients.groups.get(group)
+        await pace.step()
         if config is None:
             return {}
         if known is not None and known.subscriptions and topic not in known.subscriptions:
             return {}
         return {
             self._queue(topic, queue_id): self._progress(group, topic, queue_id)
-            async for queue_id in _in_turns(range(config.read_queue_nums))
+            async for queue_id in pace.through(range(config.read_queue_nums))
         }
 
     def _progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
@@ -180,7 +182,7 @@ class GroupAdminProcessor:
         topic, config = self._topic(request)
         group = text(request, "group")
         body = QueryConsumeTimeSpanBody()
-        async for queue_id in _in_turns(range(config.write_queue_nums)):
+        async for queue_id in in_turns(range(config.write_queue_nums)):
             body.consume_time_span_set.append(self._time_span(group, topic, queue_id))
         return RemotingCommand.response_to(request, body=body.encode())
 
@@ -207,7 +209,7 @@ class GroupAdminProcessor:
         groups = {
             name for name, known in self._clients.groups.items() if topic in known.subscriptions
         }
-        async for key in _in_turns(list(self._offsets.table)):
+        async for key in in_turns(list(self._offsets.table)):
             parts = key.split(SEPARATOR)
             if len(parts) == 2 and parts[0] == topic:
                 groups.add(parts[1])
@@ -223,7 +225,7 @@ class GroupAdminProcessor:
 
     async def _topics_of(self, group: str) -> list[str]:
         topics = []
-        async for key in _in_turns(list(self._offsets.table)):
+        async for key in in_turns(list(self._offsets.table)):
             parts = key.split(SEPARATOR)
             if len(parts) == 2 and parts[1] == group:
                 topics.append(parts[0])
@@ -260,21 +262,19 @@ class GroupAdminProcessor:
         else:
             queues = range(config.read_queue_nums) if queue_id < 0 else (queue_id,)
             wanted = {}
-            async for each in _in_turns(queues):
+            async for each in in_turns(queues):
                 wanted[each] = self._offset_at(topic, each, when)
         if self._path.gate.refusal is not None:
             raise GateClosedError(self._path.gate.refusal)
         if self._config.use_server_side_reset_offset:
-            async for each in _in_turns(list(wanted)):
+            async for each in in_turns(list(wanted)):
                 self._offsets.commit(group, topic, each, wanted[each])
                 self._pull.reset(group, topic, each, wanted[each])
         else:
             is_forced = flag(request, "isForce", default=True)
-            wanted = self._tell_members(group, topic, wanted, when, is_forced=is_forced)
-        body = ResetOffsetBody(
-            offset_table={self._queue(topic, each): at for each, at in wanted.items()}
-        )
-        return RemotingCommand.response_to(request, body=body.encode())
+            wanted = await self._tell_members(group, topic, wanted, when, is_forced=is_forced)
+        body = await _reset_body(topic, self._broker_name, wanted)
+        return RemotingCommand.response_to(request, body=body)
 
     async def clone_offsets(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """314. `destGroup` goes on where `srcGroup` is, in `topic` or in all that it has offsets
@@ -288,14 +288,15 @@ class GroupAdminProcessor:
         known = self._clients.groups.get(source)
         if not flag(request, "offline") and known is not None and known.subscriptions:
             topics = [topic for topic in topics if topic in known.subscriptions]
+        pace = Pace()
         for topic in topics:
-            async for queue_id in _in_turns(self._offsets.offsets_of(source, topic)):
+            async for queue_id in pace.through(self._offsets.offsets_of(source, topic)):
                 if self._path.gate.refusal is not None:
                     raise GateClosedError(self._path.gate.refusal)
                 offset = self._offsets.query(source, topic, queue_id)
                 if self._topics.get(topic) is not None and offset >= 0:
                     self._offsets.commit(target, topic, queue_id, offset)
-            await asyncio.sleep(0)
+            await pace.step()
         return RemotingCommand.response_to(request)
 
     def _offset_at(self, topic: str, queue_id: int, when: int) -> int:
@@ -312,7 +313,7 @@ class GroupAdminProcessor:
                 f"Target offset {offset} not in consume queue range [{begin}-{end}]",
             )
 
-    def _tell_members(
+    async def _tell_members(
         self, group: str, topic: str, wanted: dict[int, int], when: int, *, is_forced: bool
     ) -> dict[int, int]:
         """220 to every member. Without force only offsets that lie further back are taken."""
@@ -332,19 +333,19 @@ class GroupAdminProcessor:
                 f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic}"
                 f" Timestamp: {when}",
             )
-        body = ResetOffsetBody(
-            offset_table={self._queue(topic, each): at for each, at in told.items()}
-        ).encode()
+        body = await _reset_body(topic, self._broker_name, told)
         ext: dict[str, str | int | bool | None] = {
             "topic": topic,
             "group": group,
             "timestamp": when,
             "isForce": is_forced,
         }
-        for member in members:
-            cast(Connection, member.channel).oneway(
-                RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
-            )
+        async for member in in_turns(members):
+            channel = cast(Connection, member.channel)
+            if not channel.closed:
+                channel.oneway(
+                    RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+                )
         return told
 
     # Members are asked.
@@ -353,19 +354,24 @@ class GroupAdminProcessor:
         """223. The offsets that each member holds, or one of them (`clientAddr`), by 221."""
         topic, group = text(request, "topic"), text(request, "group")
         wanted = request.ext.get("clientAddr", "")
-        members = [each for each in self._members(group) if wanted in ("", each.client_id)]
+        members = [
+            each async for each in in_turns(self._members(group)) if wanted in ("", each.client_id)
+        ]
         if not members:
             raise BrokerRefusal(
                 ResponseCode.SYSTEM_ERROR,
                 f"No Any Consumer online in the consumer group: [{group}]",
             )
         asked = {"topic": topic, "group": group}
-        answers = await asyncio.gather(
-            *(self._ask(m, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, asked) for m in members),
-            return_exceptions=True,
-        )
+        answers = []
+        for begin in range(0, len(members), ASKED_AT_ONCE):
+            asks = (
+                self._ask(member, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, asked)
+                for member in members[begin : begin + ASKED_AT_ONCE]
+            )
+            answers += await asyncio.gather(*asks, return_exceptions=True)
         parts = []
-        for member, answer in zip(members, answers, strict=True):
+        async for member, answer in in_turns(zip(members, answers, strict=True)):
             if isinstance(answer, BatonError):
                 continue  # it has gone, or does not answer: the others count
             if isinstance(answer, BaseException):
@@ -442,9 +448,10 @@ class GroupAdminProcessor:
         return MessageQueue(topic, self._broker_name, queue_id)
 
 
-async def _in_turns(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items, with a pause for the loop every so many."""
-    for step, item in enumerate(items, 1):
-        yield item
-        if step % STEPS_PER_TURN == 0:
-            await asyncio.sleep(0)
+async def _reset_body(topic: str, broker_name: str, offsets: dict[int, int]) -> bytes:
+    """`offsets`: of each queue id where the group goes on."""
+    table = {
+        MessageQueue(topic, broker_name, queue_id): offset
+        async for queue_id, offset in in_turns(list(offsets.items()))
+    }
+    return ResetOffsetBody(offset_table=table).encode()

@@ -8,19 +8,23 @@ Origin: `AdminBrokerProcessor.lockBatchMQ`, `RebalanceLockManager` in Java.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from batonmq.broker.role_gate import GateClosedError
 from batonmq.broker.tables.topics import TopicService
 from batonmq.broker.write.write_path import WritePath
+from batonmq.process.turns import in_turns
 from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
+from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
 from batonmq.remoting.connection import Connection, Processors
-from batonmq.store.queue_locks import QueueLockManager
+from batonmq.store.queue_locks import Queue, QueueLockManager
 
 QUEUES_MAX: Final = 10_000
+QUEUES_AT_ONCE: Final = 512
 
 
 class LockProcessor:
@@ -38,39 +42,48 @@ class LockProcessor:
     async def lock(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """41. The queues that the client has from now on, for 60 s; another's are left out."""
         asked = self._asked(request)
-        queues = {(queue.topic, queue.queue_id): queue for queue in asked.mq_set}
-        granted, change = self._locks.grant(
-            asked.consumer_group, asked.client_id, queues, self._path.clock_ms()
-        )
-        what = f"queue locks of group {asked.consumer_group}"
-        if change is not None:
-            await self._path.wait_confirmed(self._topics.put_locks(change), what)
-        elif granted:
-            await self._path.still_master(what)
-        body = LockBatchResponseBody(lock_ok_mq_set=[queues[queue] for queue in granted])
+        group, client_id, now_ms = asked.consumer_group, asked.client_id, self._path.clock_ms()
+        granted: list[MessageQueue] = []
+        async for queues in in_turns(_parts(asked.mq_set), 1):
+            self._require_open()
+            got, change = self._locks.grant(group, client_id, queues, now_ms)
+            granted += [queues[queue] for queue in got]
+            if change is not None:
+                self._topics.put_locks(change)
+        if granted:
+            await self._path.still_master(f"queue locks of group {group}")
+        body = LockBatchResponseBody(lock_ok_mq_set=granted)
         return RemotingCommand.response_to(request, body=body.encode())
 
-    def unlock(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
+    async def unlock(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """42. Others may have the queues at once."""
         asked = self._asked(request)
-        queues = [(queue.topic, queue.queue_id) for queue in asked.mq_set]
-        change = self._locks.release(asked.consumer_group, asked.client_id, queues)
+        async for queues in in_turns(_parts(asked.mq_set), 1):
+            self._require_open()
+            self._release(asked.consumer_group, asked.client_id, queues)
+        return RemotingCommand.response_to(request)
+
+    def _release(self, group: str, client_id: str, queues: Iterable[Queue]) -> None:
+        change = self._locks.release(group, client_id, queues)
         if change is not None:
             self._topics.put_locks(change)
-        return RemotingCommand.response_to(request)
 
     def tick(self, now_ms: int) -> None:
         """Forgets some of the locks whose lease is over."""
         if self._path.gate.refusal is not None:
             return
+        over: dict[tuple[str, str], list[Queue]] = {}
         for group, client_id, queue in self._locks.over(now_ms):
-            change = self._locks.release(group, client_id, [queue])
-            if change is not None:
-                self._topics.put_locks(change)
+            over.setdefault((group, client_id), []).append(queue)
+        for (group, client_id), queues in over.items():
+            self._release(group, client_id, queues)
 
-    def _asked(self, request: RemotingCommand) -> LockBatchRequestBody:
+    def _require_open(self) -> None:
         if self._path.gate.refusal is not None:
             raise GateClosedError(self._path.gate.refusal)
+
+    def _asked(self, request: RemotingCommand) -> LockBatchRequestBody:
+        self._require_open()
         body = LockBatchRequestBody.decode(request.body)
         for name, value in (("clientId", body.client_id), ("consumerGroup", body.consumer_group)):
             if not value:
@@ -81,3 +94,9 @@ class LockProcessor:
                 f"{len(body.mq_set)} queues in mqSet, at most {QUEUES_MAX} are allowed",
             )
         return body
+
+
+def _parts(queues: Sequence[MessageQueue]) -> Iterator[dict[Queue, MessageQueue]]:
+    for begin in range(0, len(queues), QUEUES_AT_ONCE):
+        some = queues[begin : begin + QUEUES_AT_ONCE]
+        yield {(queue.topic, queue.queue_id): queue for queue in some}

@@ -51,12 +51,15 @@ class PullHold(Generic[P]):
         heapq.heappush(self._deadlines, (held.deadline_ms, next(self._counter), held))
         self._size += 1
 
-    def arrived(self, topic: str, queue_id: int, max_offset: int) -> list[Held[P]]:
-        """Takes out the pulls of a queue that `max_offset` (exclusive) reaches."""
+    def arrived(
+        self, topic: str, queue_id: int, max_offset: int, limit: int | None = None
+    ) -> list[Held[P]]:
+        """Takes out up to `limit` pulls of a queue that `max_offset` (exclusive) reaches."""
         waiting = self._by_queue.get((topic, queue_id))
         if not waiting:
             return []
-        woken = [held for held in waiting if held.offset < max_offset]
+        reached = (held for held in waiting if held.offset < max_offset)
+        woken = list(itertools.islice(reached, limit))
         for held in woken:
             self._remove(held)
         return woken

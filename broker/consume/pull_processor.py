@@ -29,6 +29,7 @@ from batonmq.broker.replies import (
 )
 from batonmq.broker.tables.offset_clamp import Progress, commit_refusal, where_to_go_on
 from batonmq.broker.write.write_path import WritePath
+from batonmq.process.turns import go_on
 from batonmq.protocol.codes import LONG_MAX, MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.protocol.role_view import Role
@@ -86,6 +87,8 @@ class PullProcessor:
         self._damaged = damaged
         self._relay = relay
         self._hold: PullHold[Pull] = PullHold()
+        # Queues with more pulls than a turn answers -> how far they reach.
+        self._waking: dict[tuple[str, int], int] = {}
         self._next_sweep_ms = 0
         self._to_sweep: list[tuple[str, int]] = []
         self.messages_total = 0
@@ -174,8 +177,26 @@ class PullProcessor:
         """Dispatch made messages of a queue visible: the pulls that wait for them are answered."""
         if not len(self._hold):
             return
-        for held in self._hold.arrived(topic, queue_id, max_offset):
+        queue = topic, queue_id
+        if queue in self._waking:
+            self._waking[queue] = max(max_offset, self._waking[queue])
+        elif not self._wake(topic, queue_id, max_offset):
+            self._waking[queue] = max_offset
+            if len(self._waking) == 1:
+                asyncio.get_running_loop().call_soon(go_on, self._wake_more)
+
+    def _wake(self, topic: str, queue_id: int, max_offset: int) -> bool:
+        """Answers a slice of them; whether these were all."""
+        woken = self._hold.arrived(topic, queue_id, max_offset, _SLICE)
+        for held in woken:
             self._answer_or_hold(held.pull, held.offset, held.deadline_ms, True)
+        return len(woken) < _SLICE
+
+    def _wake_more(self) -> bool:
+        queue, max_offset = next(iter(self._waking.items()))
+        if self._wake(*queue, max_offset):
+            del self._waking[queue]
+        return bool(self._waking)
 
     def queues_deleted(self, topic: str) -> None:
         """Pulls that wait in them learn it: in queues of a topic made again they would wait for

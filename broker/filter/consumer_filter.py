@@ -13,7 +13,8 @@ Origin: Java `ConsumerFilterManager`, `BloomFilter`, Guava's `murmur3_128`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,9 @@ BLOOM_HASHES: Final = 3
 class BloomFilterData(Body):
     bit_num: int = BLOOM_BITS
     bit_pos: list[int] = msgspec.field(default_factory=list)
+
+
+_KIND: Final = attrgetter("expression_type")
 
 
 class ConsumerFilterData(Body):
@@ -88,17 +92,17 @@ class ConsumerFilterManager:
         """The filter of a group in a topic, None if it has none that compiles."""
         return self._groups.get(group, {}).get(topic)
 
-    def register(self, group: str, subscriptions: Iterable[SubscriptionData]) -> None:
+    def register(self, group: str, subscriptions: Collection[SubscriptionData]) -> None:
         """Takes what a member of the group says that it subscribes to."""
-        known = self._groups.get(group)
-        topics = set()
-        for wanted in subscriptions:
-            topics.add(wanted.topic)
-            if wanted.expression_type not in (TAG, "") and wanted.sub_string:
-                if known is None:
-                    known = self._groups[group] = {}
+        if group not in self._groups and set(map(_KIND, subscriptions)) <= {TAG, ""}:
+            return
+        filters = [each for each in subscriptions if each.expression_type not in (TAG, "")]
+        known = self._groups.setdefault(group, {})
+        for wanted in filters:
+            if wanted.sub_string:
                 self._register(known, group, wanted)
-        for topic, data in (known or {}).items():
+        topics = {each.topic for each in subscriptions}
+        for topic, data in known.items():
             if topic not in topics:
                 self._kill(data)
 

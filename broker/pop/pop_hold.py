@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,7 +19,8 @@ from batonmq.protocol.topic_name import pop_retry_topics
 
 KEY_MAX: Final = 1024
 ALL_MAX: Final = 100_000
-_Key = tuple[str, int]
+_Place = tuple[str, str, int]
+"""Topic, group, queue id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,79 +36,99 @@ class Waiting:
 
 
 class PopHold:
-    """By topic, and there by (group, queue id); ANY_QUEUE is a key like the others."""
+    """By place; ANY_QUEUE is a queue id like the others. Of 10,000 groups, or queues, none is
+    looked at for another one."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, dict[_Key, OrderedDict[Waiting, None]]] = {}
+        self._waiting: dict[_Place, OrderedDict[Waiting, None]] = {}
+        # Topic -> queue id -> groups that wait there, and (topic, group) -> queue ids.
+        self._groups: dict[str, dict[int, dict[str, None]]] = {}
+        self._queues: dict[tuple[str, str], dict[int, None]] = {}
         self._owners: dict[object, dict[Waiting, None]] = {}
         self._of_retry: dict[str, tuple[str, str]] = {}
         self._deadlines: list[tuple[int, int, Waiting]] = []
         self._counter = itertools.count()
         self._size = 0
         self._arrived: dict[tuple[str, int], None] = {}
-        self._ready: deque[tuple[str, _Key]] = deque()
+        self._ready: deque[Iterator[_Place]] = deque()
 
     def __len__(self) -> int:
         return self._size
 
     def count_of(self, topic: str, group: str, queue_id: int) -> int:
-        """How many wait under one key."""
-        return len(self._topics.get(topic, {}).get((group, queue_id), ()))
+        """How many wait in one place."""
+        return len(self._waiting.get((topic, group, queue_id), ()))
 
     def hold(self, one: Waiting, *, first: bool = False) -> bool:
-        """Lets it wait, before the others of its key if it did before. False if there is no
+        """Lets it wait, before the others of its place if it did before. False if there is no
         room."""
-        keys = self._topics.setdefault(one.topic, {})
-        waiting = keys.setdefault((one.group, one.queue_id), OrderedDict())
-        if not first and (len(waiting) >= KEY_MAX or self._size >= ALL_MAX):
+        place = one.topic, one.group, one.queue_id
+        waiting = self._waiting.get(place)
+        if waiting is not None and not first and len(waiting) >= KEY_MAX:
             return False
+        if not first and self._size >= ALL_MAX:
+            return False
+        if waiting is None:
+            waiting = self._new_place(*place)
         waiting[one] = None
         if first:
             waiting.move_to_end(one, last=False)
         self._owners.setdefault(one.owner, {})[one] = None
-        for retry in pop_retry_topics(one.group, one.topic):
-            self._of_retry[retry] = one.topic, one.group
         heapq.heappush(self._deadlines, (one.deadline_ms, next(self._counter), one))
         one.is_held = True
         self._size += 1
         return True
 
+    def _new_place(self, topic: str, group: str, queue_id: int) -> OrderedDict[Waiting, None]:
+        waiting = self._waiting[topic, group, queue_id] = OrderedDict()
+        self._groups.setdefault(topic, {}).setdefault(queue_id, {})[group] = None
+        queues = self._queues.setdefault((topic, group), {})
+        if not queues:
+            for retry in pop_retry_topics(group, topic):
+                self._of_retry[retry] = topic, group
+        queues[queue_id] = None
+        return waiting
+
     def arrived(self, topic: str, queue_id: int) -> bool:
         """A queue has more to give; whether anybody waits for it."""
-        if topic in self._topics:
+        if topic in self._groups:
             self._arrived[topic, queue_id] = None
         elif topic in self._of_retry:
             self.more(*self._of_retry[topic])
-        return bool(self._arrived or self._ready)
+        else:
+            return False
+        return True
 
     def more(self, topic: str, group: str) -> None:
         """There is something for the next of this group."""
-        keys = self._topics.get(topic, ())
-        self._ready.extend((topic, key) for key in keys if key[0] == group)
+        queues = list(self._queues.get((topic, group), ()))
+        self._ready.append((topic, group, queue) for queue in queues)
 
     def all_ready(self) -> None:
         """Whoever waits is to look again."""
-        self._arrived.update(((topic, ANY_QUEUE), None) for topic in self._topics)
+        self._arrived.update(dict.fromkeys((topic, ANY_QUEUE) for topic in self._groups))
 
     def next_ready(self) -> Waiting | None:
         """Takes out the next one that is awake."""
         while self._ready or self._arrived:
             if not self._ready:
-                topic, queue_id = next(iter(self._arrived))
-                del self._arrived[topic, queue_id]
-                self._ready.extend(
-                    (topic, key)
-                    for key in self._topics.get(topic, ())
-                    if ANY_QUEUE in (queue_id, key[1]) or key[1] == queue_id
-                )
-                continue
-            topic, key = self._ready.popleft()
-            waiting = self._topics.get(topic, {}).get(key)
-            if waiting:
-                one = next(iter(waiting))
-                self._remove(one)
-                return one
+                arrived = next(iter(self._arrived))
+                del self._arrived[arrived]
+                self._ready.append(self._reached_by(*arrived))
+            for place in self._ready[0]:
+                if waiting := self._waiting.get(place):
+                    one = next(iter(waiting))
+                    self._remove(one)
+                    return one
+            self._ready.popleft()
         return None
+
+    def _reached_by(self, topic: str, queue_id: int) -> Iterator[_Place]:
+        """The places for which a message of a queue, or of any, is something."""
+        queues = self._groups.get(topic, {})
+        for queue in list(queues) if queue_id == ANY_QUEUE else (queue_id, ANY_QUEUE):
+            for group in list(queues.get(queue, ())):
+                yield topic, group, queue
 
     def expired(self, now_ms: int, limit: int) -> list[Waiting]:
         """Takes out up to `limit` whose time is over, oldest deadline first."""
@@ -137,15 +159,20 @@ class PopHold:
     def _remove(self, one: Waiting) -> None:
         one.is_held = False
         self._size -= 1
-        keys = self._topics[one.topic]
-        key = one.group, one.queue_id
-        del keys[key][one]
-        if not keys[key]:
-            del keys[key]
-            if not keys:
-                del self._topics[one.topic]
-            if not any(group == one.group for group, _ in keys):
-                for retry in pop_retry_topics(one.group, one.topic):
+        place = topic, group, queue_id = one.topic, one.group, one.queue_id
+        del self._waiting[place][one]
+        if not self._waiting[place]:
+            del self._waiting[place]
+            groups, queues = self._groups[topic], self._queues[topic, group]
+            del groups[queue_id][group]
+            if not groups[queue_id]:
+                del groups[queue_id]
+                if not groups:
+                    del self._groups[topic]
+            del queues[queue_id]
+            if not queues:
+                del self._queues[topic, group]
+                for retry in pop_retry_topics(group, topic):
                     self._of_retry.pop(retry, None)
         del self._owners[one.owner][one]
         if not self._owners[one.owner]:

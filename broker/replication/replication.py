@@ -21,6 +21,7 @@ from batonmq.ha.classic.service import ClassicHAService
 from batonmq.ha.service import AutoSwitchHAService
 from batonmq.ha.sync_state import Proposal
 from batonmq.ha.wire import HAIdentity
+from batonmq.process.turns import in_slices
 from batonmq.protocol.bodies import EpochCacheEntry, EpochEntryCache
 from batonmq.protocol.codes import ResponseCode
 from batonmq.remoting.command import RemotingCommand
@@ -149,6 +150,7 @@ class Replication:
         """`reason` goes to the controllers, and from there into the history."""
         self._path.hold.release()
         self._path.acks.fail_all(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is stopping")
+        await in_slices(self._path.acks.answer_failed)
         if self.manager is not None:
             await self.manager.close(reason)
         for task in self._tasks:

@@ -11,14 +11,13 @@ delivered goes back likewise after an unclean election.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import astuple, dataclass
 from functools import partial
-from typing import Final
 
 from batonmq.broker.role_gate import GateClosedError, RoleGate
 from batonmq.broker.tables.slave_sync import BrokerTables
+from batonmq.process.turns import in_turns
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
 from batonmq.protocol.role_view import RoleView
@@ -27,8 +26,6 @@ from batonmq.store.consumer_offset import ConsumerOffsetManager
 from batonmq.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
-
-STEPS_PER_TURN: Final = 256
 
 
 class OffsetClamp:
@@ -55,7 +52,7 @@ class OffsetClamp:
             queue_end(self._store, TIMER_TOPIC, 0),
         )
         count = 0
-        for step, lowered in enumerate(self._offsets.clamped(partial(queue_end, self._store)), 1):
+        async for lowered in in_turns(self._offsets.clamped(partial(queue_end, self._store))):
             if lowered is not None:
                 count += lowered.queues
                 log.warning(
@@ -65,8 +62,6 @@ class OffsetClamp:
                     lowered.queues,
                     lowered.messages,
                 )
-            if step % STEPS_PER_TURN == 0:
-                await asyncio.sleep(0)
         self.total += count
         return count
 

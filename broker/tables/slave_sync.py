@@ -364,7 +364,7 @@ class SlaveSourceProcessor:
             EXT_LOG_BEGIN: str(max(0, self._log_begin())),
         }
         known = request.ext.get(EXT_OFFSET_VERSION) == version
-        body = b"" if known else self._tables.offsets.encode_for_slaves()
+        body = b"" if known else self._tables.offsets.encode_json()
         return RemotingCommand.response_to(request, ext=ext, body=body)
 
     def timer_check_point(self, request: RemotingCommand, _: Connection) -> RemotingCommand:

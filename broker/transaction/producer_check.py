@@ -32,7 +32,6 @@ class ProducerCheck:
         self._broker_name = broker_name
         self._store_host = store_host
         self._senders: dict[str, Connection] = {}
-        self._turn = 0
         self.asked_total = 0
 
     def sent_half(self, group: str, channel: Connection) -> None:
@@ -43,13 +42,9 @@ class ProducerCheck:
 
     def channel(self, group: str) -> Connection | None:
         """A producer of the group that can be asked now."""
-        known = [cast(Connection, one) for one in self._clients.producers.get(group, ())]
-        living = [one for one in known if not one.closed]
-        if living:
-            self._turn += 1
-            return living[self._turn % len(living)]
-        sender = self._senders.get(group)
-        return sender if sender is not None and not sender.closed else None
+        heard = cast("Connection | None", self._clients.next_producer(group))
+        known = (heard, self._senders.get(group))
+        return next((one for one in known if one is not None and not one.closed), None)
 
     def ask(
         self, channel: Connection, copy: NewMessage, put: PutResult, place: tuple[str, int]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from batonmq.broker.replies import recode
 
@@ -25,6 +25,12 @@ class ReplySink(Protocol):
 Outcome = Callable[[int, str], None]
 """Called once with (response code, remark); code 0 means confirmed."""
 
+SLICE: Final = 512
+
+
+_Reply = tuple[int, int, ReplySink, bytes]
+"""End offset, deadline, and the frame with where it goes."""
+
 
 class PendingAcks:
     """Acks that wait, all of one masterEpoch. Offsets are exclusive ends; times are ms."""
@@ -34,8 +40,10 @@ class PendingAcks:
         self.master_epoch = 0
         self.first_due = False
         """No reply of this mastership has left yet."""
-        self._replies: deque[tuple[int, int, ReplySink, bytes]] = deque()
+        self._replies: deque[_Reply] = deque()
         self._waiters: deque[tuple[int, int, Outcome]] = deque()
+        # What failed and was not answered yet: replies, code, remark.
+        self._failed: deque[tuple[deque[_Reply], int, str]] = deque()
 
     def __len__(self) -> int:
         return len(self._replies) + len(self._waiters)
@@ -64,14 +72,29 @@ class PendingAcks:
         return before - len(replies)
 
     def fail_all(self, code: int, remark: str) -> int:
-        """Answers every entry with a refusal (R4); returns how many there were."""
-        replies, self._replies = self._replies, deque()
+        """Every entry gets a refusal (R4): outcomes and a slice of the replies now, the other
+        replies by `answer_failed`. Returns how many there were."""
+        failed = len(self)
         waiters, self._waiters = self._waiters, deque()
-        for _, _, sink, reply in replies:
-            sink.write(recode(reply, code, remark))
+        self._failed.append((self._replies, code, remark))
+        self._replies = deque()
+        self.answer_failed()
         for _, _, outcome in waiters:
             outcome(code, remark)
-        return len(replies) + len(waiters)
+        return failed
+
+    def answer_failed(self) -> bool:
+        """Answers a slice of what failed; whether there is more."""
+        left = SLICE
+        while self._failed and left:
+            replies, code, remark = self._failed[0]
+            for _ in range(min(left, len(replies))):
+                left -= 1
+                _, _, sink, reply = replies.popleft()
+                sink.write(recode(reply, code, remark))
+            if not replies:
+                self._failed.popleft()
+        return bool(self._failed)
 
     def begin_epoch(self, master_epoch: int) -> None:
         """Starts a mastership. What waited must have been failed before."""
@@ -80,14 +103,14 @@ class PendingAcks:
         self.first_due = True
 
     def expire(self, now_ms: int, code_of: Callable[[int], tuple[int, str]]) -> int:
-        """Fails the expired entries, each with `code_of(end_offset)`; returns how many."""
+        """Fails up to SLICE expired entries, each with `code_of(end_offset)`; returns how many."""
         expired = 0
         replies = self._replies
-        while replies and replies[0][1] <= now_ms:
+        while replies and replies[0][1] <= now_ms and expired < SLICE:
             end_offset, _, sink, reply = replies.popleft()
             sink.write(recode(reply, *code_of(end_offset)))
             expired += 1
-        while self._waiters and self._waiters[0][1] <= now_ms:
+        while self._waiters and self._waiters[0][1] <= now_ms and expired < SLICE:
             end_offset, _, outcome = self._waiters.popleft()
             outcome(*code_of(end_offset))
             expired += 1

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from batonmq.broker.role_gate import RoleGate
 from batonmq.broker.write.broker_stats import BrokerStats
-from batonmq.broker.write.pending_acks import AckPause, PendingAcks
+from batonmq.broker.write.pending_acks import SLICE, AckPause, PendingAcks
 from batonmq.broker.write.put_hooks import PutHooks
 from batonmq.broker.write.send_hold import SendHold
 from batonmq.process.clock import wall_ms
@@ -202,7 +202,7 @@ class WritePath:
                 acks.confirm(offset)
 
     def tick(self, now_ms: int) -> None:
-        """Releases what a pause that has ended kept; fails what waited too long. States queue
+        """Releases what a pause that has ended kept. States queue
         positions where no write does it (R38), but not while a planned switch drains the log."""
         if self.gate.refusal is None and not self.hold.active and self.store.positions.put_if_due():
             self.schedule_flush()
@@ -210,7 +210,11 @@ class WritePath:
             self.end_turn()  # a full disk kept records of an earlier turn (R45)
         if not self._confirms_itself:
             self.confirmed(self.store.confirm_offset)
-        self.acks.expire(now_ms, self._why_late)
+
+    def fail_late(self, now_ms: int) -> bool:
+        """Fails what waited too long, and goes on answering what failed: a slice a call; whether
+        there may be more."""
+        return self.acks.expire(now_ms, self._why_late) >= SLICE or self.acks.answer_failed()
 
     def _why_late(self, end_offset: int) -> tuple[int, str]:
         if self._sync_flush and self.store.log.flushed_offset < end_offset:

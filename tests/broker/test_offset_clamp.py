@@ -14,8 +14,9 @@ from lone_broker import Rig, free_port, run_with_broker, until
 from batonmq.broker.config import BrokerConfig, BrokerSections, ReplicasConfig
 from batonmq.broker.replication.role_actions import RoleActions
 from batonmq.broker.service import BrokerService
-from batonmq.broker.tables.offset_clamp import STEPS_PER_TURN, OffsetClamp, Progress, commit_refusal
+from batonmq.broker.tables.offset_clamp import OffsetClamp, Progress, commit_refusal
 from batonmq.ha.config import HAConfig
+from batonmq.process.turns import AT_ONCE
 from batonmq.protocol.codes import ResponseCode as Code
 from batonmq.protocol.role_view import RoleView
 from batonmq.store.config import StoreConfig
@@ -73,14 +74,14 @@ def test_r44_a_large_table_does_not_hold_up_the_loop(tmp_path: Path) -> None:
     async def play(rig: Rig) -> None:
         offsets = rig.service.tables.offsets
         known = len(offsets.table)  # the broker's own progress comes first
-        for number in range(3 * STEPS_PER_TURN):
+        for number in range(3 * AT_ONCE):
             offsets.commit(f"g{number}", "T", 0, 9)
         clamp = OffsetClamp(rig.service.tables, rig.service.store)
         task = asyncio.get_running_loop().create_task(clamp.run())
         await asyncio.sleep(0)
-        lowered = sum(offsets.table[f"T@g{n}"][0] == 0 for n in range(3 * STEPS_PER_TURN))
-        assert lowered == STEPS_PER_TURN - known
-        assert await task == 3 * STEPS_PER_TURN
+        lowered = sum(offsets.table[f"T@g{n}"][0] == 0 for n in range(3 * AT_ONCE))
+        assert lowered == AT_ONCE - known
+        assert await task == 3 * AT_ONCE
 
     run_with_broker(tmp_path, play)
 

@@ -161,9 +161,10 @@ def test_a_write_that_waited_too_long_says_where_it_is_missing() -> None:
     rig.path.store.confirm_offset = 640
     for _ in range(2):
         rig.path.tick(rig.now_ms)
+        rig.path.fail_late(rig.now_ms)
     assert rig.heard == []
     rig.now_ms += 1
-    rig.path.tick(rig.now_ms)
+    rig.path.fail_late(rig.now_ms)
     assert [code for code, _ in rig.heard] == [12]
 
 
@@ -291,5 +292,5 @@ def test_a_sync_master_acknowledges_what_is_on_its_own_disk_and_on_its_slaves(fi
 def test_a_late_write_hears_what_it_waits_for(flushed: int, code: int) -> None:
     path, heard = sync_flush_path()
     path.store.log.flushed_offset = flushed
-    path.tick(13_000)
+    path.fail_late(13_000)
     assert heard == [code]

@@ -100,7 +100,7 @@ def test_a_registration_is_in_the_route_at_once(routes: Routes) -> None:
 
 def test_a_first_registration_with_one_topic_fails(routes: Routes) -> None:
     assert routes.register(M1, 0, body("Only")).outcome is Outcome.FAILED
-    assert routes.core.brokers() == {}
+    assert dict(routes.core.brokers()) == {}
     assert routes.core.route("Only") is None
     routes.register(M1, 0)
     assert routes.register(M1, 0, body("Only", counter=2)).outcome is Outcome.TAKEN
@@ -216,11 +216,11 @@ def test_silent_brokers_are_dropped_after_their_own_timeout(routes: Routes) -> N
     routes.register(M1, 0, timeout_ms=10_000)
     routes.register(M2, 2)
     routes.now_ms += 10_001
-    assert routes.core.scan(routes.now_ms) == [(M1, f"socket of {M1}")]
+    assert list(routes.core.scan(routes.now_ms)) == [(M1, f"socket of {M1}")]
     assert routes.addrs() == {2: M2}
     routes.core.refresh("C", M2, routes.now_ms)
-    assert routes.core.scan(routes.now_ms + 120_000) == []
-    assert routes.core.scan(routes.now_ms + 120_001) == [(M2, f"socket of {M2}")]
+    assert list(routes.core.scan(routes.now_ms + 120_000)) == []
+    assert list(routes.core.scan(routes.now_ms + 120_001)) == [(M2, f"socket of {M2}")]
     assert routes.core.all_topics() == []
 
 

@@ -1,0 +1,502 @@
+"""10,000 queues, topics, groups, offsets, clients and broker groups: no turn of the loop walks over
+all of them by more than five lines of Python for each, or about 500 of them by a hundred.
+
+Counted by `tests.shared.turns`, not timed. The states are built directly, once. What one call into
+C does for a whole table (JSON, a copy, a comparison) counts as the line that calls it; those are in
+docs/performance.md, with their times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from batonmq.broker.consume.consumer_manager import ConsumerManager
+from batonmq.broker.consume.pull_hold import Held, PullHold
+from batonmq.broker.pop.assignment import popped_share
+from batonmq.broker.pop.pop_hold import PopHold, Waiting
+from batonmq.broker.relay import SLICE, WAIT_MS, Relay
+from batonmq.broker.role_gate import RoleGate
+from batonmq.broker.service import BrokerService
+from batonmq.broker.write.pending_acks import PendingAcks
+from batonmq.namesrv.config import NamesrvConfig
+from batonmq.namesrv.endpoint import NamesrvEndpoint
+from batonmq.namesrv.kv_config import KVConfig
+from batonmq.namesrv.state import LIVENESS_DEFAULT_MS, BrokerRegistration, RouteInfoManager
+from batonmq.process.runtime_settings import ChangeRules, RuntimeSettings
+from batonmq.process.turns import in_slices
+from batonmq.protocol.allocation import STRATEGIES
+from batonmq.protocol.bodies import (
+    ConsumerOffsetSerializeWrapper,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+    TopicConfig,
+    TopicConfigAndMappingSerializeWrapper,
+)
+from batonmq.protocol.codes import LanguageCode, RequestCode
+from batonmq.protocol.errors import ConnectError
+from batonmq.protocol.message import MessageQueue
+from batonmq.protocol.register_body import RegisterBrokerBody
+from batonmq.remoting.codec import encode_frame
+from batonmq.remoting.command import RemotingCommand
+from batonmq.remoting.endpoint import RemotingClient
+from batonmq.remoting.pending import PendingRequests
+from batonmq.store.consumer_offset import ConsumerOffsetManager
+from batonmq.store.subscription_group import SubscriptionGroupManager
+from batonmq.store.topic_config import TopicConfigManager
+from tests.broker.heartbeats import heartbeat
+from tests.broker.lone_broker import Rig, lone_broker, until
+from tests.shared.turns import counted_turns
+
+MANY = 10_000
+LINES_MAX = 200
+ASKED = RemotingCommand.request(310)
+
+
+def test_bodies_of_large_tables_are_encoded_in_one_go(tmp_path: Path) -> None:
+    topics = TopicConfigManager(tmp_path / "topics.json")
+    topics.put_all(TopicConfig(topic_name=f"T{number}") for number in range(MANY))
+    groups = SubscriptionGroupManager(tmp_path / "groups.json")
+    groups.put_all(SubscriptionGroupConfig(group_name=f"g{number}") for number in range(MANY))
+    offsets = ConsumerOffsetManager(tmp_path / "offsets.json")
+    for number in range(MANY):
+        offsets.commit(f"g{number}", f"T{number}", 0, number)
+    bodies: list[bytes] = []
+    with counted_turns() as turns:
+        for encode in (topics.encode_json, groups.encode_json, offsets.encode_json):
+            turns.run(lambda encode=encode: bodies.append(encode()))
+    assert turns.lines < LINES_MAX
+    table = SubscriptionGroupWrapper.decode(bodies[1]).subscription_group_table
+    assert b"null" not in bodies[1] and table["g77"] == groups.get("g77")
+    sent = ConsumerOffsetSerializeWrapper.decode(bodies[2])
+    assert sent.offset_table["T77@g77"] == {0: 77} and sent.data_version == offsets.data_version
+
+
+def test_null_members_are_left_out_and_texts_that_look_like_them_stay() -> None:
+    group = SubscriptionGroupConfig(group_name=',"subscriptionDataSet":null')
+    body = group.encode()
+    assert b'subscriptionDataSet\\":null' in body and b'"subscriptionDataSet":' not in body
+    assert SubscriptionGroupConfig.decode(body) == group
+
+
+class CountedId(str):
+    """A client id that counts how often ids are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: str) -> bool:
+        CountedId.compared += 1
+        return str.__lt__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedId.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_group_of_ten_thousand_is_never_sorted_or_searched_as_a_whole() -> None:
+    """Each member asks for its queues (400) after each change of the group."""
+    manager = ConsumerManager()
+    ids = [CountedId(f"client-{number * 7919 % MANY:05d}") for number in range(MANY)]
+    queues = [MessageQueue("T", "broker-a", number) for number in range(3 * MANY)]
+    compared = []
+
+    def turn(turn_of: Callable[[], object]) -> None:
+        CountedId.compared = 0
+        turn_of()
+        compared.append(CountedId.compared)
+
+    for number, client_id in enumerate(ids):
+        turn(lambda: manager.heartbeat(heartbeat(client_id, "T"), number, 0, 479, 0))  # noqa: B023
+    assert manager.client_ids("g") == sorted(ids)
+    manager.heartbeat(heartbeat(ids[0], "T"), "its second channel", 0, 479, 0)
+    for number in range(50):
+        turn(lambda: manager.channel_closed(number))  # noqa: B023
+    members = manager.client_ids("g")
+    assert members == sorted({ids[0], *ids[50:]})
+    shares = []
+    for allocate in STRATEGIES.values():
+        turn(lambda: shares.append(allocate(queues, members, ids[0])))  # noqa: B023
+        turn(lambda: shares.append(popped_share(queues, members, ids[0], 4, allocate)))  # noqa: B023
+    assert [len(share) for share in shares] == [4, 20, 4, 20]
+    assert max(compared) < 200
+
+
+SITUATIONS: dict[str, Callable[[World], Awaitable[object] | object]] = {}
+
+
+class Channel:
+    """A connection of a client."""
+
+    peer = "127.0.0.1:1"
+    closed = False
+    sent = 0
+
+    def write(self, _: object) -> None:
+        self.sent += 1
+
+    def reply(self, *_: object) -> None:
+        self.sent += 1
+
+    def oneway(self, *_: object) -> None:
+        self.sent += 1
+
+    async def invoke(self, *_: object) -> RemotingCommand:
+        return RemotingCommand.response_to(RemotingCommand.request(221), 1)
+
+    def handle(self, *_: object) -> None:
+        raise AssertionError("there is no master")
+
+    def close(self, _: str) -> None:
+        self.sent += 1
+
+    abort = close
+
+    def drop(self) -> None:
+        pass
+
+
+@dataclass
+class World:
+    """A broker, and a name server, with MANY of everything."""
+
+    rig: Rig
+    names: NamesrvEndpoint
+    channel: Channel = field(default_factory=Channel)
+
+    @property
+    def service(self) -> BrokerService:
+        return self.rig.service
+
+    def ask(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Any:
+        handler = self.service._processors.handlers[code]
+        return handler(RemotingCommand.request(code, ext or {}, body), self.channel)  # type: ignore[arg-type]
+
+    def build(self) -> None:
+        tables, clients = self.service.tables, self.service.clients._clients
+        tables.topics.put_all(replace(TOPIC, topic_name=f"T{n}") for n in range(MANY))
+        tables.topics.put(TopicConfig(topic_name="wide", read_queue_nums=MANY))
+        tables.groups.put_all(SubscriptionGroupConfig(group_name=f"g{n}") for n in range(MANY))
+        for number in range(MANY):
+            tables.offsets.commit(f"g{number}", f"T{number}", 0, number)
+            tables.offsets.commit("everywhere", f"T{number}", 0, number)
+            beat = heartbeat(f"c{number}", "T1", group="members")
+            clients.heartbeat(beat, Channel(), 0, 479, self.service.path.clock_ms())
+            body = _registration({f"T{number}": TopicConfig(topic_name=f"T{number}"), "T": TOPIC})
+            self.names._routes.register(_broker(number), body, 0)
+
+
+TOPIC = TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1)
+
+
+def _broker(number: int) -> BrokerRegistration:
+    address = f"127.0.0.1:{number}"
+    return BrokerRegistration("C", f"b{number}", 0, address, address, number)
+
+
+def _registration(topics: dict[str, TopicConfig]) -> RegisterBrokerBody:
+    wrapper = TopicConfigAndMappingSerializeWrapper(topic_config_table=topics)
+    return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:  # of asyncio: its turns can be counted
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def world(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    life = lone_broker(tmp_path_factory.mktemp("broker"))
+    rules = ChangeRules(frozenset(), frozenset(), "", None)
+    settings = RuntimeSettings(NamesrvConfig(), rules)
+    names = NamesrvEndpoint(RouteInfoManager(), KVConfig(None), settings, lambda: 1)
+    world = World(runner.run(life.__aenter__()), names)
+    world.build()
+    yield world
+    runner.run(life.__aexit__(None, None, None))
+
+
+def situation(name: str) -> Callable[[Any], Any]:
+    def note(play: Any) -> Any:
+        SITUATIONS[name] = play
+        return play
+
+    return note
+
+
+def admin(name: str, code: int, **ext: str) -> None:
+    SITUATIONS[f"{code} {name}"] = lambda world: world.ask(code, ext)
+
+
+admin("topics for a slave", 21)
+admin("groups for a slave", 201)
+admin("consumer offsets for a slave", 43)
+admin("progress of delay levels for a slave", 45)
+admin("request modes for a slave", 402)
+admin("runtime", 28)
+admin("positions of 10,000 queues", 202, topic="wide")
+admin("progress in 10,000 queues", 208, consumerGroup="g1", topic="wide")
+admin("progress in 10,000 topics", 208, consumerGroup="everywhere")
+admin("progress of all groups", 317)
+admin("groups of a topic", 300, topic="T1")
+admin("topics of a group", 343, group="everywhere")
+admin("reset of 10,000 queues", 222, topic="wide", group="g1", timestamp="-1")
+admin("members of a group", 203, consumerGroup="members")
+admin("ids of its members", 38, consumerGroup="members")
+admin("what its members hold", 223, topic="T1", group="members")
+admin("producers of a group", 204, producerGroup="p")
+admin("all producers", 328)
+admin("deletion of a topic", 215, topic="T7")
+admin("deletion of a group and its offsets", 207, groupName="g7", cleanOffset="true")
+admin("right to read", 353, group="g1", topic="T1", readable="false")
+admin("system topics", 305)
+
+
+@situation("60002, 41, 42 queue locks")
+async def _locks(world: World) -> None:
+    queues = [MessageQueue("wide", "broker-a", number) for number in range(MANY)]
+    asked = LockBatchRequestBody(client_id="c", consumer_group="g1", mq_set=queues).encode()
+    for code in (41, 41, 60002, 42):
+        reply = world.ask(code, body=asked)
+        reply = await reply if inspect.isawaitable(reply) else reply
+        assert reply.code == 0
+        if code == 41:
+            assert len(LockBatchResponseBody.decode(reply.body).lock_ok_mq_set) == MANY
+
+
+@situation("34 of a client with 10,000 topics, then groups; it leaves")
+async def _heartbeats(world: World) -> None:
+    topics = [f"T{number}" for number in range(MANY)]
+    beat = heartbeat("c", *topics, group="g1")
+    groups = heartbeat("c")
+    of_group = [heartbeat("c", "T1", group=f"g{number}") for number in range(MANY)]
+    groups.consumer_data_set = [each.consumer_data_set[0] for each in of_group]
+    bodies = [beat.encode(), beat.encode(), groups.encode(), groups.encode()]
+    for body in bodies:
+        reply = world.ask(34, body=body)
+        await reply if inspect.isawaitable(reply) else reply
+    manager = world.service.clients._clients
+    assert len(manager.groups) >= MANY
+    world.service.clients.disconnected(world.channel)  # type: ignore[arg-type]
+    await until(lambda: not manager.is_known(world.channel))
+
+
+@situation("ticks of the broker, and what they write")
+async def _ticks(world: World) -> None:
+    service = world.service
+    for number in range(MANY):
+        service.path.stats.put(f"T{number}", 1, 1)
+        if number % 100 == 0:
+            await asyncio.sleep(0)
+    now_ms = service.path.clock_ms()
+    for tick in (service.locks.tick, service.path.stats.tick, service.status.tick):
+        tick(now_ms)
+        await asyncio.sleep(0)
+    service._persist_tables()
+
+
+@situation("a producer is chosen for a check")
+def _check(world: World) -> None:
+    assert world.service.waiting.producers.channel("p") is not None
+
+
+@situation("registration at a name server, at first and again")
+async def _register(world: World) -> None:
+    registration = world.service.status.registration()
+    assert registration is not None
+    for _ in range(2):
+        reply = world.names.register_broker(registration.request(), world.channel)  # type: ignore[arg-type]
+        assert reply.code == 0
+        await asyncio.sleep(0)
+    for code, ask in ((206, world.names.all_topics), (224, world.names.topics_by_cluster)):
+        request = RemotingCommand.request(code, {"cluster": "DefaultCluster"})
+        assert ask(request, world.channel).body  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+    world.names.connection_lost(world.channel)  # type: ignore[arg-type]
+
+
+@situation("106 of 10,000 broker groups; a registration; a route; silence")
+async def _broker_groups(world: World) -> None:
+    info = await world.names.cluster_info(RemotingCommand.request(106), world.channel)  # type: ignore[arg-type]
+    assert b'"brokerAddrs":{0:"127.0.0.1:77"}' in info.body
+    routes = world.names._routes
+    routes.register(_broker(7), _registration({"T": TOPIC, "T7": TOPIC}), 0)
+    await asyncio.sleep(0)
+    routes.connection_lost("unknown")
+    await asyncio.sleep(0)
+    world.names._clock_ms = lambda: LIVENESS_DEFAULT_MS + 1
+    world.names.scan()
+    await until(lambda: not routes.clusters())
+
+
+@situation("pulls of one queue are held, answered, and refused")
+async def _pulls(world: World) -> None:
+    hold: PullHold[int] = PullHold()
+    for number in range(MANY):
+        await asyncio.sleep(0)
+        hold.hold(Held("T1", 0, 0, 0, number, number))
+    pull = world.service.pull
+    pull._hold, before = hold, pull._hold  # type: ignore[assignment]
+    answered: list[int] = []
+    pull._answer_or_hold = lambda one, *_: answered.append(one)  # type: ignore[method-assign]
+    pull.arrived("T1", 0, 1)
+    await until(lambda: len(answered) == MANY)
+    assert answered == list(range(MANY)) and not len(hold)
+    pull._hold = before
+    del pull._answer_or_hold  # type: ignore[method-assign]
+
+
+@situation("POPs of 10,000 groups are held, woken, and expire")
+async def _pops(world: World) -> None:
+    hold = PopHold()
+    for number in range(2 * MANY):
+        await asyncio.sleep(0)
+        hold.hold(Waiting("T1", f"g{number // 2}", -1, number, number))
+    await asyncio.sleep(0)
+    hold.arrived("T1", 0)
+    for _ in range(100):
+        assert hold.next_ready() is not None
+    await asyncio.sleep(0)
+    hold.more("T1", "g9")
+    await in_slices(lambda: hold.next_ready() is not None)
+    assert len(hold) == MANY - 1
+    await in_slices(lambda: bool(hold.expired(2 * MANY, 128)))
+
+
+@situation("replies wait for their confirmation, are late, are refused")
+async def _acks(world: World) -> None:
+    acks = PendingAcks(0)
+    for times in (1, 2):
+        for number in range(MANY):
+            acks.add(number, 0, world.channel, encode_frame(RemotingCommand.response_to(ASKED)))
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+        before = world.channel.sent
+        if times == 1:
+            await in_slices(lambda: acks.expire(0, lambda _: (12, "late")) > 0)
+        else:
+            assert acks.fail_all(14, "the role changed") == MANY and len(acks) == 0
+            await in_slices(acks.answer_failed)
+        assert world.channel.sent - before == MANY
+
+
+@situation("requests on one connection end together")
+async def _requests(_: World) -> None:
+    loop = asyncio.get_running_loop()
+    pending = PendingRequests(loop, lambda *_: TimeoutError())
+    for timeout_ms in (0, 10**6):
+        waits = []
+        for number in range(MANY):
+            waits.append(pending.add(number, 0, timeout_ms))
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+        if timeout_ms:
+            pending.fail_all(ConnectError("127.0.0.1:1", "it ended"))
+        await until(lambda: all(wait.done() for wait in waits[-100:]))  # noqa: B023
+        assert all(wait.exception() is not None for wait in waits)
+
+
+@situation("connections fall idle; an endpoint closes")
+async def _connections(_: World) -> None:
+    endpoint = RemotingClient()
+    channels = [Channel() for _ in range(MANY)]
+    for channel in channels:
+        channel.last_active_ms = 0  # type: ignore[attr-defined]
+    endpoint.connections = set(channels)  # type: ignore[arg-type]
+    endpoint.close_idle(10**9)
+    await until(lambda: sum(channel.sent for channel in channels[::100]) == MANY // 100)
+    closing = asyncio.ensure_future(endpoint.close())
+    while sum(channel.sent for channel in channels) < 2 * MANY:
+        for _ in range(50):
+            await asyncio.sleep(0)
+    for channel in channels:
+        await asyncio.sleep(0)
+        endpoint._disconnected(channel)  # type: ignore[arg-type]
+    await closing
+
+
+@situation("a relay refuses what waits, and ends")
+async def _relay(_: World) -> None:
+    channel, relay = Channel(), Relay(RoleGate(), lambda: 0, enabled=True)
+    for number in range(MANY):
+        send = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK)
+        send.language = LanguageCode.JAVA
+        assert relay.take(channel, send)  # type: ignore[arg-type]
+        if number % 100 == 0:
+            await asyncio.sleep(0)
+    await relay.close()
+    assert channel.sent == MANY and len(relay) == 0
+
+
+@situation("tables that a slave takes over, new and known")
+async def _tables(world: World) -> None:
+    mine = world.service.tables
+    topics, groups = mine.topics.encode_json(), mine.groups.encode_json()
+    offsets, folder = mine.offsets.encode_json(), Path("never written")
+    theirs = (
+        TopicConfigManager(folder),
+        SubscriptionGroupManager(folder),
+        ConsumerOffsetManager(folder),
+    )
+    for _ in range(2):
+        body = TopicConfigAndMappingSerializeWrapper.decode(topics)
+        theirs[0].replace_all(body.topic_config_table, body.data_version)
+        await asyncio.sleep(0)
+        theirs[1].replace_all(SubscriptionGroupWrapper.decode(groups))
+        await asyncio.sleep(0)
+        assert theirs[2].apply_from_master(1, offsets, 0)
+        await asyncio.sleep(0)
+    assert theirs[2].table == mine.offsets.table
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_no_turn_walks_over_all_of_them(world: World, runner: asyncio.Runner, name: str) -> None:
+    async def play() -> None:
+        await asyncio.sleep(0)
+        result = SITUATIONS[name](world)
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, RemotingCommand):
+            assert result.code == 0, result.remark
+
+    logging.disable()  # it would take most of the test's time
+    with counted_turns() as turns:
+        runner.run(play())
+    logging.disable(logging.NOTSET)
+    assert turns.lines <= 5 * MANY, f"{turns.lines} lines in one turn"
+
+
+def test_ten_thousand_that_waited_too_long_are_refused_in_slices() -> None:
+    class Channel:
+        closed = False
+        replies = 0
+
+        def reply(self, *_: object) -> None:
+            self.replies += 1
+
+        def handle(self, *_: object) -> None:
+            raise AssertionError("there is no master")
+
+    channel, relay = Channel(), Relay(RoleGate(), lambda: 0, enabled=True)
+    for _ in range(MANY):
+        send = RemotingCommand.request(RequestCode.SEND_MESSAGE)
+        send.language = LanguageCode.JAVA
+        assert relay.take(channel, send)  # type: ignore[arg-type]
+    assert relay.tick(WAIT_MS - 1) is False and channel.replies == 0
+    calls = 0
+    while relay.tick(WAIT_MS):
+        calls += 1
+        assert channel.replies == calls * SLICE
+    assert channel.replies == MANY and len(relay) == 0
