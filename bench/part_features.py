@@ -1,26 +1,54 @@
-"""Delayed messages, transactions and send-backs of stock Java clients, and what they cost a master.
+"""What else stock Java clients do, and what it costs a master: delays, timers, transactions,
+send-backs, orderly and filtered consumption, POP; and 20,000 pulls that a broker holds.
 
 One warm JVM serves all windows of a side. The cost of a delayed message holds its delivery, too.
 """
 
 from __future__ import annotations
 
+import socket
 import time
+
+import psutil
 
 from bench.cpu import CpuMeter
 from bench.report import Row
 from bench.run import Part, Run, progress
 from bench.side import Side
+from lab import frames
+from lab.connection import Connection, ask
 from lab.java import JavaError, JavaProgram
+from lab.processes import wait_for
 
-TOPICS = {"delays": "BenchDelays", "transactions": "BenchTransactions", "backs": "BenchBacks"}
+TOPICS = {
+    "delays": "BenchDelays",
+    "timers": "BenchTimers",
+    "transactions": "BenchTransactions",
+    "backs": "BenchBacks",
+    "orderly": "BenchBacks",
+    "pop": "BenchBacks",
+    "sql": "BenchSql",
+}
+DELAYED = ("delays", "timers")
+BACKLOG = ("backs", "orderly", "pop", "sql")
+HELD_TOPIC = "BenchHeld"
+HELD = 20_000
+HELD_CONNECTIONS = 100
+READ_THROUGH = HELD + 1
+HELD_S = 30.0
+HELD_FLAGS = 6
+"""A subscription in the request, and hold it."""
 QUEUES = 8
 THREADS = 16
 LIMIT_S = 240.0
 WHAT = {
     "delays": "delayed sends (level 1, 1 s), 16 threads",
+    "timers": "timers (1 to 2 s), 16 threads",
     "transactions": "transactions (half and commit), 16 threads",
     "backs": "send-backs of a push consumer",
+    "orderly": "orderly consumption of a backlog",
+    "pop": "POP and ack of a backlog",
+    "sql": "consumption by SQL92, half of a backlog",
 }
 
 
@@ -29,9 +57,11 @@ def rows() -> list[Row]:
     for kind, what in WHAT.items():
         found.append(Row(kind, what, "per s", "more"))
         found.append(Row(f"{kind}_master", "  master", "us each", "less"))
-        if kind == "delays":
-            found.append(Row("late_50", "  beyond the delay, p50", "ms", "less"))
-            found.append(Row("late_99", "  beyond the delay, p99", "ms", "less"))
+        if kind in DELAYED:
+            found.append(Row(f"{kind}_50", "  beyond the time, p50", "ms", "less"))
+            found.append(Row(f"{kind}_99", "  beyond the time, p99", "ms", "less"))
+    found.append(Row("held_bytes", "20,000 held pulls: master's memory", "bytes each", "less"))
+    found.append(Row("held_wake", "  woken by a message, all answered", "ms", "less"))
     return found
 
 
@@ -40,26 +70,28 @@ def measure(run: Run, table: dict[str, Row]) -> None:
     for name in run.sides:
         with run.side(name) as side:
             side.wait_whole()
-            for topic in TOPICS.values():
+            for topic in (*TOPICS.values(), HELD_TOPIC):
                 side.create_topic(topic, QUEUES)
             servers = ";".join(side.name_servers)
-            with run.program("SendLoad", [servers]) as producer:
-                producer.ask(f"fill {TOPICS['backs']} {THREADS} {backlog}", LIMIT_S)
-            side.wait_level()
             with run.program("FeatureLoad", [servers]) as client:
+                for topic, count in ((TOPICS["backs"], backlog), (TOPICS["sql"], 2 * backlog)):
+                    client.ask(f"fill {topic} {THREADS} {count}", LIMIT_S)
+                side.wait_level()
                 progress(f"features: {name}, warming up")
-                for kind in TOPICS:
+                for kind in WHAT:
                     _window(run, side, client, kind, backlog)
                 for _ in range(run.rounds):
-                    for kind in TOPICS:
+                    for kind in WHAT:
                         _measure(run, side, client, kind, backlog, table)
+                    _measure_held(run, side, table)
 
 
 def _window(run: Run, side: Side, client: JavaProgram, kind: str, backlog: int) -> dict[str, float]:
     """What the program answers. Raises JavaError for a backlog that did not come in time."""
     command = f"{kind} {TOPICS[kind]}"
-    if kind == "backs":
-        answer = client.ask(f"{command} bench_{time.monotonic_ns()} {backlog}", LIMIT_S)
+    if kind in BACKLOG:
+        group = f"bench_{kind}_{time.monotonic_ns()}"
+        answer = client.ask(f"{command} {group} {backlog} {side.master()}", LIMIT_S)
         if not answer["finished"]:
             raise JavaError(f"{side.name}: only {answer['count']} of {backlog} messages came")
         return answer
@@ -76,11 +108,89 @@ def _measure(
     each = used.micros_per(int(answer.get("acked", backlog)))["master"]
     table[kind].samples(side.name).append(answer["perSecond"])
     table[f"{kind}_master"].samples(side.name).append(each)
-    if kind == "delays":
-        table["late_50"].samples(side.name).append(answer["lateMs50"])
-        table["late_99"].samples(side.name).append(answer["lateMs99"])
+    if kind in DELAYED:
+        table[f"{kind}_50"].samples(side.name).append(answer["lateMs50"])
+        table[f"{kind}_99"].samples(side.name).append(answer["lateMs99"])
     run.note("features", side.name, {kind: answer, "microsEach": each}, used.others_percent)
     progress(f"  {kind}: {answer}, master {each:.0f} us, noise {used.others_percent:.0f} %")
 
 
-PART = Part("features", "delays, transactions, send-backs", rows, measure, needs_programs=True)
+def _measure_held(run: Run, side: Side, table: dict[str, Row]) -> None:
+    """Pulls at the end of one queue, over many connections; one message answers them all."""
+    held, master = run.count(HELD, 2_000), side.master()
+    process = psutil.Process(side.broker_pid(master))
+    end = int(ask(master, frames.MAX_OFFSET, {"topic": HELD_TOPIC, "queueId": 0}).ext["offset"])
+    hold = {"sysFlag": HELD_FLAGS, "suspendTimeoutMillis": int(HELD_S * 1000)}
+    fields = {**frames.pull_ext(HELD_TOPIC, 0, end, 1), **hold}
+    before = process.memory_info().rss
+    connections = [_Puller(master) for _ in range(HELD_CONNECTIONS)]
+    try:
+        for number in range(held):
+            connections[number % HELD_CONNECTIONS].pull(number, fields)
+        # A request behind the pulls of a connection: its answer says that they were read.
+        for connection in connections:
+            connection.read_through()
+        memory = process.memory_info().rss - before
+        with Connection(master) as sender:
+            began = time.monotonic()
+            sender.send(HELD_TOPIC, b"x" * 100)
+        wait_for("every held pull", lambda: sum(c.take() for c in connections) >= held, HELD_S)
+        wake_ms = (time.monotonic() - began) * 1000
+    finally:
+        for connection in connections:
+            connection.close()
+    table["held_bytes"].samples(side.name).append(memory / held)
+    table["held_wake"].samples(side.name).append(wake_ms)
+    run.note("held", side.name, {"pulls": held, "bytes": memory, "wakeMs": wake_ms}, 0.0)
+    progress(f"  held: {held}, {memory / held:.0f} bytes each, woken in {wake_ms:.0f} ms")
+
+
+class _Puller:
+    """One connection that sends pulls without waiting for their answers."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.create_connection(frames.split_address(address), 10)
+        self._frames = frames.Frames()
+        self._answered = 0
+        self._read = False
+
+    def pull(self, opaque: int, fields: dict[str, object]) -> None:
+        self._socket.sendall(frames.encode(frames.PULL, fields, opaque + 1))
+
+    def read_through(self) -> None:
+        """Waits for the answer to a request that came after all pulls."""
+        queue = {"topic": HELD_TOPIC, "queueId": 0}
+        self._socket.sendall(frames.encode(frames.MAX_OFFSET, queue, READ_THROUGH))
+        while not self._read:
+            self._receive()
+
+    def take(self) -> int:
+        """How many pulls were answered so far."""
+        self._socket.setblocking(False)
+        try:
+            while True:
+                self._receive()
+        except BlockingIOError:
+            return self._answered
+
+    def _receive(self) -> None:
+        data = self._socket.recv(1 << 16)
+        if not data:
+            raise ConnectionError("the broker closed a connection with held pulls")
+        for reply in self._frames.feed(data):
+            if reply.opaque == READ_THROUGH:
+                self._read = True
+            else:
+                self._answered += 1
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+PART = Part(
+    "features",
+    "delays, timers, transactions, send-backs, order, filters, POP, held pulls",
+    rows,
+    measure,
+    needs_programs=True,
+)

@@ -1,4 +1,5 @@
 import java.nio.charset.StandardCharsets;
+import java.util.List;
 import java.util.Locale;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
@@ -7,8 +8,11 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.LongAdder;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -16,16 +20,24 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageRequestMode;
+import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
+import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /**
- * Delays, transactions and send-backs of stock clients with messages of 1 KiB. Each line on standard
- * input is answered by one JSON line: {@code delays TOPIC THREADS MILLISECONDS} sends messages of
- * delay level 1 for that long and waits until a consumer has them all; {@code transactions TOPIC
- * THREADS MILLISECONDS} commits for that long; {@code backs TOPIC GROUP COUNT} fails each message of
- * a backlog once, in a fresh group; {@code quit}.
+ * What else stock clients do, with messages of 1 KiB. Each line on standard input is answered by one
+ * JSON line. {@code delays TOPIC THREADS MILLISECONDS} sends messages of delay level 1 for that long
+ * and waits until a consumer has them all, {@code timers} the same with a time of their own;
+ * {@code transactions TOPIC THREADS MILLISECONDS} commits for that long; {@code fill TOPIC THREADS
+ * COUNT} sends messages with properties; {@code backs TOPIC GROUP COUNT} fails each message of a
+ * backlog once, in a fresh group; {@code orderly}, {@code sql}, {@code pop TOPIC GROUP COUNT} consume
+ * so many messages of a backlog in that way, {@code pop} at the broker ADDRESS that follows;
+ * {@code quit}.
  */
 public final class FeatureLoad {
     private static final long LEVEL_1_MS = 1000;
+    /** Half of what {@code fill} sends. */
+    private static final String EXPRESSION = "a >= 5 AND (region IN ('eu', 'us') OR b IS NULL)";
     private static final long LIMIT_S = 120;
     private static final byte[] BODY = "x".repeat(1024).getBytes(StandardCharsets.UTF_8);
 
@@ -57,7 +69,16 @@ public final class FeatureLoad {
                 String[] words = input.nextLine().trim().split(" ");
                 switch (words[0]) {
                     case "delays":
+                    case "timers":
                         System.out.println(delays(args[0], producer, words));
+                        break;
+                    case "fill":
+                        System.out.println(fill(producer, words[1], words[2], Long.parseLong(words[3])));
+                        break;
+                    case "orderly":
+                    case "sql":
+                    case "pop":
+                        System.out.println(consume(args[0], words));
                         break;
                     case "transactions":
                         System.out.println(send(words, () -> commit(producer, words[1])));
@@ -87,7 +108,7 @@ public final class FeatureLoad {
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {
                 if (message.getBornTimestamp() >= began) {
-                    late.add(System.currentTimeMillis() - message.getBornTimestamp() - LEVEL_1_MS);
+                    late.add(System.currentTimeMillis() - Long.parseLong(message.getUserProperty("due")));
                     seen.increment();
                 }
             }
@@ -95,9 +116,18 @@ public final class FeatureLoad {
         });
         consumer.start();
         LongAdder acked = new LongAdder();
+        AtomicLong number = new AtomicLong();
+        boolean timers = words[0].equals("timers");
         String rate = send(words, () -> {
             Message message = new Message(words[1], BODY);
-            message.setDelayTimeLevel(1);
+            long delay = timers ? LEVEL_1_MS + number.getAndIncrement() % 1000 : LEVEL_1_MS;
+            long due = System.currentTimeMillis() + delay;
+            message.putUserProperty("due", Long.toString(due));
+            if (timers) {
+                message.setDeliverTimeMs(due);
+            } else {
+                message.setDelayTimeLevel(1);
+            }
             boolean good = producer.send(message).getSendStatus() == SendStatus.SEND_OK;
             if (good) {
                 acked.increment();
@@ -132,6 +162,8 @@ public final class FeatureLoad {
                     boolean good = false;
                     try {
                         good = send.one();
+                    } catch (InterruptedException e) {
+                        return;
                     } catch (Exception e) {
                         // Counted below; a window with failures is reported as such.
                     }
@@ -147,6 +179,78 @@ public final class FeatureLoad {
         return String.format(
                 Locale.ROOT, "{\"acked\":%d,\"failed\":%d,\"perSecond\":%.1f}",
                 acked.sum(), failed.sum(), acked.sum() / seconds);
+    }
+
+    private static String fill(TransactionMQProducer producer, String topic, String threads, long wanted)
+            throws Exception {
+        AtomicLong numbers = new AtomicLong();
+        long limit = TimeUnit.SECONDS.toMillis(LIMIT_S);
+        return send(new String[] {"fill", topic, threads, Long.toString(limit)}, () -> {
+            long number = numbers.getAndIncrement();
+            if (number >= wanted) {
+                throw new InterruptedException();
+            }
+            Message message = new Message(topic, BODY);
+            message.putUserProperty("a", Long.toString(number % 10));
+            message.putUserProperty("region", number % 2 == 0 ? "eu" : "us");
+            return producer.send(message).getSendStatus() == SendStatus.SEND_OK;
+        });
+    }
+
+    /** {@code words}: orderly, sql or pop, topic, group, count, and of pop the broker's address. */
+    private static String consume(String nameServers, String[] words) throws Exception {
+        long wanted = Long.parseLong(words[3]);
+        AtomicLong first = new AtomicLong();
+        AtomicLong last = new AtomicLong();
+        AtomicLong count = new AtomicLong();
+        CountDownLatch done = new CountDownLatch(1);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(words[2]);
+        consumer.setNamesrvAddr(nameServers);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        if (words[0].equals("pop")) {
+            popMode(nameServers, words[1], words[2], words[4]);
+            consumer.setClientRebalance(false);
+        }
+        if (words[0].equals("sql")) {
+            consumer.subscribe(words[1], MessageSelector.bySql(EXPRESSION));
+        } else {
+            consumer.subscribe(words[1], "*");
+        }
+        java.util.function.Consumer<List<MessageExt>> took = messages -> {
+            first.compareAndSet(0, System.nanoTime());
+            if (count.addAndGet(messages.size()) >= wanted && last.compareAndSet(0, System.nanoTime())) {
+                done.countDown();
+            }
+        };
+        if (words[0].equals("orderly")) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                took.accept(messages);
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                took.accept(messages);
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+        }
+        consumer.start();
+        boolean finished = done.await(LIMIT_S, TimeUnit.SECONDS);
+        double seconds = ((finished ? last.get() : System.nanoTime()) - first.get()) / 1e9;
+        consumer.shutdown();
+        return String.format(
+                Locale.ROOT, "{\"finished\":%b,\"count\":%d,\"perSecond\":%.1f}",
+                finished, count.get(), count.get() / seconds);
+    }
+
+    private static void popMode(String nameServers, String topic, String group, String broker) throws Exception {
+        DefaultMQAdminExt admin = new DefaultMQAdminExt();
+        admin.setNamesrvAddr(nameServers);
+        admin.start();
+        SubscriptionGroupConfig config = new SubscriptionGroupConfig();
+        config.setGroupName(group);
+        admin.createAndUpdateSubscriptionGroupConfig(broker, config);
+        admin.setMessageRequestMode(broker, topic, group, MessageRequestMode.POP, 0, 5000);
+        admin.shutdown();
     }
 
     private static String backs(String nameServers, String topic, String group, long wanted) throws Exception {
