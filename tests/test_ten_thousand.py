@@ -276,6 +276,21 @@ async def _locks(world: World) -> None:
             assert len(LockBatchResponseBody.decode(reply.body).lock_ok_mq_set) == MANY
 
 
+@situation("registration at a name server, at first and again")
+async def _register(world: World) -> None:
+    registration = world.service.status.registration()
+    assert registration is not None
+    for _ in range(2):
+        reply = world.names.register_broker(registration.request(), world.channel)  # type: ignore[arg-type]
+        assert reply.code == 0
+        await asyncio.sleep(0)
+    for code, ask in ((206, world.names.all_topics), (224, world.names.topics_by_cluster)):
+        request = RemotingCommand.request(code, {"cluster": "DefaultCluster"})
+        assert ask(request, world.channel).body  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+    world.names.connection_lost(world.channel)  # type: ignore[arg-type]
+
+
 @situation("34 of a client with 10,000 topics, then groups; it leaves")
 async def _heartbeats(world: World) -> None:
     topics = [f"T{number}" for number in range(MANY)]
@@ -310,21 +325,6 @@ async def _ticks(world: World) -> None:
 @situation("a producer is chosen for a check")
 def _check(world: World) -> None:
     assert world.service.waiting.producers.channel("p") is not None
-
-
-@situation("registration at a name server, at first and again")
-async def _register(world: World) -> None:
-    registration = world.service.status.registration()
-    assert registration is not None
-    for _ in range(2):
-        reply = world.names.register_broker(registration.request(), world.channel)  # type: ignore[arg-type]
-        assert reply.code == 0
-        await asyncio.sleep(0)
-    for code, ask in ((206, world.names.all_topics), (224, world.names.topics_by_cluster)):
-        request = RemotingCommand.request(code, {"cluster": "DefaultCluster"})
-        assert ask(request, world.channel).body  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-    world.names.connection_lost(world.channel)  # type: ignore[arg-type]
 
 
 @situation("106 of 10,000 broker groups; a registration; a route; silence")
