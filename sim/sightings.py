@@ -79,6 +79,7 @@ class Sightings:
         view = manager._state.current.view if manager is not None and manager._state else None
         if self._seen.get(host.name) is not service:
             self._seen[host.name] = service
+            self._paused_s.pop(host.name, None)  # of an earlier start
             self._watch_acks(host, service)
             self._watch_cuts(host, service.store)
         self._check_tail(host, service.store)
