@@ -61,11 +61,13 @@ class DelayQueues:
         return min((level.look_ms for level in self._levels.values()), default=NEVER)
 
     def next_look(self, now_ms: int) -> Look | None:
-        """A queue to read now, in turn; None if none has anything due."""
+        """A queue to read now, in turn; None if none has anything due. Also one whose first message
+        lies further ahead than its delay by now: the clock was set back."""
         ids = sorted(self._levels)
         for queue_id in (*ids[self._turn :], *ids[: self._turn]):
             level = self._levels[queue_id]
-            if level.look_ms <= now_ms:
+            latest = now_ms + self._delay_ms(queue_id)
+            if level.look_ms <= now_ms or latest < level.look_ms < NEVER:
                 self._turn = ids.index(queue_id) + 1
                 return Look(queue_id, level.offset)
         return None

@@ -42,8 +42,13 @@ def test_an_empty_queue_waits_for_an_arrival() -> None:
 def test_a_clock_set_back_does_not_keep_a_message_longer_than_its_delay() -> None:
     """Stored at 100,000 with a second of delay; then the clock says 50,000."""
     core = queues(q0=0)
+    assert core.due_of(0, [101_000], 100_000) == 0
+    assert core.next_look(100_999) is None
+    assert core.next_look(50_000) == Look(0, 0), "it was waited for already"
     assert core.due_of(0, [101_000], 50_000) == 1
     assert core.due_of(0, [51_000], 50_000) == 0
+    core = queues(q0=0)
+    assert core.due_of(0, [], 50_000) == 0 and core.next_look(50_000) is None
 
 
 def test_levels_come_in_turn_so_a_long_backlog_starves_none() -> None:
