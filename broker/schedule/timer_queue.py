@@ -7,7 +7,8 @@ beside it, and is as precise as a slot. Pure. Times are wall clock ms.
 
 How far the group is, is a `TimerProgress`: one place in the heap's order. A message that becomes
 visible when its time has passed may stand before that place. Such late ones come first, in the
-order of their offsets, and while there are any the progress reaches to the first of them only.
+order of their offsets, and while there are any the progress reaches to the first of them only. A
+late one waits for its time as well: a clock that was set back has not reached it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class TimerQueue:
         elif offset < self._known_to:
             return False
         else:
-            self._late.append(offset)
+            self._late.append(entry)
         block = offset >> _BLOCK_BITS
         self._blocks[block] = self._blocks.get(block, 0) + 1
         return True
@@ -88,16 +89,14 @@ class TimerQueue:
     def wake_ms(self) -> int:
         """When the next message is due, NEVER if none waits."""
         if self._late:
-            return 0
+            return self._late[0] >> _BITS
         return self._heap[0] >> _BITS if self._heap else NEVER
 
     def next_due(self, now_ms: int) -> int | None:
         """The offset of a message that is due, the first one first; it stays until `done`."""
-        if self._late:
-            return self._late[0]
-        if not self._heap or self._heap[0] >> _BITS > now_ms:
+        if not len(self) or self.wake_ms > now_ms:
             return None
-        return self._heap[0] & _OFFSET
+        return (self._late or self._heap)[0] & _OFFSET
 
     def waits(self, offset: int, due_ms: int) -> bool:
         """Whether a message that was seen is still to come, and not late."""
@@ -108,11 +107,10 @@ class TimerQueue:
         it was a late one."""
         is_late = bool(self._late)
         if is_late:
-            offset = self._late.popleft()
+            entry = self._late.popleft()
         else:
-            self._done = heapq.heappop(self._heap)
-            offset = self._done & _OFFSET
-        block = offset >> _BLOCK_BITS
+            entry = self._done = heapq.heappop(self._heap)
+        block = (entry & _OFFSET) >> _BLOCK_BITS
         self._blocks[block] -= 1
         if not self._blocks[block]:
             del self._blocks[block]
@@ -122,7 +120,7 @@ class TimerQueue:
         """What is delivered of all that was seen. Not before all was seen that the last progress
         knew of."""
         block = next(iter(self._blocks), None)
-        end = self._late[0] if self._late else self.next_offset
+        end = self._late[0] & _OFFSET if self._late else self.next_offset
         start = end if block is None else block << _BLOCK_BITS
         return TimerProgress(
             done_ms=self._done >> _BITS,

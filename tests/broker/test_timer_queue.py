@@ -29,6 +29,19 @@ def test_messages_come_in_the_order_of_their_times() -> None:
     assert seen == [1, 3, 2] and queue.wake_ms == 300 and len(queue) == 1
 
 
+def test_a_clock_that_was_set_back_delivers_nothing_early() -> None:
+    """A message that is due before what was delivered last waits for its time all the same."""
+    queue = fresh()
+    queue.seen(1000)
+    assert queue.next_due(1000) == 0
+    queue.done()
+    queue.seen(600)
+    assert queue.wake_ms == 600 and queue.next_due(500) is None
+    assert queue.next_due(600) == 1
+    assert not queue.done(), "it came late"
+    assert len(queue) == 0
+
+
 def test_an_empty_queue_waits_for_nothing() -> None:
     queue = fresh()
     assert queue.wake_ms == NEVER and queue.next_due(NEVER) is None
