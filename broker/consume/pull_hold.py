@@ -65,17 +65,24 @@ class PullHold(Generic[P]):
         return woken
 
     def expired(self, now_ms: int, limit: int) -> list[Held[P]]:
-        """Takes out up to `limit` pulls whose time is over, oldest deadline first."""
+        """Takes out up to `limit` pulls whose time is over, oldest deadline first. Of those that
+        wait no longer it passes over eight times as many: `is_late` says whether there is more."""
         late: list[Held[P]] = []
-        while self._deadlines and len(late) < limit:
-            deadline_ms, _, held = self._deadlines[0]
-            if not held.done and deadline_ms > now_ms:
+        for _ in range(8 * limit):
+            if len(late) == limit or not self.is_late(now_ms):
                 break
-            heapq.heappop(self._deadlines)
+            held = heapq.heappop(self._deadlines)[2]
             if not held.done:
                 self._remove(held)
                 late.append(held)
         return late
+
+    def is_late(self, now_ms: int) -> bool:
+        """Whether there is one for `expired`, or one to pass over."""
+        if not self._deadlines:
+            return False
+        deadline_ms, _, held = self._deadlines[0]
+        return deadline_ms <= now_ms or held.done
 
     def drop_owner(self, owner: object) -> int:
         """Forgets the pulls of a closed connection; returns how many."""

@@ -217,7 +217,7 @@ class PullProcessor:
         for topic, queue_id in self._to_sweep[-_SLICE:]:
             self.arrived(topic, queue_id, self._store.queries.max_offset_in_queue(topic, queue_id))
         del self._to_sweep[-_SLICE:]
-        return len(late) == _SLICE or bool(self._to_sweep)
+        return bool(self._to_sweep) or self._hold.is_late(now_ms)
 
     def disconnected(self, channel: Connection) -> None:
         self._hold.drop_owner(channel)

@@ -131,17 +131,24 @@ class PopHold:
                 yield topic, group, queue
 
     def expired(self, now_ms: int, limit: int) -> list[Waiting]:
-        """Takes out up to `limit` whose time is over, oldest deadline first."""
+        """Takes out up to `limit` whose time is over, oldest deadline first. Of those that wait no
+        longer it passes over eight times as many: `is_late` says whether there is more."""
         late: list[Waiting] = []
-        while self._deadlines and len(late) < limit:
-            deadline_ms, _, one = self._deadlines[0]
-            if one.is_held and deadline_ms > now_ms:
+        for _ in range(8 * limit):
+            if len(late) == limit or not self.is_late(now_ms):
                 break
-            heapq.heappop(self._deadlines)
+            one = heapq.heappop(self._deadlines)[2]
             if one.is_held:
                 self._remove(one)
                 late.append(one)
         return late
+
+    def is_late(self, now_ms: int) -> bool:
+        """Whether there is one for `expired`, or one to pass over."""
+        if not self._deadlines:
+            return False
+        deadline_ms, _, one = self._deadlines[0]
+        return deadline_ms <= now_ms or not one.is_held
 
     def drop_owner(self, owner: object) -> None:
         """Forgets those of a closed connection."""

@@ -287,7 +287,7 @@ class PopProcessor:
         late = self._hold.expired(now_ms, SLICE)
         for one in late:
             self._time_out(cast(Ask, one))
-        return len(late) == SLICE
+        return self._hold.is_late(now_ms)
 
     def disconnected(self, connection: Connection) -> None:
         self._hold.drop_owner(connection)

@@ -68,5 +68,9 @@ def test_pulls_expire_in_slices_and_leave_with_their_owner_at_any_number() -> No
     with counted_turns() as turns:
         turns.run(lambda: [hold.drop_owner(number) for number in range(100)])
         turns.run(lambda: hold.expired(20_000, 128))
-    assert turns.lines < 128 * 20 and len(hold) == 10_000 - 100 - 128
-    assert names(hold.expired(230, 9)) == ["228", "229", "230"]
+        assert names(hold.expired(230, 9)) == ["228", "229", "230"]
+        hold.arrived("T", 0, 1)
+        turns.run(lambda: hold.expired(20_000, 128))
+    assert turns.lines < 8 * 128 * 8 and len(hold) == 0
+    while hold.is_late(0):
+        assert hold.expired(0, 128) == []
