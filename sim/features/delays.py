@@ -5,6 +5,9 @@ timestamp of the copy. A timer is due at its TIMER_OUT_MS. A level is due its de
 timestamp of the message that waits; where the clock shows less than that timestamp it was set back,
 or another broker's clock is behind, and the message is due at once (`DelayQueues.due_of`).
 
+What waits is due when its sender wished it, by the clock of the broker that stored it. Nothing that
+was to wait comes without, but a time that was over when it was stored.
+
 R30: a progress record stands behind what it counts as delivered. So what it covers has a copy
 before it and none behind it, and in one epoch there is one copy at most.
 """
@@ -13,14 +16,31 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from batonmq.protocol.topic_name import PROGRESS_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from batonmq.protocol.topic_name import (
+    PROGRESS_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    retry_topic,
+)
 from sim.features.log import Checker, FeatureLog, number_of, some, text_of
 from sim.hosts import DELAY_LEVELS_S
 from sim.records import LogRecord
 
 TOPIC = "TopicD"
+
+
+class Wish(NamedTuple):
+    """To be delivered `ms` after it is stored; `is_time`: at `ms`."""
+
+    ms: int
+    is_time: bool = False
+
+    def due_ms(self, stored_ms: int) -> int:
+        return self.ms if self.is_time else stored_ms + self.ms
 
 
 @dataclass(slots=True)
@@ -38,8 +58,11 @@ class _Waits:
 
 
 class Delays(Checker):
-    def __init__(self, log: FeatureLog, group: str) -> None:
+    """`wishes`: of each message of the topic, by its name, noted before it is sent."""
+
+    def __init__(self, log: FeatureLog, group: str, wishes: Mapping[str, Wish]) -> None:
         super().__init__(log)
+        self._wishes = wishes
         self._group = group
         self._known: dict[tuple[str, str, int], list[_Waits]] = defaultdict(list)
         self._open: dict[str, list[_Waits]] = {SCHEDULE_TOPIC: [], TIMER_TOPIC: []}
@@ -55,9 +78,20 @@ class Delays(Checker):
             self._progress(json.loads(record.body))
         elif topic == real_topic and not record.prepared:
             self._delivered(record, name)
+        elif topic in (TOPIC, retry_topic(self._group)) and not real_topic:
+            self._not_delayed(record, name)
+
+    def _not_delayed(self, record: LogRecord, name: str) -> None:
+        wish = self._wishes[name] if record.topic == TOPIC else None
+        if wish is None or wish.due_ms(record.stored_ms) > record.stored_ms:
+            self.log.violate(f"delay: {name} is in {record.topic}, and has not waited: {wish}")
 
     def _waits(self, record: LogRecord, name: str, due_ms: int) -> None:
         topic = text_of(record, "REAL_TOPIC")
+        if topic == TOPIC:
+            wished_ms = self._wishes[name].due_ms(record.stored_ms)
+            if due_ms != wished_ms:
+                self.log.violate(f"delay: {name} is due at {due_ms}, and wished at {wished_ms}")
         one = _Waits(
             name, record.topic, record.queue_id, record.queue_offset, record.stored_ms, due_ms
         )

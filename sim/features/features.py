@@ -40,8 +40,9 @@ class Features:
         self.clients: list[Client] = []
         self.killable: list[Client] = []
         self._topics: list[str] = []
+        wishes: dict[str, delays.Wish] = {}
         if settings.delays or settings.retries:
-            delays.Delays(log, GROUP)
+            delays.Delays(log, GROUP, wishes)
         of_retries = retries.Retries(log, GROUP)
         if settings.transactions:
             ends = transactions.Transactions(log, GROUP)
@@ -62,7 +63,7 @@ class Features:
             for number in (17, 18):
                 self._add(pops.PopMember(of_pops, messages, number))
         if sent:
-            self._add(FeatureSender(log, messages, 11, sent))
+            self._add(FeatureSender(log, messages, 11, sent, wishes))
         self._topics = sorted({*sent, *read})
         self.setup = Setup(cluster, messages, 10, dict.fromkeys(self._topics, _QUEUES))
 
@@ -108,14 +109,20 @@ class Setup(Topics):
 
 
 class FeatureSender(Client):
-    """Sends to all `topics`, delayed to that of delays."""
+    """Sends to all `topics`, delayed to that of delays: as noted in `wishes` before."""
 
     def __init__(
-        self, log: FeatureLog, messages: Messages, number: int, topics: Sequence[str]
+        self,
+        log: FeatureLog,
+        messages: Messages,
+        number: int,
+        topics: Sequence[str],
+        wishes: dict[str, delays.Wish],
     ) -> None:
         super().__init__(log.cluster, messages, "producer of features", number)
         self._log = log
         self._topics = topics
+        self._wishes = wishes
         self._names = itertools.count(1)
 
     async def run(self) -> None:
@@ -140,19 +147,25 @@ class FeatureSender(Client):
             fails = min(fails, 1)
         message = Message.of(topic, f"{name}|{fails}|".encode() + b"." * 40, keys=name)
         self._log.sent[name] = topic
-        wishes: dict[str, Any] = {}
-        if topic == delays.TOPIC:
-            match self.rng.randrange(3):
-                case 0:
-                    message.delay_level = self.rng.randint(1, len(DELAY_LEVELS_S))
-                case 1:
-                    wishes["delay"] = self.rng.uniform(0.1, 2.0)
-                case _:
-                    at_s = self._log.cluster.clocks.wall_s() + self.rng.uniform(0.1, 2.0)
-                    wishes["deliver_at"] = at_s
-        result = await producer.send(message, **wishes)
+        timed = self._delayed(name, message) if topic == delays.TOPIC else {}
+        result = await producer.send(message, **timed)
         if result.acknowledged:
             self._log.acked.add(name)
+
+    def _delayed(self, name: str, message: Message) -> dict[str, Any]:
+        """What `send` is to be told; a level is set here."""
+        kind = self.rng.randrange(3)
+        if kind == 0:
+            level = message.delay_level = self.rng.randint(1, len(DELAY_LEVELS_S))
+            self._wishes[name] = delays.Wish(1000 * DELAY_LEVELS_S[level - 1])
+            return {}
+        ms = int(1000 * self.rng.uniform(0.1, 2.0))
+        if kind == 1:
+            self._wishes[name] = delays.Wish(ms)
+            return {"delay": ms / 1000}
+        at_ms = int(1000 * self._log.cluster.clocks.wall_s()) + ms
+        self._wishes[name] = delays.Wish(at_ms, is_time=True)
+        return {"deliver_at": at_ms / 1000}
 
 
 class FailingReader(Reader):

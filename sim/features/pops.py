@@ -4,8 +4,10 @@ The records of POP say in their order what is in flight. A queue is popped witho
 of it twice; what comes back does so when its time is over, by the clock of the broker that gives it
 back, and only while it is in flight; it ends as acknowledged by a client, or with a copy in the log
 that has a higher count. An ack that was answered is in the confirmed log, so no failover takes it
-back: what comes again then was never answered, or given back before. In order a queue goes on
-behind what is acknowledged.
+back: what comes again then was never answered, or given back before. In order a queue
+waits until nothing of it is in flight, or what is left is due: then that comes again, with all
+behind the first of it. The same attempt gets it sooner. What is done before the first is not
+popped again.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from batonmq.client.consumer.pop_consumer import PopConsumer
 from batonmq.process.clock import boot_ms
@@ -59,11 +62,13 @@ class Pops(Checker):
         self._messages: dict[Place, _Popped] = {}
         self._by_name: dict[tuple[str, int], list[_Popped]] = {}
         self._next: dict[tuple[str, int], int] = {}
+        self._ordered: dict[tuple[str, int], tuple[str, list[_Popped]]] = {}
+        """The last pop in order: its attempt, and what it gave."""
 
     def record(self, record: LogRecord, name: str) -> None:
         count = record.reconsumed
         if record.topic == POP_TOPIC:
-            self._popped(json.loads(record.body))
+            self._popped(json.loads(record.body), record.stored_ms)
         elif record.topic in self._topics:
             place = record.topic, record.queue_id, record.queue_offset
             one = self._messages[place] = _Popped(name, count)
@@ -85,36 +90,59 @@ class Pops(Checker):
         elif record.stored_ms < min(one.due for one in in_flight):
             self.log.violate(f"pops: {name} comes back before its time is over")
 
-    def _popped(self, record: dict[str, list[dict[str, object]]]) -> None:
+    def _popped(self, record: dict[str, list[dict[str, Any]]], now_ms: int) -> None:
+        """`now_ms`: by the clock of the broker that wrote it."""
         for popped in record.get("popped", ()):
-            self._pop(popped)
+            if self.in_order:
+                self._pop_in_order(popped, now_ms)
+            else:
+                self._pop(popped)
         for acked in record.get("acked", ()):
             for place in _places(acked):
                 one = self._messages[place]
                 if one.pop_time == acked["pop_time"] and not one.is_done:
                     self._done(one)
+        for put_off in record.get("put_off", ()):
+            _, topic, queue_id = put_off["key"]
+            one = self._messages[topic, queue_id, put_off["offset"]]
+            if one.pop_time == put_off["pop_time"]:
+                one.due = put_off["visible"]
 
-    def _pop(self, popped: dict[str, object]) -> None:
+    def _pop(self, popped: dict[str, Any]) -> None:
         places = _places(popped)
-        queue, first, goes_on = places[0][:2], places[0][2], popped.get("next", -1) != -1
-        if goes_on or self.in_order:
-            self._check_next(queue, first, popped)
+        queue, goes_on = places[0][:2], popped.get("next", -1) != -1
+        if goes_on:
+            self._check_next(queue, popped)
         for place in places:
             one = self._messages[place]
-            if one.is_done and not self.in_order:
+            if one.is_done:
                 self.log.violate(f"pops: {one.name} at {place} is popped, and done already")
-            one.pop_time, one.due = int(str(popped["pop_time"])), int(str(popped["due"]))
-        if goes_on and not self.in_order:
+            one.pop_time, one.due = popped["pop_time"], popped["due"]
+        if goes_on:
             self._next[queue] = max(self._next.get(queue, 0), places[-1][2] + 1)
 
-    def _check_next(self, queue: tuple[str, int], first: int, popped: dict[str, object]) -> None:
-        """In order a queue is popped again from the first that is not acknowledged."""
+    def _pop_in_order(self, popped: dict[str, Any], now_ms: int) -> None:
+        """A queue is popped again from the first that is not done; what is done behind it is in
+        flight again."""
+        places = _places(popped)
+        queue, attempt = places[0][:2], popped.get("attempt", "")
         next_ = self._next.get(queue, 0)
-        if self.in_order:
-            while (one := self._messages.get((*queue, next_))) is not None and one.is_done:
-                next_ += 1
-            self._next[queue] = next_
-        if first > next_ or (first < next_ and not self.in_order):
+        while (one := self._messages.get((*queue, next_))) is not None and one.is_done:
+            next_ += 1
+        self._next[queue] = next_
+        self._check_next(queue, popped)
+        before, given = self._ordered.get(queue, ("", []))
+        waits = [one.name for one in given if not one.is_done and one.due > now_ms]
+        if waits and not (attempt and attempt == before):
+            self.log.violate(f"pops: {queue} is popped while {some(waits)} are in flight: {popped}")
+        given = [self._messages[place] for place in places]
+        for one in given:
+            one.pop_time, one.due, one.is_done = popped["pop_time"], popped["due"], False
+        self._ordered[queue] = attempt, given
+
+    def _check_next(self, queue: tuple[str, int], popped: dict[str, Any]) -> None:
+        first, next_ = popped["offsets"][0], self._next.get(queue, 0)
+        if first != next_:
             self.log.violate(f"pops: {queue} is popped from {first} on, next is {next_}: {popped}")
 
     def _done(self, one: _Popped) -> None:
@@ -147,10 +175,9 @@ class Pops(Checker):
         return f"{GROUP} has not done with {some(lost + left)}" if lost or left else ""
 
 
-def _places(entry: dict[str, object]) -> list[Place]:
-    key, offsets = entry["key"], entry["offsets"]
-    assert isinstance(key, list) and isinstance(offsets, list)
-    return [(key[1], key[2], offset) for offset in offsets]
+def _places(entry: dict[str, Any]) -> list[Place]:
+    _, topic, queue_id = entry["key"]
+    return [(topic, queue_id, offset) for offset in entry["offsets"]]
 
 
 class PopMember(Client):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,9 +60,12 @@ class Log(FeatureLog):
         self.epochs.append(len(self.cluster.promises.truth))
 
 
-def waiting(topic: str) -> dict[str, Any]:
-    wish = {"DELAY": 1} if topic == SCHEDULE_TOPIC else {"TIMER_OUT_MS": NOW + 1000}
+def waiting(topic: str, due: int = NOW + 1000) -> dict[str, Any]:
+    wish = {"DELAY": 1} if topic == SCHEDULE_TOPIC else {"TIMER_OUT_MS": due}
     return {"REAL_TOPIC": delays.TOPIC, "REAL_QID": 0} | wish
+
+
+IN_1_S: defaultdict[str, delays.Wish] = defaultdict(lambda: delays.Wish(1000))
 
 
 def progress(log: Log, topic: str) -> None:
@@ -75,7 +79,7 @@ def progress(log: Log, topic: str) -> None:
 @pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC])
 def test_what_waits_is_delivered_in_time_and_once_an_epoch_until_it_counts(topic: str) -> None:
     log = Log()
-    checker = delays.Delays(log, "g")
+    checker = delays.Delays(log, "g", IN_1_S)
     log.put(topic, "m|", **waiting(topic))
     assert "m" in checker.pending()
     log.put(delays.TOPIC, "m|", after_ms=1000, **waiting(topic))
@@ -92,7 +96,7 @@ def test_what_waits_is_delivered_in_time_and_once_an_epoch_until_it_counts(topic
 
 def test_early_is_by_the_clock_of_the_broker_that_delivers() -> None:
     log = Log()
-    delays.Delays(log, "g")
+    delays.Delays(log, "g", IN_1_S)
     for n, after_ms in enumerate((999, 1000, -5)):  # the last one's clock was set back
         log.put(SCHEDULE_TOPIC, f"m{n}|", n, **waiting(SCHEDULE_TOPIC))
         log.put(delays.TOPIC, f"m{n}|", after_ms=after_ms, **waiting(SCHEDULE_TOPIC))
@@ -101,10 +105,35 @@ def test_early_is_by_the_clock_of_the_broker_that_delivers() -> None:
 
 def test_progress_ahead_of_the_delivery() -> None:
     log = Log()
-    delays.Delays(log, "g")
+    delays.Delays(log, "g", IN_1_S)
     log.put(SCHEDULE_TOPIC, "m|", **waiting(SCHEDULE_TOPIC))
     progress(log, SCHEDULE_TOPIC)
     assert "the log has it not yet" in log.found.pop()
+
+
+def test_what_is_to_wait_waits_and_as_long_as_was_wished() -> None:
+    log = Log()
+    at = delays.Wish(NOW + 1000, is_time=True)
+    wishes = {"level": delays.Wish(1000), "delay": delays.Wish(1000), "at": at, "late": at}
+    delays.Delays(log, "g", wishes)
+    log.put(SCHEDULE_TOPIC, "level|", after_ms=7, **waiting(SCHEDULE_TOPIC))
+    log.put(TIMER_TOPIC, "delay|", after_ms=7, **waiting(TIMER_TOPIC, NOW + 1007))
+    log.put(TIMER_TOPIC, "at|", 1, after_ms=7, **waiting(TIMER_TOPIC))
+    log.put(delays.TOPIC, "late|", after_ms=1000)
+    log.put(SCHEDULE_TOPIC, "x|", REAL_TOPIC="%RETRY%g", DELAY=3)
+    assert not log.found
+    for name, due in (("delay", NOW + 1006), ("at", NOW + 100)):
+        log.put(TIMER_TOPIC, f"{name}|", 2, after_ms=7, **waiting(TIMER_TOPIC, due))
+        assert f"{name} is due at {due}, and wished at" in log.found.pop()
+    wishes["level"] = delays.Wish(2000)
+    log.put(SCHEDULE_TOPIC, "level|", 1, **waiting(SCHEDULE_TOPIC))
+    assert "level is due at" in log.found.pop()
+    for name in ("level", "delay", "late"):
+        log.put(delays.TOPIC, f"{name}|", after_ms=999)
+        assert f"{name} is in TopicD, and has not waited" in log.found.pop()
+    log.put("%RETRY%g", "x|", count=1)
+    assert "has not waited" in log.found.pop()
+    assert not log.found
 
 
 def test_a_count_falls_only_where_the_earlier_message_was_given_back_again() -> None:
@@ -158,17 +187,16 @@ def test_a_half_is_visible_if_it_was_committed_and_once() -> None:
     assert "checked back after its end" in log.found.pop()
 
 
-def popped(offsets: list[int], next_: int = -1, due: int = NOW + 500) -> str:
-    key = f'["{pops.GROUP}","{pops.TOPIC}",0]'
-    return (
-        f'{{"popped":[{{"key":{key},"pop_time":{NOW},"due":{due},"offsets":{offsets},'
-        f'"last_phy":0,"next":{next_}}}]}}'
-    )
+def of_pop(what: str, **fields: Any) -> str:
+    return json.dumps({what: [{"key": [pops.GROUP, pops.TOPIC, 0], "pop_time": NOW} | fields]})
 
 
-def acked(offsets: list[int]) -> str:
-    key = f'["{pops.GROUP}","{pops.TOPIC}",0]'
-    return f'{{"acked":[{{"key":{key},"pop_time":{NOW},"offsets":{offsets}}}]}}'
+def popped(offsets: list[int], next_: int = -1, **more: Any) -> str:
+    return of_pop("popped", **{"due": NOW + 500, "offsets": offsets, "next": next_} | more)
+
+
+def acked(offsets: list[int], pop_time: int = NOW) -> str:
+    return of_pop("acked", offsets=offsets, pop_time=pop_time)
 
 
 def test_what_is_popped_is_acknowledged_or_comes_back() -> None:
@@ -205,10 +233,55 @@ def test_in_order_a_queue_goes_on_behind_what_is_acknowledged() -> None:
     for n in range(4):
         log.put(pops.TOPIC, f"m{n}|", n)
         checker.acks((pops.TOPIC, 0, n))
-    log.put(POP_TOPIC, popped([0, 1], 2))
+    again = {"pop_time": NOW + 500, "due": NOW + 900}
+    log.put(POP_TOPIC, popped([0, 1]))
     log.put(POP_TOPIC, acked([0]))
-    log.put(POP_TOPIC, popped([1, 2], 3))
+    log.put(POP_TOPIC, popped([1, 2], **again), after_ms=500)
     assert not log.found
-    log.put(POP_TOPIC, acked([1]))
-    log.put(POP_TOPIC, popped([3], 4))
+    log.put(POP_TOPIC, acked([1], NOW + 500))
+    log.put(POP_TOPIC, popped([3]), after_ms=900)
     assert "next is 2" in log.found.pop()
+    log.put(POP_TOPIC, popped([1, 2]), after_ms=1000)
+    assert "next is 2" in log.found.pop()
+    assert not log.found
+
+
+def test_in_order_what_is_in_flight_is_not_popped_but_by_the_same_attempt() -> None:
+    log = Log()
+    checker = pops.Pops(log, in_order=True)
+    for n in range(3):
+        log.put(pops.TOPIC, f"m{n}|", n)
+        checker.acks((pops.TOPIC, 0, n))
+    first = popped([0, 1], attempt="a")
+    log.put(POP_TOPIC, first)
+    log.put(POP_TOPIC, first, after_ms=1)
+    assert not log.found
+    for attempt in ("b", ""):
+        log.put(POP_TOPIC, popped([0, 1], attempt=attempt), after_ms=499)
+        assert "['m0', 'm1'] (2) are in flight" in log.found.pop()
+    log.put(POP_TOPIC, popped([0, 1]), after_ms=499)
+    assert "are in flight" in log.found.pop()  # no attempt is not the same attempt
+    log.put(POP_TOPIC, acked([0]))
+    log.put(POP_TOPIC, of_pop("put_off", offset=1, visible=NOW + 800))
+    log.put(POP_TOPIC, popped([1, 2]), after_ms=799)
+    assert "['m1'] (1) are in flight" in log.found.pop()
+    log.put(POP_TOPIC, of_pop("put_off", offset=1, visible=NOW + 300))
+    log.put(POP_TOPIC, of_pop("put_off", offset=2, visible=NOW + 300))
+    log.put(POP_TOPIC, popped([1, 2]), after_ms=300)
+    log.put(POP_TOPIC, acked([1, 2]))
+    assert not log.found
+
+
+def test_in_order_what_is_done_behind_an_open_one_comes_again_with_it() -> None:
+    log = Log()
+    checker = pops.Pops(log, in_order=True)
+    for n in range(3):
+        log.put(pops.TOPIC, f"m{n}|", n)
+        checker.acks((pops.TOPIC, 0, n))
+    log.put(POP_TOPIC, popped([0, 1]))
+    log.put(POP_TOPIC, acked([1]))
+    log.put(POP_TOPIC, popped([0, 1]), after_ms=500)
+    log.put(POP_TOPIC, acked([0]))
+    log.put(POP_TOPIC, popped([1, 2]), after_ms=1000)
+    log.put(POP_TOPIC, acked([1, 2]))
+    assert not log.found and not checker.pending()
