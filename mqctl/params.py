@@ -36,8 +36,18 @@ _METAVARS = {
 _SHOWS_DEFAULT = (click.IntRange, click.FloatRange, click.Choice)
 
 
+_PLACES = frozenset(
+    {
+        "--broker", "--brokerAddr", "--brokerName", "--clusterName", "--controllerAddress",
+        "--namesrvAddr",
+    }
+)  # fmt: skip
+"""Where a command goes. Most mean a wider place if they are not given."""
+
+
 class MqOption(click.Option):
-    """An option whose camelCase long name has a kebab-case twin that the help leaves out."""
+    """An option whose camelCase long name has a kebab-case twin that the help leaves out. One that
+    names a place may not be empty, as `-b "$ADDR"` is with the variable unset."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         attributes.setdefault("show_default", isinstance(attributes.get("type"), _SHOWS_DEFAULT))
@@ -47,6 +57,11 @@ class MqOption(click.Option):
         self.shown = list(self.opts)
         twins = [f"--{kebab(opt[2:])}" for opt in self.opts if opt.startswith("--")]
         self.opts = list(dict.fromkeys([*self.opts, *twins]))
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        if value == "" and value != self.default and not _PLACES.isdisjoint(self.shown):
+            raise click.BadParameter("it is empty: name a place, or leave it out", ctx, self)
+        return super().process_value(ctx, value)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         every, self.opts = self.opts, self.shown

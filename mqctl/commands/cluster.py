@@ -167,6 +167,7 @@ async def get_broker_config(
 
     JSON: address to settings.
     """
+    exclusive(("-b", broker_addr), ("-c", cluster_name))
     async with context.admin() as admin:
         addresses = await _addresses(admin, broker_addr, cluster_name)
         found = await context.ask_each(addresses, admin.brokers.config)
@@ -214,7 +215,7 @@ async def update_broker_config(
 
 
 async def _addresses(admin: Admin, broker_addr: str | None, cluster_name: str | None) -> list[str]:
-    if broker_addr:
+    if broker_addr is not None:
         return [broker_addr]
     return broker_addresses(await cluster_of(admin, cluster_name))
 

@@ -67,6 +67,30 @@ def test_settings_of_brokers_are_shown_and_changed(mqctl: Run, fake: Any) -> Non
     ran = mqctl("updateBrokerConfig", "-b", MASTER, "-k", "brokerName", "-v", "x")
     assert ran.code == 1 and "not that one" in ran.err
     assert mqctl("updateBrokerConfig", "-k", "a", "-v", "b").code == 2
+    assert mqctl("getBrokerConfig", "-b", MASTER, "-c", "C").code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("updateBrokerConfig", "-k", "a", "-v", "b", "-b"),
+        ("updateBrokerConfig", "-k", "a", "-v", "b", "-c"),
+        ("updateTopic", "-t", "T", "--brokerAddr"),
+        ("updateTopic", "-t", "T", "--cluster-name"),
+        ("updateControllerConfig", "-k", "a", "-v", "b", "-a"),
+        ("getBrokerConfig", "-b"),
+        ("brokerStatus", "-b"),
+        ("haStatus", "-b"),
+        ("getSyncStateSet", "-b"),
+        ("getBrokerEpoch", "-b"),
+    ],
+)
+def test_an_empty_place_is_wrong_usage_and_not_every_place(
+    mqctl: Run, fake: Any, arguments: tuple[str, ...]
+) -> None:
+    ran = mqctl(*arguments, "")
+    assert ran.code == 2 and "it is empty" in ran.err
+    assert fake.calls == []
 
 
 def test_topic_list_and_its_groups(mqctl: Run) -> None:
