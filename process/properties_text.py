@@ -2,11 +2,15 @@
 1009/1010. Origin: Java `java.util.Properties`, `MixAll.properties2String`.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_WRITTEN = {ord("\\"): "\\\\"} | {ord(each): f"\\u{ord(each):04x}" for each in _LINE_BREAKS}
+_WRITTEN_IN_KEYS = _WRITTEN | {ord(each): f"\\{each}" for each in "=:#! \t"}
 
 
 class Line(NamedTuple):
@@ -52,9 +56,21 @@ def dump_properties(settings: msgspec.Struct) -> str:
     """`key=value` lines of all fields, sorted, with the names that files use; None is left out."""
     values = msgspec.to_builtins(settings)
     assert isinstance(values, dict)
-    return "".join(
-        f"{key}={value_text(values[key])}\n" for key in sorted(values) if values[key] is not None
+    return property_text(
+        {key: value_text(values[key]) for key in sorted(values) if values[key] is not None}
     )
+
+
+def property_text(settings: Mapping[str, str]) -> str:
+    """`key=value` lines that `parse_properties` and Java read as these settings again, but for
+    blanks at the end of a value."""
+    return "".join(
+        f"{key.translate(_WRITTEN_IN_KEYS)}={_escaped(value)}\n" for key, value in settings.items()
+    )
+
+
+def has_line_break(text: str) -> bool:
+    return any(each in text for each in _LINE_BREAKS)
 
 
 def value_text(value: object) -> str:
@@ -64,6 +80,11 @@ def value_text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ";".join(value_text(item) for item in value)
     return str(value)
+
+
+def _escaped(value: str) -> str:
+    text = value.translate(_WRITTEN)
+    return f"\\{text}" if text[:1] in (" ", "\t") else text
 
 
 def _continues(line: str) -> bool:

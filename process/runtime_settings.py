@@ -14,7 +14,12 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from batonmq.process.durable_file import replace_file
-from batonmq.process.properties_text import dump_properties, parse_properties, value_text
+from batonmq.process.properties_text import (
+    dump_properties,
+    parse_properties,
+    property_text,
+    value_text,
+)
 from batonmq.process.settings import describe_kind
 from batonmq.protocol.codes import ResponseCode
 from batonmq.protocol.errors import BrokerRefusal
@@ -113,8 +118,8 @@ class RuntimeSettings(Generic[C]):
         """Makes it outlast a restart; may run in a thread. Raises OSError."""
         if self._rules.path is not None and change.kept:
             kept = self._kept | change.kept
-            lines = (f"{key}={kept[key]}\n" for key in sorted(kept))
-            replace_file(self._rules.path, "".join(lines).encode())
+            text = property_text(dict(sorted(kept.items())))
+            replace_file(self._rules.path, text.encode())
 
     def as_properties(self) -> str:
         """All settings of the first section as property text, sorted."""

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from batonmq.process.properties_text import dump_properties, parse_lines, parse_properties
+from batonmq.process.properties_text import (
+    dump_properties,
+    parse_lines,
+    parse_properties,
+    property_text,
+)
 from batonmq.process.settings import load_settings
 from batonmq.protocol.errors import ConfigError
 
@@ -229,11 +234,10 @@ def test_java_rules_of_property_text() -> None:
     assert parse_properties("a=1\\") == {"a": "1"}
 
 
-@given(st.dictionaries(st.from_regex(r"[a-zA-Z0-9.]{1,9}", fullmatch=True), st.integers()))
+@given(st.dictionaries(st.text(min_size=1), st.text().map(str.rstrip)))
 @hypothesis_settings(deadline=None)
-def test_lines_go_there_and_back(values: dict[str, int]) -> None:
-    text = "".join(f"{key}={value}\n" for key, value in values.items())
-    assert parse_properties(text) == {key: str(value) for key, value in values.items()}
+def test_settings_go_there_and_back(settings: dict[str, str]) -> None:
+    assert parse_properties(property_text(settings)) == settings
 
 
 def test_dumped_settings_are_what_a_flat_file_would_say(tmp_path: Path) -> None:

@@ -81,10 +81,10 @@ class BrokerAdmin:
 
     async def update_config(self, address: str, settings: Mapping[str, str]) -> None:
         """Changes settings of one broker while it runs, all or none; they outlast a restart.
-        Raises ResponseError for one that may not be changed so, or a wrong value."""
-        body = "".join(f"{key}={value}\n" for key, value in settings.items()).encode()
+        Raises ResponseError for one that may not be changed so, or a wrong value; ClientError for
+        a line break."""
         code = RequestCode.UPDATE_BROKER_CONFIG
-        await self._requests.ask(address, code, {}, "changing broker settings", body=body)
+        await self._requests.change_settings(address, code, settings, "changing broker settings")
 
     async def ha_status(self, address: str) -> HARuntimeInfo:
         reply = await self._requests.ask(address, RequestCode.GET_BROKER_HA_STATUS, {}, "HA status")

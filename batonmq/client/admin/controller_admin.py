@@ -169,12 +169,13 @@ class ControllerAdmin:
     async def update_config(
         self, settings: Mapping[str, str], address: str | None = None
     ) -> tuple[str, ...]:
-        """Changes settings at that controller, or at all given; returns where it was done."""
-        body = "".join(f"{key}={value}\n" for key, value in settings.items()).encode()
+        """Changes settings at that controller, or at all given; returns where it was done.
+        Raises ClientError for a line break."""
         done: list[str] = []
         for one in (address,) if address is not None else self.addresses:
             code = RequestCode.UPDATE_CONTROLLER_CONFIG
-            await self._requests.ask(one, code, {}, "changing controller settings", body=body)
+            what = "changing controller settings"
+            await self._requests.change_settings(one, code, settings, what)
             done.append(one)
         return tuple(done)
 

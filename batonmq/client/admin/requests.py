@@ -1,8 +1,11 @@
 """One admin request to one address, with errors that say what to do."""
 
-from batonmq.client.errors import UnsupportedByBrokerError
+from collections.abc import Mapping
+
+from batonmq.client.errors import ClientError, UnsupportedByBrokerError
 from batonmq.client.instance.client_instance import ClientInstance
 from batonmq.process.clock import boot_ms
+from batonmq.process.properties_text import has_line_break, property_text
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
 from batonmq.remoting.command import RemotingCommand
@@ -39,6 +42,15 @@ class AdminRequests:
         if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise UnsupportedByBrokerError(what, code, address)
         raise ResponseError(reply.code, reply.remark, address)
+
+    async def change_settings(
+        self, address: str, code: RequestCode, settings: Mapping[str, str], what: str
+    ) -> None:
+        """Raises ClientError for a key or a value with a line break, and as `ask`."""
+        for key, value in settings.items():
+            if has_line_break(key) or has_line_break(value):
+                raise ClientError(f"{key!r} = {value!r}: a setting is one line")
+        await self.ask(address, code, {}, what, body=property_text(settings).encode())
 
     async def ask_name_server(self, code: RequestCode) -> RemotingCommand:
         """The first reply of any name server. Raises NoNameServerError, ResponseError."""

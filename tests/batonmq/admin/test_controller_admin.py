@@ -13,7 +13,7 @@ from batonmq import (
     Admin,
 )
 from batonmq.client.admin.controller_admin import grpc_address
-from batonmq.client.errors import NoControllerLeaderError
+from batonmq.client.errors import ClientError, NoControllerLeaderError
 from batonmq.protocol.bodies import (
     BrokerReplicasInfo,
     ElectMasterResponseBody,
@@ -187,6 +187,12 @@ def test_settings_are_read_and_changed_at_every_controller() -> None:
         done = await calls.update_config({"k": "v"})
         assert done == tuple(c.address for c in controllers)
         assert {c.requests[-1].body for c in controllers} == {b"k=v\n"}
+        await calls.update_config({"path": "C:\\new"})
+        assert {c.requests[-1].body for c in controllers} == {b"path=C:\\\\new\n"}
+        for change in (calls.update_config, lambda wrong: admin.brokers.update_config("x", wrong)):
+            for wrong in ({"k": "1\nmore=2"}, {"k\r": "1"}):
+                with pytest.raises(ClientError, match="a setting is one line"):
+                    await change(wrong)
 
     with_controllers(story)
 
