@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 
 import psutil
 
 from bench.cpu import CpuMeter
 from bench.report import Row
 from bench.run import Part, Run, progress
-from bench.side import Side
+from bench.side import Side, SideError
 from lab import frames
 from lab.connection import Connection, ask
 from lab.java import JavaError, JavaProgram
@@ -130,11 +131,17 @@ def _measure_held(run: Run, side: Side, table: dict[str, Row]) -> None:
         # A request behind the pulls of a connection: its answer says that they were read.
         for connection in connections:
             connection.read_through()
+        if early := sum(connection.take().total() for connection in connections):
+            raise SideError(f"{side.name}: {early} of {held} pulls were not held")
         memory = process.memory_info().rss - before
         with Connection(master) as sender:
             began = time.monotonic()
             sender.send(HELD_TOPIC, b"x" * 100)
-        wait_for("every held pull", lambda: sum(c.take() for c in connections) >= held, HELD_S)
+
+        def woken() -> bool:
+            return sum(c.take()[frames.OK] for c in connections) >= held
+
+        wait_for("every held pull", woken, HELD_S)
         wake_ms = (time.monotonic() - began) * 1000
     finally:
         for connection in connections:
@@ -151,7 +158,7 @@ class _Puller:
     def __init__(self, address: str) -> None:
         self._socket = socket.create_connection(frames.split_address(address), 10)
         self._frames = frames.Frames()
-        self._answered = 0
+        self._answered: Counter[int] = Counter()
         self._read = False
 
     def pull(self, opaque: int, fields: dict[str, object]) -> None:
@@ -164,8 +171,8 @@ class _Puller:
         while not self._read:
             self._receive()
 
-    def take(self) -> int:
-        """How many pulls were answered so far."""
+    def take(self) -> Counter[int]:
+        """How many pulls were answered so far, by the code of the answer."""
         self._socket.setblocking(False)
         try:
             while True:
@@ -181,7 +188,7 @@ class _Puller:
             if reply.opaque == READ_THROUGH:
                 self._read = True
             else:
-                self._answered += 1
+                self._answered[reply.code] += 1
 
     def close(self) -> None:
         self._socket.close()
