@@ -11,7 +11,7 @@ from enum import Enum
 from functools import partial
 
 from batonmq.client.consumer.member_stats import MemberStats
-from batonmq.client.hooks import ConsumeCall, Hook
+from batonmq.client.hooks import ConsumeCall, Hook, Watch
 from batonmq.process.clock import boot_ms
 from batonmq.protocol.message import MessageExt, MessageQueue
 
@@ -63,7 +63,7 @@ class ListenerCall:
     ) -> None:
         self._group = group
         self._stats = stats
-        self._hook = hook
+        self._watch = None if hook is None else Watch(hook)
         self._listener = listener
         call = getattr(listener, "__call__", None)  # noqa: B004 - the method, not callability
         self._on_loop = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
@@ -87,10 +87,10 @@ class ListenerCall:
         self, messages: Sequence[MessageExt], context: ConsumeContext
     ) -> ConsumeStatus:
         try:
-            if self._hook is None:
+            if self._watch is None:
                 return await self._called(messages, context)
             call = ConsumeCall(self._group, context.queue, messages)
-            with self._hook.consuming(call):
+            with self._watch.consuming(call):
                 status = await self._called(messages, context)
                 call.succeeded = status is ConsumeStatus.SUCCESS
             return status

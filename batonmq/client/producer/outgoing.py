@@ -133,12 +133,10 @@ def _seconds(what: str, value: object) -> float:
 def outgoing_batch(
     messages: Sequence[Message], new_key: NewKey, *, size_max: int = MESSAGE_SIZE_MAX
 ) -> Outgoing:
-    """One batch body; not compressed, as the broker has to take it apart.
+    """One batch body of at least one message; not compressed, as the broker has to take it apart.
 
-    Raises MessageIllegalError for an empty batch, several topics, or a delayed or retry message.
+    Raises MessageIllegalError for several topics, or a delayed or retry message.
     """
-    if not messages:
-        raise MessageIllegalError("the batch is empty")
     topic = messages[0].topic
     items: list[BatchItem] = []
     msg_ids: list[str] = []

@@ -22,7 +22,7 @@ from batonmq.client.errors import (
     NoReplyError,
     NoRouteError,
 )
-from batonmq.client.hooks import SendCall
+from batonmq.client.hooks import SendCall, Watch
 from batonmq.client.instance.client_instance import ClientInstance, GroupMember
 from batonmq.client.instance.connections import ClientOptions
 from batonmq.client.instance.topic_route import TopicRoute
@@ -93,6 +93,8 @@ class Producer(GroupMember):
         Raises MessageIllegalError for a bad group name, NoNameServerError without addresses."""
         super().__init__(group, name_servers, client, client_options)
         self.options = options or ProducerOptions()
+        hook = self._client.options.hook
+        self._watch = None if hook is None else Watch(hook)
         self._pickers: dict[str, QueuePicker] = {}
         self._new_topic = NewTopic(
             self.options.default_topic, self.options.default_topic_queue_nums
@@ -233,6 +235,8 @@ class Producer(GroupMember):
         All are stored or none. `msg_id` and `offset_msg_id` of the result are comma lists.
         `unique_keys`: the caller's own ids, one per message. Errors as `send`.
         """
+        if not messages:
+            raise MessageIllegalError("the batch is empty")
         keys = None if unique_keys is None else iter((*unique_keys, self._ids.next()))
 
         async def send(messages: Sequence[Message]) -> SendResult:
@@ -282,16 +286,15 @@ class Producer(GroupMember):
         self, messages: Sequence[Message], send: Callable[[Sequence[Message]], Awaitable[R]]
     ) -> R:
         """`send`, seen by the hook if there is one."""
-        hook = self._client.options.hook
-        if hook is None:
+        if self._watch is None:
             return await send(messages)
         call = SendCall(self.group, messages)
-        with hook.sending(call):
-            result = await send(call.messages)
+        with self._watch.sending(call) as entered:
+            result = await send(call.messages if entered else messages)
             if result is not None:
                 call.queue, call.msg_id = result.queue, result.msg_id
                 call.acknowledged = result.acknowledged
-        return result
+            return result
 
     def _outgoing(self, message: Message, new_key: NewKey) -> Outgoing:
         return outgoing(
