@@ -43,6 +43,10 @@ class PullHold(Generic[P]):
     def __len__(self) -> int:
         return self._size
 
+    def waiting(self, topic: str, queue_id: int) -> int:
+        """How many pulls wait for a queue."""
+        return len(self._by_queue.get((topic, queue_id), ()))
+
     def hold(self, held: Held[P]) -> None:
         """Lets a pull wait until an arrival, its deadline, or the end of its owner."""
         held.done = False

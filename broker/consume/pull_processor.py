@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from batonmq.broker.config import BrokerConfig
@@ -29,7 +30,6 @@ from batonmq.broker.replies import (
 )
 from batonmq.broker.tables.offset_clamp import Progress, commit_refusal, where_to_go_on
 from batonmq.broker.write.write_path import WritePath
-from batonmq.process.turns import go_on
 from batonmq.protocol.codes import LONG_MAX, MASTER_ID, RequestCode, ResponseCode
 from batonmq.protocol.errors import BatonError, CorruptLogError
 from batonmq.protocol.role_view import Role
@@ -62,6 +62,17 @@ _NOTHING_THERE: Final = (
 )
 
 
+@dataclass(slots=True)
+class _Round:
+    """A look at the pulls of a queue that `max_offset` reaches: so many are `left` of those that
+    waited when it began. One that is held again waits behind them, for the next round: up to
+    `then_to`, 0 if there is none."""
+
+    max_offset: int
+    left: int
+    then_to: int = 0
+
+
 class PullProcessor:
     """The raw handler of 11, and the holder of pulls that wait. Times are ms, monotonic."""
 
@@ -87,8 +98,8 @@ class PullProcessor:
         self._damaged = damaged
         self._relay = relay
         self._hold: PullHold[Pull] = PullHold()
-        # Queues with more pulls than a turn answers -> how far they reach.
-        self._waking: dict[tuple[str, int], int] = {}
+        # Queues with more pulls than a turn answers.
+        self._waking: dict[tuple[str, int], _Round] = {}
         self._next_sweep_ms = 0
         self._to_sweep: list[tuple[str, int]] = []
         self.messages_total = 0
@@ -175,28 +186,46 @@ class PullProcessor:
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
         """Dispatch made messages of a queue visible: the pulls that wait for them are answered."""
-        if not len(self._hold):
+        waiting = self._hold.waiting(topic, queue_id)
+        if not waiting:
             return
         queue = topic, queue_id
         if queue in self._waking:
-            self._waking[queue] = max(max_offset, self._waking[queue])
-        elif not self._wake(topic, queue_id, max_offset):
-            self._waking[queue] = max_offset
-            if len(self._waking) == 1:
-                asyncio.get_running_loop().call_soon(go_on, self._wake_more)
-
-    def _wake(self, topic: str, queue_id: int, max_offset: int) -> bool:
-        """Answers a slice of them; whether these were all."""
+            running = self._waking[queue]
+            running.then_to = max(max_offset, running.then_to)
+            return
         woken = self._hold.arrived(topic, queue_id, max_offset, _SLICE)
-        for held in woken:
-            self._answer_or_hold(held.pull, held.offset, held.deadline_ms, True)
-        return len(woken) < _SLICE
+        self._look_again(woken, may_hold=True)
+        if len(woken) == _SLICE < waiting:
+            self._waking[queue] = _Round(max_offset, waiting - _SLICE)
+            if len(self._waking) == 1:
+                asyncio.get_running_loop().call_soon(self._wake_more)
 
-    def _wake_more(self) -> bool:
-        queue, max_offset = next(iter(self._waking.items()))
-        if self._wake(*queue, max_offset):
+    def _look_again(self, waited: list[Held[Pull]], *, may_hold: bool) -> None:
+        """Whatever becomes of one of them, those behind it are looked at."""
+        for held in waited:
+            try:
+                self._answer_or_hold(held.pull, held.offset, held.deadline_ms, may_hold)
+            except Exception as error:
+                log.exception("pull_failed topic=%s queue=%d", held.topic, held.queue_id)
+                remark = f"this pull could not be answered: {error!r}"
+                held.pull.channel.write(
+                    refusal(held.pull.opaque, ResponseCode.SYSTEM_ERROR, remark)
+                )
+
+    def _wake_more(self) -> None:
+        queue, running = next(iter(self._waking.items()))
+        limit = min(_SLICE, running.left)
+        running.left -= limit
+        woken = self._hold.arrived(*queue, running.max_offset, limit)
+        self._look_again(woken, may_hold=True)
+        if len(woken) < limit or not running.left:
             del self._waking[queue]
-        return bool(self._waking)
+            if running.then_to:
+                waiting = self._hold.waiting(*queue)
+                self._waking[queue] = _Round(running.then_to, waiting)
+        if self._waking:
+            asyncio.get_running_loop().call_soon(self._wake_more)
 
     def queues_deleted(self, topic: str) -> None:
         """Pulls that wait in them learn it: in queues of a topic made again they would wait for
@@ -209,8 +238,7 @@ class PullProcessor:
         """Answers expired pulls; every 5 s checks all queues, as a safeguard. A call does a slice;
         whether there is more to do at once."""
         late = self._hold.expired(now_ms, _SLICE)
-        for held in late:
-            self._answer_or_hold(held.pull, held.offset, held.deadline_ms, False)
+        self._look_again(late, may_hold=False)
         if now_ms >= self._next_sweep_ms:
             self._next_sweep_ms = now_ms + SWEEP_MS
             self._to_sweep = self._hold.queues()
