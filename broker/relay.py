@@ -322,14 +322,20 @@ class Relay:
         connection nobody knows that the master never got it."""
         self._due.append(asked)
         if len(self._due) == 1:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._pass_on_due)
+            asyncio.get_running_loop().call_soon(self._next_turn)
 
-    def _pass_on_due(self) -> None:
-        for _ in range(min(SLICE, len(self._due))):
-            self._go_on(self._due.popleft(), is_due=True)
-        if self._due:
-            asyncio.get_running_loop().call_soon(self._pass_on_due)
+    def _next_turn(self) -> None:
+        """Who comes from now on is due a turn later than those who came until now."""
+        due, self._due = self._due, deque()
+        asyncio.get_running_loop().call_soon(self._pass_on_due, due)
+
+    def _pass_on_due(self, due: deque[Asked]) -> None:
+        try:
+            for _ in range(min(SLICE, len(due))):
+                self._go_on(due.popleft(), is_due=True)
+        finally:
+            if due:
+                asyncio.get_running_loop().call_soon(self._pass_on_due, due)
 
     def _pass_on(self, asked: Asked, address: str, epoch: int) -> None:
         connection = self._client.live_connection(address)

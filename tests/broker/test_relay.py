@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import uvloop
@@ -155,6 +156,46 @@ def test_the_end_of_the_masters_connection_is_seen_before_a_retry_is_written_to_
         assert group.relay.take(client, request)
         await until(lambda: connection.closed)
         assert (len(group.relay), group.relay.passed_on, answered) == (1, 1, []), "it only waits"
+
+    play(tmp_path, script)
+
+
+def test_nor_is_a_retry_behind_another_one_written_with_that(tmp_path: Path) -> None:
+    """It comes in a later turn."""
+
+    async def script(group: Group) -> None:
+        group.follow()
+        await group.ask()
+        (client,) = group.member.service.endpoint.server.connections
+        client.reply = lambda *_: None  # type: ignore[method-assign]
+        request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, {})
+        request.language = LanguageCode.JAVA
+        assert group.relay.take(client, request)
+        await asyncio.sleep(0)
+        (connection,) = group.relay._client.connections
+        for channel in group.master.service.endpoint.server.connections:
+            channel.drop()
+        group.master.service.path.gate.fence()
+        assert group.relay.take(client, request)
+        await until(lambda: connection.closed)
+        assert group.relay.passed_on == 2
+
+    play(tmp_path, script)
+
+
+def test_a_request_that_cannot_be_passed_on_stops_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(group: Group) -> None:
+        group.follow()
+        await group.ask()
+        (connection,) = group.relay._client.connections
+        monkeypatch.setattr(connection, "oneway", Mock(side_effect=ValueError("a test")))
+        request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, {})
+        request.language, request.flag = LanguageCode.JAVA, 2
+        (client,) = group.member.service.endpoint.server.connections
+        assert group.relay.take(client, request)
+        assert (await group.ask()).code == 0
 
     play(tmp_path, script)
 
