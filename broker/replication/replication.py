@@ -54,6 +54,10 @@ class WithoutRoom:
         self._not_before_ms = now_ms + HAND_OVER_AGAIN_MS
         return True
 
+    def failed(self, now_ms: int) -> None:
+        """No controller leads, or there was no other member: there may be one soon."""
+        self._not_before_ms = now_ms + FULL_MS
+
 
 class Replication:
     """Implements `batonmq.ha.ports.HAListener`. One per broker, on its loop.
@@ -166,7 +170,7 @@ class Replication:
         if self.manager is not None and self._without_room.due(full, now_ms):
             log.warning("master_without_room_hands_over reason=%s", full)
             handing = asyncio.get_running_loop().create_task(
-                self.manager.hand_over(f"no room: {full}"), name="not_handed_over"
+                self._hand_over_without_room(self.manager, full), name="not_handed_over"
             )
             self._tasks.add(handing)
             handing.add_done_callback(self._ended)
@@ -175,6 +179,14 @@ class Replication:
                 lease=self.manager.lease_valid(now_ms),
                 required_set_whole=self.ha.required_set_whole,
             )
+
+    async def _hand_over_without_room(self, manager: ReplicasManager, full: str) -> None:
+        handed = False
+        try:
+            handed = await manager.hand_over(f"no room: {full}")
+        finally:
+            if not handed:
+                self._without_room.failed(self._path.clock_ms())
 
     @property
     def offsets_clamped(self) -> int:

@@ -76,6 +76,9 @@ def test_r45_a_master_without_room_hands_over_and_not_again_and_again():
     assert not without_room.due("full", 14_000)
     assert not without_room.due("full", 20_000)
     assert without_room.due("full", 10_000 + FULL_MS + HAND_OVER_AGAIN_MS)
+    without_room.failed(50_000)
+    assert not without_room.due("full", 50_000 + FULL_MS - 1)
+    assert without_room.due("full", 50_000 + FULL_MS)
 
 
 def test_r45_the_master_is_given_up_by_a_planned_switch(tmp_path, monkeypatch):
@@ -92,6 +95,16 @@ def test_r45_the_master_is_given_up_by_a_planned_switch(tmp_path, monkeypatch):
         service.replication.tick(now_ms + 2 * FULL_MS)
         service.replication.tick(now_ms + 2 * FULL_MS + 1)
         await until(lambda: manager.hand_over.await_count == 1)
+        await until(lambda: not service.replication._tasks)
+        now_ms += 2 * FULL_MS
+        service.replication.tick(now_ms + HAND_OVER_AGAIN_MS - 1)
+        assert not service.replication._tasks
+        manager.hand_over.return_value = False  # nobody is there
+        monkeypatch.setattr(service.path, "clock_ms", lambda: now_ms + HAND_OVER_AGAIN_MS)
+        service.replication.tick(now_ms + HAND_OVER_AGAIN_MS)
+        await until(lambda: not service.replication._tasks)
+        service.replication.tick(now_ms + HAND_OVER_AGAIN_MS + FULL_MS)
+        await until(lambda: manager.hand_over.await_count == 3)
         service.replication.manager = None
         service.store.room.set_watermark("")
 
