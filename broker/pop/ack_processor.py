@@ -179,8 +179,8 @@ class AckProcessor:
             if (offsets := service.table.open_offsets(one))
         ]
         if not acked:
-            # What it was settled by may not be confirmed yet: an ack that is sent again.
-            self._answer(self._store.max_phy_offset, request, connection, _NO_FIELDS)
+            # What it was settled by may not be confirmed yet, or not in the log: sent again.
+            self._answer(self._store.appender.end, request, connection, _NO_FIELDS)
             return
         orders = [
             order

@@ -262,7 +262,7 @@ class PopService(DueService):
             if self._store.confirm_offset < end or (self._waits and self._waits[0] <= end):
                 return
             self._offsets.commit(PROGRESS_GROUP, POP_TOPIC, QUEUE, oldest)
-        self._mark = self.table.oldest_record, self._store.max_phy_offset
+        self._mark = self.table.oldest_record, self._store.appender.end
 
 
 def _acked(point: CheckPoint, offsets: list[int]) -> Acked:

@@ -115,7 +115,7 @@ class WritePath:
         """Appends a record of this broker's own; returns the end offset that it is safe at. On a
         broker that takes no writes nothing is appended: the log decides what holds."""
         if self.gate.refusal is not None:
-            return self.store.max_phy_offset
+            return self.store.appender.end
         result = self.store.appender.put_message(
             NewMessage(topic, 0, body, b"", 0, None, None, 0, b"\0" * 8)
         )
@@ -138,9 +138,10 @@ class WritePath:
         return future
 
     def still_master(self, what: str) -> Awaitable[None]:
-        """Done when this broker is shown to be the master still: all that its log has is confirmed,
-        and no pause of its own keeps its acks (R8). Raises BrokerRefusal that names `what`."""
-        waits = self.wait_confirmed(self.store.max_phy_offset, what)
+        """Done when this broker is shown to be the master still: all that was put is confirmed, also
+        what a full disk keeps from the log (R45), and no pause of its own keeps its acks (R8).
+        Raises BrokerRefusal that names `what`."""
+        waits = self.wait_confirmed(self.store.appender.end, what)
         self.confirmed(self.store.confirm_offset)
         return waits
 

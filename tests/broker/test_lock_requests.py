@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 
+import pytest
 from lone_broker import Rig, run_with_broker, until
 
+from batonmq.process import disk
 from batonmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from batonmq.protocol.message import MessageQueue
 from batonmq.remoting.command import RemotingCommand
@@ -75,6 +79,29 @@ def test_r30_a_lock_is_answered_when_its_record_is_confirmed(tmp_path: Path) -> 
             assert refused.code == 2 and "slave" in (refused.remark or "")
 
     run_with_broker(tmp_path, play)
+
+
+def test_r45_a_lock_whose_record_a_full_disk_keeps_is_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is its renewal, which writes nothing."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def play(rig: Rig) -> None:
+        await rig.send()
+        monkeypatch.setattr(disk, "pwrite", full)
+        waits = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
+        await until(lambda: not rig.service.store.appender.is_writable)
+        renewal = asyncio.ensure_future(rig.ask(41, body=lock_body("a")))
+        for _ in range(3):
+            await rig.ask(45)
+        assert not waits.done() and not renewal.done()
+        monkeypatch.setattr(disk, "pwrite", os.pwrite)
+        assert owned(await waits) == owned(await renewal) == [QUEUE]
+
+    run_with_broker(tmp_path, play, flush_interval_consume_queue=20, slave_timeout=60_000)
 
 
 def test_locks_survive_a_restart_and_run_out(tmp_path: Path) -> None:

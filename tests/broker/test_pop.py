@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from lone_broker import Rig, expire_all_but_last, run_with_broker, until
 
 from batonmq.broker.pop import pop_service
 from batonmq.broker.schedule import delivery
+from batonmq.process import disk
 from batonmq.protocol.bodies import QueryAssignmentRequestBody
 from batonmq.protocol.layout import UNIT_SIZE
 from batonmq.protocol.message import MessageExt
@@ -546,3 +549,25 @@ def test_what_is_in_flight_is_bounded(tmp_path: Path, clock: Clock) -> None:
         assert len(messages(await pop(rig))) == 2
 
     run_with_broker(tmp_path, play, broker={"pop_in_flight_max": 2})
+
+
+def test_r45_an_ack_sent_again_waits_for_the_record_that_a_full_disk_keeps(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def play(rig: Rig) -> None:
+        await rig.send("T", b"0")
+        ((_, handle),) = messages(await pop(rig))
+        monkeypatch.setattr(disk, "pwrite", full)
+        acks = [asyncio.ensure_future(ack(rig, handle))]
+        await until(lambda: rig.service.store.appender.has_buffered)
+        acks.append(asyncio.ensure_future(ack(rig, handle)))
+        for _ in range(3):
+            await rig.ask(45)
+        assert not any(one.done() for one in acks)
+        monkeypatch.setattr(disk, "pwrite", os.pwrite)
+        assert [(await one).code for one in acks] == [0, 0]
+
+    run_with_broker(tmp_path, play, flush_interval_consume_queue=20, slave_timeout=60_000)

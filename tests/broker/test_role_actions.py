@@ -38,6 +38,7 @@ class Rig:
         self.lease = False
         self.sink = Mock()
         store = Mock(confirm_offset=640, max_phy_offset=900)
+        store.appender.end = 900
         store.end_turn.side_effect = lambda: self.note("end_turn") or 900
         store.positions.put_if_due.return_value = False
         store.stop_writes.side_effect = lambda: self.note("stop_writes")
