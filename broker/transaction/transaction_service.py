@@ -35,6 +35,7 @@ from batonmq.broker.transaction.transaction_records import (
     real_place,
 )
 from batonmq.broker.transaction.transaction_table import (
+    NEVER,
     CheckRules,
     Due,
     Half,
@@ -53,7 +54,7 @@ from batonmq.protocol.properties import (
     REAL_TOPIC,
     UNIQ_KEY,
 )
-from batonmq.protocol.record import decode_record, message_to_store
+from batonmq.protocol.record import NewMessage, decode_record, message_to_store
 from batonmq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from batonmq.protocol.topic_name import (
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -102,6 +103,9 @@ class TransactionService:
         self._torn: list[int] = []
         self._ops: list[int] = []
         self._op_done: asyncio.Future[None] | None = None
+        self._resumed: set[int] = set()
+        """Where the given-up messages are that this mastership has taken back."""
+        self._looked_s = 0.0
         self._timer: asyncio.Handle | None = None
 
     def register(self, processors: Processors) -> None:
@@ -128,6 +132,7 @@ class TransactionService:
         self._loaded.clear()
         self._torn.clear()
         self._ops.clear()
+        self._resumed.clear()
         if self._op_done is not None and not self._op_done.done():
             self._op_done.set_exception(_changed())
             self._op_done.exception()  # perhaps nobody waits
@@ -164,15 +169,13 @@ class TransactionService:
         if not self._loaded.is_set() and self._is_level:
             self._loaded.set()
             self._end_torn()
-        if more:
-            self._wake_in(0)
-            return
-        pause_ms = LOOK_AGAIN_MS
-        if self._loaded.is_set():
+        now_s, pause_ms = asyncio.get_running_loop().time(), LOOK_AGAIN_MS
+        if self._loaded.is_set() and (not more or now_s >= self._looked_s + LOOK_AGAIN_MS / 1000):
+            self._looked_s = now_s
             pause_ms = self._check_slice(wall_ms())
             self._keep_progress()
-        if self._timer is None:
-            self._wake_in(pause_ms)
+        if more or self._timer is None:
+            self._wake_in(0 if more else pause_ms)
 
     # What the queues say.
 
@@ -187,8 +190,8 @@ class TransactionService:
         return [least(topic, QUEUE) for topic in TOPICS]
 
     def _read_slice(self) -> bool:
-        """Reads some of both queues, ops when there is no half message left that they may name;
-        whether there may be more. Raises CorruptLogError."""
+        """Reads some of both queues, ops when all half messages that they may name were read;
+        whether there is more. Raises CorruptLogError."""
         queries, table = self._store.queries, self._table
         table.skip_to(*self._first_offsets())
         halves = queries.units(TRANS_HALF_TOPIC, QUEUE, table.next_half, SLICE)
@@ -203,7 +206,7 @@ class TransactionService:
                 self._torn.append(replaced)
             if phy_offset in commits:
                 self._torn.append(table.next_half - 1)
-        if halves:
+        if halves and table.next_half < queries.max_offset_in_queue(TRANS_HALF_TOPIC, QUEUE):
             return True
         ops = queries.units(TRANS_OP_HALF_TOPIC, QUEUE, table.next_op, SLICE)
         for phy_offset, size, _ in ops:
@@ -212,7 +215,7 @@ class TransactionService:
             table.op_seen(table.next_op, ended)
         if self._loaded.is_set():
             self._end_torn()
-        return bool(ops)
+        return bool(ops) and table.next_op < queries.max_offset_in_queue(TRANS_OP_HALF_TOPIC, QUEUE)
 
     def _end_torn(self) -> None:
         """Half messages whose commit, or whose copy, is in the log without the op."""
@@ -274,24 +277,56 @@ class TransactionService:
         message_id = text(request, "msgId")
         record = self._store.queries.look_message_by_offset(stored_at(message_id))
         half = decode_record(record) if record is not None else None
-        key = half.properties.get(UNIQ_KEY, "").encode() if half is not None else b""
         if record is None or half is None or not half.properties.get(REAL_TOPIC):
             raise _refused(f"no half message {message_id} is stored here")
         copy = checked_once_more(record, 0)
         if half.topic == TRANS_HALF_TOPIC and self._table.is_open(half.queue_offset):
-            self._store.appender.put_message(copy)
-            await asyncio.shield(self._write_op([half.queue_offset]))
-        elif half.topic == TRANS_CHECK_MAX_TIME_TOPIC and not self._table.is_waiting(key):
-            copy.topic, copy.queue_id = TRANS_HALF_TOPIC, QUEUE
-            put = self._store.appender.put_message(copy)
-            self._path.schedule_flush()
-            await self._path.wait_confirmed(put.end_offset, f"half message {message_id}")
+            await self._check_from_the_start(half, copy)
+        elif half.topic == TRANS_CHECK_MAX_TIME_TOPIC:
+            await self._take_back(half, copy)
         else:
             raise _refused(
                 f"message {message_id} of topic {half.topic} is no half message that waits or was"
                 f" given up ({TRANS_CHECK_MAX_TIME_TOPIC})"
             )
         return RemotingCommand.response_to(request)
+
+    async def _check_from_the_start(self, half: MessageExt, copy: NewMessage) -> None:
+        """Writes an open half message again."""
+        key = half.properties.get(UNIQ_KEY, "").encode()
+        offsets = self._table.to_end(half.queue_offset, key)
+        if not offsets:
+            raise _refused(f"half message {half.msg_id} is being ended or checked in this moment")
+        try:
+            self._store.appender.put_message(copy)
+            done = self._write_op(offsets)
+        except BaseException:
+            self._table.not_ended(offsets)
+            raise
+        await asyncio.shield(done)
+
+    async def _take_back(self, half: MessageExt, copy: NewMessage) -> None:
+        """Writes a half message that was given up again, once: whether it was, or has been
+        committed, shows in the records of its UNIQ_KEY behind it."""
+        name, place = f"half message {half.msg_id}", half.physical_offset
+        key = half.properties.get(UNIQ_KEY, "")
+        if not key:
+            raise _refused(f"{name} has no UNIQ_KEY: whether it has ended since cannot be told")
+        if not self._config.store.message_index_enable:
+            raise _refused(
+                f"{name}: whether it has ended since cannot be told with messageIndexEnable=false"
+            )
+        for topic in (TRANS_HALF_TOPIC, half.properties[REAL_TOPIC]):
+            found = self._store.queries.query_message(topic, key, SLICE, 0, NEVER)
+            if any(decode_record(one).physical_offset > place for one in found.parts):
+                raise _refused(f"{name} was taken back or ended since: topic {topic} has its key")
+        if self._table.is_waiting(key.encode()) or place in self._resumed:
+            raise _refused(f"{name}: a half message of its key waits already")
+        copy.topic, copy.queue_id = TRANS_HALF_TOPIC, QUEUE
+        put = self._store.appender.put_message(copy)
+        self._resumed.add(place)
+        self._path.schedule_flush()
+        await self._path.wait_confirmed(put.end_offset, name)
 
     async def _until_loaded(self) -> None:
         """A new master knows what is open a moment later. Raises BrokerRefusal."""

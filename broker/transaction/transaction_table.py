@@ -79,7 +79,8 @@ class TransactionTable:
         self.next_half = half.queue_offset + 1
         replaced = self._by_key.get(half.key) if half.key else None
         self._open[half.queue_offset] = half
-        self._by_key[half.key] = half.queue_offset
+        if half.key:
+            self._by_key[half.key] = half.queue_offset
         rules = self.rules
         wait_ms = rules.interval_ms if half.checks else rules.timeout_ms
         if half.immunity_ms is not None and not half.checks:

@@ -57,6 +57,13 @@ def test_an_end_that_names_the_first_copy_ends_the_last_too() -> None:
     assert len(core) == 0
 
 
+def test_half_messages_without_a_key_are_apart() -> None:
+    core = table(*(half(offset)._replace(key=b"") for offset in (0, 1)))
+    assert core.to_end(0, b"") == [0] and not core.is_waiting(b"")
+    core.op_seen(0, [0])
+    assert core.is_open(1)
+
+
 def test_one_that_could_not_be_ended_is_open_again() -> None:
     core = table(half(0))
     assert core.to_end(0, b"K0") == [0]

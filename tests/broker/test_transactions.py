@@ -488,3 +488,86 @@ def test_r30_a_producer_is_asked_when_the_check_is_confirmed(
         await producer.client.close()
 
     run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_ops_are_read_though_half_messages_keep_coming(tmp_path: Path) -> None:
+    """Else what has ended stays open for as long as a steady load lasts."""
+
+    async def play(rig: Rig) -> None:
+        first, service = await half(rig), rig.service.waiting.transactions
+        await until(lambda: len(service) == 1)
+        service._wake_in = lambda delay_ms: None  # type: ignore[method-assign]
+        assert (await rig.ask(37, end_fields(first, COMMIT))).code == 0
+        await half(rig, "K2")
+        service._read_slice()
+        assert service._table.is_open(1) and not service._table.is_open(0)
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_checks_and_progress_go_on_while_there_is_more_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(rig: Rig) -> None:
+        service, kept = rig.service.waiting.transactions, rig.service.tables.offsets
+        await Asked(rig, UNKNOWN).beat()
+        await half(rig)
+        await until(lambda: len(service) == 1)
+        real_read, real_ms = service._read_slice, transaction_service.wall_ms
+        service._read_slice = lambda: True  # type: ignore[method-assign]
+        service._table.next_op = 7
+        monkeypatch.setattr(transaction_service, "wall_ms", lambda: real_ms() + 4_000_000)
+        await until(lambda: end_of(rig, TRANS_HALF_TOPIC) == 2)
+        progress = transaction_service.PROGRESS_GROUP
+        await until(lambda: kept.query(progress, TRANS_OP_HALF_TOPIC, 0) == 7)
+        service._read_slice = real_read  # type: ignore[method-assign]
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_an_end_and_a_second_start_of_checks_at_once_deliver_once(tmp_path: Path) -> None:
+    """37 and 323 in one turn: the second of them is refused."""
+
+    async def play(rig: Rig) -> None:
+        sent = await half(rig)
+        ended, resumed = await asyncio.gather(
+            rig.ask(37, end_fields(sent, COMMIT)), rig.ask(323, {"msgId": sent.ext["msgId"]})
+        )
+        assert (ended.code, resumed.code) == (0, 1) and "being ended" in (resumed.remark or "")
+        await until(lambda: len(rig.service.waiting.transactions) == 0)
+        assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 1)
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS)
+
+
+def test_r30_what_was_given_up_is_taken_back_once(tmp_path: Path) -> None:
+    """Two 323 in one turn, one while its copy waits, one when that is committed; and one that no
+    key tells apart from others."""
+
+    async def play(rig: Rig) -> None:
+        table = rig.service.waiting.transactions._table
+        await half(rig, TRANSACTION_CHECK_TIMES="99")
+        await until(lambda: end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 1)
+        keyless = encode_properties({"REAL_TOPIC": "T", "REAL_QID": "1"}).encode()
+        place = (TRANS_CHECK_MAX_TIME_TOPIC, 0, b"as Java may have", keyless)
+        rig.service.store.appender.put_message(NewMessage(*place, 0, None, None, 0, bytes(8)))
+        rig.service.path.schedule_flush()
+        await until(lambda: end_of(rig, TRANS_CHECK_MAX_TIME_TOPIC) == 2)
+        await until(lambda: not len(table))
+        given_up, unnamed = await messages(rig, TRANS_CHECK_MAX_TIME_TOPIC)
+        again = {"msgId": given_up.msg_id}
+        both = await asyncio.gather(rig.ask(323, again), rig.ask(323, again))
+        assert sorted(one.code for one in both) == [0, 1]
+        await until(lambda: len(table) == 1)
+        assert (await rig.ask(323, again)).code == 1
+        (copy,) = (await messages(rig, TRANS_HALF_TOPIC))[1:]
+        end = {"tranStateTableOffset": "1", "commitLogOffset": str(copy.physical_offset)}
+        fields = {"producerGroup": "pg", "commitOrRollback": COMMIT} | end
+        assert (await rig.ask(37, fields)).code == 0
+        rig.service.waiting.transactions._resumed.clear()  # as at the next master
+        late, nameless = await rig.ask(323, again), await rig.ask(323, {"msgId": unnamed.msg_id})
+        assert late.code == 1 and "taken back or ended" in (late.remark or "")
+        assert nameless.code == 1 and "no UNIQ_KEY" in (nameless.remark or "")
+        assert (end_of(rig, "T", 1), end_of(rig, TRANS_HALF_TOPIC)) == (1, 2)
+
+    run_with_broker(tmp_path, play, broker=NO_CHECKS | {"transaction_check_interval": 100})
