@@ -166,14 +166,18 @@ class AdminProcessor:
 
     async def clean_unused(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
         """316. What is left of topics that are not in the table is deleted as a topic is, by a
-        record each: members must agree on what there is."""
+        record each: members must agree on what there is. One that another request deletes is only
+        waited for."""
         self._require_writable()
-        for topic in sorted(self._path.store.queries.topics()):
+        store = self._path.store
+        for topic in sorted(store.queries.topics()):
             await asyncio.sleep(0)
-            if self._topics.get(topic) is None:
+            is_known = self._topics.get(topic) is not None or is_system_topic(topic)
+            if not is_known and topic not in store.deleting_topics:
                 self._require_writable()
                 end = self._topics.delete_topic(topic)
                 await self._path.wait_confirmed(end, f"deletion of unused topic {topic}")
+        await self._path.still_master("deletion of unused topics")
         return RemotingCommand.response_to(request)
 
     def topic_config(self, request: RemotingCommand, _: Connection) -> RemotingCommand:
