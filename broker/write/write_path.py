@@ -138,8 +138,8 @@ class WritePath:
         return future
 
     def still_master(self, what: str) -> Awaitable[None]:
-        """Done when this broker is shown to be the master still: all that was put is confirmed, also
-        what a full disk keeps from the log (R45), and no pause of its own keeps its acks (R8).
+        """Done when this broker is shown to be the master still: all that was put is confirmed,
+        also what a full disk keeps from the log (R45), and no pause of its own keeps its acks (R8).
         Raises BrokerRefusal that names `what`."""
         waits = self.wait_confirmed(self.store.appender.end, what)
         self.confirmed(self.store.confirm_offset)
