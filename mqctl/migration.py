@@ -51,8 +51,10 @@ class Group:
         return next((each for each in self.members if each.is_master), None)
 
     def member(self, broker: str) -> Member | None:
-        """By its id, or its address; None if the controllers know no such one."""
-        return next((m for m in self.members if broker in (str(m.broker_id), m.address)), None)
+        """By its id, or its address; None if the controllers know no such one. Of two with one
+        address the living one: the other is what an emptied store was before."""
+        found = [m for m in self.members if broker in (str(m.broker_id), m.address)]
+        return next((m for m in found if m.alive), next(iter(found), None))
 
     def in_sync(self, kind: str | None = None) -> list[Member]:
         """Who is in the SyncStateSet, of that kind or of any."""
@@ -61,19 +63,29 @@ class Group:
 
 def problems(group: Group) -> list[str]:
     """What forbids any change of this group, one sentence each with what to do about it."""
+    return lasting_problems(group) + passing_problems(group)
+
+
+def passing_problems(group: Group) -> list[str]:
+    """Those that may end by themselves: `join` waits for that."""
     found = []
-    if not group.own_controllers:
-        found.append(
-            "its controllers are RocketMQ's, where brokers of ours cannot register: move the group "
-            "to controllers of ours first (docs/migrate.md)"
-        )
     master = group.master
     if master is None:
         found.append("it has no master: see `mqctl health`")
     elif not master.kind:
         found.append(f"its master, {master.name}, does not answer")
     dead = [m for m in group.members if m.in_sync and not m.alive]
-    found += [f"{m.name} is in the SyncStateSet, but does not live" for m in dead]
+    return found + [f"{m.name} is in the SyncStateSet, but does not live" for m in dead]
+
+
+def lasting_problems(group: Group) -> list[str]:
+    """Those that somebody has to end."""
+    found = []
+    if not group.own_controllers:
+        found.append(
+            "its controllers are RocketMQ's, where brokers of ours cannot register: move the group "
+            "to controllers of ours first (docs/migrate.md)"
+        )
     sizes = {m.name: m.settings[SEGMENT_KEY] for m in group.members if SEGMENT_KEY in m.settings}
     if len(set(sizes.values())) > 1:
         each = ", ".join(f"{size} at {name}" for name, size in sizes.items())
@@ -109,7 +121,7 @@ def problems_of_leave(group: Group, who: Member) -> list[str]:
 
 def too_few_without(group: Group, who: Member) -> str:
     """Why the group would lack a second replica in sync; empty if it would not."""
-    rest = [each.name for each in group.in_sync() if each != who]
+    rest = [m.name for m in group.in_sync() if m.broker_id != who.broker_id and m.alive]
     if len(rest) >= REPLICAS_MIN:
         return ""
     return f"without {who.name} only {' and '.join(rest) or 'nobody'} would be in sync"
@@ -118,12 +130,15 @@ def too_few_without(group: Group, who: Member) -> str:
 def next_steps(group: Group, to: str, replicas: int | None = None) -> list[str]:
     """What is left until the group has `replicas` members, all of kind `to`; empty when it is done.
 
-    `replicas`: by default as many as there are of the other kind now, at least two.
+    `replicas`: by default as many as there are of the kind that has more now, at least two. The
+    commands carry a number that was given, or is above two, on: with each one that leaves the group
+    could no more tell it.
     """
     name = KIND_NAMES[to]
     ours = [m for m in group.members if m.kind == to and m.alive]
     others = [m for m in group.members if m.kind != to]
-    wanted = max(REPLICAS_MIN, len(others)) if replicas is None else replicas
+    wanted = replicas or max(REPLICAS_MIN, len(others), len(ours))
+    number = f" --to {to} --replicas {wanted}" if replicas or wanted > REPLICAS_MIN else ""
     # The master leaves last: it goes on until one of the wanted kind can take over.
     others.sort(key=lambda m: (m.in_sync, m.is_master))
     there, steps = len(ours), []
@@ -142,7 +157,8 @@ def next_steps(group: Group, to: str, replicas: int | None = None) -> list[str]:
     while others or there < wanted:
         if others and there + len(others) > REPLICAS_MIN:
             leaves = others.pop(0)
-            steps.append(f"{_command(group, 'leave', leaves.broker_id)}, and stop it when told")
+            leave = _command(group, "leave", leaves.broker_id) + number
+            steps.append(f"{leave}, and stop it when told")
         else:
             join()
             there += 1

@@ -19,7 +19,9 @@ from batonmq.mqctl.migration import (
     Member,
     lacking_offsets,
     lacking_tables,
+    lasting_problems,
     next_steps,
+    passing_problems,
     problems,
     problems_of_leave,
     problems_of_switch,
@@ -41,10 +43,8 @@ STEPS = ("plan", "status", "join", "switch", "leave")
 @click.argument("step", type=click.Choice(STEPS))
 @option("-bn", "--brokerName", required=True, help="Broker group.")
 @option("-b", "--broker", metavar="ID|HOST:PORT", help="join, switch, leave: the replica.")
-@option(
-    "--to", type=click.Choice(KINDS), default=BATONMQ, help="plan, status: what it shall become."
-)
-@option("--replicas", type=COUNT, help="plan, status: how many it shall have then.")
+@option("--to", type=click.Choice(KINDS), default=BATONMQ, help="What the group shall become.")
+@option("--replicas", type=COUNT, help="How many replicas it shall have then.")
 @option(
     "--wait", "wait_s", type=SECONDS, default=120.0, help="join, switch, leave: give up after that."
 )
@@ -86,7 +86,7 @@ async def migrate(
         elif step == "switch":
             await run.switch(broker)
         else:
-            await run.leave(broker, to)
+            await run.leave(broker, to, replicas)
 
 
 class Migration:
@@ -123,8 +123,10 @@ class Migration:
         async def lacks() -> str:
             nonlocal begun
             group = await self._group()
-            _refuse(problems(group))
+            _refuse(lasting_problems(group))
             member = group.member(broker)
+            if passing := passing_problems(group):
+                return passing[0]
             if member is None:
                 return f"the controllers do not know broker {broker} yet"
             if not member.alive or not member.kind:
@@ -153,6 +155,8 @@ class Migration:
         if not member.is_master:
             _refuse(problems_of_switch(group, member))
             await self._await_tables(member)
+            group = await self._group()
+            _refuse(problems_of_switch(group, self._known(group, broker)))
         before = group.master
         await elect(
             self._context, self._admin, self._controller, ("", self._name, member.broker_id)
@@ -162,21 +166,25 @@ class Migration:
                 f"the way back: mqctl migrate switch -bn {self._name} -b {before.broker_id}"
             )
 
-    async def leave(self, broker: str, to: str) -> None:
+    async def leave(self, broker: str, to: str, replicas: int | None) -> None:
         """Tells whom to stop, waits for that, and makes the controllers forget it."""
         group = await self._group()
         member = self._known(group, broker)
         _refuse(problems_of_leave(group, member))
 
         async def too_few() -> str:
-            return too_few_without(await self._group(), member)
+            group = await self._group()
+            _refuse(problems_of_leave(group, self._known(group, str(member.broker_id))))
+            return too_few_without(group, member)
 
         await self._wait("another replica to be in sync", too_few)
-        if member.alive:
+        if member.alive or member.kind:
             click.echo(f"stop {member.name} now", err=True)
 
         async def lacks() -> str:
             now = (await self._group()).member(str(member.broker_id))
+            if now is not None and now.kind:
+                return f"{member.name} still answers"
             if now is None or not (now.alive or now.in_sync):
                 return ""
             if now.is_master:
@@ -190,7 +198,7 @@ class Migration:
                 f"{member.name} has left. Before it is started again, delete brokerIdentity in its "
                 "store: its id is forgotten"
             )
-        await self.show(to, None, checked=False)
+        await self.show(to, replicas, checked=False)
 
     # What is asked.
 

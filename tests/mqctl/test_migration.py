@@ -13,7 +13,9 @@ from batonmq.mqctl.migration import (
     Member,
     lacking_offsets,
     lacking_tables,
+    lasting_problems,
     next_steps,
+    passing_problems,
     problems,
     problems_of_leave,
     problems_of_switch,
@@ -41,8 +43,9 @@ def test_each_thing_in_the_way_is_named_with_what_to_do() -> None:
         member(3, BATONMQ),
         own_controllers=False,
     )
-    controllers, master, dead, sizes, acks = problems(bad)
+    controllers, sizes, acks, master, dead = problems(bad)
     assert "controllers are RocketMQ's" in controllers
+    assert [*lasting_problems(bad), *passing_problems(bad)] == problems(bad)
     assert master.startswith("it has no master")
     assert dead == "broker 2 at h2:1 is in the SyncStateSet, but does not live"
     assert "1048576 at broker 1" in sizes and "1073741824 at broker 3" in sizes
@@ -65,6 +68,10 @@ def test_nobody_leaves_who_leads_or_leaves_too_few() -> None:
     few = too_few_without(group(java, ours), ours)
     assert few == "without broker 2 at h2:1 only broker 1 at h1:1 would be in sync"
     assert too_few_without(group(java, ours, other), ours) == ""
+    silent = dataclasses.replace(ours, kind="", settings={})
+    assert too_few_without(group(java, ours), silent) == few, "it does not replace itself"
+    dead = dataclasses.replace(other, alive=False)
+    assert too_few_without(group(java, ours, dead), ours) == few, "a dead one replaces nobody"
     # A dead one that still stands in the set is who leaves.
     dead = member(3, BATONMQ, alive=False)
     assert problems_of_leave(group(java, ours, dead), dead) == []
@@ -75,8 +82,9 @@ def test_the_steps_lead_there_with_two_in_sync_at_all_times(replicas: int) -> No
     """Each plan is followed step by step, and made anew after each: they agree."""
     now = group(*(member(i, JAVA) for i in range(1, replicas + 1)))
     done: list[str] = []
-    plan = next_steps(now, BATONMQ, replicas)
-    while steps := next_steps(now, BATONMQ, replicas):
+    plan = next_steps(now, BATONMQ)
+    wanted: int | None = None
+    while steps := next_steps(now, BATONMQ, wanted):
         step = steps[0]
         words = step.split()
         if step.startswith("start"):
@@ -92,12 +100,17 @@ def test_the_steps_lead_there_with_two_in_sync_at_all_times(replicas: int) -> No
             assert who is not None and problems_of_leave(now, who) == []
             assert too_few_without(now, who) == ""
             now = group(*(m for m in now.members if m != who))
+            if "--replicas" in words:
+                wanted = int(words[words.index("--replicas") + 1].rstrip(","))
         assert len(now.in_sync()) >= 2
         done.append(words[3] if step.startswith("start") else words[2])
     assert {m.kind for m in now.members} == {BATONMQ}
     assert len(now.members) == replicas
     assert len(plan) == len(done)
-    assert next_steps(now, BATONMQ) == []
+    assert next_steps(now, BATONMQ) == [], "and nothing more, whatever number is given"
+    address = dataclasses.replace(member(9, BATONMQ), address=now.members[0].address)
+    twice = group(dataclasses.replace(now.members[0], alive=False), address)
+    assert twice.member(address.address) == address, "the living one of two with one address"
     # And the way back begins likewise.
     assert next_steps(now, JAVA)[0].startswith("start a Java broker")
 
