@@ -70,24 +70,21 @@ def command_in(folder: Path) -> list[str]:
     return [sys.executable, "-m", "batonmq.broker.main", "-c", str(file)]
 
 
-@pytest.mark.parametrize("settled", [True, False])
-def test_r37_a_broker_that_cannot_finish_a_cut_ends_and_names_what_it_needs(
-    tmp_path: Path, settled: bool
-) -> None:
+FULL = "pwrite *epochFileCheckpoint* ENOSPC"
+
+
+def test_r37_a_broker_that_cannot_finish_a_cut_ends_and_names_what_it_needs(tmp_path: Path) -> None:
     """1. A cut was begun, the disk is full. 2. Each start ends with 1, names the file and the room
     that is needed, and never listens. 3. There is room: the start finishes the cut and serves."""
     root = tmp_path / "store"
-    cut_at = half_cut(root, settled=settled)
-    intent = root / "truncation.intent"
+    cut_at = half_cut(root, settled=True)
     command = command_in(tmp_path)
     needed = (
         f"the log could not be cut at {cut_at}: {root / 'epochFileCheckpoint'}: No space left on "
         f"device; free 1 MiB on the disk of {root}, then start this broker again: it finishes the "
         "cut first (truncation.intent), and does nothing until then"
     )
-    if not settled:
-        needed = f"{root}: No space left on device"  # it cannot even read its files
-    full = {**os.environ, "BATONMQ_DISK_FAULTS": "pwrite *epochFileCheckpoint* ENOSPC"}
+    full = {**os.environ, "BATONMQ_DISK_FAULTS": FULL}
     for _ in range(2):
         done = subprocess.run(
             command, env=full, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
@@ -95,12 +92,34 @@ def test_r37_a_broker_that_cannot_finish_a_cut_ends_and_names_what_it_needs(
         assert done.returncode == 1, done.stderr
         line = done.stderr.splitlines()[-1]
         assert line == f"broker: {needed}"
-        assert "broker_started" not in done.stderr and intent.exists()
-    log = tmp_path / "broker.log"
+        assert "broker_started" not in done.stderr and (root / "truncation.intent").exists()
+    finishes(command, root, tmp_path / "broker.log", cut_at)
+
+
+def test_r37_r45_a_broker_that_cannot_read_its_files_before_a_cut_waits_for_room(
+    tmp_path: Path,
+) -> None:
+    """The newest epoch is in the redo file alone, and there is no room to make one file of both:
+    the start waits and says so, and the cut stays for the next one."""
+    root, log = tmp_path / "store", tmp_path / "full.log"
+    cut_at = half_cut(root, settled=False)
+    command = command_in(tmp_path)
+    broker = spawn(command, log, env={**os.environ, "BATONMQ_DISK_FAULTS": FULL})
+    try:
+        wait_for("the reason", lambda: "start_waits_for_room" in log.read_text())
+        assert f"{root}: No space left on device" in log.read_text()
+        assert "broker_started" not in log.read_text() and (root / "truncation.intent").exists()
+    finally:
+        stop_all([broker])
+    finishes(command, root, tmp_path / "broker.log", cut_at)
+
+
+def finishes(command: list[str], root: Path, log: Path, cut_at: int) -> None:
+    """There is room: a start finishes the cut and serves."""
     broker = spawn(command, log)
     try:
         wait_for("the broker", lambda: "broker_started" in log.read_text())
-        assert not intent.exists(), tail(log)
+        assert not (root / "truncation.intent").exists(), tail(log)
         assert f"end_offset={cut_at} " in log.read_text()
     finally:
         stop_all([broker])

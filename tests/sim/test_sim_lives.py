@@ -27,18 +27,6 @@ def test_lives_in_which_no_promise_is_broken(seed: int) -> None:
     assert outcome.statistics.acked and outcome.statistics.delivered
 
 
-def test_a_log_that_was_begun_behind_joins_once_its_master_begins_there() -> None:
-    """R27: no fault keeps the replica out, and nothing else lets it in. Which of the lives comes to
-    that moves with the code."""
-    for seed in (194, 89, 144, 184):
-        lines: list[str] = []
-        outcome = run(seed, plain=True, tell=lambda *told, to=lines: to.append(str(told[2])))
-        assert outcome.violation is None, outcome.error
-        if any("a log begins behind the master's" in line for line in lines):
-            return
-    pytest.fail("none of the lives has a log that was begun behind")
-
-
 @pytest.mark.parametrize("seed", [3, 5])
 def test_a_seed_is_the_same_life_in_every_process(seed: int) -> None:
     """Whatever order the hashes of strings put sets into. In 5 disks are full: controllers keep
