@@ -64,6 +64,8 @@ class ClientProcessor:
         self._clock_ms = path.clock_ms
         # Group -> members that still are to hear of its last change.
         self._notices: dict[str, list[Hashable]] = {}
+        # Of each heartbeat that is taken in slices: the groups that its client has left since.
+        self._left_since: dict[Connection, list[set[tuple[str, str]]]] = {}
 
     def register(self, processors: Processors) -> None:
         processors.register(RequestCode.HEART_BEAT, self.heartbeat)
@@ -85,6 +87,22 @@ class ClientProcessor:
         self, request: RemotingCommand, channel: Connection, data: HeartbeatData
     ) -> RemotingCommand:
         """The same of a client that is in many groups."""
+        left: set[tuple[str, str]] = set()
+        self._left_since.setdefault(channel, []).append(left)
+        try:
+            return await self._heard_without(left, request, channel, data)
+        finally:
+            others = [other for other in self._left_since.pop(channel) if other is not left]
+            if others:
+                self._left_since[channel] = others
+
+    async def _heard_without(
+        self,
+        left: set[tuple[str, str]],
+        request: RemotingCommand,
+        channel: Connection,
+        data: HeartbeatData,
+    ) -> RemotingCommand:
         consumers, producers = data.consumer_data_set, data.producer_data_set
         is_changed = False
         for begin in range(0, max(len(consumers), len(producers)), _GROUPS_AT_ONCE):
@@ -93,8 +111,12 @@ class ClientProcessor:
             end = begin + _GROUPS_AT_ONCE
             some = replace(
                 data,
-                consumer_data_set=consumers[begin:end],
-                producer_data_set=producers[begin:end],
+                consumer_data_set=[
+                    c for c in consumers[begin:end] if ("consumer", c.group_name) not in left
+                ],
+                producer_data_set=[
+                    p for p in producers[begin:end] if ("producer", p.group_name) not in left
+                ],
             )
             is_changed |= self._heard(request, channel, some)
             await asyncio.sleep(0)
@@ -119,9 +141,10 @@ class ClientProcessor:
 
     def unregister(self, request: RemotingCommand, channel: Connection) -> RemotingCommand:
         """35. The client leaves the groups that it names."""
-        changes = self._clients.unregister(
-            channel, request.ext.get("producerGroup"), request.ext.get("consumerGroup")
-        )
+        producer, consumer = request.ext.get("producerGroup"), request.ext.get("consumerGroup")
+        changes = self._clients.unregister(channel, producer, consumer)
+        for left in self._left_since.get(channel, ()):
+            left.update((("producer", producer or ""), ("consumer", consumer or "")))
         now_ms = self._clock_ms()
         for change in changes:
             self._sightings.left(change.group, change.left, now_ms)

@@ -1,12 +1,21 @@
-"""The notice 40: at once in a usual group; once for all changes, and in slices, in a large one."""
+"""The notice 40: at once in a usual group; once for all changes, and in slices, in a large one.
+A good-bye while a heartbeat is taken in slices."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
+
+from heartbeats import heartbeat
 
 from batonmq.broker.consume.client_processor import ClientProcessor
 from batonmq.broker.consume.consumer_manager import ConsumerManager, GroupChanged
+from batonmq.broker.consume.consumer_sightings import ConsumerSightings
+from batonmq.protocol.bodies import HeartbeatData, ProducerData
+from batonmq.protocol.codes import RequestCode
+from batonmq.remoting.command import RemotingCommand
 
 
 class _Channel:
@@ -35,3 +44,31 @@ def test_the_members_of_a_large_group_hear_of_many_changes_once_and_in_slices() 
         assert 0 < noticed - before <= 128
         before, slices = noticed, slices + 1
     assert [channel.noticed for channel in large] == [1] * 1000 and slices == 8
+
+
+def test_a_good_bye_between_the_slices_of_a_heartbeat_counts() -> None:
+    """Of many groups: its client leaves one that a later slice names."""
+    topics = Mock(groups={})
+    path = Mock(clock_ms=lambda: 0, gate=Mock(refusal=None))
+    known = ConsumerManager()
+    clients = ClientProcessor(known, topics, path, Mock(), ConsumerSightings(known), sql92=False)
+    channel = cast(Any, _Channel())
+    beat = HeartbeatData(
+        client_id="c",
+        consumer_data_set=[heartbeat("c", group=f"g{n}").consumer_data_set[0] for n in range(40)],
+        producer_data_set=[ProducerData(group_name=f"g{n}") for n in range(40)],
+    )
+    request = RemotingCommand.request(RequestCode.HEART_BEAT, body=beat.encode())
+    goodbye = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, {"consumerGroup": "g39"})
+
+    async def script() -> None:
+        answer = asyncio.ensure_future(cast(Any, clients.heartbeat(request, channel)))
+        await asyncio.sleep(0)
+        clients.unregister(goodbye, channel)
+        await answer
+        assert set(known.groups) == {f"g{number}" for number in range(39)}
+        assert len(known.producers) == 40 and not clients._left_since
+        await cast(Any, clients.heartbeat(request, channel))
+        assert len(known.groups) == 40, "it joins again"
+
+    asyncio.run(script())

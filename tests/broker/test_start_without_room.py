@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,3 +79,23 @@ def test_r45_it_says_what_is_missing_and_can_be_stopped(tmp_path, caplog):
 def test_another_error_of_the_disk_ends_the_start(tmp_path):
     with failing("room * EIO once"), pytest.raises(OSError, match="Input/output error"):
         run_with_broker(tmp_path / "store", lambda rig: asyncio.sleep(0))
+
+
+def test_who_waits_for_room_to_register_lets_no_request_wait_too_long(tmp_path, monkeypatch):
+    """The endpoint is open by then, and has ended its own timer."""
+    config = sections_of(tmp_path / "store")
+
+    async def play():
+        service = BrokerService(config, lambda error: None)
+        monkeypatch.setattr(service.replication, "start", asyncio.Event().wait)
+        ticks = Mock(return_value=False)
+        monkeypatch.setattr(service.relay, "tick", ticks)
+        start = asyncio.ensure_future(service.start())
+        await until(lambda: service.endpoint.processors.handlers != {})
+        await until(lambda: not service.endpoint._tasks)
+        before = ticks.call_count
+        await until(lambda: ticks.call_count > before + 1)
+        start.cancel()
+        await asyncio.wait((start,))
+
+    asyncio.run(asyncio.wait_for(play(), 20))
