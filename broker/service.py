@@ -217,17 +217,17 @@ class BrokerService:
             self.store.room.on_room = self.replication.service.dial_now
             self.consumer_lists.started()
             await self.endpoint.open(self._processors)
-            await self.replication.start()
+            self._tasks = [
+                asyncio.create_task(self._tick_forever(), name="broker-tick"),
+                asyncio.create_task(self._tick_clients(), name="broker-clients"),
+                asyncio.create_task(self._warm_up(), name="broker-warm-up"),
+            ]
+            await self.replication.start()  # it may wait for room, however long
         except BaseException:
             await self.close()
             raise
         self.registrar.start()
         self.slave_sync.start()
-        self._tasks = [
-            asyncio.create_task(self._tick_forever(), name="broker-tick"),
-            asyncio.create_task(self._tick_clients(), name="broker-clients"),
-            asyncio.create_task(self._warm_up(), name="broker-warm-up"),
-        ]
         log.info(
             "broker_started address=%s name=%s cluster=%s controller_mode=%s",
             broker.address,
@@ -317,6 +317,7 @@ class BrokerService:
 
     def role_left(self) -> None:
         self.waiting.end()
+        self.consumer_lists.role_left()
         self.pull.role_changed()
         self.pop.role_changed()
         self.topics.role_left()

@@ -75,12 +75,15 @@ class ConsumerLists:
 
     def started(self) -> None:
         """Consumers have not been heard yet."""
-        self.became_master()
-        self._copies_until_ms = self._unsure_until_ms
+        self._unsure_until_ms = self._copies_until_ms = self._clock_ms() + SIGHTING_MS
 
     def became_master(self) -> None:
         """Some consumers may have been heard by the master before only."""
         self._unsure_until_ms = self._clock_ms() + SIGHTING_MS
+        self._sightings.became_master()
+
+    def role_left(self) -> None:
+        self._sightings.role_left(self._clock_ms())
 
     def consumer_list(
         self, request: RemotingCommand, _: Connection

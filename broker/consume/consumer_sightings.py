@@ -3,7 +3,8 @@
 A member that was started again knows a stock consumer by its next heartbeat only, up to 30 s later.
 Until then it goes by what the other members saw: of each client of a group the newest sighting
 counts, a heartbeat or a good-bye, and no heartbeat counts for longer than SIGHTING_MS. A connection
-that closes is no good-bye. Pure; times are ms of one monotonic clock, and travel as ages.
+that closes is a good-bye, but not to a member that just ceased to lead: from there a consumer goes
+to another one. Pure; times are ms of one monotonic clock, and travel as ages.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ PIECE: Final = 500
 """How many clients one piece tells of, and how many old sightings one call forgets."""
 TOLD_MAX: Final = 40_000
 SAME_MS: Final = 1000
+MOVING_MS: Final = 30_000
+"""A stock client learns of another master within this time."""
 
 
 class _Sighting(NamedTuple):
@@ -37,6 +40,8 @@ class ConsumerSightings:
         # Group -> client id -> its newest sighting; and all of them in the order of their coming.
         self._groups: dict[str, dict[str, _Sighting]] = {}
         self._came: deque[tuple[int, str, str, _Sighting]] = deque()
+        self._leads = False
+        self._moving_until_ms = 0
 
     def __len__(self) -> int:
         return len(self._came)
@@ -46,9 +51,22 @@ class ConsumerSightings:
         self._note(group, client_id, _Sighting(now_ms, is_member=False), now_ms)
 
     def closed(self, group: str, client_id: str, heard_ms: int, now_ms: int) -> None:
-        """A client closed its connection to this member, or lost it: after a planned switch it
-        goes to another one, and is listed meanwhile. Two would read its queues otherwise."""
-        self._note(group, client_id, _Sighting(heard_ms, is_member=True), now_ms)
+        """A client closed its connection to this member, or lost it. After a planned switch it goes
+        to another one, and is listed meanwhile: two would read its queues otherwise."""
+        if now_ms < self._moving_until_ms:
+            self._note(group, client_id, _Sighting(heard_ms, is_member=True), now_ms)
+        else:
+            self.left(group, client_id, now_ms)
+
+    def became_master(self) -> None:
+        self._leads = True
+        self._moving_until_ms = 0
+
+    def role_left(self, now_ms: int) -> None:
+        """Whatever the role was."""
+        if self._leads:
+            self._leads = False
+            self._moving_until_ms = now_ms + MOVING_MS
 
     def told(self, piece: ConsumerSightingsBody, now_ms: int) -> None:
         """Another member tells what it knows of some clients of a group."""

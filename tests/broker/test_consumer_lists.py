@@ -17,7 +17,12 @@ from lone_broker import Rig, lone_broker, until
 from batonmq.broker.consume import consumer_lists
 from batonmq.broker.consume.consumer_lists import ConsumerLists
 from batonmq.broker.consume.consumer_manager import ConsumerManager
-from batonmq.broker.consume.consumer_sightings import PIECE, SIGHTING_MS, ConsumerSightings
+from batonmq.broker.consume.consumer_sightings import (
+    MOVING_MS,
+    PIECE,
+    SIGHTING_MS,
+    ConsumerSightings,
+)
 from batonmq.protocol.bodies import ConsumerSightingsBody, GetConsumerListByGroupResponseBody
 from batonmq.protocol.codes import RequestCode, ResponseCode
 from batonmq.protocol.errors import ResponseError
@@ -99,8 +104,8 @@ def play(
 
 
 def test_a_member_lists_who_has_not_been_heard_since_its_start(tmp_path: Path) -> None:
-    """1 before any heartbeat. 2 with some. 3 one client closes its connections: it may be on its
-    way to another member (a planned switch). 4 one leaves."""
+    """1 before any heartbeat. 2 with some. 3 the connections of one client close. 4 one
+    leaves."""
 
     async def script(group: Members) -> None:
         for client in ("c1", "c2", "c3"):
@@ -112,13 +117,13 @@ def test_a_member_lists_who_has_not_been_heard_since_its_start(tmp_path: Path) -
         await group.clients["c1"].close()
         here = [group.rigs[name].service.clients._clients for name in ("b", "c")]
         await until(lambda: all(len(clients.client_ids("g")) == 2 for clients in here))
-        assert await group.listed("a") == ["c1", "c2", "c3"]
+        assert await group.listed("a") == ["c2", "c3"]
         goodbye = RemotingCommand.request(
             RequestCode.UNREGISTER_CLIENT, {"clientID": "c3", "consumerGroup": "g"}
         )
         # A client says good-bye to one member after the other: the first to hear it is believed.
         await group.clients["c3"].call(group.rigs["b"].service.address, goodbye)
-        assert await group.listed("a") == ["c1", "c2"]
+        assert await group.listed("a") == ["c2"]
 
     play(tmp_path, script)
 
@@ -226,17 +231,38 @@ def test_a_java_member_is_asked_for_all_only_once() -> None:
     assert client.call.await_count == 1
 
 
-def test_a_closed_connection_is_no_good_bye() -> None:
-    """1 a consumer closes its connection to one member, and is heard by another later, or not.
-    2 it counts for as long as its heartbeat does. 3 its good-bye counts at once."""
-    clients = ConsumerManager()
-    sightings = ConsumerSightings(clients)
+def test_a_connection_that_closes_is_a_good_bye_to_who_has_not_just_led() -> None:
+    """1 a consumer is killed while a member follows or leads. 2 after a switch one closes its
+    connection to the former master, and is heard by another later, or not. 3 it counts for as long
+    as its heartbeat does. 4 its good-bye counts at once."""
+    sightings = ConsumerSightings(ConsumerManager())
+    sightings.role_left(80_000)
+    sightings.closed("g", "killed", 79_000, 81_000)
+    sightings.became_master()
+    sightings.closed("g", "killed too", 79_000, 82_000)
+    assert sightings.client_ids("g", 82_000) == []
+    (piece,) = sightings.pieces("g", 82_000)
+    assert piece == ConsumerSightingsBody(group="g", left={"killed": 1_000, "killed too": 0})
+    sightings.role_left(99_000)
+    sightings.role_left(99_500)  # fenced, and then a slave
     sightings.closed("g", "c1", 90_000, 100_000)
     sightings.closed("g", "silent", 50_000, 100_000)
     assert sightings.client_ids("g", 100_000) == ["c1"]
-    (piece,) = sightings.pieces("g", 101_000)
-    assert piece == ConsumerSightingsBody(group="g", seen={"c1": 11_000})
     assert sightings.client_ids("g", 90_000 + SIGHTING_MS) == []
     sightings.left("g", "c1", 102_000)
     sightings.closed("g", "c1", 90_000, 103_000)  # its connection closes behind the good-bye
     assert sightings.client_ids("g", 103_000) == []
+    sightings.closed("g", "later", 120_000, 99_000 + MOVING_MS)
+    assert sightings.client_ids("g", 99_000 + MOVING_MS) == []
+
+
+def test_a_service_tells_its_sightings_of_its_roles(tmp_path: Path) -> None:
+    async def script(group: Members) -> None:
+        service = group.rigs["a"].service
+        sightings = service.consumer_lists._sightings
+        assert sightings._leads  # a master outside controller mode
+        service.role_left()
+        sightings.closed("g", "c", service.path.clock_ms(), service.path.clock_ms())
+        assert sightings.client_ids("g", service.path.clock_ms()) == ["c"]
+
+    play(tmp_path, script)
