@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import click
@@ -65,6 +65,13 @@ class Output:
         width = max((len(name) for name, _ in pairs), default=0) + 1
         for name, value in pairs:
             self.line(f"{name + ':':<{width}} {_cell(value)}".rstrip())
+
+    def fields_of_each(self, found: Mapping[str, Mapping[str, object]]) -> None:
+        """The fields of each node, sorted, under its address."""
+        for address, fields in found.items():
+            self.line(address, style="bold")
+            self.fields(sorted(fields.items()))
+            self.line()
 
     def line(self, text: str = "", style: str = "") -> None:
         if style and sys.stdout.isatty():

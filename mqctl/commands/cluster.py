@@ -151,10 +151,7 @@ async def broker_status(
     if context.out.as_json:
         context.out.document({address: {"table": table} for address, table in tables.items()})
         return
-    for address, table in tables.items():
-        context.out.line(address, style="bold")
-        context.out.fields(sorted(table.items()))
-        context.out.line()
+    context.out.fields_of_each(tables)
 
 
 @command("getBrokerConfig")
@@ -174,10 +171,7 @@ async def get_broker_config(
     if context.out.as_json:
         context.out.document(found)
         return
-    for address, settings in found.items():
-        context.out.line(address, style="bold")
-        context.out.fields(sorted(settings.items()))
-        context.out.line()
+    context.out.fields_of_each(found)
 
 
 @command("updateBrokerConfig")

@@ -105,10 +105,7 @@ async def get_controller_config(context: CommandContext) -> None:
     if context.out.as_json:
         context.out.document(found)
         return
-    for address, settings in found.items():
-        context.out.line(address, style="bold")
-        context.out.fields(sorted(settings.items()))
-        context.out.line()
+    context.out.fields_of_each(found)
 
 
 @command("updateControllerConfig", controllers=True)

@@ -105,6 +105,7 @@ class Migration:
         self._controller = controller
         self._name = broker_name
         self._wait_s = wait_s
+        self._begun: dict[str, dict[int, int]] | None = None
 
     async def show(self, to: str, replicas: int | None, *, checked: bool) -> None:
         """The group and what is left; `checked`: problems end with exit code 1."""
@@ -118,10 +119,8 @@ class Migration:
 
     async def join(self, broker: str) -> None:
         """Waits until that replica could take over: in the set, with the master's tables."""
-        begun: dict[str, dict[int, int]] | None = None
 
         async def lacks() -> str:
-            nonlocal begun
             group = await self._group()
             _refuse(lasting_problems(group))
             member = group.member(broker)
@@ -133,13 +132,12 @@ class Migration:
                 return f"{member.name} does not answer"
             master = group.master
             assert master is not None, "see `problems`"
-            if begun is None:
-                begun = await self._admin.consumer_groups.offsets(master.address)
+            await self._note_offsets(master)
             if not member.in_sync:
                 return f"{member.name} is not in the SyncStateSet yet"
             if member.is_master:
                 return ""
-            return await self._lacks_tables(master, member, begun)
+            return await self._lacks_tables(master, member)
 
         await self._wait(f"broker {broker} to be in sync", lacks)
         member = self._known(await self._group(), broker)
@@ -161,7 +159,11 @@ class Migration:
         await elect(
             self._context, self._admin, self._controller, ("", self._name, member.broker_id)
         )
-        if not self._context.out.as_json and before is not None and before != member:
+        if (
+            not self._context.out.as_json
+            and before is not None
+            and before.broker_id != member.broker_id
+        ):
             self._context.out.line(
                 f"the way back: mqctl migrate switch -bn {self._name} -b {before.broker_id}"
             )
@@ -183,12 +185,12 @@ class Migration:
 
         async def lacks() -> str:
             now = (await self._group()).member(str(member.broker_id))
+            if now is not None and now.is_master:
+                raise CommandFailed(f"{member.name} became the master meanwhile")
             if now is not None and now.kind:
                 return f"{member.name} still answers"
             if now is None or not (now.alive or now.in_sync):
                 return ""
-            if now.is_master:
-                raise CommandFailed(f"{member.name} became the master meanwhile")
             return f"{member.name} still runs" if now.alive else f"{member.name} is in the set yet"
 
         await self._wait(f"{member.name} to end", lacks)
@@ -204,16 +206,13 @@ class Migration:
 
     async def _await_tables(self, member: Member) -> None:
         """What `join` waits for last; a member may lag behind again since then."""
-        begun: dict[str, dict[int, int]] | None = None
 
         async def lacks() -> str:
-            nonlocal begun
             master = (await self._group()).master
             if master is None:
                 return "there is no master"
-            if begun is None:
-                begun = await self._admin.consumer_groups.offsets(master.address)
-            return await self._lacks_tables(master, member, begun)
+            await self._note_offsets(master)
+            return await self._lacks_tables(master, member)
 
         await self._wait(f"{member.name} to have the tables", lacks)
 
@@ -284,9 +283,12 @@ class Migration:
             settings=settings,
         )
 
-    async def _lacks_tables(
-        self, master: Member, member: Member, begun: dict[str, dict[int, int]]
-    ) -> str:
+    async def _note_offsets(self, master: Member) -> None:
+        """How far the groups were when the step began; a member has to know as much."""
+        if self._begun is None:
+            self._begun = await self._admin.consumer_groups.offsets(master.address)
+
+    async def _lacks_tables(self, master: Member, member: Member) -> str:
         """What a member does not have yet of the tables that its master has, in words."""
         wanted, member_has = master.address, member.address
         topics = await self._topics(wanted), await self._topics(member_has)
@@ -296,7 +298,7 @@ class Migration:
         lacks = (
             lacking_tables("topic", *topics)
             or lacking_tables("group", *groups)
-            or lacking_offsets(begun, now, there)
+            or lacking_offsets(self._begun or {}, now, there)
         )
         return f"{member.name} does not have {lacks} yet" if lacks else ""
 
